@@ -89,6 +89,7 @@ test: programs $(POOLER) ## Run every test and the runbook; a local cloud is sta
 	python local/recorded.py
 	$(TEST) --doc
 	python local/watch_test.py
+	python local/before_deploy_test.py
 	python local/runbook.py
 	python local/verify_aws_test.py
 
@@ -299,18 +300,19 @@ PARAMETERS  ?=
 TAGS        ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
-# YES=1 does not ask; GRADUAL=1 shifts the traffic in steps: docs/deploy-gradually.md.
+# YES=1 does not ask, and stops where local/before_deploy.py would ask; GRADUAL=1 shifts the traffic in steps: docs/deploying.md.
 GRADUAL_TEMPLATE := .local/gradual.template.yaml
 
 $(GRADUAL_TEMPLATE): template.yaml examples/gradual.overlay.yaml local/overlay.py | $(VENV)
 	python local/overlay.py template.yaml examples/gradual.overlay.yaml $@
 
 .PHONY: deploy
+deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
 deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
 	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file $(CURDIR)/samconfig.toml)
-	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides Architecture=$(ARCH) \
-	  "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
+	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
+	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
 
 # As for the test suites, so that both share one build.
 TOOL := $(TEST) --no-run --test cli

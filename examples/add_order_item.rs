@@ -23,7 +23,8 @@
 
 use serde::{Deserialize, Serialize};
 use sqs_once::{
-    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write, telemetry,
+    Attempt, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
+    telemetry,
 };
 
 #[derive(Deserialize)]
@@ -69,7 +70,7 @@ impl Handler for AddToOrder {
             .value(":item", vec![add.item])
             .value(":open", "open")
             .label("open order");
-        Ok(Change::update((), update).on_refused(|refused| {
+        Ok(Change::update((), update).on_condition_failed(|refused| {
             let order = refused
                 .get("open order")
                 .and_then(|write| write.item.as_ref());
@@ -85,7 +86,7 @@ impl Handler for AddToOrder {
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, SettingsError> {
+) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "order-items");
     // An item that was sent twice has two message ids, and one item id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId,/itemId");
@@ -94,7 +95,7 @@ pub async fn consumer(
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings
-        .on_item(orders.map(|orders| AddToOrder { orders }))
+        .item_mode(orders.map(|orders| AddToOrder { orders }))
         .await
 }
 

@@ -24,7 +24,8 @@
 
 use serde::{Deserialize, Serialize};
 use sqs_once::{
-    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write, telemetry,
+    Attempt, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
+    telemetry,
 };
 
 #[derive(Deserialize, Serialize)]
@@ -54,7 +55,7 @@ impl Handler for CreateUser {
         }
         let put = Write::put(&self.users, &user).label("user");
         // Refused only if another operation made the item; if this one did, it is a duplicate.
-        Ok(Change::create((), "email", put).on_refused(|_| {
+        Ok(Change::create((), "email", put).on_condition_failed(|_| {
             Err(Failure::permanent(
                 "the e-mail address is taken by another user",
             ))
@@ -65,7 +66,7 @@ impl Handler for CreateUser {
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, SettingsError> {
+) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "users");
     // A user that was sent twice has two message ids, and one user id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/userId");
@@ -73,7 +74,7 @@ pub async fn consumer(
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let users = settings.required("USERS_TABLE_NAME", "table of the users", str::parse);
     settings
-        .on_item(users.map(|users| CreateUser { users }))
+        .item_mode(users.map(|users| CreateUser { users }))
         .await
 }
 

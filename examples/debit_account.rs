@@ -25,7 +25,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, telemetry,
+    Attempt, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, telemetry,
 };
 
 /// Retention of the key of a debit. A message may wait 14 days in the queue, and after a redrive from
@@ -80,7 +80,7 @@ impl Handler for DebitAccount {
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<u64>>>, SettingsError> {
+) -> Result<Consumer<ItemMode, impl Handler<Output = Change<u64>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "debits");
     // A debit that was sent twice has two message ids, and one debit id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/debitId");
@@ -89,7 +89,7 @@ pub async fn consumer(
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let accounts = settings.required("ACCOUNTS_TABLE_NAME", "table of the accounts", str::parse);
     settings
-        .on_item(accounts.map(|accounts| DebitAccount { accounts }))
+        .item_mode(accounts.map(|accounts| DebitAccount { accounts }))
         .await
 }
 

@@ -27,7 +27,8 @@
 use serde::Deserialize;
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write, telemetry,
+    Attempt, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
+    telemetry,
 };
 
 /// The types of messages. Fields that the handler does not need are left out.
@@ -60,7 +61,7 @@ impl TrackOrders {
             .value(":status", status)
             .value(":detail", detail)
             .label("order");
-        Change::update((), update).on_refused(|refused| {
+        Change::update((), update).on_condition_failed(|refused| {
             let order = refused.get("order").and_then(|write| write.item.as_ref());
             Err(match order {
                 Some(_) => Failure::permanent("the order is shipped or cancelled already"),
@@ -87,7 +88,7 @@ impl Handler for TrackOrders {
                 });
                 let put = Write::put(&self.orders, order);
                 Change::create((), "orderId", put)
-                    .on_refused(|_| Err(Failure::permanent("the order is there already")))
+                    .on_condition_failed(|_| Err(Failure::permanent("the order is there already")))
             }
             OrderEvent::Shipped { order_id, carrier } => self.end(order_id, "shipped", carrier),
             OrderEvent::Cancelled { order_id, reason } => self.end(order_id, "cancelled", reason),
@@ -98,7 +99,7 @@ impl Handler for TrackOrders {
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, SettingsError> {
+) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "order-events");
     // Each type has the producer's id of the event.
     settings.set_default("IDEMPOTENCY_KEY", "body:/eventId");
@@ -107,7 +108,7 @@ pub async fn consumer(
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings
-        .on_item(orders.map(|orders| TrackOrders { orders }))
+        .item_mode(orders.map(|orders| TrackOrders { orders }))
         .await
 }
 

@@ -78,21 +78,24 @@ impl Handler for PlaceOrder {
                 .label(format!("stock/{product}"))
         });
         let placed = Done::new(json!({ "status": "placed" }));
-        Ok(placed.with(put).with_all(take).on_refused(|refused| {
-            if refused.get("order").is_some() {
-                return Err(Failure::permanent("an order with this id is there already"));
-            }
-            let labels = refused.writes().iter().flat_map(|write| &write.label);
-            let short: Vec<_> = labels
-                .flat_map(|label| label.strip_prefix("stock/"))
-                .collect();
-            // Declined is an answer too: it is recorded as COMPLETED, and the message is done with.
-            // Where somebody has to look at such an order, fail, and the message goes to the
-            // dead-letter queue: `Err(Failure::permanent("out of stock"))`.
-            Ok(Done::new(
-                json!({ "status": "declined", "outOfStock": short }),
-            ))
-        }))
+        Ok(placed
+            .with(put)
+            .with_all(take)
+            .on_condition_failed(|refused| {
+                if refused.get("order").is_some() {
+                    return Err(Failure::permanent("an order with this id is there already"));
+                }
+                let labels = refused.writes().iter().flat_map(|write| &write.label);
+                let short: Vec<_> = labels
+                    .flat_map(|label| label.strip_prefix("stock/"))
+                    .collect();
+                // NotWritten is an answer too: it is recorded as COMPLETED, and the message is done with.
+                // Where somebody has to look at such an order, fail, and the message goes to the
+                // dead-letter queue: `Err(Failure::permanent("out of stock"))`.
+                Ok(Done::new(
+                    json!({ "status": "declined", "outOfStock": short }),
+                ))
+            }))
     }
 }
 
@@ -105,7 +108,7 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
     let handler = PlaceOrder::read(&mut settings);
     // A first read would need a permission that the function's role does not have.
-    settings.prime(false).inbox(handler).await
+    settings.warm_up(false).inbox(handler).await
 }
 
 #[tokio::main]

@@ -36,7 +36,7 @@ use sqlx::{Connection as _, PgConnection};
 use sqs_once::{
     Attempt, Consumer, Event, Failure, Handler, Settings, SettingsError, handler_fn, telemetry,
 };
-use sqs_once_postgres::{DatabaseSettings, InPostgres, InTransaction, Transaction};
+use sqs_once_postgres::{DatabaseSettings, InTransaction, PostgresMode, Transaction};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -55,7 +55,7 @@ pub enum Answer {
     Placed,
     /// There are too few pieces of this product.
     #[serde(rename_all = "camelCase")]
-    Declined {
+    NotWritten {
         /// The product.
         out_of_stock: String,
     },
@@ -82,7 +82,7 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, 
         let pieces = i64::from(pieces.get());
         if !take(&mut writes, &order.order_id, product, pieces).await? {
             writes.rollback().await?;
-            return Ok(tx.done(Answer::Declined {
+            return Ok(tx.done(Answer::NotWritten {
                 out_of_stock: product.clone(),
             }));
         }
@@ -117,7 +117,7 @@ async fn take(
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<InPostgres, impl Handler<Output = InTransaction<Answer>>>, SettingsError> {
+) -> Result<Consumer<PostgresMode, impl Handler<Output = InTransaction<Answer>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     // An order that was sent twice has two message ids, and one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");

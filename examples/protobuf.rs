@@ -30,7 +30,7 @@
 
 use prost::Message as _;
 use sqs_once::{
-    Attempt, Bytes, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write,
+    Attempt, Bytes, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
     sqs::{KeySource, Received},
     telemetry,
 };
@@ -77,21 +77,21 @@ impl Handler for MoveStock {
             .value(":pieces", moved.pieces)
             .value(":missing", -i64::from(moved.pieces));
         Ok(Change::update((), update)
-            .on_refused(|_| Err(Failure::permanent("the stock has too few pieces"))))
+            .on_condition_failed(|_| Err(Failure::permanent("the stock has too few pieces"))))
     }
 }
 
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<OnItem, impl Handler<Output = Change<()>>>, SettingsError> {
+) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "stock");
     // A product has movements without end: longer than the queue and its dead-letter queue keep them.
     settings.set_default("IDEMPOTENCY_RETENTION", "20d");
     // It would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let stock = settings.required("STOCK_TABLE_NAME", "table of the stock", str::parse);
-    let consumer = settings.on_item(stock.map(|stock| MoveStock { stock }));
+    let consumer = settings.item_mode(stock.map(|stock| MoveStock { stock }));
     Ok(consumer.await?.key(KeySource::from_fn(key)))
 }
 

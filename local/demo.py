@@ -40,7 +40,7 @@ PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
     "MaxReceiveCount": "3",
-    "ConsumerDeadLetter": "off",
+    "ConsumerDirectDeadLettering": "off",
     "ConsumerMetricsWriteUnits": "on",
 }
 SETTLE_WITHIN = 85.0

@@ -19,7 +19,7 @@ ENDS_WITHIN = 20
 
 
 class Failed(Exception):
-    """A project breaks a promise of docs/your-own-consumer.md."""
+    """A project breaks a promise of docs/getting-started.md."""
 
 
 def check(holds: bool, problem: str) -> None:

@@ -36,14 +36,14 @@ PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
     "IdempotencyKey": "body:/orderId",
-    "ConsumerDeadLetter": "on",
+    "ConsumerDirectDeadLettering": "on",
     "AlarmEmail": "on-call@example.com",
 }
 WITHIN = 60.0
 PLACEHOLDER = "KEY='payments#o-1'"
 
 # Commands that ask, unless they have `--yes`. Here nobody answers.
-ASKS = re.compile(r"^(sqs-once (?:record forget|record release|dlq redrive) (?!.*--dry-run).*)$", re.MULTILINE)
+ASKS = re.compile(r"^(sqs-once (?:record delete|record release|dlq redrive) (?!.*--dry-run).*)$", re.MULTILINE)
 
 
 # ---- the page ----------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def missing_sections(page: str) -> list[str]:
     template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
     resources = template["Resources"].items()
     alarms = {name: r["Properties"] for name, r in resources if r["Type"] == "AWS::CloudWatch::Alarm"}
-    table = (ROOT / "docs" / "outcomes.md").read_text()
+    table = (ROOT / "docs" / "logs.md").read_text()
     outcomes = re.findall(r"^\| \[`(\w+)`\]\(runbook\.md#\1\) \|", table, re.MULTILINE)
     problems = []
     for chapter, expected in (("Alarms", list(alarms)), ("Outcomes", outcomes)):

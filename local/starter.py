@@ -1,6 +1,6 @@
 """`make starter`: makes a project of each variant of starter/, tests it, and drives its `make dev`.
 
-The projects use this checkout, and share target/starter. Prints the times that docs/your-own-consumer.md promises.
+The projects use this checkout, and share target/starter. Prints the times that docs/getting-started.md names.
 """
 
 import difflib

@@ -5,7 +5,8 @@ use sqs_once::{Attempt, Failure, Handler, ResultExt as _, Settings, SettingsErro
 
 use crate::{gateway::Gateway, order::Order};
 
-/// Charges an order. All attempts at one order send the same key, so the gateway recognizes a repetition.
+/// Charges an order. All attempts at one order send the same key, so the gateway recognizes a repeated
+/// request.
 pub(crate) struct Charge(Gateway);
 
 impl Charge {
@@ -16,7 +17,7 @@ impl Charge {
 
 impl Handler for Charge {
     type Message = Order;
-    type Output = Box<RawValue>; // the gateway's answer, stored with the record
+    type Output = Box<RawValue>; // the gateway's response, stored with the record
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
         order.check().permanent()?; // to the dead-letter queue

@@ -36,20 +36,21 @@ impl Gateway {
         let meaning = "URL of the payment gateway, or `sandbox` to charge nothing";
         let charges = settings.required("PAYMENT_GATEWAY_URL", meaning, charges_url);
         let (timeout, headers, charges) = (timeout?, headers?, charges?);
-        // A charge that the deadline cut off would leave it open whether the card was charged.
+        // If the deadline cut a charge off, we would not know whether the card was charged.
         let millis = format!("{}ms", timeout.as_millis());
         settings.set_default("CONSUMER_MIN_TIME_TO_START", millis);
         let Some(charges) = charges else {
             return Ok(Self::Sandbox);
         };
-        // The AWS SDK's provider of cryptography.
+        // The provider of cryptography that the AWS SDK uses.
         let _already_set = rustls::crypto::ring::default_provider().install_default();
         let client = Client::builder()
             .user_agent(concat!("sqs-once/", env!("CARGO_PKG_VERSION")))
             .default_headers(headers)
-            // Not shortened to the time left: a charge that the deadline ends must be recorded as such.
+            // We do not shorten this to the time left, because a charge that the deadline ends must be
+            // recorded as such.
             .timeout(timeout)
-            // Shorter, so that a slow connection is a failed connection, which had no effect.
+            // Shorter, so that a slow connection becomes a failed connection, which had no effect.
             .connect_timeout(timeout / 2)
             // A redirected POST could charge somewhere else.
             .redirect(Policy::none())
@@ -58,7 +59,7 @@ impl Gateway {
         Ok(Self::Http { client, charges })
     }
 
-    /// Charges `order`. The gateway recognizes a repetition by `key`.
+    /// Charges `order`. The gateway recognizes a repeated request by `key`.
     pub(crate) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
         let Self::Http { client, charges } = self else {
             return sandbox(key, order);
@@ -77,7 +78,8 @@ impl Gateway {
     }
 }
 
-/// The header with the API key, if there is one. reqwest prints no value that is marked as sensitive.
+/// Returns the header with the API key, if there is one. reqwest never prints a value that is marked as
+/// sensitive.
 fn authorization(api_key: &str) -> Result<HeaderMap, &'static str> {
     if api_key.is_empty() {
         return Ok(HeaderMap::new());
@@ -88,7 +90,8 @@ fn authorization(api_key: &str) -> Result<HeaderMap, &'static str> {
     Ok(HeaderMap::from_iter([(AUTHORIZATION, value)]))
 }
 
-/// The URL with `/charges` added; `None` for the sandbox. Errors do not quote `text`, which may hold a password.
+/// Returns the URL with `/charges` added. `None` for the sandbox. Errors do not quote `text`, which may
+/// contain a password.
 fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     if text == "sandbox" {
         return Ok(None);
@@ -110,7 +113,7 @@ fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     Ok(Some(url))
 }
 
-/// The failure of a request without a response. Without a connection nothing was sent.
+/// Returns the failure of a request without a response. If there was no connection, nothing was sent.
 fn unanswered(error: reqwest::Error) -> Failure {
     let error = error.without_url(); // errors are logged
     if error.is_connect() {
@@ -120,8 +123,8 @@ fn unanswered(error: reqwest::Error) -> Failure {
     }
 }
 
-/// The failure of a status other than 2xx. A 4xx is about the order and permanent, unless it is about the
-/// API key, the URL, or the moment.
+/// Returns the failure for a status other than 2xx. A 4xx concerns the order and is permanent, unless it
+/// concerns the API key, the URL, or the moment.
 fn refused(status: StatusCode) -> Failure {
     let answered = format!("the payment gateway answered {status}");
     match status.as_u16() {
@@ -133,8 +136,8 @@ fn refused(status: StatusCode) -> Failure {
     }
 }
 
-/// The body of a 2xx response: JSON unchanged, any other text as a JSON string. The card is charged, so we do not fail if
-/// the body cannot be read.
+/// Returns the body of a 2xx response: JSON unchanged, any other text as a JSON string. The card has been
+/// charged, so we do not fail if the body cannot be read.
 async fn receipt(mut response: Response) -> Box<RawValue> {
     let mut body = Vec::new();
     loop {
@@ -147,9 +150,11 @@ async fn receipt(mut response: Response) -> Box<RawValue> {
                 body.extend_from_slice(&chunk);
             }
             Ok(Some(_)) => {
-                return json_of(&json!("charged; the answer was over 1 MiB and is not kept"));
+                return json_of(&json!(
+                    "charged; the response was over 1 MiB and is not kept"
+                ));
             }
-            Err(_) => return json_of(&json!("charged; the answer broke off and is not kept")),
+            Err(_) => return json_of(&json!("charged; the response broke off and is not kept")),
         }
     }
 }

@@ -104,7 +104,7 @@ fn status_unrelated_to_order_is_retryable() {
     }
 }
 
-/// Peer of a connection.
+/// How the peer of a connection behaves.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// Closed before the client sent anything.
@@ -113,13 +113,13 @@ enum End {
     Silent,
     /// Closed when the request had arrived.
     Unanswered,
-    /// Closed when the second request had arrived; the first is answered.
+    /// Closed when the second request had arrived. The first got its response.
     SecondUnanswered,
-    /// Closed in the middle of the answer's body.
+    /// Closed in the middle of the response's body.
     CutOff,
 }
 
-/// The base URL of a gateway that treats every connection alike.
+/// Returns the base URL of a gateway that treats every connection alike.
 async fn serve(scheme: &str, end: End) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -148,7 +148,7 @@ async fn serve(scheme: &str, end: End) -> String {
     format!("{scheme}://{address}")
 }
 
-/// URL of a port without a listener.
+/// Returns the URL of a port without a listener.
 async fn refusing() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}", listener.local_addr().unwrap())
@@ -198,7 +198,7 @@ async fn failure_to_connect_has_no_effect() {
             matches!(failure, Err(Failure::NoEffect(_))),
             "{url}: {failure:?}"
         );
-        // The URL may hold credentials.
+        // The URL may contain credentials.
         let text = failure.unwrap_err().to_string();
         assert!(text.contains("onnect") && !text.contains(&url), "{text}");
     }

@@ -1,6 +1,6 @@
 //! The Lambda function that is deployed: charges each order of an SQS queue once.
 //!
-//! For your own business, replace `charge`, `order` and `gateway`. `main` and `run` stay.
+//! To build your own function, replace `charge`, `order` and `gateway`, and keep `main` and `run`.
 
 mod charge;
 mod gateway;
@@ -28,7 +28,8 @@ fn main() -> ExitCode {
 fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
     let charge = Charge::read(&mut settings);
     settings.runtime()?.block_on(async {
-        // A charge is an effect outside DynamoDB, so its mode is `once`: a claim before, a record after.
+        // A charge is an effect outside DynamoDB, so its mode is `once`: a claim before the handler, a record
+        // after it.
         sqs_once::run(settings.once(charge).await?).await
     })
 }

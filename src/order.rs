@@ -1,10 +1,10 @@
-//! An order as it stands in a message.
+//! An order as a message contains it.
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-/// An order, and its JSON as it was sent. The charge has that JSON, so rounding of a float changes no
-/// amount.
+/// An order, and its JSON as it was sent. The charge uses that JSON, so that no amount changes because a
+/// float is rounded.
 pub(crate) struct Order {
     pub(crate) json: Box<RawValue>,
     pub(crate) fields: Fields,

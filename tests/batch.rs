@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, OnItem, Once, Settings,
+    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, ItemMode, Once, Settings,
     Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
     sqs::{Envelope, FifoAfterPermanent, KeySource, Received},
@@ -698,7 +698,7 @@ async fn deadline_follows_settings() {
         assert!(far < SECOND, "{:?} are left", deadline.time_left());
     };
     let known = set.deadline(now + 10 * SECOND);
-    assert_eq!(known.at(), now + 10 * SECOND);
+    assert_eq!(known.invocation_end(), now + 10 * SECOND);
     near(known, 8 * SECOND);
     near(set.deadline(Timestamp::default()), 58 * SECOND);
     let by_default = of().deadline(now + 10 * SECOND);
@@ -748,7 +748,7 @@ async fn records_live_on_when_fingerprint_setting_changes() {
     for (n, (before, after)) in changes.into_iter().enumerate() {
         let store = DynamoStore::new(dynamo.client(), "idempotency");
         let failing = |order: Value, attempt: Attempt| async move {
-            let is_first = !attempt.may_have_run_before();
+            let is_first = attempt.prior().is_none();
             let fails = order["id"].as_str().unwrap().starts_with("open") && is_first;
             if fails {
                 Err(Failure::retryable("scripted"))
@@ -787,7 +787,7 @@ async fn handler_receives_delivery_facts() {
     async fn look(_: Value, attempt: Attempt) -> Result<(), Failure> {
         assert_eq!(attempt.key().as_str(), "test#m-1");
         assert_eq!(attempt.receive_count(), 3);
-        assert!(!attempt.may_have_run_before());
+        assert!(attempt.prior().is_none());
         assert!(attempt.time_left() > 7 * SECOND && attempt.time_left() <= 7500 * SECOND / 1000);
         assert_eq!(attempt.attribute("tenant"), Some("acme"));
         assert_eq!(attempt.attribute("weight"), Some("0.5"));
@@ -1086,7 +1086,7 @@ async fn fifo_group_stops_at_unrecorded_failure() {
     };
     // The client sends no request: no handler returns a change.
     let config = aws_sdk_dynamodb::Config::builder().behavior_version_latest();
-    let mode = OnItem::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
+    let mode = ItemMode::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
     let consumer = Arc::new(Consumer::new(mode, namespace(), handler_fn(decline)));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
@@ -1255,7 +1255,7 @@ async fn unknown_variable_is_warned_of_without_value() {
     ];
     let settings = Settings::from_vars(variables)
         .sdk_config(dynamo.sdk_config())
-        .prime(false);
+        .warm_up(false);
     settings.once(Ok(ScriptedHandler::default())).await.unwrap();
     // Neither read nor write: the first read is off.
     assert!(dynamo.counts().is_empty());

@@ -103,7 +103,7 @@ async fn run<M: Mode<H::Output>, H: Handler>(
 }
 
 /// The detail of one message that is refused.
-async fn refusal<M: Mode<H::Output>, H: Handler>(
+async fn rejection<M: Mode<H::Output>, H: Handler>(
     consumer: Consumer<M, H>,
     record: Value,
 ) -> String {
@@ -165,7 +165,7 @@ async fn body_without_encoding_is_text_or_base64() {
     run(consumer, records()).await;
     assert_eq!(taken(&seen), [Bytes(vec![0xff, 0, 1])]);
     let (consumer, _) = taking::<Value>();
-    let why = refusal(consumer, record("m-1", "/wAB", [])).await;
+    let why = rejection(consumer, record("m-1", "/wAB", [])).await;
     assert!(why.contains("not valid JSON"), "{why}");
 }
 
@@ -243,7 +243,7 @@ async fn attribute_counts_instead_of_setting() {
         "base64,gzip,base64",
     ] {
         let (consumer, _) = taking::<u32>();
-        let why = refusal(
+        let why = rejection(
             consumer,
             record("m-1", "7", [("Content-Encoding", unknown)]),
         )
@@ -303,9 +303,9 @@ async fn undecodable_body_is_refused_for_every_type() {
         let (bytes, _) = taking::<Bytes>();
         let (raw, _) = taking::<Raw>();
         for detail in [
-            refusal(json.encoding(encoding), record("m-1", body, [])).await,
-            refusal(bytes.encoding(encoding), record("m-1", body, [])).await,
-            refusal(raw.encoding(encoding), record("m-1", body, [])).await,
+            rejection(json.encoding(encoding), record("m-1", body, [])).await,
+            rejection(bytes.encoding(encoding), record("m-1", body, [])).await,
+            rejection(raw.encoding(encoding), record("m-1", body, [])).await,
         ] {
             let expected = format!("the body can't be decoded: {why}");
             assert!(detail.contains(&expected), "{body}: {detail}");
@@ -325,7 +325,7 @@ async fn empty_body_is_empty_text_or_bytes() {
         run(consumer.encoding(encoding), [record("m-1", "", [])]).await;
         assert_eq!(taken(&seen), [Bytes::default()]);
         let (consumer, _) = taking::<Value>();
-        let why = refusal(consumer.encoding(encoding), record("m-1", "", [])).await;
+        let why = rejection(consumer.encoding(encoding), record("m-1", "", [])).await;
         assert!(why.contains("not valid JSON"), "{why}");
     }
 }
@@ -379,7 +379,7 @@ async fn decompressed_body_is_bounded() {
     assert_eq!(taken(&seen).len(), 1);
     // The limit counts all members together.
     let members = base64([gzip("x".repeat(600)), gzip("x".repeat(600))].concat());
-    let why = refusal(consumer, record("m-3", &members, [])).await;
+    let why = rejection(consumer, record("m-3", &members, [])).await;
     assert!(why.contains("more than 1000 bytes"), "{why}");
 }
 
@@ -389,7 +389,7 @@ async fn gzip_bomb_is_refused_by_default() {
     let members = gzip(vec![b'0'; 1 << 20]).repeat(1 << 10);
     let bomb = base64([&members[..], b"the end of the bomb"].concat());
     let (consumer, _) = taking::<Bytes>();
-    let why = refusal(consumer.encoding(Encoding::Gzip), record("m-1", &bomb, [])).await;
+    let why = rejection(consumer.encoding(Encoding::Gzip), record("m-1", &bomb, [])).await;
     assert!(
         why.contains("more than 2097152 bytes after decompression"),
         "{why}"
@@ -566,7 +566,7 @@ proptest! {
             // No part of a body passes for the whole.
             let part = base64(&zipped[..cut.index(zipped.len())]);
             let (consumer, _) = taking::<Bytes>();
-            let why = refusal(consumer, record("m-1", &part, [("Content-Encoding", "gzip")])).await;
+            let why = rejection(consumer, record("m-1", &part, [("Content-Encoding", "gzip")])).await;
             assert!(why.contains("the body can't be decoded"), "{why}");
         });
     }

@@ -9,7 +9,7 @@ use std::sync::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Outcome, Refused, Write, handler_fn,
+    Attempt, Change, ConditionFailed, Consumer, Done, Failure, Outcome, Write, handler_fn,
     protocol::Namespace,
 };
 use sqs_once_testing::{DryRun, Message, event, output, process};
@@ -33,7 +33,7 @@ async fn rename(user: Value, _: Attempt) -> Result<Change<u64>, Failure> {
     let update = Write::update("users", "SET n = :n").key("id", &user["other"]);
     let other = update.value(":n", 2);
     Ok(
-        change.on_refused(move |refused| match &refused.writes()[0].item {
+        change.on_condition_failed(move |refused| match &refused.writes()[0].item {
             Some(_) => Ok(Change::update(2, other)),
             None => Err(Failure::retryable("there is no such user yet")),
         }),
@@ -97,11 +97,11 @@ async fn refusal_holds_for_one_write() {
     let handler = handler_fn(move |order: Value, _: Attempt| {
         let counter = Arc::clone(&counter);
         let again = put(&order);
-        let decide = move |refused: &Refused| {
+        let decide = move |refused: &ConditionFailed| {
             counter.fetch_add(refused.writes().len(), Ordering::SeqCst);
             Ok(again)
         };
-        async move { Ok(put(&order).on_refused(decide)) }
+        async move { Ok(put(&order).on_condition_failed(decide)) }
     });
     let dry_run = DryRun::new();
     dry_run.refuse("order");

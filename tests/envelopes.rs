@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, EnvelopeFacts, Failure, Handler, Once, handler_fn, sqs::Envelope,
+    Attempt, Consumer, EnvelopeMetadata, Failure, Handler, Once, handler_fn, sqs::Envelope,
     store::MemoryStore,
 };
 use support::{
@@ -25,7 +25,7 @@ use support::{
 const ONE_MINUTE: Duration = Duration::from_secs(60);
 
 /// A message, the facts of its envelope, and its attribute `tenant`.
-type Got = (Value, Option<EnvelopeFacts>, Option<String>);
+type Got = (Value, Option<EnvelopeMetadata>, Option<String>);
 
 /// The messages that a handler got.
 #[derive(Clone, Default)]

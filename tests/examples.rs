@@ -32,7 +32,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sqs_once::{Consumer, Handler, Inbox, Mode, OnItem, Settings, store::DynamoStore};
+use sqs_once::{Consumer, Handler, Inbox, ItemMode, Mode, Settings, store::DynamoStore};
 use support::{
     PATIENCE,
     consumer::within,
@@ -64,7 +64,7 @@ async fn process<M: Mode<H::Output>, H: Handler>(
 }
 
 /// Logged outcome and reason of one message, which must be reported as failed.
-async fn refusal<M: Mode<H::Output>, H: Handler>(
+async fn rejection<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     body: &Value,
 ) -> (String, String) {
@@ -129,7 +129,7 @@ mod creating_a_user {
 
     async fn start() -> (
         Dynamo,
-        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<()>>>>,
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("users", &["email"]).await;
@@ -168,7 +168,7 @@ mod creating_a_user {
         let before = items(&dynamo, "users", "email").await;
         let other = json!({"userId": "usr-0003", "email": " ADA@example.com", "name": "Eve"});
         let taken = permanent("the e-mail address is taken by another user");
-        assert_eq!(refusal(&consumer, &other).await, taken);
+        assert_eq!(rejection(&consumer, &other).await, taken);
         assert_eq!(items(&dynamo, "users", "email").await, before);
     }
 
@@ -178,7 +178,7 @@ mod creating_a_user {
         for email in ["", " ", "ada", "@example.com", "ada@"] {
             let user = json!({"userId": "usr-0004", "email": email, "name": "Ada"});
             let none = permanent("the e-mail address is none");
-            assert_eq!(refusal(&consumer, &user).await, none, "{email:?}");
+            assert_eq!(rejection(&consumer, &user).await, none, "{email:?}");
         }
         assert!(dynamo.records("users").await.is_empty());
     }
@@ -200,7 +200,7 @@ mod adding_an_item_to_an_order {
 
     async fn start() -> (
         Dynamo,
-        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<()>>>>,
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("orders", &["orderId"]).await;
@@ -250,14 +250,14 @@ mod adding_an_item_to_an_order {
         .await;
         let before = items(&dynamo, "orders", "orderId").await;
         let closed = permanent("the order is not open any more");
-        assert_eq!(refusal(&consumer, &item(1)).await, closed);
+        assert_eq!(rejection(&consumer, &item(1)).await, closed);
         assert_eq!(items(&dynamo, "orders", "orderId").await, before);
     }
 
     #[tokio::test]
     async fn item_before_its_order_is_added_later() {
         let (dynamo, consumer) = start().await;
-        let (outcome, _) = refusal(&consumer, &item(1)).await;
+        let (outcome, _) = rejection(&consumer, &item(1)).await;
         assert_eq!(outcome, "retryable_failure");
         assert!(dynamo.records("orders").await.is_empty());
         put(
@@ -282,7 +282,7 @@ mod adding_an_item_to_an_order {
         )
         .await;
         let none = permanent("an item without an order, or of 0 pieces");
-        assert_eq!(refusal(&consumer, &item(0)).await, none);
+        assert_eq!(rejection(&consumer, &item(0)).await, none);
         let order = &items(&dynamo, "orders", "orderId").await[ORDER];
         assert_eq!(*order, json!({"orderId": ORDER, "status": "open"}));
     }
@@ -295,7 +295,7 @@ mod debiting_an_account {
 
     async fn start() -> (
         Dynamo,
-        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<u64>>>>,
+        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<u64>>>>,
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("accounts", &["accountId"]).await;
@@ -345,10 +345,10 @@ mod debiting_an_account {
             ("", 1, "a debit without an account, or of 0 cents"),
         ] {
             let body = json!({"debitId": "d-1", "accountId": account, "cents": cents});
-            assert_eq!(refusal(&consumer, &body).await, permanent(why));
+            assert_eq!(rejection(&consumer, &body).await, permanent(why));
         }
         let negative = json!({"debitId": "d-1", "accountId": ACCOUNT, "cents": -5});
-        assert_eq!(refusal(&consumer, &negative).await.0, "invalid");
+        assert_eq!(rejection(&consumer, &negative).await.0, "invalid");
         assert_eq!(items(&dynamo, "accounts", "accountId").await, before);
     }
 }
@@ -467,11 +467,11 @@ mod placing_an_order {
             ("half", json!(0.5)),
         ] {
             let order = order(id, json!({"cup": less}));
-            assert_eq!(refusal(&consumer, &order).await.0, "invalid");
+            assert_eq!(rejection(&consumer, &order).await.0, "invalid");
         }
         let why = "the order has no products";
         assert_eq!(
-            refusal(&consumer, &order("o-1", json!({}))).await,
+            rejection(&consumer, &order("o-1", json!({}))).await,
             permanent(why)
         );
         let failed = ("FAILED".to_owned(), json!(why));
@@ -515,7 +515,7 @@ mod several_types_of_messages {
 
     async fn start() -> (
         Dynamo,
-        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<()>>>>,
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("orders", &["orderId"]).await;
@@ -555,14 +555,14 @@ mod several_types_of_messages {
     async fn unknown_type_is_named_in_the_log() {
         let (dynamo, consumer) = start().await;
         let unknown = json!({"type": "order.refunded", "eventId": "e-1", "orderId": "SECRET"});
-        let (outcome, detail) = refusal(&consumer, &unknown).await;
+        let (outcome, detail) = rejection(&consumer, &unknown).await;
         assert_eq!(outcome, "invalid");
         let expected = "unknown variant `order.refunded`, expected one of `order.placed`, \
                         `order.shipped`, `order.cancelled`";
         assert!(detail.contains(expected), "{detail}");
         assert!(!detail.contains("SECRET"), "{detail}");
         let untyped = json!({"eventId": "e-2", "orderId": "SECRET"});
-        let (outcome, detail) = refusal(&consumer, &untyped).await;
+        let (outcome, detail) = rejection(&consumer, &untyped).await;
         assert_eq!(outcome, "invalid");
         assert!(detail.contains("missing field `type`"), "{detail}");
         assert!(dynamo.records("orders").await.is_empty());
@@ -574,7 +574,7 @@ mod several_types_of_messages {
         let cancelled = json!({
             "type": "order.cancelled", "eventId": "e-1", "orderId": "o-1", "reason": "customer",
         });
-        let (outcome, _) = refusal(&consumer, &cancelled).await;
+        let (outcome, _) = rejection(&consumer, &cancelled).await;
         assert_eq!(outcome, "retryable_failure");
         let placed = json!({
             "type": "order.placed", "eventId": "e-2", "orderId": "o-1", "customerId": "c-1",
@@ -587,7 +587,7 @@ mod several_types_of_messages {
             "type": "order.shipped", "eventId": "e-3", "orderId": "o-1", "carrier": "DHL",
         });
         let ended = permanent("the order is shipped or cancelled already");
-        assert_eq!(refusal(&consumer, &shipped).await, ended);
+        assert_eq!(rejection(&consumer, &shipped).await, ended);
         let orders = items(&dynamo, "orders", "orderId").await;
         assert_eq!(orders["o-1"]["status"], "cancelled");
     }
@@ -598,7 +598,7 @@ mod protocol_buffers {
 
     async fn start() -> (
         Dynamo,
-        Arc<Consumer<OnItem, impl Handler<Output = sqs_once::Change<()>>>>,
+        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<()>>>>,
     ) {
         let dynamo = Dynamo::start().await;
         dynamo.create_table_keyed("stock", &["product"]).await;

@@ -409,7 +409,7 @@ async fn table_with_another_key_is_explained() {
     for grouping in [false, true] {
         let store = store(&dynamo, grouping);
         let primed = DynamoStore::new(dynamo.worker(None), TABLE);
-        let primed = primed.prime(PATIENCE).await.unwrap_err().to_string();
+        let primed = primed.warm_up(PATIENCE).await.unwrap_err().to_string();
         let once = Once::new(store);
         let runs = ["m-1", "m-2"].map(|id| once.run(operation(id, PATIENCE), async |_| Ok(())));
         for outcome in join_all(runs).await {

@@ -15,16 +15,16 @@ use serde_json::Value;
 use sqs_once::{
     Deadline, Failure, Once, Operation, Outcome,
     protocol::{
-        AttemptEnd, ClaimRequest, Claimed, Fingerprint, Key, Owner, ResultPointer, Settlement,
+        AttemptEnd, ClaimRequest, Fingerprint, Key, Owner, PriorState, ResultPointer, Settlement,
         StoredResult, Timestamp,
     },
     store::{
-        AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, RequestContext, SettleAnswer, Store,
-        StoreError,
+        AnyStore, Batched, ClaimResponse, DynamoStore, Layout, RequestContext, SettleResponse,
+        Store, StoreError,
     },
 };
 use sqs_once_core::{
-    handler::{Delivery, DeliveryFacts},
+    handler::{Delivery, DeliveryMetadata},
     meter::Meter,
 };
 use support::{CONTEXT, PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
@@ -91,7 +91,7 @@ fn fail(request: &ClaimRequest, first_open: bool) -> Settlement {
 }
 
 /// Claims in the same turn of the runtime.
-async fn claim_all(store: &impl Store, requests: &[ClaimRequest]) -> Vec<ClaimAnswer> {
+async fn claim_all(store: &impl Store, requests: &[ClaimRequest]) -> Vec<ClaimResponse> {
     claim_all_within(store, requests, &CONTEXT).await
 }
 
@@ -99,7 +99,7 @@ async fn claim_all_within(
     store: &impl Store,
     requests: &[ClaimRequest],
     context: &RequestContext,
-) -> Vec<ClaimAnswer> {
+) -> Vec<ClaimResponse> {
     let claims: Vec<_> = requests.iter().collect();
     together(3, &claims, async |request| {
         store.claim(request, context).await
@@ -112,7 +112,7 @@ async fn settle_all(
     store: &impl Store,
     requests: &[ClaimRequest],
     settlement: impl Fn(&ClaimRequest) -> Settlement,
-) -> Vec<SettleAnswer> {
+) -> Vec<SettleResponse> {
     let settle = async |request: &&ClaimRequest| {
         let (fence, settlement) = (request.fence(), settlement(request));
         let now = request.now + SECOND;
@@ -139,7 +139,7 @@ async fn together<R, T>(
     answers.into_iter().map(Option::unwrap).collect()
 }
 
-const FRESH: ClaimAnswer = ClaimAnswer::Applied { replaced: None };
+const FRESH: ClaimResponse = ClaimResponse::Applied { replaced: None };
 
 fn counts(dynamo: &Dynamo) -> Vec<(String, usize)> {
     dynamo.reset_counts().into_iter().collect()
@@ -171,12 +171,12 @@ async fn calls_of_one_turn_share_requests() {
     assert_eq!(claim_all(&store, &requests).await, vec![FRESH; 10]);
     assert_sent!(dynamo, "ClaimGroup": 1);
     let settled = settle_all(&store, &requests, complete).await;
-    assert_eq!(settled, vec![SettleAnswer::Applied; 10]);
+    assert_eq!(settled, vec![SettleResponse::Applied; 10]);
     assert_sent!(dynamo, "SettlementGroup": 1);
     for request in &requests {
         let answer = store.claim(request, &CONTEXT).await.unwrap();
         let expected = complete(request).apply(&request.record(None), request.now + SECOND);
-        assert_eq!(answer, ClaimAnswer::Refused(expected.unwrap()));
+        assert_eq!(answer, ClaimResponse::ConditionFailed(expected.unwrap()));
     }
 }
 
@@ -187,7 +187,7 @@ async fn lone_call_is_the_ordinary_request() {
     let request = request("a");
     assert_eq!(store.claim(&request, &CONTEXT).await.unwrap(), FRESH);
     let settled = settle_all(&store, std::slice::from_ref(&request), complete).await;
-    assert_eq!(settled, [SettleAnswer::Applied]);
+    assert_eq!(settled, [SettleResponse::Applied]);
     assert_sent!(dynamo, "Claim": 1, "UpdateItem": 1);
 }
 
@@ -199,7 +199,7 @@ async fn claim_of_a_later_receive_is_the_ordinary_request() {
     let deliver = async |part: &str, receive_count| {
         let mut operation = operation(part, Timestamp::now(), 30 * SECOND);
         let facts = operation.delivery.facts().clone();
-        operation.delivery = DeliveryFacts {
+        operation.delivery = DeliveryMetadata {
             receive_count,
             ..facts
         }
@@ -238,7 +238,7 @@ async fn tasks_of_several_threads_are_all_answered() {
         tokio::spawn(async move {
             let request = request(&n.to_string());
             let answer = store.claim(&request, &CONTEXT).await.unwrap();
-            let own = ClaimAnswer::Refused(request.record(None));
+            let own = ClaimResponse::ConditionFailed(request.record(None));
             assert!(answer == FRESH || answer == own, "{answer:?}");
             let (fence, complete) = (request.fence(), complete(&request));
             let answer = store
@@ -246,9 +246,9 @@ async fn tasks_of_several_threads_are_all_answered() {
                 .await
                 .unwrap();
             let done = complete.apply(&request.record(None), request.now);
-            let own = SettleAnswer::Refused(done);
+            let own = SettleResponse::ConditionFailed(done);
             assert!(
-                answer == SettleAnswer::Applied || answer == own,
+                answer == SettleResponse::Applied || answer == own,
                 "{answer:?}"
             );
         })
@@ -339,7 +339,7 @@ async fn grouped_settlement_writes_the_ordinary_item() {
                 }
                 dynamo.reset_counts();
                 let settled = settle_all(&grouped, &pair, settlement).await;
-                assert_eq!(settled, vec![SettleAnswer::Applied; 2], "{case}");
+                assert_eq!(settled, vec![SettleResponse::Applied; 2], "{case}");
                 assert_sent!(dynamo, "SettlementGroup": 1);
                 let _ = settle_all(&plain, &pair, settlement).await;
                 for request in &pair {
@@ -360,19 +360,22 @@ async fn release_and_end_of_lease_are_never_grouped() {
     let requests = requests(["a", "b"]);
     let _ = claim_all(&store, &requests).await;
     dynamo.reset_counts();
-    let end = |_: &ClaimRequest| Settlement::EndLease {
+    let end = |_: &ClaimRequest| Settlement::Release {
         last_end: Some(AttemptEnd::Retryable),
     };
     let _ = settle_all(&store, &requests, end).await;
     assert_sent!(dynamo, "UpdateItem": 2);
-    let restore = |_: &ClaimRequest| Settlement::Restore(Claimed::over(None));
+    let restore = |_: &ClaimRequest| Settlement::Restore(PriorState::over(None));
     let settled = settle_all(&store, &requests, restore).await;
-    assert_eq!(settled, [SettleAnswer::Applied, SettleAnswer::Applied]);
+    assert_eq!(settled, [SettleResponse::Applied, SettleResponse::Applied]);
     assert_sent!(dynamo, "DeleteItem": 2);
     let settled = settle_all(&store, &requests, restore).await;
     assert_eq!(
         settled,
-        [SettleAnswer::Refused(None), SettleAnswer::Refused(None)]
+        [
+            SettleResponse::ConditionFailed(None),
+            SettleResponse::ConditionFailed(None)
+        ]
     );
 }
 
@@ -388,7 +391,7 @@ async fn large_writes_are_never_grouped() {
         expires_at: request.expires_at,
     };
     let settled = settle_all(&store, &large, complete).await;
-    assert_eq!(settled, [SettleAnswer::Applied, SettleAnswer::Applied]);
+    assert_eq!(settled, [SettleResponse::Applied, SettleResponse::Applied]);
     assert_sent!(dynamo, "UpdateItem": 2);
 }
 
@@ -403,7 +406,10 @@ async fn duplicate_in_group_is_refused_with_its_record() {
     let _ = store.claim(&first, &CONTEXT).await.unwrap();
     dynamo.reset_counts();
     let answers = claim_all(&store, &[request("a"), new]).await;
-    assert_eq!(answers, [ClaimAnswer::Refused(first.record(None)), FRESH]);
+    assert_eq!(
+        answers,
+        [ClaimResponse::ConditionFailed(first.record(None)), FRESH]
+    );
     assert_sent!(dynamo, "Claim": 1, "ClaimGroup": 1);
 }
 
@@ -419,7 +425,7 @@ async fn takeover_in_group_returns_replaced_record() {
     let _ = store.claim(&expired, &CONTEXT).await.unwrap();
     let answers = claim_all(&store, &requests(["a", "b"])).await;
     let replaced = Some(dead.record(None));
-    assert_eq!(answers, [ClaimAnswer::Applied { replaced }, FRESH]);
+    assert_eq!(answers, [ClaimResponse::Applied { replaced }, FRESH]);
 }
 
 /// DynamoDB refuses a whole request with the same key twice.
@@ -441,7 +447,7 @@ async fn same_key_twice_is_never_in_one_group() {
     let store = store(&dynamo);
     let same = requests(["a", "a", "b", "a"]);
     let answers = claim_all(&store, &same).await;
-    let refused = || ClaimAnswer::Refused(same[0].record(None));
+    let refused = || ClaimResponse::ConditionFailed(same[0].record(None));
     assert_eq!(answers, [FRESH, refused(), FRESH, refused()]);
     // The group, and a lone request for each further claim.
     assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1);
@@ -456,7 +462,10 @@ async fn update_creates_no_record() {
         let settled = settle_all(&store, &absent, settlement).await;
         assert_eq!(
             settled,
-            [SettleAnswer::Refused(None), SettleAnswer::Refused(None)]
+            [
+                SettleResponse::ConditionFailed(None),
+                SettleResponse::ConditionFailed(None)
+            ]
         );
         assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 2);
     }
@@ -476,7 +485,8 @@ async fn refused_update_returns_its_record() {
         request.owner = Owner::fresh();
         request
     });
-    let records = claimed.map(|request| SettleAnswer::Refused(Some(request.record(None))));
+    let records =
+        claimed.map(|request| SettleResponse::ConditionFailed(Some(request.record(None))));
     for settlement in [complete, |request: &ClaimRequest| fail(request, true)] {
         assert_eq!(settle_all(&store, &late, settlement).await, records);
         assert_sent!(dynamo, "SettlementGroup": 1);
@@ -502,7 +512,7 @@ async fn statement_that_fails_alone_is_sent_alone() {
         let settled = settle_all(&store, &pair, complete).await;
         assert_eq!(
             settled,
-            [SettleAnswer::Applied, SettleAnswer::Applied],
+            [SettleResponse::Applied, SettleResponse::Applied],
             "{code}"
         );
         assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 1);
@@ -550,11 +560,12 @@ async fn assert_first_group_is_last(dynamo: &Dynamo, fault: Fault) -> Value {
         let pair = [0, 1].map(|m| request(&format!("{fault:?} {turn} {m}")));
         let own = pair
             .clone()
-            .map(|request| ClaimAnswer::Refused(request.record(None)));
+            .map(|request| ClaimResponse::ConditionFailed(request.record(None)));
         let context = RequestContext::until(Instant::now() + 10 * SECOND, &meter);
         let answers = claim_all_within(&store.clone(), &pair, &context).await;
         // A copy of a claim without an answer finds its own record.
-        let fresh = |(answer, own): (&ClaimAnswer, &ClaimAnswer)| *answer == FRESH || answer == own;
+        let fresh =
+            |(answer, own): (&ClaimResponse, &ClaimResponse)| *answer == FRESH || answer == own;
         assert!(answers.iter().zip(&own).all(fresh), "{answers:?}");
     }
     assert_eq!(dynamo.reset_counts()["ClaimGroup"], 1, "{fault:?}");
@@ -622,7 +633,7 @@ async fn condition_that_failed_without_its_item_ends_grouping() {
         .iter()
         .zip(&others)
     {
-        let SettleAnswer::Refused(Some(record)) = answer else {
+        let SettleResponse::ConditionFailed(Some(record)) = answer else {
             panic!("{answer:?}");
         };
         assert_eq!(record.owner.as_ref(), Some(&other.owner));
@@ -653,7 +664,7 @@ async fn run_both(
         once.run(
             operation(part, clock(), budget),
             async move |attempt: sqs_once::Attempt| {
-                informed.lock().unwrap().push(attempt.may_have_run_before());
+                informed.lock().unwrap().push(attempt.prior().is_some());
                 both.wait().await;
                 Ok(())
             },

@@ -326,7 +326,7 @@ async fn orders_charge_once_and_failures_are_dead_lettered() {
     in_each_world(async |world| {
         // SQS moves the failures. The consumer would send copies with new ids.
         let lambda = world
-            .consumer_with(&[("CONSUMER_DEAD_LETTER", "off")])
+            .consumer_with(&[("CONSUMER_DIRECT_DEAD_LETTERING", "off")])
             .await;
         let mut good = Vec::new();
         for n in 1..=12 {
@@ -492,7 +492,9 @@ async fn permanent_failure_is_dead_lettered_fast() {
 #[tokio::test]
 async fn direct_dead_lettering_copies_reason() {
     in_each_world_that_hides(LONG, async |world| {
-        let lambda = world.consumer_with(&[("CONSUMER_DEAD_LETTER", "on")]).await;
+        let lambda = world
+            .consumer_with(&[("CONSUMER_DIRECT_DEAD_LETTERING", "on")])
+            .await;
         world.gateway.script("declined", [Reply::Status(402)]);
         let sent = world.send("declined").await;
         let messages = world.receive_some(&world.queue).await;

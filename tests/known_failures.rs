@@ -43,7 +43,7 @@ const FALLBACK: Duration = Duration::from_secs(300);
 async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<String>) {
     let world = World::new().await;
     let newer = async |_: Value, attempt: Attempt| {
-        assert!(attempt.may_have_run_before(), "the successor is informed");
+        assert!(attempt.prior().is_some(), "the successor is informed");
         Ok("newer")
     };
     let quick = Arc::new(worker(world.once().clock(in_an_hour), handler_fn(newer)));
@@ -63,7 +63,7 @@ async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<S
 }
 
 /// A slow worker ends after its lease, after a takeover by another worker that has completed.
-/// Without a fence, the late completion replaces the newer result, and every duplicate gets the
+/// Without a fencing token, the late completion replaces the newer result, and every duplicate gets the
 /// older one. The cause is a worker that outlives its lease: a paused process, differing clocks, or
 /// a slow request.
 ///
@@ -132,7 +132,7 @@ async fn crash_without_deadline_locks_key_briefly() {
     assert_eq!(world.deliver_again(&order()).await, ["m-1"], "for so long");
 
     let informed = async |_: Value, attempt: Attempt| -> Result<bool, Failure> {
-        Ok(attempt.may_have_run_before())
+        Ok(attempt.prior().is_some())
     };
     let next = Arc::new(worker(world.once().clock(in_an_hour), handler_fn(informed)));
     let failed = process(&next, event(&order()), an_hour_later(TIME)).await;

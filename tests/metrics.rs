@@ -115,7 +115,9 @@ async fn copies_are_counted_sent_or_not() {
         return;
     }
     let stage = Stage::set().await;
-    let lambda = stage.consumer(&[("CONSUMER_DEAD_LETTER", "on")]).await;
+    let lambda = stage
+        .consumer(&[("CONSUMER_DIRECT_DEAD_LETTERING", "on")])
+        .await;
     for (number, behaviour) in [SqsBehaviour::Willing, SqsBehaviour::Denying]
         .into_iter()
         .enumerate()
@@ -225,7 +227,7 @@ async fn concurrent_invocations_count_exactly() {
         ("AWS_LAMBDA_MAX_CONCURRENCY", "8"),
         ("IDEMPOTENCY_KEY", "body:/orderId"),
         // A request for each write, so that requests can be compared with samples.
-        ("IDEMPOTENCY_GROUPING", "off"),
+        ("IDEMPOTENCY_BATCHED_WRITES", "off"),
     ];
     let lambda = stage.consumer(&settings).await;
     let event = |n: usize| {
@@ -326,7 +328,7 @@ async fn write_units_are_counted_if_set() {
         let lambda = stage
             .consumer(&[
                 ("CONSUMER_METRICS_WRITE_UNITS", "on"),
-                ("IDEMPOTENCY_GROUPING", grouping),
+                ("IDEMPOTENCY_BATCHED_WRITES", grouping),
             ])
             .await;
         let messages = (1..=3).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));

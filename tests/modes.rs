@@ -1,4 +1,4 @@
-//! Effects in DynamoDB happen exactly once, in each mode, under every fault. The real SDK talks
+//! WriteSet in DynamoDB happen exactly once, in each mode, under every fault. The real SDK talks
 //! HTTP to a DynamoDB that fails on purpose.
 
 #![allow(
@@ -20,8 +20,8 @@ mod batches;
 mod crashes;
 #[path = "modes/failures.rs"]
 mod failures;
-#[path = "modes/on_item.rs"]
-mod on_item;
+#[path = "modes/item_mode.rs"]
+mod item_mode;
 #[path = "modes/refusals.rs"]
 mod refusals;
 #[path = "modes/requests.rs"]

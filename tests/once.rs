@@ -19,9 +19,9 @@ use sqs_once::{
         AfterFailure, AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
         Timestamp,
     },
-    store::{ClaimAnswer, Store},
+    store::{ClaimResponse, Store},
 };
-use sqs_once_core::handler::{Delivery, History, OpenAttempts};
+use sqs_once_core::handler::{Delivery, History, PriorAttempt};
 use support::{
     CONTEXT,
     lossy::{Fate, Lossy},
@@ -79,7 +79,7 @@ impl Runs {
 
     /// Time from which the last attempt must look for earlier effects.
     fn open_since(&self) -> Option<Timestamp> {
-        self.last().open.expect("an open attempt").first_claimed_at
+        self.last().prior.expect("an open attempt").first_claimed_at
     }
 }
 
@@ -168,7 +168,7 @@ async fn outcome_expires_after_retention() {
     pass(2 * SECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 2);
-    assert_eq!(runs.last().open, None);
+    assert_eq!(runs.last().prior, None);
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn permanent_failure_runs_once_per_message() {
     // A new message runs, also with a corrected payload.
     let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
     assert!(matches!(resent, Outcome::Completed(_)));
-    assert_eq!(runs.last().open, None);
+    assert_eq!(runs.last().prior, None);
 }
 
 #[tokio::test]
@@ -205,16 +205,16 @@ async fn retryable_failure_keeps_the_record() {
     assert!(matches!(outcome, Outcome::RetryableFailure(error) if error == "busy"));
     assert_eq!(lease_until(&store), now());
     assert_eq!(record(&store).last_end, Some(AttemptEnd::Retryable));
-    assert_eq!(store.sent(), ["claim", "end_lease"]);
+    assert_eq!(store.sent(), ["claim", "release"]);
 
     pass(MILLISECOND);
     let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(again, Outcome::Completed(_)));
-    let open = OpenAttempts {
+    let open = PriorAttempt {
         first_claimed_at: Some(first),
         last_end: Some(AttemptEnd::Retryable),
     };
-    assert_eq!(runs.last(), History::with_open(1, open));
+    assert_eq!(runs.last(), History::with_prior(1, open));
 }
 
 #[tokio::test]
@@ -278,7 +278,7 @@ async fn key_with_20_failed_messages_is_refused() {
         let _ = run(&store, operation(&message_id, "p"), &runs, declined()).await;
     }
     let next = run(&store, operation("m-21", "p"), &runs, Ok(())).await;
-    assert!(next.to_string().contains("record forget KEY"), "{next}");
+    assert!(next.to_string().contains("record delete KEY"), "{next}");
     assert_eq!((next.name(), runs.count()), ("failed_before", 20));
 }
 
@@ -326,7 +326,7 @@ async fn other_payload_waits_until_record_is_deleted() {
     assert!(matches!(after, Outcome::PayloadConflict { open_since } if open_since == Some(first)));
     let text = after.to_string();
     assert!(text.contains("2027-01-15T08:00:00Z"), "{text}");
-    assert!(text.contains("record forget KEY"), "{text}");
+    assert!(text.contains("record delete KEY"), "{text}");
     assert_eq!(runs.count(), 0);
 
     store.store.remove(&key());
@@ -393,11 +393,11 @@ async fn crash_is_conflict_until_lease_ends() {
     pass(Duration::from_millis(1));
     let later = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(matches!(later, Outcome::Completed(_)));
-    let crashed = OpenAttempts {
+    let crashed = PriorAttempt {
         first_claimed_at: Some(claimed_at),
         last_end: None,
     };
-    assert_eq!(runs.last(), History::with_open(1, crashed));
+    assert_eq!(runs.last(), History::with_prior(1, crashed));
 }
 
 #[tokio::test]
@@ -461,11 +461,11 @@ async fn panic_is_caught_and_next_attempt_informed() {
         now(),
         "the lease ends, and no older claim passes"
     );
-    assert_eq!(store.sent(), ["claim", "end_lease"]);
+    assert_eq!(store.sent(), ["claim", "release"]);
 
     pass(MILLISECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    let open = runs.last().open.unwrap();
+    let open = runs.last().prior.unwrap();
     assert_eq!(open.last_end, Some(AttemptEnd::Panic));
 }
 
@@ -497,7 +497,7 @@ async fn slow_handler_is_cut_off_at_deadline_reserve() {
 
     pass(MILLISECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    let open = runs.last().open.unwrap();
+    let open = runs.last().prior.unwrap();
     assert_eq!(open.last_end, Some(AttemptEnd::Deadline));
 }
 
@@ -561,7 +561,7 @@ async fn claim_is_abandoned_after_three_copies_without_answer() {
         let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
         assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
         assert_eq!(runs.count(), 0);
-        assert_eq!(store.sent(), ["claim", "claim", "claim", "end_lease"]);
+        assert_eq!(store.sent(), ["claim", "claim", "claim", "release"]);
 
         // The applied claim has a lease of 11 seconds. It ends when the worker abandons the claim.
         if fate == Fate::AnswerLost {
@@ -703,13 +703,13 @@ async fn late_copy_of_an_undone_claim_is_refused() {
         assert_eq!(left.first_claimed_at, None);
         let late = store.claims().remove(0);
         let answer = store.store.claim(&late, &CONTEXT).await.unwrap();
-        assert_eq!(answer, ClaimAnswer::Refused(left));
+        assert_eq!(answer, ClaimResponse::ConditionFailed(left));
         // The attempt had no effect.
         pass(MILLISECOND);
         let runs = Runs::default();
         let again = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
         assert!(matches!(again, Outcome::Completed(_)));
-        assert_eq!(runs.last().open, None);
+        assert_eq!(runs.last().prior, None);
     }
 }
 
@@ -738,7 +738,7 @@ async fn settlement_is_never_before_its_claim() {
 /// Writes that only shorten somebody's wait are given up after two seconds.
 #[tokio::test(start_paused = true)]
 async fn throttled_end_of_lease_is_given_up_soon() {
-    for (name, answer) in [("end_lease", busy()), ("restore", unsent())] {
+    for (name, answer) in [("release", busy()), ("restore", unsent())] {
         let store = Lossy::default();
         let started = tokio::time::Instant::now();
         store.throttle(name, started + 60 * SECOND);
@@ -830,7 +830,7 @@ async fn unanswered_takeover_keeps_history() {
     assert_eq!(runs.count(), 0);
     pass(MILLISECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(runs.last().open.is_some());
+    assert!(runs.last().prior.is_some());
 }
 
 #[tokio::test]
@@ -839,10 +839,10 @@ async fn retryable_takeover_keeps_history() {
     crash(&store, "m-1").await;
     pass(12 * SECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
-    assert!(runs.last().open.is_some());
+    assert!(runs.last().prior.is_some());
     pass(MILLISECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(runs.last().open.is_some());
+    assert!(runs.last().prior.is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -865,7 +865,7 @@ async fn last_answer_explains_unrecorded_completion() {
     let throttled = [Fate::Answered, Fate::RequestLost].into_iter();
     let throttled = Lossy::fates(throttled.chain([Fate::Contended; 100]));
     let outcome = run(&throttled, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
-    assert!(outcome.store_error().unwrap().is_throttled(), "{outcome}");
+    assert!(outcome.store_error().unwrap().is_contended(), "{outcome}");
 
     let denied = [Fate::Answered, Fate::RequestLost].into_iter();
     let denied = Lossy::fates(denied.chain([Fate::Denied; 100]));
@@ -887,7 +887,7 @@ async fn unrecorded_completion_keeps_claim() {
         assert!(matches!(during, Outcome::Conflict { .. }));
         pass(12 * SECOND);
         let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-        assert!(runs.last().open.is_some());
+        assert!(runs.last().prior.is_some());
     }
 }
 

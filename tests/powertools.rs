@@ -17,10 +17,10 @@ use std::time::Duration;
 use both::{Both, ours, theirs};
 use serde_json::{Value, json};
 use sqs_once::{
-    protocol::{Claimed, Settlement, State, StoredResult, Timestamp},
-    store::{Layout, SettleAnswer, Store},
+    protocol::{PriorState, Settlement, State, StoredResult, Timestamp},
+    store::{Layout, SettleResponse, Store},
 };
-use sqs_once_core::handler::{History, OpenAttempts};
+use sqs_once_core::handler::{History, PriorAttempt};
 use support::{CONTEXT, event::order};
 
 /// Both directions of the promise, on one table.
@@ -117,11 +117,11 @@ async fn in_progress_is_conflict_on_both_sides(grouping: bool) {
         };
         assert!(expected.contains(&lease), "{id}: {lease} s");
         // The record has no owner here, so no worker settles it.
-        let restore = Settlement::Restore(Claimed::over(None));
-        for wanted in [restore, Settlement::EndLease { last_end: None }] {
+        let restore = Settlement::Restore(PriorState::over(None));
+        for wanted in [restore, Settlement::Release { last_end: None }] {
             let answer = both.settle(&both.claim(id), wanted).await;
             assert!(
-                matches!(answer, SettleAnswer::Refused(Some(record)) if record.owner.is_none())
+                matches!(answer, SettleResponse::ConditionFailed(Some(record)) if record.owner.is_none())
             );
         }
     }
@@ -143,19 +143,19 @@ async fn ended_lease_is_taken_over_on_both_sides(grouping: bool) {
     let second = both.here(&order("theirs")).await;
     assert!(second.acknowledged);
     // The handler is informed, without a time: Powertools records none.
-    let without_time = OpenAttempts {
+    let without_time = PriorAttempt {
         first_claimed_at: None,
         last_end: None,
     };
-    assert_eq!(second.ran, Some(History::with_open(0, without_time)));
+    assert_eq!(second.ran, Some(History::with_prior(0, without_time)));
     assert_eq!(both.there(&order("theirs")).await["answer"], ours());
 
     let mine = both.claim("ours");
     let _ = both.store().claim(&mine, &CONTEXT).await.unwrap();
     let abandoned = both
-        .settle(&mine, Settlement::EndLease { last_end: None })
+        .settle(&mine, Settlement::Release { last_end: None })
         .await;
-    assert_eq!(abandoned, SettleAnswer::Applied);
+    assert_eq!(abandoned, SettleResponse::Applied);
     assert_eq!(both.there(&order("ours")).await["answer"], theirs());
     // The late completion is refused, as Powertools recorded a newer result.
     let complete = Settlement::Complete {
@@ -163,7 +163,9 @@ async fn ended_lease_is_taken_over_on_both_sides(grouping: bool) {
         expires_at: mine.expires_at,
     };
     let late = both.settle(&mine, complete).await;
-    assert!(matches!(late, SettleAnswer::Refused(Some(record)) if record.owner.is_none()));
+    assert!(
+        matches!(late, SettleResponse::ConditionFailed(Some(record)) if record.owner.is_none())
+    );
     assert!(both.here(&order("ours")).await.ran.is_none());
 }
 
@@ -184,7 +186,7 @@ async fn expired_record_is_absent_on_both_sides(grouping: bool) {
         result: StoredResult::Json("1".into()),
         expires_at: mine.now.as_secs() - 10,
     };
-    assert_eq!(both.settle(&mine, complete).await, SettleAnswer::Applied);
+    assert_eq!(both.settle(&mine, complete).await, SettleResponse::Applied);
     assert_eq!(both.there(&order("ours")).await["answer"], theirs());
 }
 

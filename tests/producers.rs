@@ -1,4 +1,4 @@
-//! The producers of docs/producers.md: a message that is sent again has the same key, and runs once.
+//! The producers of docs/keys.md: a message that is sent again has the same key, and runs once.
 //!
 //! Needs the local cloud of `make test`, or another at `AWS_ENDPOINT_URL`.
 

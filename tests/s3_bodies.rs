@@ -495,7 +495,7 @@ async fn settings_name_buckets_and_limit() {
     ]);
     let settings = settings
         .sdk_config(support::sdk_config(s3.endpoint()))
-        .prime(false);
+        .warm_up(false);
     let consumer = Arc::new(settings.once(Ok(Seen::default())).await.unwrap());
     let records = [BUCKET, "secrets"].map(|bucket| record(bucket, &pointer_to(bucket, "k")));
     let failed = process(&consumer, batch(records), within(ONE_MINUTE)).await;

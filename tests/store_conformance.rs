@@ -9,9 +9,9 @@
 use std::time::Duration;
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Key, Namespace, Owner, Settlement, Timestamp},
+    protocol::{ClaimRequest, FencingToken, Key, Namespace, Owner, Settlement, Timestamp},
     store::{
-        Batched, ClaimAnswer, DynamoStore, Layout, MemoryStore, RequestContext, SettleAnswer,
+        Batched, ClaimResponse, DynamoStore, Layout, MemoryStore, RequestContext, SettleResponse,
         Store, StoreError,
     },
 };
@@ -79,18 +79,18 @@ impl Store for Forgetful {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         self.0.remove(&request.key);
         self.0.claim(request, context).await
     }
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         self.0.settle(fence, settlement, now, context).await
     }
 }
@@ -150,6 +150,6 @@ async fn dynamo_store(primary_key: &[&str], layout: Layout) -> DynamoStore {
     let dynamo = Dynamo::start().await;
     dynamo.create_table_keyed("idempotency", primary_key).await;
     let store = DynamoStore::new(dynamo.client(), "idempotency").layout(layout);
-    store.prime(support::PATIENCE).await.unwrap();
+    store.warm_up(support::PATIENCE).await.unwrap();
     store
 }

@@ -32,7 +32,7 @@ const PRODUCER_TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PRODUCER_SPAN: &str = "00f067aa0ba902b7";
 
 /// A request for each claim and each settlement.
-const SINGLE_WRITES: [(&str, &str); 1] = [("IDEMPOTENCY_GROUPING", "off")];
+const SINGLE_WRITES: [(&str, &str); 1] = [("IDEMPOTENCY_BATCHED_WRITES", "off")];
 
 /// The consumer of this build, in an invocation that X-Ray traces. A busy machine has time to send.
 async fn consumer(stage: &Stage, settings: &[(&str, &str)]) -> Lambda {

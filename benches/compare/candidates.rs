@@ -92,7 +92,7 @@ pub(crate) fn compiled() -> Vec<Candidate> {
             })
         },
         Candidate::new(SINGLE, consumer, |_| {
-            settings([("IDEMPOTENCY_GROUPING", "off".to_owned())])
+            settings([("IDEMPOTENCY_BATCHED_WRITES", "off".to_owned())])
         }),
     ]
 }

@@ -30,20 +30,20 @@ pub(crate) fn page(results: &Results) -> String {
 }
 
 const CANDIDATES: &str = "\
-`make bench` measures these candidates in turns, and writes this page. They run as processes behind the same Lambda Runtime
-API. The same stub of DynamoDB accepts all their writes, after 0 or 5 ms. The ratios in parentheses are to the raw loop of
-the same run. The absolute figures are those of one machine.
+`make bench` measures these candidates in turns and writes this page. They run as processes behind the same Lambda Runtime
+API, and the same stub of DynamoDB accepts all their writes, after 0 or 5 ms. The ratios in parentheses compare with the raw loop
+of the same run, since the absolute figures are those of one machine.
 
 | candidate | |
 | --- | --- |
-| raw loop | A plain loop of SDK calls, `benches/raw_loop.rs`: one thread, all messages of a batch at a time, the shortest claim and the shortest completion. It decides and logs nothing. |
-| raw loop, batched | The same with its writes batched by hand, `benches/raw_batches.rs`: all claims of a batch in groups of 25, then all completions. |
-| consumer | The release build as it ships, with no setting but the table and the gateway. The limits and goals are for this one. |
-| consumer, single writes | With `IDEMPOTENCY_GROUPING=off`. |
-| Powertools TypeScript | Batch processor and idempotency utility as documented for SQS: all messages at a time, `local/compare/bench.mjs`. |
-| Powertools Python | The same utilities as documented for SQS: one message after the other, `local/compare/bench.py`. |
+| raw loop | A plain loop of SDK calls, `benches/raw_loop.rs`: one thread runs all messages of a batch at a time, with the shortest claim and the shortest completion. It decides and logs nothing. |
+| raw loop, batched | The same with its writes batched by hand, `benches/raw_batches.rs`: first all claims of a batch, 25 in a request, then all completions. |
+| consumer | The release build as it ships, with no setting but the table and the gateway. The limits and goals apply to this one. |
+| consumer, single writes | The consumer with `IDEMPOTENCY_BATCHED_WRITES=off`. |
+| Powertools TypeScript | Batch processor and idempotency utility as documented for SQS, `local/compare/bench.mjs`. It runs all messages at a time. |
+| Powertools Python | The same utilities as documented for SQS, `local/compare/bench.py`. It runs one message after the other. |
 
-Each figure is the median over the rounds. The stub answers after 5 ms unless a row says otherwise.
+Each figure is the median over the rounds. The stub responds after 5 ms unless a row says otherwise.
 ";
 
 const CHART: &str = "\
@@ -134,8 +134,8 @@ fn target_table(results: &Results) -> String {
 
 fn batches(results: &Results) -> String {
     let mut text = "\
-Batches of up to 100 messages are measured after five of their size, batches of 1,000 after five of 10. Below 100 batches, p99
-is the slowest one.
+Before batches of up to 100 messages, each process runs five of the same size; before batches of 1,000, five of 10. With fewer
+than 100 batches, p99 is the slowest one.
 "
     .to_owned();
     let with_latencies: [(&str, Measure); 3] = [
@@ -176,12 +176,12 @@ is the slowest one.
 fn large_batches(results: &Results) -> String {
     let mut text = format!(
         "\
-Batches of 2,000 and more are measured once in each process, after five of 10 messages, with {} s until the deadline. So their
-time includes new connections. Powertools for Python would need minutes. Lambda allows a function 1,024 open files, so the
-raw loop could not run there.
+Each process runs batches of 2,000 and more only once, after five of 10 messages, with {} s until the deadline. So their
+time includes new connections. Powertools for Python is left out, because it would need minutes. On Lambda
+the raw loop could not run, because a function may have only 1,024 open files.
 
-The work of a message does not grow with the batch: see the instructions above. Its CPU time can grow with the duration of the
-batch, by the clock and the caches of the machine.
+The work for a message does not grow with the batch, as the instructions above show. Its CPU time can grow with the duration of
+the batch, because of the machine's clock and caches.
 ",
         DEADLINE.as_secs(),
     );
@@ -211,7 +211,7 @@ batch, by the clock and the caches of the machine.
             });
             writeln!(
                 text,
-                "\nWith {} s for a {} and {cpu}, the consumer answered after {:.2} s. It reported the {} messages without a \
+                "\nWith {} s for a {} and {cpu}, the consumer responded after {:.2} s. It reported the {} messages without a \
                  recorded outcome as failed.",
                 time.as_secs(),
                 batch_of(messages),
@@ -232,7 +232,7 @@ fn limited(results: &Results) -> String {
         .find_map(|run| run.throttle);
     let mut text = format!(
         "\
-Lambda gives a function a part of a vCPU: its memory divided by 1,769 MB. Here {} does so after init, in periods of 20 ms.
+Lambda gives a function a part of a vCPU: its memory divided by 1,769 MB. Here {} does the same after init, in periods of 20 ms.
 ",
         way.unwrap_or_default(),
     );
@@ -265,9 +265,9 @@ fn starts(results: &Results) -> String {
         });
     }
     let mut text = "\
-The consumer reads from its table in init, once. The raw loop opens its connection with the first message. The column without
-the warm-up read has `Settings::prime(false)`. The read is the first call of the SDK, so it costs a round trip and the CPU time of
-a call. The rest of the consumer is built while the connection opens.
+The consumer reads from its table once, in init. The raw loop opens its connection with the first message. The column without
+the warm-up read uses `Settings::warm_up(false)`. The read is the first call of the SDK, so it costs a round trip and the CPU time of
+a call. While the connection opens, the rest of the consumer is built.
 "
     .to_owned();
     table.end(&mut text);
@@ -275,7 +275,7 @@ a call. The rest of the consumer is built while the connection opens.
         .map(|binary| fs::metadata(binary).unwrap().len() as f64 / 1e6);
     writeln!(
         text,
-        "\nThe binary of the consumer has {consumer:.1} MB, that of the raw loop {raw:.1} MB."
+        "\nThe consumer's binary has {consumer:.1} MB, that of the raw loop {raw:.1} MB."
     )
     .unwrap();
     text

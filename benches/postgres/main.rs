@@ -1,4 +1,4 @@
-//! Messages a second of [`InPostgres`](sqs_once_postgres::InPostgres) beside a plain sqlx loop of the same
+//! Messages a second of [`PostgresMode`](sqs_once_postgres::PostgresMode) beside a plain sqlx loop of the same
 //! statements, round trips of a message, and events a second of the relay. Writes the section
 //! "PostgreSQL" of docs/speed.md.
 //!
@@ -56,9 +56,9 @@ async fn main() {
 
 fn introduction(rounds: usize) -> String {
     format!(
-        "`make bench` measures the PostgreSQL mode beside the best plain loop of sqlx, `benches/postgres/plain_loop.rs`: the same five\n\
-         statements, as many messages at a time as there are connections, nothing decided and nothing logged. Both run on one thread\n\
-         of one process, which shares the machine with the server. Each figure is the median of {rounds} rounds.\n\n"
+        "`make bench` measures PostgreSQL mode beside the best plain loop of sqlx, `benches/postgres/plain_loop.rs`. The loop sends the\n\
+         same five statements, for as many messages at a time as there are connections, and decides and logs nothing. Both run on one\n\
+         thread of one process, which shares the machine with the server. Each figure is the median of {rounds} rounds.\n\n"
     )
 }
 

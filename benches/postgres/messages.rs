@@ -14,7 +14,7 @@ use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, handler_fn,
     protocol::{Namespace, Timestamp},
 };
-use sqs_once_postgres::{InPostgres, InTransaction, Transaction, pool};
+use sqs_once_postgres::{InTransaction, PostgresMode, Transaction, pool};
 use support::{
     event::{batch, record},
     pooled::Pooled,
@@ -57,7 +57,7 @@ impl Candidate {
             }
             Self::Consumer => {
                 let pool = pool(options.clone(), load.connections);
-                let consumer = consumer(InPostgres::new(pool.clone()), load.connections);
+                let consumer = consumer(PostgresMode::new(pool.clone()), load.connections);
                 let rate = load
                     .rate(async |event| process(&consumer, event).await)
                     .await;
@@ -111,9 +111,9 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<()>, Fail
 }
 
 fn consumer(
-    mode: InPostgres,
+    mode: PostgresMode,
     at_once: u32,
-) -> Consumer<InPostgres, impl Handler<Output = InTransaction<()>>> {
+) -> Consumer<PostgresMode, impl Handler<Output = InTransaction<()>>> {
     let namespace = Namespace::new("bench").unwrap();
     Consumer::new(mode, namespace, handler_fn(place))
         .concurrency(NonZeroUsize::new(at_once as usize).unwrap())
@@ -121,7 +121,7 @@ fn consumer(
 }
 
 async fn process(
-    consumer: &Consumer<InPostgres, impl Handler<Output = InTransaction<()>>>,
+    consumer: &Consumer<PostgresMode, impl Handler<Output = InTransaction<()>>>,
     event: SqsEvent,
 ) {
     let deadline = Deadline::after(
@@ -160,7 +160,7 @@ pub(crate) async fn round_trips(world: &World) -> String {
 async fn requests(options: &PgConnectOptions) -> usize {
     let wire = Wire::to(([127, 0, 0, 1], options.get_port()).into()).await;
     let through_wire = options.clone().port(wire.address.port());
-    let consumer = consumer(InPostgres::new(pool(through_wire, 1)), 1);
+    let consumer = consumer(PostgresMode::new(pool(through_wire, 1)), 1);
     process(&consumer, event(1)).await;
     // A fault that no request meets: the wire begins to record.
     wire.cut(usize::MAX, Cut::Before);

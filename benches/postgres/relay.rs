@@ -42,8 +42,8 @@ pub(crate) async fn measure(world: &World) -> String {
         unreachable!("two rates")
     };
     format!(
-        "| scheduled relay, {} events, a stub of SQS that answers at once | |\n| --- | ---: |\n\
-         | events a second, all in one group | {} |\n| events a second, in 100 groups | {} |\n\
+        "| scheduled relay, {} events, a stub of SQS that responds at once | |\n| --- | ---: |\n\
+         | events a second, all in one message group | {} |\n| events a second, in 100 message groups | {} |\n\
          | from the start of the relay to the target, one event, median | {:.1} ms |\n\n\
          The schedule starts the relay once a minute, so an event waits 30 s on average, and 60 s at most, before it is sent.\n",
         thousands(EVENTS as f64),

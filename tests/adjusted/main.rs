@@ -28,10 +28,10 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
         Ok(CrashWaits::new([positive(text)?; 3]))
     })?;
     let fails = settings.optional("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "true", str::parse)?;
-    let prime = settings.optional("TEST_PRIME", "true", str::parse)?;
+    let warm_up = settings.optional("TEST_PRIME", "true", str::parse)?;
     let charge = charge::Charge::read(&mut settings);
     let consumer = settings
-        .prime(prime)
+        .warm_up(warm_up)
         .once(charge)
         .await?
         .deadline_reserve(reserve)

@@ -111,10 +111,10 @@ async fn relay(
         Some((Fault::CutBefore, _)) => return cut(),
         Some((Fault::Throttled, _)) => {
             let name = "ProvisionedThroughputExceededException";
-            return refusal(StatusCode::BAD_REQUEST, name);
+            return rejection(StatusCode::BAD_REQUEST, name);
         }
         Some((Fault::ServerError, _)) => {
-            return refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError");
+            return rejection(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError");
         }
         Some((Fault::Slow, delay)) => delay,
         Some((Fault::CutAfter, _)) | None => Duration::ZERO,
@@ -133,7 +133,7 @@ async fn relay(
     }
 }
 
-fn refusal(status: StatusCode, name: &str) -> Response<Body> {
+fn rejection(status: StatusCode, name: &str) -> Response<Body> {
     let kind = format!("com.amazonaws.dynamodb.v20120810#{name}");
     error(status, &json!({"__type": kind, "message": "chaos"}))
 }

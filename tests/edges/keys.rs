@@ -160,7 +160,7 @@ async fn other_payload_runs_once_record_is_deleted() {
     assert_eq!(line["level"], "WARN");
     let detail = line["detail"].as_str().unwrap();
     let since = shown(number(&left, "first_claimed_at"));
-    assert!(detail.contains("`sqs-once record forget KEY`"), "{detail}");
+    assert!(detail.contains("`sqs-once record delete KEY`"), "{detail}");
     assert!(detail.contains(&since), "{detail}");
     assert_eq!(stage.record("o-1").await.unwrap(), left);
     assert_eq!(stage.charges("o-1"), 1);

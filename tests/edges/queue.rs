@@ -95,7 +95,7 @@ async fn declined_order_with_dlq_is_visible_at_once() {
     assert!(visible_at_once.is_ok(), "{:?}", stage.sqs.changes());
 }
 
-const DIRECT: (&str, &str) = ("CONSUMER_DEAD_LETTER", "on");
+const DIRECT: (&str, &str) = ("CONSUMER_DIRECT_DEAD_LETTERING", "on");
 const DEAD: &str = "/orders-dead";
 
 /// The text of a copy's attribute.

@@ -1,4 +1,4 @@
-//! Handlers whose effect is one change of one item, through the real SDK: `OnItem`.
+//! Handlers whose effect is one change of one item, through the real SDK: `ItemMode`.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -7,7 +7,7 @@ use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::Connecto
 use futures_util::future::poll_fn;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqs_once::{Attempt, Change, Failure, OnItem, Outcome, Write};
+use sqs_once::{Attempt, Change, Failure, ItemMode, Outcome, Write};
 use sqs_once_core::handler::Delivery;
 
 use crate::{
@@ -37,7 +37,7 @@ thread_local! {
     /// Line of the worker that is being polled.
     static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
     /// One client for all workers: making one takes longer than an execution.
-    static ON_ITEM: OnItem = OnItem::new(wire::client(send)).clock(clock::of_worker);
+    static ON_ITEM: ItemMode = ItemMode::new(wire::client(send)).clock(clock::of_worker);
 }
 
 /// One worker's request, on its line.
@@ -68,7 +68,7 @@ async fn answered(line: Line, request: HttpRequest) -> Result<HttpResponse, Conn
 }
 
 pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: ChangeKind) -> Outcome {
-    let on_item = match way {
+    let item_mode = match way {
         ChangeKind::Retain => ON_ITEM.with(Clone::clone).retention(RETENTION),
         _ => ON_ITEM.with(Clone::clone),
     };
@@ -77,7 +77,7 @@ pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: Chang
         worker,
     };
     let work = async |_: Attempt| planned(world, worker, way).await;
-    let mut run = Box::pin(on_item.run(operation(delivery), work));
+    let mut run = Box::pin(item_mode.run(operation(delivery), work));
     poll_fn(move |context| {
         LINE.set(Some(line.clone()));
         run.as_mut().poll(context)
@@ -123,7 +123,7 @@ fn sale(world: &Shared, worker: usize, way: ChangeKind) -> Change<usize> {
         }
     };
     let world = world.clone();
-    change.on_refused(move |_| {
+    change.on_condition_failed(move |_| {
         let word = lock(&world).interprets_refusal(worker);
         // An existing item cannot be created, but changed.
         obey(word).map(|()| sale(&world, worker, ChangeKind::Update))

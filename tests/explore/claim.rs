@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use futures_util::FutureExt as _;
 use sqs_once::{
     protocol::{ClaimRequest, Settlement},
-    store::{ClaimAnswer, MemoryStore, Store as _},
+    store::{ClaimResponse, MemoryStore, Store as _},
 };
 
 use support::CONTEXT;
@@ -137,13 +137,13 @@ fn late_claim_does_not_replace_later_one() {
     let early = request(0);
     let lease = BUDGET + MARGIN + Duration::from_millis(1);
     let later = request(u64::try_from(lease.as_millis()).unwrap());
-    assert!(matches!(claim(&early), ClaimAnswer::Applied { .. }));
-    assert!(matches!(claim(&later), ClaimAnswer::Applied { .. }));
+    assert!(matches!(claim(&early), ClaimResponse::Applied { .. }));
+    assert!(matches!(claim(&later), ClaimResponse::Applied { .. }));
     let fence = later.fence();
-    let end_lease = Settlement::EndLease { last_end: None };
-    let ended = store.settle(&fence, &end_lease, later.now, &CONTEXT);
+    let release = Settlement::Release { last_end: None };
+    let ended = store.settle(&fence, &release, later.now, &CONTEXT);
     let _ = ended.now_or_never().unwrap().unwrap();
-    assert!(matches!(claim(&early), ClaimAnswer::Refused(_)));
+    assert!(matches!(claim(&early), ClaimResponse::ConditionFailed(_)));
 }
 
 /// A claim made so many milliseconds after the start.
@@ -193,5 +193,5 @@ fn explorer_finds_restore_without_owner() {
 
 #[test]
 fn explorer_finds_ended_lease_that_deletes() {
-    finds(&flawed(Flaw::EndLeaseDeletes), "P3");
+    finds(&flawed(Flaw::ReleaseDeletes), "P3");
 }

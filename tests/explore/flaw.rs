@@ -21,9 +21,9 @@ pub enum Flaw {
     /// A restoration is conditional on `status = IN_PROGRESS` alone.
     RestoreWithoutOwner,
     /// The end of a lease deletes the record.
-    EndLeaseDeletes,
+    ReleaseDeletes,
     /// The end of a lease has no condition.
-    EndLeaseWithoutCondition,
+    ReleaseWithoutCondition,
     /// The renewal of a lease has no condition.
     RenewalWithoutCondition,
     /// A claim drops the failed messages of the record.
@@ -50,8 +50,8 @@ impl Flaw {
         Self::CompletionWithoutOwner,
         Self::CompletionWithoutCondition,
         Self::RestoreWithoutOwner,
-        Self::EndLeaseDeletes,
-        Self::EndLeaseWithoutCondition,
+        Self::ReleaseDeletes,
+        Self::ReleaseWithoutCondition,
         Self::RenewalWithoutCondition,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,

@@ -50,7 +50,7 @@ async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize,
     let _inside = Inside(&world, worker);
     lock(&world).enters(worker, &attempt);
     pause().await;
-    let word = lock(&world).acts(worker, attempt.may_have_run_before());
+    let word = lock(&world).acts(worker, attempt.prior().is_some());
     obey(word)?;
     pause().await;
     let word = lock(&world).returns(worker);
@@ -60,7 +60,7 @@ async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize,
 
 pub fn obey(word: HandlerEnd) -> Result<(), Failure> {
     match word {
-        HandlerEnd::Done | HandlerEnd::Declined => Ok(()),
+        HandlerEnd::Done | HandlerEnd::NotWritten => Ok(()),
         HandlerEnd::Retryable => Err(Failure::retryable("the gateway is busy")),
         HandlerEnd::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
         HandlerEnd::Permanent => Err(Failure::permanent("the card is declined")),
@@ -89,13 +89,13 @@ pub enum HandlerEnd {
     Permanent,
     Panic,
     /// Done, without the effect: the writes were refused.
-    Declined,
+    NotWritten,
 }
 
 impl World {
     fn enters(&mut self, worker: usize, attempt: &Attempt) {
         self.log(worker, || {
-            let informed = match attempt.history().open.map(|open| open.first_claimed_at) {
+            let informed = match attempt.history().prior.map(|open| open.first_claimed_at) {
                 None => "no attempt is open".into(),
                 Some(None) => "an attempt is open".into(),
                 Some(Some(at)) => format!("an attempt is open since {}", since_start(at)),

@@ -1,4 +1,4 @@
-//! The table of `OnItem`: dynoxide, in this process, which evaluates the SDK's own requests.
+//! The table of `ItemMode`: dynoxide, in this process, which evaluates the SDK's own requests.
 //!
 //! The result of a request depends only on the request and the item, and is cached: executions are
 //! many, and distinct requests are few.
@@ -232,7 +232,7 @@ impl Items {
             "UpdateItem" => said(self.database.update_item(parsed::<UpdateItemRequest>(body))),
             "GetItem" => said(self.database.get_item(parsed::<GetItemRequest>(body))),
             "DeleteItem" => said(self.database.delete_item(parsed::<DeleteItemRequest>(body))),
-            other => unreachable!("OnItem does not send {other}"),
+            other => unreachable!("ItemMode does not send {other}"),
         }
     }
 

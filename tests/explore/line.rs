@@ -3,10 +3,10 @@
 use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability},
-    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, FencingToken, Key, Record, RequestErrorKind, Settlement, Timestamp},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
-use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, TransactionalStore};
+use sqs_once_dynamodb::transactional::{Commit, CommitResponse, TransactionalStore};
 
 use crate::{
     network::Fate,
@@ -42,7 +42,7 @@ impl Line {
                     // A worker counts these, and those of contention.
                     world.workers[worker].receives_answer("none");
                 }
-                Err(request.unavailable(Unavailability::Unanswered))
+                Err(request.unavailable(RequestErrorKind::Unanswered))
             }
             Fate::Contended => {
                 pause().await;
@@ -73,8 +73,8 @@ impl Line {
         }
         Ok(match self.call(request).await? {
             // An `INSERT` never returns the item. A refused `UPDATE` does, if there is one.
-            Answer::Claim(ClaimAnswer::Refused(_))
-            | Answer::Settle(SettleAnswer::Refused(None)) => None,
+            Answer::Claim(ClaimResponse::ConditionFailed(_))
+            | Answer::Settle(SettleResponse::ConditionFailed(None)) => None,
             answer => Some(answer),
         })
     }
@@ -87,7 +87,7 @@ impl Store for Line {
         &self,
         request: &ClaimRequest,
         _: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         let answer = match self.in_group(Request::Insert(request.clone())).await? {
             Some(answer) => answer,
             None => self.call(Request::Claim(request.clone())).await?,
@@ -100,11 +100,11 @@ impl Store for Line {
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         _: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let (fence, of_a_group) = (fence.clone(), settlement.clone());
         let grouped = matches!(
             settlement,
@@ -132,7 +132,11 @@ impl Store for Line {
 }
 
 impl TransactionalStore for Line {
-    async fn look(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+    async fn get_record(
+        &self,
+        key: &Key,
+        _: &RequestContext,
+    ) -> Result<Option<Record>, StoreError> {
         match self.call(Request::Look(key.clone())).await? {
             Answer::Look(record) => Ok(record),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
@@ -143,7 +147,7 @@ impl TransactionalStore for Line {
         &self,
         commit: &Commit,
         _: &RequestContext,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<CommitResponse, StoreError> {
         match self.call(Request::Commit(Box::new(commit.clone()))).await? {
             Answer::Commit(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),

@@ -30,8 +30,8 @@
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
 //! | `Once` (`claim.rs`) | `claim`, `grouped`, `heartbeat`, `heartbeat_untimed`, `heartbeat_skewed`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
-//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `first_look` | the same, and the item that the writes change |
-//! | `OnItem` (`on_item.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
+//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `check_first` | the same, and the item that the writes change |
+//! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
 //!
 //! The explorer is tested too: on a table with one flaw (`flaw.rs`) it must find the promise that
 //! the flaw breaks.
@@ -77,10 +77,10 @@ mod claim;
 mod clock;
 mod flaw;
 mod handler;
+mod item_mode;
 mod items;
 mod line;
 mod network;
-mod on_item;
 mod planner;
 mod promises;
 mod records;
@@ -138,7 +138,7 @@ fn pruning_loses_no_state() {
         Scenario::reopened(),
         Scenario::commit_untimed(),
         Scenario::inbox(),
-        Scenario::first_look(),
+        Scenario::check_first(),
     ];
     // These scenarios take longer, and with one deviation nothing would be pruned.
     if bound() > 3 {
@@ -149,7 +149,7 @@ fn pruning_loses_no_state() {
                 ChangeKind::Retain,
                 ChangeKind::Modify,
             ]
-            .map(Scenario::on_item),
+            .map(Scenario::item_mode),
         );
     }
     for scenario in scenarios {
@@ -169,7 +169,7 @@ fn pruning_keeps_shortest_schedule() {
     for scenario in [
         Scenario::claim().with(Flaw::RestoreWithoutOwner),
         Scenario::claim().with(Flaw::CompletionWithoutOwner),
-        Scenario::commit().with(Flaw::EndLeaseWithoutCondition),
+        Scenario::commit().with(Flaw::ReleaseWithoutCondition),
     ] {
         let steps = |seen| {
             let schedule = scenario.explore(3, seen).broken.expect("a flaw");

@@ -30,11 +30,11 @@ pub async fn plan_commit(
     world: Shared,
     worker: usize,
     delivery: Delivery,
-    first_look: bool,
+    check_first: bool,
 ) -> Outcome {
     let inbox = Inbox::new(once(&world, worker));
-    let inbox = if first_look {
-        inbox.first_look()
+    let inbox = if check_first {
+        inbox.check_first()
     } else {
         inbox
     };
@@ -66,10 +66,10 @@ fn sale(world: &Shared, worker: usize) -> Done<Value> {
         .when("attribute_not_exists(sold)");
     let world = world.clone();
     let sale_of_one = Done::new(json!(worker)).with(write);
-    sale_of_one.on_refused(move |_| {
+    sale_of_one.on_condition_failed(move |_| {
         let word = lock(&world).decides(worker);
         match word {
-            HandlerEnd::Declined => Ok(Done::new(json!(DECLINED))),
+            HandlerEnd::NotWritten => Ok(Done::new(json!(DECLINED))),
             word => obey(word).map(|()| sale(&world, worker)),
         }
     })
@@ -92,7 +92,7 @@ impl World {
     /// The writes were refused.
     fn decides(&mut self, worker: usize) -> HandlerEnd {
         let words = [
-            HandlerEnd::Declined,
+            HandlerEnd::NotWritten,
             HandlerEnd::Permanent,
             HandlerEnd::Retryable,
             HandlerEnd::Panic,

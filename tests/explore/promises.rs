@@ -205,10 +205,10 @@ impl Promises {
             if said == Some(&HandlerEnd::NoEffect) {
                 continue;
             }
-            self.break_if(history.open.is_none(), || {
+            self.break_if(history.prior.is_none(), || {
                 format!("P3: w{worker} is not informed of w{other}, whose effect is not recorded")
             });
-            let since = history.open.map(|open| open.first_claimed_at);
+            let since = history.prior.map(|open| open.first_claimed_at);
             let from_then_on = since.flatten().is_some_and(|since| since <= run.claimed_at);
             self.break_if(!from_then_on, || {
                 format!("P3: w{worker} is informed of w{other} with a later time: {since:?}")
@@ -312,7 +312,7 @@ impl Promises {
     }
 
     /// A worker ends whose effect is on an item.
-    pub fn ended_on_item(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
+    pub fn ended_item_change(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
         let mut said = self.run(worker).said.iter();
         let unsaid = !said.any(|word| *word == HandlerEnd::Permanent);
         self.gone(worker);
@@ -350,7 +350,7 @@ impl Promises {
                 let mut said = self.runs.iter().flat_map(|run| {
                     let outputs = run.said.iter().map(|word| match word {
                         HandlerEnd::Done => Some(output_of(run.worker)),
-                        HandlerEnd::Declined => Some(declined()),
+                        HandlerEnd::NotWritten => Some(declined()),
                         _ => None,
                     });
                     outputs.flatten()

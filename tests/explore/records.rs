@@ -3,10 +3,10 @@
 use futures_util::FutureExt as _;
 use sqs_once::{
     protocol::{
-        ClaimRequest, Fence, Key, Record, Settlement, State, Timestamp,
+        ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, MemoryStore, SettleAnswer, Store as _, StoreError},
+    store::{ClaimResponse, MemoryStore, SettleResponse, Store as _, StoreError},
 };
 
 use support::CONTEXT;
@@ -36,7 +36,7 @@ impl Records {
         }
     }
 
-    pub fn claim(&mut self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    pub fn claim(&mut self, request: &ClaimRequest) -> Result<ClaimResponse, StoreError> {
         let (flaw, record) = match self {
             Self::Sound(store) => return at_once(store.claim(request, &CONTEXT)),
             Self::Flawed { flaw, record } => (*flaw, record),
@@ -54,13 +54,13 @@ impl Records {
                 _ => {}
             }
             let replaced = record.replace(claimed);
-            return Ok(ClaimAnswer::Applied {
+            return Ok(ClaimResponse::Applied {
                 replaced: replaced.filter(|_| flaw != Flaw::TakeoverNotReturned),
             });
         }
         match record {
             Some(record) if flaw != Flaw::RefusedClaimWithoutRecord => {
-                Ok(ClaimAnswer::Refused(record.clone()))
+                Ok(ClaimResponse::ConditionFailed(record.clone()))
             }
             _ => Err(StoreError::Unreadable {
                 key: request.key.to_string(),
@@ -71,25 +71,25 @@ impl Records {
     }
 
     /// A claim that is applied only if there is no record, as an `INSERT`.
-    pub fn insert(&mut self, request: &ClaimRequest) -> Result<ClaimAnswer, StoreError> {
+    pub fn insert(&mut self, request: &ClaimRequest) -> Result<ClaimResponse, StoreError> {
         if let Self::Flawed { flaw, record } = self
             && *flaw == Flaw::InsertOverRecord
         {
             *record = Some(request.record(None));
-            return Ok(ClaimAnswer::Applied { replaced: None });
+            return Ok(ClaimResponse::Applied { replaced: None });
         }
         match self.record(&request.key) {
-            Some(record) => Ok(ClaimAnswer::Refused(record)),
+            Some(record) => Ok(ClaimResponse::ConditionFailed(record)),
             None => self.claim(request),
         }
     }
 
     pub fn settle(
         &mut self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let (flaw, record) = match self {
             Self::Sound(store) => return at_once(store.settle(fence, settlement, now, &CONTEXT)),
             Self::Flawed { flaw, record } => (*flaw, record),
@@ -101,18 +101,18 @@ impl Records {
             (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
             | (Flaw::RestoreWithoutOwner, Settlement::Restore(_)) => in_progress,
             (Flaw::CompletionWithoutCondition, Settlement::Complete { .. })
-            | (Flaw::EndLeaseWithoutCondition, Settlement::EndLease { .. })
+            | (Flaw::ReleaseWithoutCondition, Settlement::Release { .. })
             | (Flaw::RenewalWithoutCondition, Settlement::Renew { .. }) => record.is_some(),
             _ => false,
         };
         if !overlooked && !may_settle(record.as_ref(), fence) {
-            return Ok(SettleAnswer::Refused(record.clone()));
+            return Ok(SettleResponse::ConditionFailed(record.clone()));
         }
         let deletes =
-            flaw == Flaw::EndLeaseDeletes && matches!(settlement, Settlement::EndLease { .. });
+            flaw == Flaw::ReleaseDeletes && matches!(settlement, Settlement::Release { .. });
         let ended = record.take().filter(|_| !deletes);
         *record = ended.and_then(|record| settlement.apply(&record, now));
-        Ok(SettleAnswer::Applied)
+        Ok(SettleResponse::Applied)
     }
 }
 

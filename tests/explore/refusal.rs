@@ -1,6 +1,6 @@
 //! Response to a transaction whose writes' conditions are not met.
 //!
-//! Only the library makes a `Refused`, from a response of DynamoDB. So this module calls the
+//! Only the library makes a `ConditionFailed`, from a response of DynamoDB. So this module calls the
 //! library's own store with such a response.
 
 use std::sync::OnceLock;
@@ -9,15 +9,15 @@ use aws_smithy_runtime_api::client::http::HttpConnectorFuture;
 use futures_util::FutureExt as _;
 use serde_json::json;
 use sqs_once::store::DynamoStore;
-use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, TransactionalStore as _};
+use sqs_once_dynamodb::transactional::{Commit, CommitResponse, TransactionalStore as _};
 
 use support::CONTEXT;
 
 use crate::wire;
 
 /// The record's condition is met; the condition of the one write beside it is not.
-pub fn refused(commit: &Commit) -> CommitAnswer {
-    static REFUSED: OnceLock<CommitAnswer> = OnceLock::new();
+pub fn refused(commit: &Commit) -> CommitResponse {
+    static REFUSED: OnceLock<CommitResponse> = OnceLock::new();
     let ask = || {
         let cancelled = json!({
             "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",

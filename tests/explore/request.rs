@@ -7,12 +7,12 @@ use std::{
 
 use sqs_once::{
     protocol::{
-        Before, ClaimRequest, Fence, Key, Owner, Record, Settlement, State, Timestamp,
-        Unavailability,
+        ClaimRequest, FencingToken, Key, Owner, PreviousRecord, Record, RequestErrorKind,
+        Settlement, State, Timestamp,
     },
-    store::{ClaimAnswer, SettleAnswer, StoreError},
+    store::{ClaimResponse, SettleResponse, StoreError},
 };
-use sqs_once_dynamodb::transactional::{Commit, CommitAnswer};
+use sqs_once_dynamodb::transactional::{Commit, CommitResponse};
 
 use crate::{
     clock::from_now,
@@ -26,9 +26,9 @@ pub enum Request {
     Claim(ClaimRequest),
     /// The claim's statement in a group, which is applied over nothing alone.
     Insert(ClaimRequest),
-    Settle(Fence, Settlement, Timestamp),
+    Settle(FencingToken, Settlement, Timestamp),
     /// The settlement's statement in a group.
-    Update(Fence, Settlement, Timestamp),
+    Update(FencingToken, Settlement, Timestamp),
     Commit(Box<Commit>),
     Look(Key),
     Item(ItemRequest),
@@ -36,9 +36,9 @@ pub enum Request {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    Claim(ClaimAnswer),
-    Settle(SettleAnswer),
-    Commit(CommitAnswer),
+    Claim(ClaimResponse),
+    Settle(SettleResponse),
+    Commit(CommitResponse),
     Look(Option<Record>),
     Item(ItemAnswer),
 }
@@ -76,7 +76,7 @@ impl Request {
         }
     }
 
-    pub fn unavailable(&self, kind: Unavailability) -> StoreError {
+    pub fn unavailable(&self, kind: RequestErrorKind) -> StoreError {
         StoreError::Unavailable {
             kind,
             action: self.name(),
@@ -103,7 +103,7 @@ impl Request {
                 fence.first_claimed_at.map(from_now).hash(hasher);
                 match settlement {
                     Settlement::Fail { first_open, .. } => first_open.hash(hasher),
-                    Settlement::EndLease { last_end } => last_end.hash(hasher),
+                    Settlement::Release { last_end } => last_end.hash(hasher),
                     Settlement::Renew {
                         lease_until,
                         exclusive_attempts,
@@ -111,10 +111,10 @@ impl Request {
                     } => (from_now(*lease_until), exclusive_attempts).hash(hasher),
                     Settlement::Restore(claimed) => {
                         let before = match &claimed.before {
-                            Before::Nothing => 0,
-                            Before::Unknown => 1,
-                            Before::Record(record) if record.state == State::Failed => 2,
-                            Before::Record(_) => 3,
+                            PreviousRecord::Nothing => 0,
+                            PreviousRecord::Unknown => 1,
+                            PreviousRecord::Record(record) if record.state == State::Failed => 2,
+                            PreviousRecord::Record(_) => 3,
                         };
                         let since = claimed.open_since.map(from_now);
                         let count = claimed.exclusive_attempts;
@@ -141,7 +141,7 @@ impl Request {
     pub fn contended(&self) -> Result<Answer, StoreError> {
         match self {
             Self::Item(_) => Ok(Answer::Item(ItemAnswer::throttled())),
-            _ => Err(self.unavailable(Unavailability::Contended)),
+            _ => Err(self.unavailable(RequestErrorKind::Contended)),
         }
     }
 }
@@ -150,15 +150,15 @@ impl Answer {
     /// The outcome of the request, in a word, and the record returned with it.
     pub fn tells(&self) -> (&'static str, Option<&Record>) {
         match self {
-            Self::Claim(ClaimAnswer::Applied { replaced }) => ("admitted", replaced.as_ref()),
-            Self::Settle(SettleAnswer::Applied) | Self::Commit(CommitAnswer::Applied) => {
+            Self::Claim(ClaimResponse::Applied { replaced }) => ("admitted", replaced.as_ref()),
+            Self::Settle(SettleResponse::Applied) | Self::Commit(CommitResponse::Applied) => {
                 ("applied", None)
             }
-            Self::Claim(ClaimAnswer::Refused(record)) => ("refused", Some(record)),
-            Self::Settle(SettleAnswer::Refused(record))
-            | Self::Commit(CommitAnswer::Refused(record)) => ("refused", record.as_ref()),
-            Self::Commit(CommitAnswer::Cancelled(_)) => ("cancelled", None),
-            Self::Commit(CommitAnswer::Invalid(_)) => ("invalid", None),
+            Self::Claim(ClaimResponse::ConditionFailed(record)) => ("refused", Some(record)),
+            Self::Settle(SettleResponse::ConditionFailed(record))
+            | Self::Commit(CommitResponse::ConditionFailed(record)) => ("refused", record.as_ref()),
+            Self::Commit(CommitResponse::Cancelled(_)) => ("cancelled", None),
+            Self::Commit(CommitResponse::Invalid(_)) => ("invalid", None),
             Self::Look(record) => ("answered", record.as_ref()),
             Self::Item(answer) if answer.is_refusal() => ("refused", None),
             Self::Item(answer) if answer.said.is_ok() => ("answered", None),

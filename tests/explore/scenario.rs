@@ -56,7 +56,7 @@ pub enum Effect {
     /// In the table: a transaction makes it.
     InTable,
     /// On an item, which remembers it.
-    OnItem,
+    ItemMode,
 }
 
 /// Behaviour of a worker's own timers while it is frozen until its lease has expired.
@@ -194,9 +194,9 @@ impl Scenario {
     }
 
     /// The same with a read of the record before that.
-    pub fn first_look() -> Self {
+    pub fn check_first() -> Self {
         Self {
-            name: "first_look".into(),
+            name: "check_first".into(),
             work: |world, worker, delivery| {
                 Box::pin(planner::plan_commit(world, worker, delivery, true))
             },
@@ -215,7 +215,7 @@ impl Scenario {
     }
 
     /// One change of one item.
-    pub fn on_item(way: ChangeKind) -> Self {
+    pub fn item_mode(way: ChangeKind) -> Self {
         let (name, work): (_, Work) = match way {
             ChangeKind::Create => ("create", |world, worker, delivery| {
                 Box::pin(changer::change(world, worker, delivery, ChangeKind::Create))
@@ -233,7 +233,7 @@ impl Scenario {
         Self {
             name: name.into(),
             work,
-            effect: Effect::OnItem,
+            effect: Effect::ItemMode,
             fewer: 1,
             ..Self::claim()
         }
@@ -267,11 +267,11 @@ impl Scenario {
             Self::commit(),
             Self::commit_untimed(),
             Self::inbox(),
-            Self::first_look(),
-            Self::on_item(ChangeKind::Create),
-            Self::on_item(ChangeKind::Update),
-            Self::on_item(ChangeKind::Retain),
-            Self::on_item(ChangeKind::Modify),
+            Self::check_first(),
+            Self::item_mode(ChangeKind::Create),
+            Self::item_mode(ChangeKind::Update),
+            Self::item_mode(ChangeKind::Retain),
+            Self::item_mode(ChangeKind::Modify),
         ];
         let base = all.into_iter().find(|scenario| scenario.name == base)?;
         let Some(flaw) = flaw else { return Some(base) };

@@ -255,9 +255,9 @@ impl Execution<'_> {
         let mut world = lock(&self.world);
         world.workers[worker].live = false;
         let record = world.record.clone();
-        if self.scenario.effect == Effect::OnItem {
+        if self.scenario.effect == Effect::ItemMode {
             let made = world.effects().to_vec();
-            world.promises.ended_on_item(worker, &outcome, &made);
+            world.promises.ended_item_change(worker, &outcome, &made);
         } else {
             let message = message_id(world.workers[worker].message);
             world
@@ -356,7 +356,7 @@ impl Execution<'_> {
             }
         }
         world.hash_table(&mut state);
-        if self.scenario.effect == Effect::OnItem {
+        if self.scenario.effect == Effect::ItemMode {
             // With a retention, an item holds the time of day.
             wall().hash(&mut state);
         }

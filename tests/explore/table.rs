@@ -5,12 +5,12 @@
 
 use sqs_once::{
     protocol::{
-        Key, Owner, Record, Unavailability,
+        Key, Owner, Record, RequestErrorKind,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, SettleAnswer, StoreError},
+    store::{ClaimResponse, SettleResponse, StoreError},
 };
-use sqs_once_dynamodb::transactional::{Commit, CommitAnswer, RecordWrite};
+use sqs_once_dynamodb::transactional::{Commit, CommitResponse, RecordWrite};
 
 use crate::{flaw::Flaw, records::Records, refusal::refused};
 
@@ -79,13 +79,13 @@ impl Table {
         worker: usize,
         commit: &Commit,
         finds: Circumstances,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<CommitResponse, StoreError> {
         let (token, owner) = (self.token(commit), owner(commit));
         let made = self.made.iter().find(|made| made.token == token);
         if let Some(made) = made.filter(|_| !finds.forgotten) {
             // Its parameters differ, at least in the owner.
             return if made.owner == *owner {
-                Ok(CommitAnswer::Applied)
+                Ok(CommitResponse::Applied)
             } else {
                 Err(mismatch(commit.record.key()))
             };
@@ -95,7 +95,7 @@ impl Table {
             return Ok(refused(commit));
         }
         let answer = self.write_record(&commit.record);
-        let applied = answer == CommitAnswer::Applied;
+        let applied = answer == CommitResponse::Applied;
         if applied || self.flaw == Some(Flaw::WritesGoFirst) {
             self.effects.extend(commit.writes.iter().map(|_| worker));
         }
@@ -106,7 +106,7 @@ impl Table {
         Ok(answer)
     }
 
-    fn write_record(&mut self, write: &RecordWrite) -> CommitAnswer {
+    fn write_record(&mut self, write: &RecordWrite) -> CommitResponse {
         let settled = match write {
             RecordWrite::Settle {
                 fence,
@@ -117,8 +117,10 @@ impl Table {
                 request,
                 settlement,
             } => match self.records.claim(request) {
-                Ok(ClaimAnswer::Refused(record)) => Ok(SettleAnswer::Refused(Some(record))),
-                Ok(ClaimAnswer::Applied { .. }) => {
+                Ok(ClaimResponse::ConditionFailed(record)) => {
+                    Ok(SettleResponse::ConditionFailed(Some(record)))
+                }
+                Ok(ClaimResponse::Applied { .. }) => {
                     let fence = request.fence();
                     self.records.settle(&fence, settlement, request.now)
                 }
@@ -126,10 +128,10 @@ impl Table {
             },
         };
         match settled {
-            Ok(SettleAnswer::Applied) => CommitAnswer::Applied,
-            Ok(SettleAnswer::Refused(record)) => CommitAnswer::Refused(record),
+            Ok(SettleResponse::Applied) => CommitResponse::Applied,
+            Ok(SettleResponse::ConditionFailed(record)) => CommitResponse::ConditionFailed(record),
             // The flaw of a response without the record.
-            Err(_) => CommitAnswer::Refused(None),
+            Err(_) => CommitResponse::ConditionFailed(None),
         }
     }
 }
@@ -160,7 +162,7 @@ fn admits(record: Option<&Record>, write: &RecordWrite) -> bool {
 
 fn mismatch(key: &Key) -> StoreError {
     StoreError::Unavailable {
-        kind: Unavailability::Invalid,
+        kind: RequestErrorKind::Invalid,
         action: "commit",
         key: key.to_string(),
         store: "the table".into(),

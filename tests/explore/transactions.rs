@@ -50,7 +50,7 @@ fn inbox_keeps_every_promise() {
 
 #[test]
 fn inbox_with_read_keeps_every_promise() {
-    let found = keeps_every_promise(&Scenario::first_look());
+    let found = keeps_every_promise(&Scenario::check_first());
     let outcomes = [
         "commit_unknown",
         "completed",
@@ -80,7 +80,7 @@ fn explorer_finds_commit_without_condition() {
 
 #[test]
 fn explorer_finds_ended_lease_without_condition() {
-    let flawed = Scenario::commit().with(Flaw::EndLeaseWithoutCondition);
+    let flawed = Scenario::commit().with(Flaw::ReleaseWithoutCondition);
     finds(&flawed, "P4");
 }
 

@@ -121,7 +121,7 @@ impl World {
 
     /// The output of the next run, which is longer than the limit.
     fn output(&self, attempt: &Attempt) -> String {
-        let informed = usize::from(attempt.may_have_run_before());
+        let informed = usize::from(attempt.prior().is_some());
         self.informed.fetch_add(informed, SeqCst);
         output_of(self.runs.fetch_add(1, SeqCst) + 1)
     }
@@ -271,7 +271,7 @@ async fn late_put_of_a_refused_answer_changes_nothing() {
             let second = Done::new(output_of(2)).with(add.value(":one", 1));
             Ok(Done::new(output_of(1))
                 .with(taken)
-                .on_refused(|_| Ok(second)))
+                .on_condition_failed(|_| Ok(second)))
         };
         let once = world.once(now);
         let run = async {

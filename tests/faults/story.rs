@@ -128,7 +128,7 @@ impl Handler for Worker {
             let act = self.acts.get(n).copied().unwrap_or(Act::Succeed);
             runs.push(Run {
                 key: attempt.key().to_string(),
-                informed: attempt.may_have_run_before(),
+                informed: attempt.prior().is_some(),
                 act,
                 began: Instant::now(),
             });

@@ -292,7 +292,7 @@ async fn inbox_plans_again_after_awaited_conflict() {
 async fn consumer_changes_items() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.on_item(&client), namespace(), handler_fn(change));
+    let consumer = || Consumer::new(world.item_mode(&client), namespace(), handler_fn(change));
     world.behind_a_consumer("on item", consumer).await;
 }
 
@@ -315,7 +315,7 @@ async fn clock_is_set_for_each_mode() {
             handler_fn(plan),
         )),
         left(&Consumer::new(
-            world.on_item(&client),
+            world.item_mode(&client),
             namespace(),
             handler_fn(change),
         )),

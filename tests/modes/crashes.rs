@@ -191,8 +191,8 @@ impl World {
 async fn survives_every_fault(way: EffectMode) {
     let world = World::start().await;
     for request in way.requests() {
-        for (meets, in_transaction, on_item) in STORIES {
-            let for_transactions = on_item.is_empty() && !in_transaction.is_empty();
+        for (meets, in_transaction, item_mode) in STORIES {
+            let for_transactions = item_mode.is_empty() && !in_transaction.is_empty();
             if for_transactions && *request != "TransactWriteItems" {
                 continue;
             }
@@ -200,7 +200,7 @@ async fn survives_every_fault(way: EffectMode) {
                 // The claim is kept, and counted.
                 (way, "retryable_failure") if way.is_claim() => "completion_unrecorded",
                 _ if way.is_transaction() => in_transaction,
-                _ => on_item,
+                _ => item_mode,
             };
             let expected = Some(expected).filter(|_| *request == way.commit());
             world.story(way, request, meets, expected, false).await;

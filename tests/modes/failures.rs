@@ -75,9 +75,9 @@ impl Fails {
 
 /// Eight stories at a time: most of each is a wait for a deadline of one second.
 async fn failure_survives_every_fault(fails: Fails) {
-    let stories = STORIES.iter().filter(|(.., on_item)| {
+    let stories = STORIES.iter().filter(|(.., item_mode)| {
         // A dead worker has no outcome, and the other injected faults concern effects of transactions.
-        !on_item.is_empty()
+        !item_mode.is_empty()
     });
     let stories = stories.flat_map(|&(meets, ..)| {
         let requests = 0..fails.requests().len();

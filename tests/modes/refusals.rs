@@ -142,14 +142,14 @@ async fn handler_interprets_refused_condition() {
             let name = key(name);
             let (world, done) = (&world, order(&name));
             async move {
-                let decide = move |refused: &sqs_once::Refused| {
+                let decide = move |refused: &sqs_once::ConditionFailed| {
                     assert_eq!(refused.get("stock").map(|write| write.index), Some(1));
                     assert_eq!(refused.get("stock").unwrap().table, THINGS);
                     assert!(refused.get("order").is_none() && refused.writes().len() == 1);
                     decide()
                 };
                 let outcome = world
-                    .once_answered(mode, &name, || Ok(done.on_refused(decide)))
+                    .once_answered(mode, &name, || Ok(done.on_condition_failed(decide)))
                     .await;
                 let order = world.dynamo.record(THINGS, &name).await;
                 assert!(
@@ -247,7 +247,7 @@ async fn refusal_holds_item_if_requested() {
             ("built", Done::new("?").with(built())),
             ("the SDK's", Done::new("?").with(sdks())),
         ] {
-            let done = done.on_refused(|refused| {
+            let done = done.on_condition_failed(|refused| {
                 let item = refused.writes()[0].item.as_ref().unwrap();
                 let left = number(item, "n");
                 Err(Failure::permanent(format!("{left} are left")))
@@ -438,8 +438,8 @@ async fn attempt_after_unanswered_commit_is_informed() {
     const COMMIT: &str = "TransactWriteItems";
     let attempt = async |key: String, informed, deadline| {
         let handler = async |attempt: Attempt| {
-            assert_eq!(attempt.may_have_run_before(), informed, "{key}");
-            Ok(order(&key).on_refused(|_| panic!("there is stock")))
+            assert_eq!(attempt.prior().is_some(), informed, "{key}");
+            Ok(order(&key).on_condition_failed(|_| panic!("there is stock")))
         };
         world.stock(1).await;
         let operation = operation(&key, deadline);
@@ -537,11 +537,11 @@ async fn unwritable_plan_is_not_sent() {
     }
 
     world.dynamo.reset_counts();
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let create = Change::create((), "id", Write::put(THINGS, "s3cret"));
     let update = Change::update((), take().value(":map", HashMap::from([((1, 2), 3)])));
     for change in [create, update] {
-        let outcome = on_item
+        let outcome = item_mode
             .run(operation("c", ample()), async |_| Ok(change))
             .await;
         let said = outcome.to_string();
@@ -649,9 +649,9 @@ async fn missing_table_is_named_and_message_fails() {
         let done = || Ok(order(&key).with(missing()));
         outcomes.push(world.once_answered(mode, &key, done).await);
     }
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let create = async |_| Ok(Change::create((), "id", missing()));
-    outcomes.push(on_item.run(operation("c", ample()), create).await);
+    outcomes.push(item_mode.run(operation("c", ample()), create).await);
     let mut names = Vec::new();
     for outcome in outcomes {
         let said = outcome.to_string();

@@ -208,8 +208,9 @@ async fn changed_plan_is_another_transaction() {
         let plan = async |_| {
             let last = put(free);
             let third = move |_: &_| Ok(Done::new(3).with(last));
-            let second = move |_: &_| Ok(Done::new(2).with(put("taken")).on_refused(third));
-            Ok(Done::new(1).with(put("taken")).on_refused(second))
+            let second =
+                move |_: &_| Ok(Done::new(2).with(put("taken")).on_condition_failed(third));
+            Ok(Done::new(1).with(put("taken")).on_condition_failed(second))
         };
         let sent = Transactions::default();
         let client = sent.of(&world.no_timeout_client());

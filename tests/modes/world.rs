@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
-    Change, Deadline, Done, Inbox, OnItem, Once, Operation, Outcome, Write,
+    Change, Deadline, Done, Inbox, ItemMode, Once, Operation, Outcome, Write,
     protocol::{Fingerprint, Key, Timestamp},
     store::{Batched, DynamoStore, Store},
 };
@@ -158,8 +158,8 @@ impl World {
         Inbox::new(self.once(client))
     }
 
-    pub fn on_item(&self, client: &Client) -> OnItem {
-        OnItem::new(client.clone()).clock(now)
+    pub fn item_mode(&self, client: &Client) -> ItemMode {
+        ItemMode::new(client.clone()).clock(now)
     }
 
     /// Increments the thing `id`.
@@ -179,21 +179,25 @@ impl World {
             self.running.notify_one();
             Ok(Change::update(id.len(), one_more(id)))
         };
-        let on_item = self.on_item(client);
+        let item_mode = self.item_mode(client);
         match way {
             EffectMode::Claim => self.once(client).run(operation, done).await,
             EffectMode::BatchedClaim => self.batched(client).run(operation, done).await,
             EffectMode::Inbox => self.inbox(client).run(operation, done).await,
-            EffectMode::InboxWithLook => self.inbox(client).first_look().run(operation, done).await,
-            EffectMode::Update => on_item.run(operation, update).await,
-            EffectMode::UpdateForATime => on_item.retention(RETENTION).run(operation, update).await,
+            EffectMode::InboxWithLook => {
+                self.inbox(client).check_first().run(operation, done).await
+            }
+            EffectMode::Update => item_mode.run(operation, update).await,
+            EffectMode::UpdateForATime => {
+                item_mode.retention(RETENTION).run(operation, update).await
+            }
             EffectMode::Create => {
                 let put = Write::put(THINGS, json!({"id": id, "n": 1}));
                 let create = async |_| {
                     self.running.notify_one();
                     Ok(Change::create((), "id", put))
                 };
-                on_item.run(operation, create).await
+                item_mode.run(operation, create).await
             }
             EffectMode::Modify => {
                 let modify = async |_| {
@@ -205,7 +209,7 @@ impl World {
                         Ok((Thing { id: id.clone(), n }, n))
                     }))
                 };
-                on_item.run(operation, modify).await
+                item_mode.run(operation, modify).await
             }
         }
     }

@@ -13,8 +13,8 @@ use std::{
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once,
-    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
+    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
 
 use support::{
@@ -51,7 +51,7 @@ impl Store for Counted {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         self.writes.fetch_add(1, Relaxed);
         if self.down.load(Relaxed) {
             return Err(StoreError::denied("claim", &request.key, "table", "down"));
@@ -61,11 +61,11 @@ impl Store for Counted {
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         self.writes.fetch_add(1, Relaxed);
         self.records.settle(fence, settlement, now, context).await
     }

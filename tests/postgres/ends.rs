@@ -162,7 +162,7 @@ async fn ended_lease_of_claim_mode_is_taken_over() {
     // The lease has ended in the millisecond before.
     let informed = Mutex::new(None);
     let takes_over = async |attempt: Attempt| {
-        *informed.lock().unwrap() = Some(attempt.may_have_run_before());
+        *informed.lock().unwrap() = Some(attempt.prior().is_some());
         increments("o-1")(attempt).await
     };
     let mode = world.mode().clock(|| Timestamp::now() + SECOND);
@@ -308,7 +308,7 @@ async fn other_mode_has_no_transaction() {
     let Outcome::PermanentFailure(why) = &outcome else {
         panic!("{outcome:?}")
     };
-    assert!(why.contains("InPostgres"), "{why}");
+    assert!(why.contains("PostgresMode"), "{why}");
 }
 
 #[tokio::test]

@@ -236,7 +236,7 @@ async fn settings_of_other_modes_are_not_read() {
     let unused = [
         "IDEMPOTENCY_LAYOUT",
         "IDEMPOTENCY_ATTRIBUTES",
-        "IDEMPOTENCY_GROUPING",
+        "IDEMPOTENCY_BATCHED_WRITES",
         "CONSUMER_METRICS_WRITE_UNITS",
     ];
     assert_eq!(

@@ -10,7 +10,7 @@ use std::{
 
 use futures_util::future::join_all;
 use sqs_once::{Attempt, Outcome, protocol::Timestamp};
-use sqs_once_postgres::{InPostgres, Transaction};
+use sqs_once_postgres::{PostgresMode, Transaction};
 use support::world::{World, ample, operation};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -26,7 +26,7 @@ fn now() -> Timestamp {
 }
 
 /// Completes operations until the minute is over. Returns their number.
-async fn minute(mode: &InPostgres, minute: usize, is_real: bool) -> usize {
+async fn minute(mode: &PostgresMode, minute: usize, is_real: bool) -> usize {
     let (started, next) = (Instant::now(), AtomicUsize::new(0));
     let is_over = |number: usize| {
         if is_real {
@@ -58,7 +58,7 @@ async fn table_stops_growing_when_records_expire() {
     let is_real = minutes.is_some();
     let minutes = minutes.map_or(8, |minutes| minutes.parse().unwrap());
     let world = World::start().await;
-    let mode = InPostgres::new(sqs_once_postgres::pool(world.options.clone(), WORKERS));
+    let mode = PostgresMode::new(sqs_once_postgres::pool(world.options.clone(), WORKERS));
     let mode = mode.retention(MINUTE).clock(now);
     let mut completed = Vec::new();
     for number in 0..minutes {

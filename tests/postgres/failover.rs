@@ -4,7 +4,7 @@
 use futures_util::future::join_all;
 use sqlx::{Executor, PgPool};
 use sqs_once::{Attempt, Once, Outcome};
-use sqs_once_postgres::{InPostgres, PostgresStore, Transaction};
+use sqs_once_postgres::{PostgresMode, PostgresStore, Transaction};
 use support::world::{World, ample, increments, operation};
 use support::{log, postgres::Server};
 
@@ -42,7 +42,7 @@ async fn connections_to_demoted_server_are_replaced() {
     warm_up(&pool, 3).await;
     // The name of the cluster is that of the new writer by now.
     pool.set_connect_options(new.options.clone());
-    let mode = InPostgres::new(pool);
+    let mode = PostgresMode::new(pool);
     let messages = ["o-1", "o-2", "o-3"];
     let run = messages.map(|id| mode.run(operation(id, ample()), increments(id)));
     for outcome in join_all(run).await {
@@ -101,7 +101,7 @@ async fn request_tries_three_new_connections_at_most() {
 #[tokio::test]
 async fn statement_with_stale_plan_runs_on_new_connection() {
     let world = World::start().await;
-    let mode = InPostgres::new(sqs_once_postgres::pool(world.options.clone(), 1));
+    let mode = PostgresMode::new(sqs_once_postgres::pool(world.options.clone(), 1));
     let reads = async |attempt: Attempt| {
         let mut tx = Transaction::of(&attempt)?;
         sqlx::query("SELECT * FROM things")
@@ -123,7 +123,7 @@ async fn statement_with_stale_plan_runs_on_new_connection() {
 async fn forgotten_statements_cost_no_message() {
     let world = World::start().await;
     let pool = sqs_once_postgres::pool(world.options.clone(), 1);
-    let mode = InPostgres::new(pool.clone());
+    let mode = PostgresMode::new(pool.clone());
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     pool.execute("DEALLOCATE ALL").await.unwrap();
     assert_completed(&mode.run(operation("o-2", ample()), increments("o-2")).await);

@@ -14,7 +14,7 @@ use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Outcome, handler_fn,
     protocol::{Namespace, StoredResult, Timestamp},
 };
-use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 use support::world::{SECOND, World, ample, increment, increments, operation, short};
 use support::{PATIENCE, postgres::one};
 use tokio::{
@@ -144,7 +144,7 @@ async fn increments_after_rival(
 async fn serialization_failure_is_contended() {
     let world = World::start().await;
     let pool = one(serializable(&world));
-    let mode = InPostgres::new(pool.clone());
+    let mode = PostgresMode::new(pool.clone());
     let (rival, runs) = (world.pool.clone(), Arc::default());
     let work = |attempt| increments_after_rival(attempt, rival, Arc::clone(&runs));
     let outcome = mode.run(operation("o-1", ample()), work).await;
@@ -167,7 +167,7 @@ async fn consumer_runs_contended_message_again() {
             increments_after_rival(attempt, rival.clone(), Arc::clone(&runs))
         }
     });
-    let mode = InPostgres::new(one(serializable(&world)));
+    let mode = PostgresMode::new(one(serializable(&world)));
     let consumer = Consumer::new(mode, Namespace::new("tests").unwrap(), handler);
     let batch = sqs_once_testing::event([sqs_once_testing::Message::new("m-1", &json!({}))]);
     let failed = sqs_once_testing::process(&Arc::new(consumer), batch).await;
@@ -183,7 +183,7 @@ async fn deadlock_is_contended() {
         .await;
     // The session whose check comes first is the victim.
     let options = world.options.clone().options([("deadlock_timeout", "10")]);
-    let mode = InPostgres::new(one(options));
+    let mode = PostgresMode::new(one(options));
     let mut rival = world.pool.begin().await.unwrap();
     rival
         .execute("SET LOCAL deadlock_timeout = '1min'")
@@ -287,7 +287,7 @@ async fn clients_connection_is_checked_only_on_linux() {
             let setting: String = sqlx::query_scalar(setting).fetch_one(&mut *tx).await?;
             Ok(tx.done(setting))
         };
-        let mode = InPostgres::new(pool);
+        let mode = PostgresMode::new(pool);
         let outcome = mode.run(operation(search_path, ample()), reads).await;
         let Outcome::Completed(StoredResult::Json(setting)) = outcome else {
             panic!("{outcome:?}");

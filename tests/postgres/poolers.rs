@@ -3,7 +3,9 @@
 use futures_util::future::join_all;
 use sqlx::{Executor as _, PgConnection};
 use sqs_once::{Attempt, Failure, Once, Outcome, Settings, handler_fn};
-use sqs_once_postgres::{DatabaseSettings, InPostgres, InTransaction, PostgresStore, Transaction};
+use sqs_once_postgres::{
+    DatabaseSettings, InTransaction, PostgresMode, PostgresStore, Transaction,
+};
 use sqs_once_testing::conformance;
 use support::pooled::Pooled;
 use support::world::{SECOND, ample, increments, operation};
@@ -127,7 +129,7 @@ async fn pooler_is_refused_unless_the_url_names_it() {
             sqs_once_postgres::pool(options, 1)
         };
         let remedy = "statement-cache-capacity=0";
-        let mode = InPostgres::new(pool());
+        let mode = PostgresMode::new(pool());
         let refused = mode.run(operation("o-1", ample()), increments("o-1")).await;
         let error = unavailable(&refused);
         assert!(error.contains(remedy), "{error}");

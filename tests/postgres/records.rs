@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
     Deadline, Failure, Once, Outcome,
     protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp, isolation::CrashWaits},
-    store::{ClaimAnswer, SettleAnswer, Store},
+    store::{ClaimResponse, SettleResponse, Store},
 };
 use sqs_once_postgres::PostgresStore;
 use sqs_once_testing::conformance;
@@ -175,17 +175,20 @@ async fn late_write_after_deletion_is_refused() {
     let first = request("o-1", now, now.as_secs() + 60);
     assert_eq!(
         store.claim(&first, &CONTEXT).await.unwrap(),
-        ClaimAnswer::Applied { replaced: None }
+        ClaimResponse::Applied { replaced: None }
     );
     world.run_sql("DELETE FROM sqs_once_records").await;
     let second = request("o-1", now, now.as_secs() + 60);
     let _ = store.claim(&second, &CONTEXT).await.unwrap();
-    let end = Settlement::EndLease { last_end: None };
+    let end = Settlement::Release { last_end: None };
     let late = store
         .settle(&first.fence(), &end, now, &CONTEXT)
         .await
         .unwrap();
-    assert_eq!(late, SettleAnswer::Refused(Some(second.record(None))));
+    assert_eq!(
+        late,
+        SettleResponse::ConditionFailed(Some(second.record(None)))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -206,7 +209,7 @@ async fn concurrent_takeovers_admit_one() {
         });
         let answers = join_all(claims.collect::<Vec<_>>()).await;
         let applied = (answers.into_iter())
-            .filter(|answer| matches!(answer, Ok(ClaimAnswer::Applied { .. })));
+            .filter(|answer| matches!(answer, Ok(ClaimResponse::Applied { .. })));
         assert_eq!(applied.count(), 1);
     }
 }

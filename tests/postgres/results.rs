@@ -7,7 +7,7 @@ use sqs_once::{
     Attempt, Consumer, Failure, Handler, Settings, Stored,
     store::{Results, S3Results},
 };
-use sqs_once_postgres::{DatabaseSettings, InPostgres, InTransaction, Transaction};
+use sqs_once_postgres::{DatabaseSettings, InTransaction, PostgresMode, Transaction};
 use support::world::World;
 use support::world::url;
 use support::{
@@ -44,7 +44,7 @@ impl Handler for Writer {
 /// Delivers a message with so many letters twice. Returns the output for the duplicate.
 async fn replayed(
     letters: usize,
-    consumer: Consumer<InPostgres, Writer>,
+    consumer: Consumer<PostgresMode, Writer>,
     writer: &Writer,
 ) -> Value {
     let consumer = Arc::new(consumer);
@@ -69,7 +69,7 @@ async fn configured(
     more: &[(&str, &str)],
     s3: &S3,
     writer: &Writer,
-) -> Consumer<InPostgres, Writer> {
+) -> Consumer<PostgresMode, Writer> {
     let url = url(&SERVER, world);
     let required = [
         ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),

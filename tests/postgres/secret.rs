@@ -18,7 +18,7 @@ use sqlx::{
     raw_sql,
 };
 use sqs_once::{Attempt, Failure, Once, Outcome, Settings};
-use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::world::url;
 use support::world::{World, ample, increment, increments, operation};
 use support::{
@@ -166,8 +166,8 @@ impl Role {
         pool.connect_lazy_with(self.options.clone().username(user))
     }
 
-    fn mode(&self, config: &SdkConfig) -> InPostgres {
-        InPostgres::new(self.pool(&self.name)).secret(Client::new(config), ARN)
+    fn mode(&self, config: &SdkConfig) -> PostgresMode {
+        PostgresMode::new(self.pool(&self.name)).secret(Client::new(config), ARN)
     }
 }
 
@@ -176,7 +176,7 @@ fn assert_completed(outcome: &Outcome) {
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
 }
 
-async fn deliver(mode: &InPostgres, id: &str) -> Outcome {
+async fn deliver(mode: &PostgresMode, id: &str) -> Outcome {
     mode.run(operation(id, ample()), increments(id)).await
 }
 
@@ -190,7 +190,7 @@ async fn first_connection_reads_the_secret() {
     ] {
         let (vault, config) = Vault::start(secret).await;
         let client = Client::new(&config);
-        let mode = InPostgres::new(role.pool(user)).secret(client.clone(), ARN);
+        let mode = PostgresMode::new(role.pool(user)).secret(client.clone(), ARN);
         assert_eq!(vault.reads(), 0);
         let messages = (0..3).map(|n| deliver(&mode, ["a", "b", "c"][n]));
         join_all(messages).await;
@@ -451,7 +451,7 @@ async fn refused_token_is_signed_anew_once() {
     let config = impatient("http://127.0.0.1:1");
     let region = config.region().unwrap().clone();
     let credentials = config.credentials_provider().unwrap();
-    let mode = InPostgres::new(sqs_once_postgres::pool(options, 1)).iam(region, credentials);
+    let mode = PostgresMode::new(sqs_once_postgres::pool(options, 1)).iam(region, credentials);
     let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
     let Outcome::StoreUnavailable(error) = outcome else {
         panic!("{outcome:?}")

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sqlx::postgres::PgSslMode;
 use sqs_once::{Deadline, Once, Outcome, protocol::Timestamp};
-use sqs_once_postgres::{InPostgres, PostgresStore};
+use sqs_once_postgres::{PostgresMode, PostgresStore};
 use support::postgres::SERVER;
 use support::world::{SECOND, World, increments, operation};
 use tokio::{
@@ -128,7 +128,7 @@ async fn silent_connections_cost_no_message() {
             silence.notify_waiters();
             let deadline = Deadline::after(Timestamp::now(), 7 * SECOND, SECOND);
             let (mode, once) = (
-                InPostgres::new(pool.clone()),
+                PostgresMode::new(pool.clone()),
                 Once::new(PostgresStore::new(pool.clone())),
             );
             let messages = (0..connections).map(async |number| {

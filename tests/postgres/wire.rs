@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::poll;
 use sqs_once::{Attempt, Deadline, Once, Outcome, protocol::Timestamp};
-use sqs_once_postgres::{InPostgres, PostgresStore};
+use sqs_once_postgres::{PostgresMode, PostgresStore};
 use support::world::{SECOND, World, ample, increments, operation};
 use support::{PATIENCE, postgres_wire::Cut};
 use tokio::{
@@ -194,7 +194,7 @@ async fn late_begin_on_new_connection_is_not_repeated() {
 async fn message_waits_for_connection_until_its_deadline() {
     let world = World::start().await;
     let pool = sqs_once_postgres::pool(world.options.clone(), 1);
-    let mode = InPostgres::new(pool.clone());
+    let mode = PostgresMode::new(pool.clone());
     let used = pool.acquire().await.unwrap();
     let run = mode.run(operation("o-1", ample()), increments("o-1"));
     let (outcome, ()) = join!(run, async {

@@ -19,7 +19,7 @@ use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once,
     protocol::{AfterFailure, ClaimRequest, Key, Namespace, Owner, Record, Settlement, Timestamp},
     sqs::powertools,
-    store::{AnyStore, Batched, ClaimAnswer, DynamoStore, Layout, SettleAnswer, Store},
+    store::{AnyStore, Batched, ClaimResponse, DynamoStore, Layout, SettleResponse, Store},
 };
 use sqs_once_core::handler::History;
 use support::{
@@ -128,12 +128,12 @@ impl Both {
         let mut probe = self.claim(id);
         probe.now = Timestamp::default();
         match self.store().claim(&probe, &CONTEXT).await.unwrap() {
-            ClaimAnswer::Refused(record) => record,
-            ClaimAnswer::Applied { .. } => panic!("there was no record of {id}"),
+            ClaimResponse::ConditionFailed(record) => record,
+            ClaimResponse::Applied { .. } => panic!("there was no record of {id}"),
         }
     }
 
-    pub async fn settle(&self, claim: &ClaimRequest, wanted: Settlement) -> SettleAnswer {
+    pub async fn settle(&self, claim: &ClaimRequest, wanted: Settlement) -> SettleResponse {
         let (store, fence) = (self.store(), claim.fence());
         store
             .settle(&fence, &wanted, claim.now, &CONTEXT)

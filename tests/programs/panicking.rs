@@ -27,7 +27,7 @@ async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure> {
     tokio::task::spawn_blocking(move || std::thread::sleep(blocking)).await?;
     tokio::time::sleep(Duration::from_millis(order.sleep_ms)).await;
     assert!(!order.panic, "scripted panic");
-    Ok(attempt.may_have_run_before())
+    Ok(attempt.prior().is_some())
 }
 
 fn main() -> Result<(), lambda_runtime::Error> {

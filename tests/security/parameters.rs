@@ -181,7 +181,7 @@ fn template_sets_each_setting_to_its_default() {
                 assert_eq!(*variable, json!({"!FindInMap": of_timeout}));
                 continue;
             }
-            "CONSUMER_DEAD_LETTER" => {
+            "CONSUMER_DIRECT_DEAD_LETTERING" => {
                 let is_on = json!(["DirectlyDeadLetters", "on", "off"]);
                 assert_eq!(*variable, json!({"!If": is_on}));
             }
@@ -492,7 +492,7 @@ async fn s3_buckets_parameter_accepts_same_as_binary() {
         let settings = Settings::from_vars(variables);
         let settings = settings
             .sdk_config(support::sdk_config("http://127.0.0.1:9"))
-            .prime(false);
+            .warm_up(false);
         let starts = settings.once(Ok(handler_fn(greet))).await.is_ok();
         assert_eq!(starts, accepted, "the binary: {value:?}");
         assert_eq!(pattern.is_match(value), accepted, "the template: {value:?}");
@@ -525,7 +525,7 @@ async fn assert_starts(values: &[(&str, &str)]) {
     // Without the read at start, since there is no table.
     let settings = settings
         .sdk_config(support::sdk_config("http://127.0.0.1:9"))
-        .prime(false);
+        .warm_up(false);
     let consumer = settings.once(Ok(handler_fn(greet))).await;
     assert!(consumer.is_ok(), "{values:?}: {:?}", consumer.err());
 }

@@ -178,11 +178,11 @@ fn dead_lettering_adds_only_its_permissions() {
     let needed = needed.map(|action| (action.into(), "OrdersDeadLetterQueue.Arn".into()));
     assert_eq!(added_by(DEAD_LETTERS), needed.into());
     let template = read(CONSUMER);
-    let are_on = ["ConsumerDeadLetter", "ConsumerVisibility"]
+    let are_on = ["ConsumerDirectDeadLettering", "ConsumerVisibility"]
         .map(|parameter| json!({"!Equals": [{"!Ref": parameter}, "on"]}));
     let condition = json!({"!And": are_on});
     assert_eq!(template["Conditions"][DEAD_LETTERS], condition);
-    for parameter in ["ConsumerDeadLetter", "ConsumerVisibility"] {
+    for parameter in ["ConsumerDirectDeadLettering", "ConsumerVisibility"] {
         assert_eq!(template["Parameters"][parameter]["Default"], "on");
     }
 }

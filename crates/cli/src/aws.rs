@@ -1,4 +1,4 @@
-//! The SDK's configuration for a command, and explanations of refused requests.
+//! The SDK's configuration for a command, and explanations of failed requests.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use aws_sdk_sqs::{
 
 use crate::output::Error;
 
-/// Region, credentials and endpoint as the SDK reads them, with timeouts for a person who waits.
+/// Returns Region, credentials and endpoint as the SDK reads them, with timeouts for a person who waits.
 ///
 /// # Errors
 ///
@@ -27,7 +27,7 @@ pub(crate) async fn config() -> Result<SdkConfig, Error> {
     Ok(config.into_builder().timeout_config(timeouts).build())
 }
 
-/// Explains a request that failed. The text omits request and answer, which may hold payload.
+/// Explains a request that failed. The text leaves out request and response, which may contain payload.
 pub(crate) fn failed<E>(action: &str, permission: &str, error: &SdkError<E>) -> Error
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
@@ -59,7 +59,7 @@ where
             "could not connect or sign; check the credentials, AWS_REGION and the network"
                 .to_owned()
         }
-        _ => "the request or the answer was invalid".to_owned(),
+        _ => "the request or the response was invalid".to_owned(),
     };
     Error::remote(format!("could not {action}: {reason}"))
 }

@@ -20,10 +20,10 @@ pub(crate) const REASON: &str = "SqsOnceReason";
 pub(crate) const ERROR: &str = "SqsOnceError";
 pub(crate) const KEY: &str = "SqsOnceKey";
 
-/// Messages of one call, a limit of SQS.
+/// Most messages of one call, a limit of SQS.
 const BATCH: i32 = 10;
 
-/// Returns whether SQS knows no such queue. Its older protocol has another code.
+/// Returns whether SQS says that the queue does not exist. Its older protocol uses a different code.
 fn is_missing<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
     let code = error.as_service_error().and_then(E::code);
     code.is_some_and(|code| code.contains("NonExistentQueue") || code == "QueueDoesNotExist")
@@ -49,7 +49,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// If SQS knows no such queue, or did not answer.
+    /// If there is no such queue, or SQS did not respond.
     pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
         let found = Self::find_existing(config, name).await?;
         found.ok_or_else(|| {
@@ -59,11 +59,11 @@ impl Queue {
         })
     }
 
-    /// Finds a queue by its URL, ARN or name. `None` if SQS knows no such queue. A URL is not looked up.
+    /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Does not look up a URL.
     ///
     /// # Errors
     ///
-    /// If SQS did not answer.
+    /// If SQS did not respond.
     pub(crate) async fn find_existing(
         config: &SdkConfig,
         name: &str,
@@ -101,8 +101,8 @@ impl Queue {
         name_in(&self.url)
     }
 
-    /// Returns whether both have the same name in the same account. One queue can have several
-    /// URLs, which differ in their host.
+    /// Returns whether both have the same name in the same account. One queue can have several URLs with
+    /// different hosts.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let path = |queue: &Self| {
             let mut parts = queue.url.rsplit('/').map(str::to_owned);
@@ -115,29 +115,29 @@ impl Queue {
         self.url.ends_with(".fifo")
     }
 
-    /// Receives until the queue answers empty, or `max` messages were received. The messages are
-    /// hidden from other receivers for `hide`.
+    /// Receives until a response is empty or `max` messages were received. The messages are hidden from other
+    /// receivers for `hide`.
     ///
     /// Stops after half of that time, so that the caller has the rest.
     ///
     /// # Errors
     ///
-    /// If SQS did not answer. The messages received before are made visible again.
+    /// If SQS did not respond. The messages received so far are made visible again.
     pub(crate) async fn receive(&self, max: usize, hide: Duration) -> Result<Received, Error> {
-        let mut letters: Vec<DeadLetter> = Vec::new();
+        let mut dead_letters: Vec<DeadLetter> = Vec::new();
         let mut more = true;
         let mut seen = HashSet::new();
         let until = Instant::now() + hide / 2;
         let progress = Progress::new();
-        while letters.len() < max && Instant::now() < until {
-            let rest = i32::try_from(max - letters.len()).unwrap_or(BATCH);
+        while dead_letters.len() < max && Instant::now() < until {
+            let rest = i32::try_from(max - dead_letters.len()).unwrap_or(BATCH);
             let received = self
                 .client
                 .receive_message()
                 .queue_url(&self.url)
                 .max_number_of_messages(rest.min(BATCH))
                 .visibility_timeout(i32::try_from(hide.as_secs()).unwrap_or(i32::MAX))
-                // From one second on, SQS asks all of its servers.
+                // With at least one second, SQS asks all of its servers.
                 .wait_time_seconds(1)
                 .message_system_attribute_names(System::All)
                 .message_attribute_names("All")
@@ -146,7 +146,8 @@ impl Queue {
             let messages = match received {
                 Ok(answer) => answer.messages.unwrap_or_default(),
                 Err(error) => {
-                    self.show_again(&letters.iter().collect::<Vec<_>>()).await;
+                    self.show_again(&dead_letters.iter().collect::<Vec<_>>())
+                        .await;
                     return Err(failed("receive messages", "sqs:ReceiveMessage", &error));
                 }
             };
@@ -155,26 +156,26 @@ impl Queue {
                 break;
             }
             for message in messages {
-                let letter = DeadLetter { message };
-                if seen.insert(letter.id().to_owned()) {
-                    letters.push(letter);
+                let dead_letter = DeadLetter { message };
+                if seen.insert(dead_letter.id().to_owned()) {
+                    dead_letters.push(dead_letter);
                 }
             }
-            let received = letters.len();
+            let received = dead_letters.len();
             let text = format!("{received} messages received, at most {max}");
             progress.show(received as f64 / max as f64, &text);
         }
-        Ok(Received { letters, more })
+        Ok(Received { dead_letters, more })
     }
 
-    /// Makes messages visible again. A message for which that fails returns when its visibility
-    /// timeout ends.
-    pub(crate) async fn show_again(&self, letters: &[&DeadLetter]) {
-        for batch in letters.chunks(10) {
-            let entries = batch.iter().enumerate().map(|(index, letter)| {
+    /// Makes messages visible again. If that fails for a message, it returns when its visibility timeout
+    /// ends.
+    pub(crate) async fn show_again(&self, dead_letters: &[&DeadLetter]) {
+        for batch in dead_letters.chunks(10) {
+            let entries = batch.iter().enumerate().map(|(index, dead_letter)| {
                 Visible::builder()
                     .id(index.to_string())
-                    .set_receipt_handle(letter.message.receipt_handle.clone())
+                    .set_receipt_handle(dead_letter.message.receipt_handle.clone())
                     .visibility_timeout(0)
                     .build()
             });
@@ -201,11 +202,11 @@ impl Queue {
     /// # Errors
     ///
     /// If SQS did not confirm.
-    pub(crate) async fn delete(&self, letter: &DeadLetter) -> Result<(), Error> {
+    pub(crate) async fn delete(&self, dead_letter: &DeadLetter) -> Result<(), Error> {
         self.client
             .delete_message()
             .queue_url(&self.url)
-            .set_receipt_handle(letter.message.receipt_handle.clone())
+            .set_receipt_handle(dead_letter.message.receipt_handle.clone())
             .send()
             .await
             .map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
@@ -215,16 +216,16 @@ impl Queue {
 
 /// The messages that a queue returned.
 pub(crate) struct Received {
-    pub(crate) letters: Vec<DeadLetter>,
-    /// Receiving stopped before the queue was empty.
+    pub(crate) dead_letters: Vec<DeadLetter>,
+    /// True if receiving stopped before the queue was empty.
     pub(crate) more: bool,
 }
 
-/// The words for [`Received::more`].
+/// The text that commands print for [`Received::more`].
 pub(crate) const MORE: &str = "not all messages were received, since --max or half of --hide was \
     reached: there may be more";
 
-/// The name of the queue with this URL.
+/// Returns the name of the queue with this URL.
 pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
@@ -237,9 +238,9 @@ pub(crate) struct DeadLetter {
 /// Messages with the same reason and error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cause {
-    /// The outcome in `SqsOnceReason`, or `moved_by_sqs` without it.
+    /// The outcome in `SqsOnceReason`, or `moved_by_sqs` if that is missing.
     pub(crate) reason: String,
-    /// The text in `SqsOnceError`, or a word about the body without it.
+    /// The text in `SqsOnceError`, or a word about the body if that is missing.
     pub(crate) error: String,
 }
 
@@ -261,8 +262,7 @@ impl DeadLetter {
         attributes.get(name).map(String::as_str)
     }
 
-    /// The key that the consumer gave the message. `None` if the message has none, or only its
-    /// hash.
+    /// Returns the key that the consumer gave the message. `None` if the message has none, or only its hash.
     pub(crate) fn key(&self) -> Option<&str> {
         self.attribute(KEY).filter(|key| key.contains('#'))
     }

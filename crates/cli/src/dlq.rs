@@ -60,27 +60,33 @@ impl Command {
 impl List {
     async fn run(self, format: Format) -> Result<End, Error> {
         let queue = Queue::find(&aws::config().await?, &self.queue).await?;
-        let Received { letters, more } = queue.receive(self.max as usize, self.hide).await?;
-        queue.show_again(&letters.iter().collect::<Vec<_>>()).await;
-        let groups = group(&letters);
+        let Received { dead_letters, more } = queue.receive(self.max as usize, self.hide).await?;
+        queue
+            .show_again(&dead_letters.iter().collect::<Vec<_>>())
+            .await;
+        let groups = group(&dead_letters);
         answer(
             format,
-            || self.text(&queue, &groups, letters.len(), more),
-            || self.json(&queue, &groups, letters.len(), more),
+            || self.text(&queue, &groups, dead_letters.len(), more),
+            || self.json(&queue, &groups, dead_letters.len(), more),
         )?;
         Ok(End::Done)
     }
 
     fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> String {
         let now = Timestamp::now();
-        let sent = |letter: &DeadLetter| letter.sent_at().map(|time| distance(time, now));
-        let rows = groups.iter().map(|(cause, letters)| {
-            let oldest = letters.iter().min_by_key(|letter| letter.sent_at());
+        let sent = |dead_letter: &DeadLetter| dead_letter.sent_at().map(|time| distance(time, now));
+        let rows = groups.iter().map(|(cause, dead_letters)| {
+            let oldest = dead_letters
+                .iter()
+                .min_by_key(|dead_letter| dead_letter.sent_at());
             [
-                letters.len().to_string(),
+                dead_letters.len().to_string(),
                 cause.reason.clone(),
                 first_line(&cause.error),
-                oldest.and_then(|letter| sent(letter)).unwrap_or_default(),
+                oldest
+                    .and_then(|dead_letter| sent(dead_letter))
+                    .unwrap_or_default(),
             ]
         });
         if received == 0 {
@@ -91,14 +97,14 @@ impl List {
         }
         let mut text = columns(["MESSAGES", "REASON", "ERROR", "OLDEST SENT"], rows);
         if self.messages {
-            let rows = groups.iter().flat_map(|(cause, letters)| {
-                letters.iter().map(move |letter| {
+            let rows = groups.iter().flat_map(|(cause, dead_letters)| {
+                dead_letters.iter().map(move |dead_letter| {
                     [
-                        letter.id().to_owned(),
+                        dead_letter.id().to_owned(),
                         cause.reason.clone(),
-                        letter.key().unwrap_or_default().to_owned(),
-                        letter.group().unwrap_or_default().to_owned(),
-                        sent(letter).unwrap_or_default(),
+                        dead_letter.key().unwrap_or_default().to_owned(),
+                        dead_letter.group().unwrap_or_default().to_owned(),
+                        sent(dead_letter).unwrap_or_default(),
                     ]
                 })
             });
@@ -116,15 +122,18 @@ impl List {
     }
 
     fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
-        let to_json = |(cause, letters): &(Cause, Vec<&DeadLetter>)| {
+        let to_json = |(cause, dead_letters): &(Cause, Vec<&DeadLetter>)| {
             let mut group = json!({
                 "reason": cause.reason,
                 "error": cause.error,
-                "count": letters.len(),
-                "oldest_sent_at": letters.iter().filter_map(|l| l.sent_at()).min().map(|t| t.to_string()),
+                "count": dead_letters.len(),
+                "oldest_sent_at": dead_letters.iter().filter_map(|l| l.sent_at()).min().map(|t| t.to_string()),
             });
             if self.messages {
-                group["messages"] = letters.iter().map(|letter| message(letter)).collect();
+                group["messages"] = dead_letters
+                    .iter()
+                    .map(|dead_letter| message(dead_letter))
+                    .collect();
             }
             group
         };
@@ -133,25 +142,28 @@ impl List {
     }
 }
 
-fn message(letter: &DeadLetter) -> Value {
+fn message(dead_letter: &DeadLetter) -> Value {
     json!({
-        "message_id": letter.id(),
-        "key": letter.key(),
-        "group": letter.group(),
-        "sent_at": letter.sent_at().map(|time| time.to_string()),
-        "receive_count": letter.system(&System::ApproximateReceiveCount),
+        "message_id": dead_letter.id(),
+        "key": dead_letter.key(),
+        "group": dead_letter.group(),
+        "sent_at": dead_letter.sent_at().map(|time| time.to_string()),
+        "receive_count": dead_letter.system(&System::ApproximateReceiveCount),
     })
 }
 
 type Groups<'a> = Vec<(Cause, Vec<&'a DeadLetter>)>;
 
 /// Groups messages by their cause, the largest group first.
-fn group(letters: &[DeadLetter]) -> Groups<'_> {
+fn group(dead_letters: &[DeadLetter]) -> Groups<'_> {
     let mut by_cause: BTreeMap<Cause, Vec<&DeadLetter>> = BTreeMap::new();
-    for letter in letters {
-        by_cause.entry(letter.cause()).or_default().push(letter);
+    for dead_letter in dead_letters {
+        by_cause
+            .entry(dead_letter.cause())
+            .or_default()
+            .push(dead_letter);
     }
     let mut groups: Vec<_> = by_cause.into_iter().collect();
-    groups.sort_by_key(|(_, letters)| std::cmp::Reverse(letters.len()));
+    groups.sort_by_key(|(_, dead_letters)| std::cmp::Reverse(dead_letters.len()));
     groups
 }

@@ -1,4 +1,4 @@
-//! The journal of a redrive: which messages were sent, so that none is sent twice.
+//! The journal of a redrive: records which messages were sent, so that none is sent twice.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ enum Line {
         message: String,
         new: String,
     },
-    /// SQS refused the new message, so nothing was sent.
+    /// SQS rejected the new message, so nothing was sent.
     Refused {
         message: String,
     },
@@ -38,16 +38,16 @@ enum Line {
     },
 }
 
-/// The last step of a message that the journal has.
+/// The last step of a message that the journal contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The answer of SQS is missing: the message may have been sent.
+    /// There is no response from SQS, so the message may have been sent.
     Send,
     Sent,
     Deleted,
 }
 
-/// The journal file, which one process at a time has open.
+/// The journal file. Only one process at a time has it open.
 pub(crate) struct Journal {
     file: File,
     steps: HashMap<String, Step>,
@@ -75,7 +75,7 @@ impl Journal {
         let mut text = String::new();
         file.read_to_string(&mut text)
             .map_err(|error| fault(&error))?;
-        // A crash can leave half a line. Its step was not taken yet, or is taken for not confirmed.
+        // A crash can leave half a line. Its step was not yet taken, or we treat it as not confirmed.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         file.set_len(whole as u64).map_err(|error| fault(&error))?;
         file.seek(SeekFrom::End(0)).map_err(|error| fault(&error))?;

@@ -1,18 +1,18 @@
 //! `sqs-once`: reads and changes records, moves dead letters, and checks deployed stacks.
 //!
-//! Works on AWS and on every endpoint that the SDK is configured for (`AWS_ENDPOINT_URL`).
+//! Works on AWS and on any other endpoint that you configure for the SDK (`AWS_ENDPOINT_URL`).
 
 mod aws;
 mod dead_letters;
 mod dlq;
 mod doctor;
 mod journal;
+mod next_delivery;
 mod output;
 mod progress;
 mod record;
 mod redrive;
 mod table;
-mod verdict;
 
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ Credentials, Region and endpoint are those of the AWS SDK: AWS_PROFILE, AWS_REGI
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Form of the answer on standard output. JSON is for scripts.
+    /// Format of the output. JSON is for scripts.
     #[arg(long, global = true, value_enum, default_value_t = Format::Text, help_heading = "Output")]
     output: Format,
 }

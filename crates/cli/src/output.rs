@@ -1,4 +1,4 @@
-//! Answers and errors of commands, and the words for times.
+//! Output and errors of commands, and words for times.
 
 use std::{
     fmt::Display,
@@ -11,7 +11,7 @@ use comfy_table::{Table, presets};
 use serde_json::Value;
 use sqs_once::protocol::Timestamp;
 
-/// Form of the answer on standard output.
+/// The form of the output on standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     // For people. It may change between versions.
@@ -25,20 +25,20 @@ pub(crate) enum Format {
 pub(crate) enum End {
     /// Exit code 0.
     Done,
-    /// Exit code 1. The answer says why.
+    /// Exit code 1. The output says why.
     NotDone,
 }
 
-/// The reason why a command ended early.
+/// Why a command ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The request makes no sense for the state that was found, or was not confirmed.
+    /// The request makes no sense for the current state, or was not confirmed.
     #[error("{0}")]
     Negative(String),
     /// The command line or a setting is invalid.
     #[error("{0}")]
     Usage(String),
-    /// AWS or PostgreSQL did not answer, or refused the request.
+    /// AWS or PostgreSQL did not respond, or rejected the request.
     #[error("{0}")]
     Remote(String),
 }
@@ -59,7 +59,7 @@ impl Error {
 
 /// Prints one line, or one JSON document in a line.
 pub(crate) fn print(text: impl Display) -> Result<(), Error> {
-    // A reader that closes the pipe early, as `head` does, is no failure of the command.
+    // If a reader closes the pipe early, as `head` does, the command has not failed.
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::negative(
             format!("could not write to standard output: {error}"),
@@ -68,7 +68,7 @@ pub(crate) fn print(text: impl Display) -> Result<(), Error> {
     }
 }
 
-/// Prints the answer in the form asked for.
+/// Prints the output in the requested form.
 pub(crate) fn answer(
     format: Format,
     text: impl FnOnce() -> String,
@@ -80,8 +80,8 @@ pub(crate) fn answer(
     }
 }
 
-/// Replaces control characters but line breaks: keys and errors are written by others, and a terminal
-/// obeys control characters.
+/// Replaces control characters except line breaks. Other people write keys and errors, and a terminal obeys
+/// control characters.
 pub(crate) fn clean(text: &str) -> String {
     let shown = |c: char| {
         if c.is_control() && c != '\n' {
@@ -93,7 +93,7 @@ pub(crate) fn clean(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Escapes the control characters that JSON allows in strings, DEL and those above it.
+/// Escapes the control characters that JSON allows in strings: DEL and those above it.
 fn escape(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
@@ -111,7 +111,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// The first line of a text, at most 80 characters of it.
+/// Returns the first line of a text, at most 80 characters of it.
 pub(crate) fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(80) {
@@ -136,7 +136,7 @@ pub(crate) fn columns<const N: usize>(
     table.trim_fmt()
 }
 
-/// Asks on the terminal. `yes` answers in advance.
+/// Asks for confirmation on the terminal, unless `yes` is set.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! A bar on standard error while a command reads or sends for long.
+//! A progress bar on standard error, for commands that read or send for a long time.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -7,7 +7,7 @@ const WIDTH: usize = 20;
 /// Returns to the start of the line, and erases it.
 const ERASE: &str = "\r\x1b[2K";
 
-/// One line, drawn over itself. Nothing is written if standard error is no terminal.
+/// One line that is drawn again and again. Writes nothing if standard error is not a terminal.
 pub(crate) struct Progress {
     on_terminal: bool,
 }
@@ -28,7 +28,7 @@ impl Progress {
     fn write(&self, text: &str) {
         if self.on_terminal {
             let mut terminal = std::io::stderr().lock();
-            // A bar that cannot be drawn is no failure of the command.
+            // If the bar cannot be drawn, the command has not failed.
             let _drawn = terminal
                 .write_all(text.as_bytes())
                 .and_then(|()| terminal.flush());
@@ -37,7 +37,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Erases the bar, so that the answer stands alone.
+    /// Erases the bar, so that only the output remains.
     fn drop(&mut self) {
         self.write(ERASE);
     }

@@ -1,4 +1,4 @@
-//! The table of records that a command reads, in DynamoDB or in PostgreSQL.
+//! The table of records that a command reads, in DynamoDB or PostgreSQL.
 
 use aws_config::SdkConfig;
 use clap::Args;
@@ -13,8 +13,7 @@ use sqs_once_postgres::{DatabaseSettings, PostgresStore};
 
 use crate::{aws, output::Error};
 
-/// The table and the layout of its records. Each option has the variable of the consumer as its
-/// default.
+/// The table and the layout of its records. The consumer's variables are the defaults of the options.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Table of the records")]
 pub(crate) struct Table {
@@ -48,7 +47,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The records of the table that is named.
+    /// Opens the records of the table that the options name.
     ///
     /// # Errors
     ///
@@ -82,7 +81,7 @@ impl Table {
 
     #[cfg(feature = "postgres")]
     async fn postgres(&self) -> Result<Records, Error> {
-        // A password needs no Region and no credentials.
+        // A password needs neither a Region nor credentials.
         let config = match named(&self.postgres_auth) {
             None | Some("password") => SdkConfig::builder().build(),
             Some(_) => aws::config().await?,
@@ -113,12 +112,12 @@ impl Table {
         Settings::from_vars(given.filter_map(|(name, value)| Some((name, value.as_deref()?))))
     }
 
-    /// Returns whether a table is named.
+    /// Returns whether the options name a table.
     pub(crate) fn is_named(&self) -> bool {
         named(&self.table).or(named(&self.postgres)).is_some()
     }
 
-    /// The effect of a `FAILED` record on another message.
+    /// Returns how a `FAILED` record affects other messages.
     pub(crate) fn after_failure(&self) -> AfterFailure {
         match self.after_failure.as_deref() {
             Some("replay") => AfterFailure::Replay,
@@ -127,12 +126,12 @@ impl Table {
     }
 }
 
-/// The value of an option. An empty variable counts as not set, as in the consumer.
+/// Returns the value of an option. An empty variable is treated as not set, as in the consumer.
 fn named(option: &Option<String>) -> Option<&str> {
     option.as_deref().filter(|value| !value.is_empty())
 }
 
-/// The error of `--postgres` in a tool without the feature.
+/// Creates the error for `--postgres` in a tool without that feature.
 #[cfg(not(feature = "postgres"))]
 pub(crate) fn needs_postgres() -> Error {
     Error::usage(
@@ -140,7 +139,7 @@ pub(crate) fn needs_postgres() -> Error {
     )
 }
 
-/// Records in one of two stores.
+/// Records in one of the two stores.
 #[derive(Debug)]
 pub(crate) enum Records {
     DynamoDb(Box<DynamoStore>),
@@ -150,11 +149,11 @@ pub(crate) enum Records {
 
 impl Records {
     /// Reads a record.
-    pub(crate) async fn look_up(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+    pub(crate) async fn get(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.look_up(key).await,
+            Self::DynamoDb(store) => store.get(key).await,
             #[cfg(feature = "postgres")]
-            Self::Postgres(store) => store.look_up(key).await,
+            Self::Postgres(store) => store.get(key).await,
         }
     }
 
@@ -182,7 +181,7 @@ impl Records {
         }
     }
 
-    /// Ends the lease of a record, if the record is as it was shown.
+    /// Ends the lease of a record, if the record is still as it was shown.
     pub(crate) async fn release(
         &self,
         shown: &StoredRecord,
@@ -195,12 +194,12 @@ impl Records {
         }
     }
 
-    /// Deletes a record, if the record is as it was shown.
-    pub(crate) async fn forget(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
+    /// Deletes a record, if it is still as it was shown.
+    pub(crate) async fn delete_record(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.forget(shown).await,
+            Self::DynamoDb(store) => store.delete_record(shown).await,
             #[cfg(feature = "postgres")]
-            Self::Postgres(store) => store.forget(shown).await,
+            Self::Postgres(store) => store.delete_record(shown).await,
         }
     }
 }

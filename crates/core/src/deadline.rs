@@ -1,4 +1,4 @@
-//! [`Deadline`]: the time limits of an invocation, with a reserve for outcomes and response.
+//! [`Deadline`]: the time limits of an invocation, with time kept back for outcomes and the response.
 
 use std::time::Duration;
 
@@ -6,52 +6,52 @@ use tokio::time::Instant;
 
 use crate::protocol::Timestamp;
 
-/// Time limits of an invocation.
+/// The time limits of an invocation.
 ///
 /// ```text
-///  now                                    stop          end  answer  at
-///   |---- claims, handlers ----------------|-- outcomes --|----|------|
-///                                          |<-------- reserve ------->|
+///  now                           handler_cutoff   write_until  respond_by  invocation_end
+///   |---- claims, handlers ------------|-- outcomes ----|----------|-------------|
+///                                      |<-------------- reserve ---------------->|
 /// ```
 ///
-/// | time | part of the reserve gone | event |
+/// | time | part of the reserve used | event |
 /// | --- | --- | --- |
-/// | *stop* | 0 | handlers are cut off |
-/// | *end* | 3/4 | the last settlement or commit |
-/// | *answer* | 7/8 | the response, with unfinished messages as batch item failures |
-/// | *at* | all | Lambda ends the process |
+/// | [`handler_cutoff`](Self::handler_cutoff) | 0 | handlers are cut off |
+/// | [`write_until`](Self::write_until) | 3/4 | the last settlement or commit |
+/// | [`respond_by`](Self::respond_by) | 7/8 | the response, with unfinished messages as batch item failures |
+/// | [`invocation_end`](Self::invocation_end) | all | Lambda ends the process |
 ///
-/// A `Consumer` keeps more time back for a large batch, since each message has its
-/// part in the response. *stop*, *end* and *answer* are then earlier by that time.
+/// For a large batch, a `Consumer` keeps back more time, because every message adds to the response. The
+/// first three times are then earlier.
 ///
-/// A lease lasts until *at* plus a margin for differences between workers' clocks.
+/// A lease lasts until the end of the invocation, plus a margin because the clocks of two workers differ.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
-    at: Timestamp,
-    stop: Instant,
-    end: Instant,
-    answer: Instant,
-    latest_start: Instant,
+    invocation_end: Timestamp,
+    handler_cutoff: Instant,
+    write_until: Instant,
+    respond_by: Instant,
+    start_by: Instant,
 }
 
-/// Maximum budget: longer than any invocation, and small enough for clock arithmetic.
+/// Longest budget. No invocation lasts this long, and clock arithmetic cannot overflow with it.
 const MAX_BUDGET: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// A deadline before this is not a point in time, but what a runtime sends that knows none.
+/// Earliest deadline that we take for a real one. A runtime that knows no deadline sends a smaller number.
 const FIRST_DEADLINE: Timestamp = Timestamp::from_millis(1_000_000_000_000);
 
 /// Memory of a function with one vCPU, in MB (*AWS Lambda Developer Guide*, "Configure Lambda function
 /// memory").
 pub const MEMORY_OF_A_VCPU: u32 = 1769;
-/// The least memory of a function, in MB.
+/// The smallest memory size of a function, in MB.
 pub const LEAST_MEMORY: u32 = 128;
 
-/// CPU time that one message costs after *stop*, on a whole vCPU: its part in the response, the metrics and the
-/// freed memory. Measured: 3.4 µs (10,000 messages, on 7 % of a core); the rest is for slower cores.
+/// CPU time that one message costs after *stop*, on a whole vCPU: its part of the response, its metrics, and
+/// the memory to free. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
 const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 
-/// Time that each message needs after *stop*, in a function with so much memory. More than one vCPU
-/// does not help: the work is done in one thread.
+/// Time that each message needs after *stop* in a function with this much memory. More than one vCPU does not
+/// help, because a single thread does this work.
 pub fn reserve_per_message(memory_mb: u32) -> Duration {
     WORK_PER_MESSAGE * MEMORY_OF_A_VCPU / memory_mb.clamp(LEAST_MEMORY, MEMORY_OF_A_VCPU)
 }
@@ -65,7 +65,7 @@ impl Deadline {
     /// | `budget` | time until the deadline | 365 days |
     /// | `reserve` | part of the budget for outcomes and response | half of the budget |
     ///
-    /// Handlers are cut off by the monotonic clock.
+    /// The monotonic clock decides when handlers are cut off.
     ///
     /// ```
     /// use std::time::Duration;
@@ -80,24 +80,24 @@ impl Deadline {
         let budget = budget.min(MAX_BUDGET);
         let reserve = reserve.min(budget / 2);
         let start = Instant::now();
-        let stop = start + (budget - reserve);
+        let handler_cutoff = start + (budget - reserve);
         Self {
-            at: now + budget,
-            stop,
-            end: start + (budget - reserve / 4),
-            answer: start + (budget - reserve / 8),
-            latest_start: stop,
+            invocation_end: now + budget,
+            handler_cutoff,
+            write_until: start + (budget - reserve / 4),
+            respond_by: start + (budget - reserve / 8),
+            start_by: handler_cutoff,
         }
     }
 
     /// Creates the deadline of a Lambda invocation.
     ///
-    /// `at` comes from the header `Lambda-Runtime-Deadline-Ms` (*AWS Lambda Developer Guide*,
-    /// "Using the Lambda runtime API for custom runtimes").
+    /// `at` comes from the header `Lambda-Runtime-Deadline-Ms` (*AWS Lambda Developer Guide*, "Using the
+    /// Lambda runtime API for custom runtimes").
     ///
-    /// If `at` is before September 2001 (10^12 ms), the deadline is unknown, as under
-    /// `cargo lambda watch`. The budget is then `assumed_timeout`. If a later `at` has passed, no time
-    /// is left, and nothing starts.
+    /// An `at` before September 2001 (10^12 ms) means that the runtime knows no deadline, as under `cargo
+    /// lambda watch`. The budget is then `assumed_timeout`. If a real deadline has already passed, no time is
+    /// left and no handler starts.
     ///
     /// ```
     /// use std::time::Duration;
@@ -105,9 +105,9 @@ impl Deadline {
     ///
     /// let (now, second) = (Timestamp::now(), Duration::from_secs(1));
     /// let known = Deadline::of_invocation(now, now + 30 * second, 300 * second, second);
-    /// assert_eq!(known.at(), now + 30 * second);
+    /// assert_eq!(known.invocation_end(), now + 30 * second);
     /// let unknown = Deadline::of_invocation(now, Timestamp::default(), 300 * second, second);
-    /// assert_eq!(unknown.at(), now + 300 * second);
+    /// assert_eq!(unknown.invocation_end(), now + 300 * second);
     /// ```
     #[must_use]
     pub fn of_invocation(
@@ -124,27 +124,30 @@ impl Deadline {
         Self::after(now, budget, reserve)
     }
 
-    /// Keeps more time back for the response, at most half of the time left.
+    /// Keeps back more time for the response, at most half of the time left.
     ///
-    /// Handlers start so much earlier too, unless none could start any more.
+    /// Handlers must then also start earlier, unless that would leave no time to start one.
     pub fn keep_back(self, more: Duration) -> Self {
         let more = more.min(self.time_left() / 2);
-        let stop = self.stop - more;
-        let latest_start = self.latest_start.checked_sub(more).unwrap_or(stop);
-        let starts_none = self.may_start() && latest_start <= Instant::now();
+        let handler_cutoff = self.handler_cutoff - more;
+        let start_by = self.start_by.checked_sub(more).unwrap_or(handler_cutoff);
+        let starts_none = self.may_start() && start_by <= Instant::now();
         Self {
-            at: self.at,
-            stop,
-            end: self.end - more,
-            answer: self.answer - more,
-            latest_start: if starts_none { stop } else { latest_start },
+            invocation_end: self.invocation_end,
+            handler_cutoff,
+            write_until: self.write_until - more,
+            respond_by: self.respond_by - more,
+            start_by: if starts_none {
+                handler_cutoff
+            } else {
+                start_by
+            },
         }
     }
 
-    /// Sets the minimum time left at which a handler may start.
+    /// Sets how much time must be left for a handler to start.
     ///
-    /// Has no effect if less time than `needed` is left already, because no handler could ever
-    /// start.
+    /// Has no effect if less than `needed` is left already: otherwise no handler could ever start.
     ///
     /// ```
     /// use std::time::Duration;
@@ -156,52 +159,50 @@ impl Deadline {
     /// ```
     #[must_use]
     pub fn min_time_to_start(self, needed: Duration) -> Self {
-        let latest_start = match self.time_left().checked_sub(needed) {
+        let start_by = match self.time_left().checked_sub(needed) {
             Some(slack) => Instant::now() + slack,
-            None => self.stop,
+            None => self.handler_cutoff,
         };
-        Self {
-            latest_start,
-            ..self
-        }
+        Self { start_by, ..self }
     }
 
     /// Returns whether enough time is left to start a handler.
     #[must_use]
     pub fn may_start(&self) -> bool {
-        Instant::now() < self.latest_start
+        Instant::now() < self.start_by
     }
 
     /// Returns the time at which Lambda ends the process.
     #[must_use]
-    pub const fn at(&self) -> Timestamp {
-        self.at
+    pub const fn invocation_end(&self) -> Timestamp {
+        self.invocation_end
     }
 
     /// Returns the time left for handlers. Zero once handlers are cut off.
     #[must_use]
     pub fn time_left(&self) -> Duration {
-        self.stop.saturating_duration_since(Instant::now())
+        self.handler_cutoff
+            .saturating_duration_since(Instant::now())
     }
 
     /// Returns the time at which handlers are cut off.
-    pub const fn stop(&self) -> Instant {
-        self.stop
+    pub const fn handler_cutoff(&self) -> Instant {
+        self.handler_cutoff
     }
 
     /// Returns the time after which no handler may start.
-    pub const fn latest_start(&self) -> Instant {
-        self.latest_start
+    pub const fn start_by(&self) -> Instant {
+        self.start_by
     }
 
     /// Returns the time limit for settlements and commits.
-    pub const fn end(&self) -> Instant {
-        self.end
+    pub const fn write_until(&self) -> Instant {
+        self.write_until
     }
 
     /// Returns the time limit for the response to Lambda.
-    pub const fn answer(&self) -> Instant {
-        self.answer
+    pub const fn respond_by(&self) -> Instant {
+        self.respond_by
     }
 }
 
@@ -229,12 +230,12 @@ mod tests {
     async fn time_kept_back_moves_every_limit() {
         let before = Deadline::after(NOW, 10 * SECOND, SECOND).min_time_to_start(2 * SECOND);
         let after = before.keep_back(3 * SECOND);
-        assert_eq!(after.at(), before.at());
+        assert_eq!(after.invocation_end(), before.invocation_end());
         for limit in [
-            Deadline::stop,
-            Deadline::end,
-            Deadline::answer,
-            Deadline::latest_start,
+            Deadline::handler_cutoff,
+            Deadline::write_until,
+            Deadline::respond_by,
+            Deadline::start_by,
         ] {
             assert_eq!(limit(&before) - limit(&after), 3 * SECOND);
         }
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(half.time_left(), before.time_left() / 2);
     }
 
-    /// Otherwise no message of a large batch would ever start.
+    /// Without this, no message of a large batch would ever start.
     #[tokio::test(start_paused = true)]
     async fn time_kept_back_leaves_handlers_a_start() {
         let deadline = Deadline::after(NOW, 10 * SECOND, SECOND).min_time_to_start(7 * SECOND);

@@ -1,4 +1,4 @@
-//! [`InvalidValue`]: the error of settings.
+//! [`InvalidValue`]: the error for a setting with a value that it does not accept.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 pub struct InvalidValue(Cow<'static, str>);
 
 impl InvalidValue {
-    /// An error that says which values are valid.
+    /// Creates an error with a message that says which values are valid.
     pub fn new(message: impl Into<Cow<'static, str>>) -> Self {
         Self(message.into())
     }

@@ -1,4 +1,4 @@
-//! [`Meter`]: latency and write units of the requests to a store, for the message that they are sent for.
+//! [`Meter`]: latency and write units of the store requests for one message.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -8,40 +8,41 @@ use std::{
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-/// Measures the requests of one message. Clones share the readings.
+/// Measures the store requests of one message. Clones share the readings.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<Mutex<Readings>>);
 
-/// Readings of a [`Meter`].
+/// The measurements of a [`Meter`].
 #[derive(Clone, Debug, Default)]
 pub struct Readings {
-    /// Time from each claim or settlement to its answer, or to the end of the wait for an answer. A
-    /// request for several messages counts for each of them.
+    /// Time from each claim or settlement to its response, or until the worker stopped waiting. A request for
+    /// several messages adds its time to each of them.
     pub latencies: Vec<Duration>,
-    /// Write units that DynamoDB reported. Messages share the units of a common request equally.
+    /// Write units that DynamoDB reported. If one request serves several messages, they share its units
+    /// equally.
     pub write_units: f64,
-    /// The store stopped to send writes in batches after one of these requests.
+    /// True if the store gave up batched writes after one of these requests.
     pub batches_ended: bool,
 }
 
 impl Meter {
-    /// Runs a request, and adds its latency.
+    /// Runs a request and adds its latency.
     pub fn timed<F: Future>(&self, request: F) -> impl Future<Output = F::Output> {
         let sent = Instant::now();
         request.inspect(move |_| self.lock().latencies.push(sent.elapsed()))
     }
 
-    /// Adds write units, such as a message's share of a request that it had in common with others.
+    /// Adds write units, such as this message's share of a batched write.
     pub fn add_write_units(&self, units: f64) {
         self.lock().write_units += units;
     }
 
-    /// Notes that the store sends no more writes in batches.
+    /// Notes that the store gave up batched writes.
     pub fn batches_ended(&self) {
         self.lock().batches_ended = true;
     }
 
-    /// The readings so far.
+    /// Returns the readings so far.
     #[must_use]
     pub fn readings(&self) -> Readings {
         self.lock().clone()

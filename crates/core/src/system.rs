@@ -1,7 +1,6 @@
-//! Wall clock and randomness. Only this module reads them, and clippy enforces this rule.
+//! Wall clock and randomness. Only this module reads them, and clippy enforces that.
 //!
-//! Other modules get the time from a clock that tests can replace
-//! ([`Once::clock`](crate::Once::clock)).
+//! Other modules get the time from a clock that tests can replace ([`Once::clock`](crate::Once::clock)).
 #![expect(
     clippy::disallowed_methods,
     reason = "all other modules use this module"
@@ -40,7 +39,7 @@ impl Owner {
     }
 }
 
-/// Returns a random number from 0 to below 1.
+/// Returns a random number of at least 0 and below 1.
 pub fn random_fraction() -> f64 {
     fastrand::f64()
 }

@@ -1,13 +1,13 @@
-//! Explanations of requests that a service did not answer, for the crates that call AWS.
+//! Explains requests that got no response, for the crates that call AWS.
 
 use std::{error::Error, iter::successors};
 
-/// No answer came in time on an open connection.
+/// No response came in time on an open connection.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer in time")]
-pub struct NoAnswer;
+pub struct NoResponse;
 
-/// Where a request ended, if the service did not answer it. The AWS SDK's `SdkError` says so.
+/// Where a request ended if the service did not respond, as the AWS SDK's `SdkError` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unanswered {
     /// The time was up.
@@ -16,13 +16,13 @@ pub enum Unanswered {
     NotSent,
     /// The request could not be built.
     NotBuilt,
-    /// The answer could not be read.
+    /// The response could not be read.
     Unreadable,
 }
 
 impl Unanswered {
-    /// Explains the error and its remedy. `is_credentials` recognizes the SDK's error for missing
-    /// credentials, which this crate does not know. The text omits the request.
+    /// Explains the error and says what to do. `is_credentials` recognizes the SDK's error for missing
+    /// credentials, which this crate does not know. The text leaves out the request.
     #[must_use]
     pub fn explain(
         self,
@@ -30,9 +30,9 @@ impl Unanswered {
         is_credentials: impl Fn(&(dyn Error + 'static)) -> bool,
     ) -> String {
         let advice = match self {
-            Self::Timeout => return NoAnswer.to_string(),
-            Self::NotSent if sources(error).any(|e| e.is::<NoAnswer>()) => {
-                return NoAnswer.to_string();
+            Self::Timeout => return NoResponse.to_string(),
+            Self::NotSent if sources(error).any(|e| e.is::<NoResponse>()) => {
+                return NoResponse.to_string();
             }
             Self::NotSent if sources(error).any(is_credentials) => {
                 "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role"
@@ -41,7 +41,7 @@ impl Unanswered {
             Self::NotBuilt => "could not build the request",
             Self::Unreadable => return "the answer could not be read".to_owned(),
         };
-        // A connector's errors contain addresses and causes, no bodies.
+        // A connector's errors contain addresses and causes, but no bodies.
         let cause = error.source().map_or_else(String::new, causes);
         format!("{advice} ({cause})")
     }
@@ -55,7 +55,7 @@ pub fn causes(error: &(dyn Error + 'static)) -> String {
     words.join(" ")
 }
 
-/// An error, its source, the source of that, and so on.
+/// Returns an error, its source, the source of that, and so on.
 fn sources<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

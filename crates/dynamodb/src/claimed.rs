@@ -1,17 +1,17 @@
-//! The claim mode for handlers that return [`Done`]: completion and writes are one transaction.
+//! The claim mode for handlers that return [`Done`]: one transaction commits the completion and the writes.
 
 use serde::Serialize;
 
 use super::{
     commit::{Committed, commit},
-    declined::{DeclinedAnswer, write_until_accepted},
-    done::{Done, Plan},
+    done::{Done, ErasedDone},
+    not_written::{UnwrittenOutput, write_until_accepted},
     transactional::{RecordWrite, TransactionalStore},
 };
 use sqs_once_core::{
     handler::{Attempt, Failure},
     once::{Mode, Once, Operation, Outcome, held::HeldClaim},
-    protocol::{SettlementRefused, Timestamp, decision::settlement_refused},
+    protocol::{FailedSettlement, Timestamp, decision::failed_settlement},
     store::Results,
 };
 
@@ -40,23 +40,23 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Onc
 
 /// Commits the completion and the handler's writes in one transaction. Without writes, one update
 /// records the completion.
-async fn commit_plan<S: TransactionalStore>(claim: HeldClaim<'_, S>, plan: Plan) -> Outcome {
+async fn commit_plan<S: TransactionalStore>(claim: HeldClaim<'_, S>, plan: ErasedDone) -> Outcome {
     let write = |round, plan| commit_once(&claim, round, plan);
     match write_until_accepted(Ok(plan), write).await {
         Ok(outcome) => outcome,
-        Err((_, end)) => claim.end_without_answer(end).await,
+        Err((_, end)) => claim.end_without_output(end).await,
     }
 }
 
 async fn commit_once<S: TransactionalStore>(
     claim: &HeldClaim<'_, S>,
     round: usize,
-    plan: Plan,
-) -> Result<Outcome, DeclinedAnswer<Plan>> {
+    plan: ErasedDone,
+) -> Result<Outcome, UnwrittenOutput<ErasedDone>> {
     if plan.effects.is_empty() {
         return Ok(claim.complete(plan.output).await);
     }
-    let result = claim.keep(plan.output).await;
+    let result = claim.store(plan.output).await;
     let settlement = claim.records.completion(&result);
     let record = RecordWrite::Settle {
         fence: claim.fence.clone(),
@@ -67,22 +67,22 @@ async fn commit_once<S: TransactionalStore>(
     let (effects, effort) = (plan.effects, claim.after_effect());
     let declined = match commit(records, owner, round, record, effects, &effort).await {
         Committed::Applied => return Ok(Outcome::Completed(result)),
-        Committed::Refused(record) => {
+        Committed::ConditionFailed(record) => {
             return Ok(
-                match settlement_refused(record.as_ref(), &claim.fence, &settlement) {
-                    SettlementRefused::AlreadySettled => Outcome::Completed(result),
-                    SettlementRefused::LeaseLost => Outcome::LeaseLost,
+                match failed_settlement(record.as_ref(), &claim.fence, &settlement) {
+                    FailedSettlement::AlreadySettled => Outcome::Completed(result),
+                    FailedSettlement::LeaseLost => Outcome::LeaseLost,
                 },
             );
         }
-        // The handler may have had other effects too. So the claim stays until its lease
-        // expires, as after every completion without a record.
+        // The handler may have had other effects too. So we leave the claim until its lease expires, as after
+        // every completion that was not recorded.
         Committed::Unknown(outcome) => return Ok(outcome),
         Committed::Unwritten(error) => return Ok(Outcome::completion_unrecorded(error)),
-        Committed::Declined(declined) => declined,
+        Committed::NotWritten(declined) => declined,
     };
-    Err(DeclinedAnswer {
+    Err(UnwrittenOutput {
         declined,
-        on_refused: plan.on_refused,
+        on_condition_failed: plan.on_condition_failed,
     })
 }

@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 
 use super::{
-    declined::Declined,
-    done::Effects,
+    done::WriteSet,
+    not_written::NotWritten,
     outbox,
-    transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
+    transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
     write::Write,
 };
 use sqs_once_core::{
@@ -22,14 +22,14 @@ use sqs_once_core::{
     store::StoreError,
 };
 
-/// The answer to a commit.
+/// The response to a commit.
 pub(super) enum Committed {
     Applied,
     /// The record's condition check failed. Holds the record, or `None` if no record exists.
-    Refused(Option<Record>),
+    ConditionFailed(Option<Record>),
     /// Condition checks of the writes failed, or the writes are invalid. Nothing was written.
-    Declined(Declined),
-    /// DynamoDB did not answer, so the commit may have been applied.
+    NotWritten(NotWritten),
+    /// DynamoDB did not respond, so the commit may have been applied.
     Unknown(Outcome),
     /// The commit was denied, or contention lasted until the deadline. Nothing was written.
     Unwritten(StoreError),
@@ -37,20 +37,20 @@ pub(super) enum Committed {
 
 /// Commits writes and events with a record.
 ///
-/// `round` counts the handler's answers in one attempt. With the owner, it makes the
+/// `round` counts what the handler returned in one attempt. Together with the owner, it makes the
 /// `ClientRequestToken` unique.
 pub(super) async fn commit<S: TransactionalStore>(
     records: &Records<S>,
     owner: &Owner,
     round: usize,
     record: RecordWrite,
-    effects: Effects,
+    effects: WriteSet,
     effort: &Effort<'_>,
 ) -> Committed {
     let (store, key) = (&records.store, record.key().clone());
-    // 32 characters and the round: at most 35.
+    // 32 characters and the round, at most 35 in total.
     let token = format!("{owner}{round:x}");
-    let Effects { mut writes, events } = effects;
+    let WriteSet { mut writes, events } = effects;
     match puts(records, &key, &token, events) {
         Ok(puts) => writes.extend(puts),
         Err(error) => return Committed::Unwritten(error),
@@ -62,21 +62,23 @@ pub(super) async fn commit<S: TransactionalStore>(
         sent: OnceLock::new(),
         sent_over: OnceLock::new(),
     };
-    // Each copy is the same transaction, which DynamoDB applies once.
+    // Each copy is the same transaction, so DynamoDB applies it once.
     let send = || store.commit(&commit, effort.context());
     match repeat(effort, "commit", &key, send).await {
         Ok(Answered { answer, .. }) => match answer {
-            CommitAnswer::Applied => Committed::Applied,
-            CommitAnswer::Refused(record) => Committed::Refused(record),
-            CommitAnswer::Cancelled(refused) => Committed::Declined(Declined::Conditions(refused)),
-            CommitAnswer::Invalid(why) => Committed::Declined(Declined::Invalid(why)),
+            CommitResponse::Applied => Committed::Applied,
+            CommitResponse::ConditionFailed(record) => Committed::ConditionFailed(record),
+            CommitResponse::Cancelled(refused) => {
+                Committed::NotWritten(NotWritten::Conditions(refused))
+            }
+            CommitResponse::Invalid(why) => Committed::NotWritten(NotWritten::Invalid(why)),
         },
         Err(GivenUp {
             error,
             may_have_been_applied,
         }) => match error {
             error @ StoreError::ItemTooLarge { .. } => {
-                Committed::Declined(Declined::Invalid(error.to_string()))
+                Committed::NotWritten(NotWritten::Invalid(error.to_string()))
             }
             error if may_have_been_applied => Committed::Unknown(Outcome::commit_unknown(error)),
             error => Committed::Unwritten(error),
@@ -84,7 +86,8 @@ pub(super) async fn commit<S: TransactionalStore>(
     }
 }
 
-/// The puts of events into the outbox. An answer that replaces a refused one has the same ids.
+/// Builds the puts of events into the outbox. If the handler replaces its writes after a failed condition,
+/// the events keep their ids.
 fn puts<S>(
     records: &Records<S>,
     key: &Key,

@@ -1,4 +1,4 @@
-//! [`Done`], the answer of a handler whose writes to DynamoDB commit with the record.
+//! [`Done`]: what a handler returns if its DynamoDB writes commit together with the record.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 
 use super::{
+    condition_failed::ConditionFailed,
     outbox,
-    refused::Refused,
     write::{IntoWrite, MAX_WRITES, Write},
 };
 use sqs_once_core::{
     event::{Event, first_fault},
-    handler::{Answer, Failure, to_output},
+    handler::{Failure, HandlerOutput, to_output},
     protocol::StoredResult,
 };
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send> Answer for Done<O> {
+impl<O: Serialize + Send> HandlerOutput for Done<O> {
     type Result = O;
 }
 
-/// An output, and writes that commit together with its record. All writes are applied exactly once,
-/// although workers crash and answers are lost.
+/// An output, and writes that commit together with its record. All writes are applied exactly once, even if
+/// workers crash or responses are lost.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ impl<O: Serialize + Send> Answer for Done<O> {
 ///                 .value(":one", 1)
 ///                 .label("stock"),
 ///         )
-///         .on_refused(move |refused| match refused.get("stock") {
+///         .on_condition_failed(move |refused| match refused.get("stock") {
 ///             Some(_) => Ok(Done::new(declined)),
 ///             None => Err(Failure::permanent(refused.to_string())),
 ///         }))
@@ -54,32 +54,33 @@ impl<O: Serialize + Send> Answer for Done<O> {
 ///
 /// # Limits
 ///
-/// At most [`MAX_WRITES`] writes and events, each write to another item, with 4 MB in total. A transaction consumes
-/// twice the write units of its writes.
+/// There are at most [`MAX_WRITES`] writes and events with 4 MB in total, and each write must be to a
+/// different item. A transaction consumes twice the write units of its writes.
 ///
 /// # Failed condition checks
 ///
-/// If the operation is completed, nothing is written. If the condition of a write fails, the operation
-/// fails permanently, unless [`on_refused`](Self::on_refused) returns another answer. After conflicts
-/// with other transactions and after throttling, the worker repeats the commit until the deadline.
+/// If the operation is completed, nothing is written. If the condition of a write fails, the operation fails
+/// permanently, unless [`on_condition_failed`](Self::on_condition_failed) returns a replacement. After
+/// conflicts with other transactions and after throttling, the worker repeats the commit until the deadline.
 #[must_use = "the writes are made only if the handler returns this"]
 pub struct Done<O> {
     output: O,
     writes: Vec<Write<TransactWriteItem>>,
     events: Vec<Event>,
-    on_refused: Option<OnRefused<Done<O>>>,
+    on_condition_failed: Option<OnConditionFailed<Done<O>>>,
 }
 
-pub(crate) type OnRefused<T> = Box<dyn FnOnce(&Refused) -> Result<T, Failure> + Send>;
+pub(crate) type OnConditionFailed<T> =
+    Box<dyn FnOnce(&ConditionFailed) -> Result<T, Failure> + Send>;
 
 impl<O> Done<O> {
-    /// An output without writes.
+    /// Creates an output without writes.
     pub fn new(output: O) -> Self {
         Self {
             output,
             writes: Vec::new(),
             events: Vec::new(),
-            on_refused: None,
+            on_condition_failed: None,
         }
     }
 
@@ -89,16 +90,16 @@ impl<O> Done<O> {
         self
     }
 
-    /// Adds writes.
+    /// Adds several writes.
     pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
         writes.into_iter().fold(self, Self::with)
     }
 
-    /// Publishes an event once the operation is recorded. The event is one more item of the same
-    /// transaction, in the outbox table ([`Once::outbox`](sqs_once_core::Once::outbox)). A relay sends it at
-    /// least once: `docs/outbox.md`.
+    /// Publishes an event when the operation is recorded. The event is one more item in the same transaction,
+    /// in the outbox table ([`Once::outbox`](sqs_once_core::Once::outbox)). The relay then sends it at least
+    /// once: see `docs/outbox.md`.
     ///
-    /// The events of one answer that have the same group are sent in this order.
+    /// The relay sends events with the same group in the order in which you publish them.
     ///
     /// ```
     /// use sqs_once::{Done, Event};
@@ -110,17 +111,17 @@ impl<O> Done<O> {
         self
     }
 
-    /// Sets the decision after a failed condition check: a failure, or another answer. By default, the
+    /// Sets what to do after a failed condition check: fail, or return a replacement. By default, the
     /// operation fails permanently.
     ///
-    /// Nothing was written when the worker calls `decide`. The function must have no effect, because
-    /// another delivery may call `decide` again.
-    pub fn on_refused(
+    /// When the worker calls `decide`, nothing has been written. The function must have no effect, because a
+    /// later delivery may call it again.
+    pub fn on_condition_failed(
         self,
-        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
+        decide: impl FnOnce(&ConditionFailed) -> Result<Self, Failure> + Send + 'static,
     ) -> Self {
         Self {
-            on_refused: Some(Box::new(decide)),
+            on_condition_failed: Some(Box::new(decide)),
             ..self
         }
     }
@@ -136,28 +137,28 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
     }
 }
 
-/// An answer without its type. Of the handler's code only `on_refused` is left to run.
-pub(crate) struct Plan {
-    /// Of any length.
+/// A [`Done`] without its type. Of the handler's code, only `on_condition_failed` can still run.
+pub(crate) struct ErasedDone {
+    /// Output of any length.
     pub(crate) output: StoredResult,
-    pub(crate) effects: Effects,
-    pub(crate) on_refused: Option<OnRefused<Plan>>,
+    pub(crate) effects: WriteSet,
+    pub(crate) on_condition_failed: Option<OnConditionFailed<ErasedDone>>,
 }
 
 /// Writes and events that commit together with a record.
 #[derive(Default)]
-pub(crate) struct Effects {
+pub(crate) struct WriteSet {
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
     pub(crate) events: Vec<Event>,
 }
 
-impl Effects {
+impl WriteSet {
     pub(crate) fn is_empty(&self) -> bool {
         self.writes.is_empty() && self.events.is_empty()
     }
 }
 
-impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
+impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for ErasedDone {
     type Error = Failure;
 
     fn try_from(done: Done<O>) -> Result<Self, Failure> {
@@ -184,16 +185,16 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Plan {
         {
             return Err(Failure::permanent(fault));
         }
-        let plan = |decide: OnRefused<Done<O>>| -> OnRefused<Self> {
+        let plan = |decide: OnConditionFailed<Done<O>>| -> OnConditionFailed<Self> {
             Box::new(|refused| decide(refused)?.try_into())
         };
         Ok(Self {
             output: to_output(&done.output),
-            effects: Effects {
+            effects: WriteSet {
                 writes: done.writes,
                 events: done.events,
             },
-            on_refused: done.on_refused.map(plan),
+            on_condition_failed: done.on_condition_failed.map(plan),
         })
     }
 }

@@ -11,9 +11,9 @@ use aws_sdk_dynamodb::{
 
 /// Returns the same client with a check that fails 200 responses with an empty body.
 ///
-/// DynamoDB answers with a JSON object, at least `{}`. The SDK reads an empty body as `{}` as well.
-/// A proxy that sends an empty body would confirm a claim that DynamoDB never made. The consumer
-/// would then acknowledge a message without a record.
+/// DynamoDB's responses are JSON objects, at least `{}`, but the SDK reads an empty body as `{}` too. So a
+/// proxy that sends an empty body would confirm a claim that DynamoDB never made, and the consumer would
+/// acknowledge a message without a record.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "callers must not use the client without the check any more"
@@ -36,7 +36,7 @@ impl Intercept for RejectEmptyResponses {
         "RejectEmptyResponses"
     }
 
-    // After deserialization: the length of a chunked body is unknown before.
+    // After deserialization, because the length of a chunked body is unknown before.
     fn read_after_deserialization(
         &self,
         context: &AfterDeserializationInterceptorContextRef<'_>,

@@ -1,4 +1,4 @@
-//! Explanations of failed requests, for logs and errors.
+//! Explains failed requests, for logs and errors.
 
 use std::error::Error;
 
@@ -9,14 +9,14 @@ use aws_sdk_dynamodb::{
 };
 
 use sqs_once_core::{
-    protocol::{Key, Unavailability},
+    protocol::{Key, RequestErrorKind},
     store::StoreError,
     unanswered::Unanswered,
 };
 
-pub use sqs_once_core::unanswered::{NoAnswer, causes};
+pub use sqs_once_core::unanswered::{NoResponse, causes};
 
-/// Explains a failed request and its remedy. The text omits request and response, which contain
+/// Explains a failed request and says what to do. The text leaves out request and response, which contain
 /// payload.
 pub fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
@@ -54,10 +54,10 @@ where
     format!("{code}: {advice} (request id {request_id})")
 }
 
-/// The reason that a service gives for a denied request: user, action, resource, and the kind of policy
-/// that denies it. A service control policy, a permissions boundary, an endpoint policy or a KMS key can
-/// deny what the role's own policy allows. All between the first and the last quote is left out, since it
-/// may be payload.
+/// Returns why a service denied a request: user, action, resource, and the kind of policy that denies it. A
+/// service control policy, a permissions boundary, an endpoint policy or a KMS key can deny what the role's
+/// own policy allows. We leave out everything between the first and the last quote, because it may be
+/// payload.
 pub fn reason_of_denial(message: Option<&str>) -> String {
     const QUOTES: [char; 2] = ['\'', '"'];
     let said = message.unwrap_or_default().trim();
@@ -71,7 +71,7 @@ pub fn reason_of_denial(message: Option<&str>) -> String {
     format!("the reason of AWS: {reason}")
 }
 
-/// Explains a request without an answer of the service. The text omits the request.
+/// Explains a request that got no response from the service. The text leaves out the request.
 pub fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
     let unanswered = match error {
         SdkError::TimeoutError(_) => Unanswered::Timeout,
@@ -82,8 +82,8 @@ pub fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
     unanswered.explain(error, |error| error.is::<CredentialsError>())
 }
 
-/// Codes of requests that were throttled, or met another write to the same item. All but the last two are
-/// the throttling codes of the AWS SDK (`THROTTLING_ERRORS` of `aws-runtime`).
+/// Codes of requests that were throttled or collided with another write to the same item. All but the last
+/// two are the throttling codes of the AWS SDK (`THROTTLING_ERRORS` of `aws-runtime`).
 const CONTENDED: [&str; 16] = [
     "BandwidthLimitExceeded",
     "EC2ThrottledException",
@@ -103,7 +103,7 @@ const CONTENDED: [&str; 16] = [
     "ReplicatedWriteConflictException",
 ];
 
-/// Codes of requests that fail again, because of what they say.
+/// Codes of requests that would fail again, because their content is invalid.
 const INVALID: [&str; 4] = [
     "IdempotentParameterMismatchException",
     "ItemCollectionSizeLimitExceededException",
@@ -116,7 +116,7 @@ pub fn is_contended(code: &str) -> bool {
     CONTENDED.contains(&code)
 }
 
-/// The error of a request to `table` that failed for this reason.
+/// Creates the error of a request to `table` that failed for this reason.
 pub(crate) fn unavailable<E>(
     action: &'static str,
     key: &Key,
@@ -137,27 +137,27 @@ where
     }
 }
 
-/// The name of a table in errors.
+/// Returns the name of a table as errors show it.
 pub(crate) fn named(table: &str) -> String {
     format!("DynamoDB table `{table}`")
 }
 
-/// Classifies a failed request. This is the only table of DynamoDB's error codes by class.
-pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> Unavailability {
+/// Classifies a failed request. DynamoDB's error codes are classified only here.
+pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> RequestErrorKind {
     match error {
-        SdkError::ConstructionFailure(_) => Unavailability::Invalid,
+        SdkError::ConstructionFailure(_) => RequestErrorKind::Invalid,
         SdkError::ServiceError(context) => match context.err().code() {
-            Some(code) if CONTENDED.contains(&code) => Unavailability::Contended,
-            Some(code) if INVALID.contains(&code) => Unavailability::Invalid,
-            // DynamoDB's errors have a code. Another server sent an answer without one.
-            Some(_) if context.raw().status().is_client_error() => Unavailability::Denied,
-            _ => Unavailability::Unanswered,
+            Some(code) if CONTENDED.contains(&code) => RequestErrorKind::Contended,
+            Some(code) if INVALID.contains(&code) => RequestErrorKind::Invalid,
+            // DynamoDB's errors have a code, so a different server sent this response.
+            Some(_) if context.raw().status().is_client_error() => RequestErrorKind::Denied,
+            _ => RequestErrorKind::Unanswered,
         },
-        _ => Unavailability::Unanswered,
+        _ => RequestErrorKind::Unanswered,
     }
 }
 
-/// Removes quoted parts of the request from a DynamoDB error message, because they are payload.
+/// Removes quoted parts of the request, which are payload, from a DynamoDB error message.
 ///
 /// DynamoDB quotes the request in these messages:
 ///
@@ -192,7 +192,7 @@ mod tests {
         for (error, wanted) in [
             (Failed::timeout_error("secret"), "no answer in time"),
             (
-                Failed::dispatch_failure(ConnectorError::timeout(NoAnswer.into())),
+                Failed::dispatch_failure(ConnectorError::timeout(NoResponse.into())),
                 "no answer in time",
             ),
             (
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn failed_request_is_classified_by_code() {
-        use Unavailability::{Contended, Denied, Invalid, Unanswered};
+        use RequestErrorKind::{Contended, Denied, Invalid, Unanswered};
         let class = |status: u16, code: Option<&str>| {
             let mut said = ErrorMetadata::builder();
             if let Some(code) = code {

@@ -1,5 +1,5 @@
-//! [`Inbox`], the inbox mode: the handler plans writes, and one transaction commits the writes and
-//! the record.
+//! [`Inbox`], the inbox mode: the handler plans writes, and one transaction commits the writes and the
+//! record.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use tokio::time::timeout_at;
 
 use super::{
     commit::{Committed, commit},
-    declined::{Declined, DeclinedAnswer, write_until_accepted},
-    done::{Done, Effects, Plan},
+    done::{Done, ErasedDone, WriteSet},
+    not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
     transactional::{RecordWrite, TransactionalStore},
 };
 use sqs_once_core::{
@@ -20,28 +20,27 @@ use sqs_once_core::{
         Mode, Once, Operation, Outcome,
         records::Records,
         repeat::Effort,
-        work::{NoAnswer, guard},
+        work::{NoOutput, guard},
     },
     protocol::{
-        ClaimRefused, ClaimRequest, Settlement, Timestamp, Unavailability,
-        decision::{insert_refused, may_claim, refusal},
+        ClaimRequest, FailedClaim, RequestErrorKind, Settlement, Timestamp,
+        decision::{failed_insert, may_claim, rejection},
     },
     store::{RequestContext, Results, StoreError},
 };
 
-/// Inbox mode: runs operations whose whole effect is DynamoDB writes.
+/// The inbox mode: runs operations whose only effect is DynamoDB writes.
 ///
-/// The handler plans the writes. One transaction commits the writes and the record, without an
-/// earlier claim.
+/// The handler plans the writes. One transaction commits the writes and the record, without an earlier claim.
 ///
 /// ```text
 /// attempt 1  handler plans ──── commit: record COMPLETED + writes
 /// attempt 2  handler plans ──────── commit: record's condition check fails: duplicate
 /// ```
 ///
-/// Two attempts may plan at the same time, and a handler may run again for a completed operation.
-/// So a handler may read any data, but must have no effect except its writes. If planning is costly
-/// and duplicates are frequent, use [`first_look`](Self::first_look).
+/// Two attempts may plan at the same time, and a handler may run again for a completed operation. So a
+/// handler may read any data, but must have no effect other than its writes. If planning is expensive and
+/// duplicates are frequent, use [`check_first`](Self::check_first).
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
@@ -60,28 +59,28 @@ use sqs_once_core::{
 #[derive(Clone, Debug)]
 pub struct Inbox<S> {
     records: Records<S>,
-    first_look: bool,
+    check_first: bool,
 }
 
 impl<S> Inbox<S> {
-    /// An inbox with the store, retention, place of outputs and clock of `once`.
+    /// Creates an inbox with the store, retention, place of outputs and clock of `once`.
     #[must_use]
     pub fn new(once: Once<S>) -> Self {
         Self {
             records: once.records,
-            first_look: false,
+            check_first: false,
         }
     }
 
     /// Reads the record before the handler runs.
     ///
-    /// Skips handler and transaction for known duplicates. The commit catches duplicates that the
-    /// read misses. The cost is one eventually consistent read for each message: half a read unit
-    /// for each 4 KB of the record.
+    /// Known duplicates then skip handler and transaction, and the commit catches duplicates that the read
+    /// misses. This costs one eventually consistent read for each message: half a read unit for each 4 KB of
+    /// the record.
     #[must_use]
-    pub fn first_look(self) -> Self {
+    pub fn check_first(self) -> Self {
         Self {
-            first_look: true,
+            check_first: true,
             ..self
         }
     }
@@ -100,7 +99,7 @@ impl<S: TransactionalStore> Inbox<S> {
             fingerprint,
             delivery,
             deadline,
-            // Without a claim there is no isolation.
+            // Without a claim there is no isolation after a crash.
             gate: _,
             meter,
         } = operation;
@@ -110,7 +109,7 @@ impl<S: TransactionalStore> Inbox<S> {
         // An inbox needs no lease, because it writes the record in its final state.
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let request = (self.records).request(&key, fingerprint, message_id, now);
-        if self.first_look
+        if self.check_first
             && let Some(outcome) = self.look(&request, deadline, &meter).await
         {
             return outcome;
@@ -130,7 +129,7 @@ impl<S: TransactionalStore> Inbox<S> {
         let write = |round, plan| insert.complete(round, plan);
         match write_until_accepted(plan, write).await {
             Ok(outcome) => outcome,
-            Err((round, NoAnswer::Failed(failure @ Failure::Permanent(_)))) => {
+            Err((round, NoOutput::Failed(failure @ Failure::Permanent(_)))) => {
                 insert.fail(round, failure.to_string()).await
             }
             Err((_, end)) => end.into(),
@@ -144,11 +143,14 @@ impl<S: TransactionalStore> Inbox<S> {
         deadline: Deadline,
         meter: &Meter,
     ) -> Option<Outcome> {
-        let context = RequestContext::until(deadline.stop(), meter);
-        let look = self.records.store.look(&request.key, &context);
-        match meter.timed(timeout_at(deadline.stop(), look)).await {
+        let context = RequestContext::until(deadline.handler_cutoff(), meter);
+        let look = self.records.store.get_record(&request.key, &context);
+        match meter
+            .timed(timeout_at(deadline.handler_cutoff(), look))
+            .await
+        {
             Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
-                Some(refusal(record, request).into())
+                Some(rejection(record, request).into())
             }
             Ok(Ok(_)) => None,
             Ok(Err(error)) => Some(Outcome::store_unavailable(error)),
@@ -160,7 +162,7 @@ impl<S: TransactionalStore> Inbox<S> {
     }
 }
 
-/// Insert of one operation's record.
+/// The insert of one operation's record.
 struct Insert<'a, S> {
     records: &'a Records<S>,
     request: ClaimRequest,
@@ -169,26 +171,30 @@ struct Insert<'a, S> {
 }
 
 impl<S: TransactionalStore> Insert<'_, S> {
-    async fn complete(&self, round: usize, plan: Plan) -> Result<Outcome, DeclinedAnswer<Plan>> {
-        let Plan {
+    async fn complete(
+        &self,
+        round: usize,
+        plan: ErasedDone,
+    ) -> Result<Outcome, UnwrittenOutput<ErasedDone>> {
+        let ErasedDone {
             output,
             effects,
-            on_refused,
+            on_condition_failed,
         } = plan;
         let ClaimRequest { key, owner, .. } = &self.request;
-        let result = self.records.keep(key, owner, output, self.deadline).await;
+        let result = self.records.store(key, owner, output, self.deadline).await;
         let settlement = self.records.completion(&result);
         let inserted = self.insert(round, settlement, effects, Outcome::Completed(result));
-        inserted.await.map_err(|declined| DeclinedAnswer {
+        inserted.await.map_err(|declined| UnwrittenOutput {
             declined,
-            on_refused,
+            on_condition_failed,
         })
     }
 
     /// Records a permanent failure.
     ///
-    /// If the operation is completed already, returns the outcome of the record. The handler of a
-    /// duplicate may fail because of the first attempt's effect.
+    /// If the operation is already completed, returns the outcome in the record: the handler of a duplicate
+    /// may have failed only because of the first attempt's effect.
     async fn fail(&self, round: usize, error: String) -> Outcome {
         let failed = Outcome::PermanentFailure(error.clone());
         let until = self.records.expires_at();
@@ -201,12 +207,12 @@ impl<S: TransactionalStore> Insert<'_, S> {
                 reason: why,
             }),
         };
-        let effects = Effects::default();
+        let effects = WriteSet::default();
         match self.insert(round, settlement, effects, failed).await {
-            // The commit has no other writes, so the record is invalid: the table has another key
-            // schema. The message is not the cause.
-            Err(Declined::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
-            Err(Declined::Conditions(refused)) => unrecorded(refused.to_string()),
+            // The commit has no other writes, so the record itself is invalid: the table has a different key
+            // schema. That is not the message's fault.
+            Err(NotWritten::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
+            Err(NotWritten::Conditions(refused)) => unrecorded(refused.to_string()),
             Ok(Outcome::CommitUnknown(cause) | Outcome::StoreUnavailable(cause)) => {
                 Outcome::FailureUnrecorded { error, cause }
             }
@@ -218,38 +224,38 @@ impl<S: TransactionalStore> Insert<'_, S> {
         &self,
         round: usize,
         settlement: Settlement,
-        effects: Effects,
+        effects: WriteSet,
         inserted: Outcome,
-    ) -> Result<Outcome, Declined> {
+    ) -> Result<Outcome, NotWritten> {
         let request = &self.request;
         let write = RecordWrite::Insert {
             request: request.clone(),
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        let effort = Effort::commit(self.deadline.end(), &self.meter);
+        let effort = Effort::commit(self.deadline.write_until(), &self.meter);
         match commit(self.records, owner, round, write, effects, &effort).await {
             Committed::Applied => Ok(inserted),
-            // Another worker replaced the record meanwhile, and the new record admits the insert.
-            Committed::Refused(Some(record)) if may_claim(Some(&record), request) => {
+            // Another worker has replaced the record, and the new record admits the insert.
+            Committed::ConditionFailed(Some(record)) if may_claim(Some(&record), request) => {
                 Ok(Outcome::RetryableFailure(
                     "another worker changed the record before this commit".into(),
                 ))
             }
-            Committed::Refused(Some(refused_by)) => {
-                Ok(match insert_refused(refused_by, request, &settlement) {
-                    ClaimRefused::Held(_) => inserted,
-                    ClaimRefused::Refused(refusal) => refusal.into(),
+            Committed::ConditionFailed(Some(refused_by)) => {
+                Ok(match failed_insert(refused_by, request, &settlement) {
+                    FailedClaim::Held(_) => inserted,
+                    FailedClaim::Rejected(rejection) => rejection.into(),
                 })
             }
-            Committed::Refused(None) => Ok(Outcome::RetryableFailure(
+            Committed::ConditionFailed(None) => Ok(Outcome::RetryableFailure(
                 "the record's condition check failed, and DynamoDB did not return the record"
                     .into(),
             )),
-            Committed::Declined(declined) => Err(declined),
+            Committed::NotWritten(declined) => Err(declined),
             Committed::Unknown(outcome) => Ok(outcome),
             Committed::Unwritten(StoreError::Unavailable {
-                kind: Unavailability::Contended,
+                kind: RequestErrorKind::Contended,
                 reason,
                 ..
             }) => Ok(Outcome::RetryableFailure(reason)),

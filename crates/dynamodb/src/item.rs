@@ -15,11 +15,10 @@ pub(crate) fn number(n: u64) -> AttributeValue {
     AttributeValue::N(n.to_string())
 }
 
-/// Returns an upper bound of the item's size in bytes, by DynamoDB's rules (*Amazon DynamoDB
-/// Developer Guide*, "DynamoDB item sizes and formats").
+/// Returns an upper bound of the item's size in bytes, by DynamoDB's rules (*Amazon DynamoDB Developer
+/// Guide*, "DynamoDB item sizes and formats").
 ///
-/// Names and strings count their bytes of UTF-8. A number counts 21 bytes, the largest size of a
-/// number.
+/// Names and strings have the size of their UTF-8. For a number we assume 21 bytes, the largest size.
 pub(crate) fn size(item: &Item) -> usize {
     sizes(item).map(|(_, bytes)| bytes).sum()
 }

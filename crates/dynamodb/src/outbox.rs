@@ -1,5 +1,5 @@
-//! The item of events in the outbox table: those of one group in one answer, so that their order does not
-//! depend on the stream, which may have the items of a transaction in any order.
+//! Items with events in the outbox table. All events of one group in one commit share an item, because a
+//! stream may deliver the items of a transaction in any order.
 //!
 //! | attribute | type | meaning |
 //! | --- | --- | --- |
@@ -12,8 +12,9 @@
 //! | `published_at` | N | epoch milliseconds |
 //! | `expires_at` | N | epoch seconds; the table's TTL attribute |
 //!
-//! A relay that is older than `events` cannot read an item that has it, and dead-letters the item's key.
-//! If the item had `id`, `name` and `body` too, such a relay would send one event and lose the others.
+//! A relay from before `events` existed cannot read an item with several events, and sends the item's key to
+//! the dead-letter queue. If the item had `id`, `name` and `body` as well, such a relay would send one event
+//! and lose the others.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -28,14 +29,15 @@ use sqs_once_core::{
     protocol::Timestamp,
 };
 
-/// How long an event is kept. DynamoDB keeps the records of a stream for 24 hours, so an event that no
-/// relay could send in that time is still in the table.
+/// How long an event is kept. DynamoDB keeps the records of a stream for 24 hours, so if no relay could send
+/// an event in that time, it is still in the table.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Most bytes of the ids, names and bodies in one item. DynamoDB accepts 400 KB with all names and keys.
+/// The most bytes of ids, names and bodies in one item. DynamoDB accepts 400 KB including all attribute names
+/// and keys.
 const MAX_BYTES: usize = 390 * 1024;
 
-/// The puts of an answer's events: an item for each group. `commit` is unique to the commit.
+/// Builds the puts of an operation's events, with one item for each group. `commit` is unique to the commit.
 pub(crate) fn puts(
     table: &str,
     events: Vec<Published>,
@@ -56,7 +58,7 @@ pub(crate) fn puts(
     groups.into_iter().map(put).collect()
 }
 
-/// The put of one group's events, of which the first has the answer's position `index`.
+/// Builds the put of one group's events. The first of them has the position `index` among all events.
 fn put(
     table: &str,
     mut events: Vec<Published>,
@@ -100,11 +102,11 @@ fn put(
     Write::put_item(table, item).label(label)
 }
 
-/// The limit of an item that the events of a group exceed.
+/// Returns the limit that the events of a group exceed, if they exceed one.
 pub(crate) fn first_fault(events: &[Event]) -> Option<String> {
     let mut of_group = HashMap::new();
     for event in events {
-        // An event without a group has an item alone, which `Event::fault` bounds.
+        // An event without a group has an item to itself, and `Event::fault` limits its size.
         if let Some(group) = event.group_name() {
             *of_group.entry(group).or_insert(0) += event.bytes() + MAX_ID;
         }

@@ -1,22 +1,22 @@
-//! [`Planned`]: what a dry run does with each kind of answer.
+//! [`Planned`]: what a dry run does with each type that a handler can return.
 
 use std::{panic::AssertUnwindSafe, slice};
 
 use futures_util::FutureExt as _;
 use serde::Serialize;
 use sqs_once_core::{
-    handler::{Answer, Attempt, Failure, History},
+    handler::{Attempt, Failure, HandlerOutput, History},
     once::{Once, Operation, Outcome},
     protocol::StoredResult,
 };
 
-use super::{done::Done, on_item::Change, plans::Plans};
+use super::{done::Done, item_mode::Change, plans::Plans};
 
-/// An answer that a dry run takes: an output, a [`Done`] or a [`Change`].
+/// A type that a handler can return in a dry run: an output, a [`Done`] or a [`Change`].
 ///
-/// It is here and not beside the dry run, because only the crate of `Done` and `Change` may implement a
-/// trait for them beside one for all outputs.
-pub trait Planned: Answer + Sized {
+/// The trait is in this crate and not in the one of the dry run, because of coherence: only the crate of
+/// `Done` and `Change` can implement a trait both for them and for all outputs.
+pub trait Planned: HandlerOutput + Sized {
     /// True if permanent failures are recorded.
     const RECORDS_FAILURES: bool = true;
 
@@ -73,7 +73,7 @@ impl<O: Serialize + Send + 'static> Planned for Change<O> {
             ..
         } = operation;
         let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
-        // Making the future is the handler's code too, as in every mode.
+        // Making the future runs the handler's code too, as in every mode.
         let work = AssertUnwindSafe(async { work(attempt).await });
         let Ok(mut answer) = work.catch_unwind().await else {
             return Outcome::Panicked;

@@ -1,4 +1,4 @@
-//! [`Plans`]: writes that handlers plan, recorded instead of sent.
+//! [`Plans`]: records the writes that handlers plan, and does not send them.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -10,22 +10,22 @@ use serde::de::DeserializeOwned;
 
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Fence, Key, Record, Settlement, Timestamp,
+        ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
+    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
 
 use super::{
+    condition_failed::{ConditionFailed, FailedWrite},
     item::Item,
-    refused::{Refused, RefusedWrite},
-    transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
+    transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
     write::{Write, table},
 };
 
-/// A write that a handler planned, and that would have been made.
+/// A write that a handler planned, and that would have been sent.
 ///
-/// `DryRun::writes` of the crate `sqs-once-testing` returns them.
+/// `DryRun::writes` of the crate `sqs-once-testing` returns these.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlannedWrite {
@@ -38,7 +38,7 @@ pub struct PlannedWrite {
 }
 
 impl PlannedWrite {
-    /// The item that the write puts, as a `T`. `None` if it is no put, or if the item is not a `T`.
+    /// Returns the item of a put as a `T`. `None` if the write is not a put, or the item is not a `T`.
     ///
     /// ```
     /// use sqs_once_testing::{DryRun, Message};
@@ -62,7 +62,7 @@ impl PlannedWrite {
     }
 }
 
-/// The writes that were planned, and the conditions that are to be refused.
+/// The writes that were planned, and the conditions that should fail.
 #[derive(Clone, Debug, Default)]
 pub struct Plans {
     records: MemoryStore,
@@ -79,23 +79,24 @@ struct State {
 }
 
 impl Plans {
-    /// The writes so far.
+    /// Returns the writes so far.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
         self.state().writes.clone()
     }
 
-    /// Refuses the next write that has `name` as its label, or as its table if it has no label.
+    /// Makes the condition fail of the next write that has `name` as its label, or as its table if it has no
+    /// label.
     pub fn refuse(&self, name: String, item: Option<Item>) {
         self.state().refusals.push_back((name, item));
     }
 
-    /// Keeps an item, which changes may read.
+    /// Stores an item that changes may read.
     pub fn keep(&self, table: String, item: Item) {
         self.state().items.entry(table).or_default().push(item);
     }
 
-    /// The item kept last that has these attributes.
+    /// Returns the most recently written item with these attributes.
     pub(crate) fn item(&self, table: &str, key: &Item) -> Option<Item> {
         let state = self.state();
         let mut items = state.items.get(table)?.iter().rev();
@@ -106,8 +107,8 @@ impl Plans {
         items.find(has).cloned()
     }
 
-    /// Records the writes, unless one of them is to be refused.
-    pub(crate) fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), Refused> {
+    /// Records the writes, unless the condition of one of them should fail.
+    pub(crate) fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), ConditionFailed> {
         let mut state = self.state();
         let mut refused = Vec::new();
         for (index, write) in writes.iter().enumerate() {
@@ -115,7 +116,7 @@ impl Plans {
             let name = write.label.as_deref().unwrap_or(table);
             let place = (state.refusals.iter()).position(|(refused, _)| refused == name);
             if let Some((_, item)) = place.and_then(|place| state.refusals.remove(place)) {
-                refused.push(RefusedWrite {
+                refused.push(FailedWrite {
                     index,
                     label: write.label.clone(),
                     table: table.to_owned(),
@@ -124,7 +125,7 @@ impl Plans {
             }
         }
         if !refused.is_empty() {
-            return Err(Refused::new(refused));
+            return Err(ConditionFailed::new(refused));
         }
         state.writes.extend(writes.iter().map(|write| PlannedWrite {
             label: write.label.as_deref().map(str::to_owned),
@@ -152,42 +153,46 @@ impl Store for Plans {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         self.records.claim(request, context).await
     }
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         self.records.settle(fence, settlement, now, context).await
     }
 }
 
 impl TransactionalStore for Plans {
-    async fn look(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+    async fn get_record(
+        &self,
+        key: &Key,
+        _: &RequestContext,
+    ) -> Result<Option<Record>, StoreError> {
         Ok(self.records.get(key))
     }
 
-    /// The record decides first, then the writes.
+    /// The record's condition comes first, then those of the writes.
     async fn commit(
         &self,
         commit: &Commit,
         context: &RequestContext,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<CommitResponse, StoreError> {
         let record = self.records.get(commit.record.key());
         let admitted = match &commit.record {
             RecordWrite::Settle { fence, .. } => may_settle(record.as_ref(), fence),
             RecordWrite::Insert { request, .. } => may_claim(record.as_ref(), request),
         };
         if !admitted {
-            return Ok(CommitAnswer::Refused(record));
+            return Ok(CommitResponse::ConditionFailed(record));
         }
         if let Err(refused) = self.write(&commit.writes) {
-            return Ok(CommitAnswer::Cancelled(refused));
+            return Ok(CommitResponse::Cancelled(refused));
         }
         let (fence, settlement, now) = match &commit.record {
             RecordWrite::Settle {
@@ -205,8 +210,8 @@ impl TransactionalStore for Plans {
         };
         let settled = self.records.settle(&fence, settlement, now, context);
         Ok(match settled.await? {
-            SettleAnswer::Applied => CommitAnswer::Applied,
-            SettleAnswer::Refused(record) => CommitAnswer::Refused(record),
+            SettleResponse::Applied => CommitResponse::Applied,
+            SettleResponse::ConditionFailed(record) => CommitResponse::ConditionFailed(record),
         })
     }
 }

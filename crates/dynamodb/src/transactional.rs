@@ -4,43 +4,41 @@ use std::sync::OnceLock;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 
-use super::{refused::Refused, write::Write};
+use super::{condition_failed::ConditionFailed, write::Write};
 use sqs_once_core::{
-    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
+    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
     store::{RequestContext, Store, StoreError},
 };
 
 /// A [`Store`] that commits records together with other writes, all or nothing.
 ///
-/// [`DynamoStore`](crate::store::DynamoStore) and [`Batched`](crate::store::Batched) implement it. Other crates
-/// can't, because the fields of a [`Commit`] are private. Test handlers on DynamoDB Local or another emulator. The
-/// functions in [`sqs_once_core::protocol::decision`] interpret the answers.
+/// [`DynamoStore`](crate::store::DynamoStore) and [`Batched`](crate::store::Batched) implement it. Other
+/// crates cannot, because the fields of a [`Commit`] are private; test handlers on DynamoDB Local or another
+/// emulator. The functions in [`sqs_once_core::protocol::decision`] interpret the responses.
 pub trait TransactionalStore: Store {
-    /// Reads a record with eventual consistency. The answer can be outdated, so only use it to skip
-    /// work.
+    /// Reads a record with eventual consistency. The record can be outdated, so use it only to skip work.
     ///
     /// # Errors
     ///
     /// [`StoreError`] after the store's own retries.
-    fn look(
+    fn get_record(
         &self,
         key: &Key,
         context: &RequestContext,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Applies the record's write and all other writes, or no write. A commit that is sent twice is
+    /// Applies the record's write and all other writes, or none of them. A commit that is sent twice is
     /// applied once.
     ///
     /// # Errors
     ///
     /// [`StoreError`]. The commit may have been applied nevertheless: see
-    /// [`may_have_been_applied`](StoreError::may_have_been_applied). The caller retries until its
-    /// deadline.
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied). The caller retries until its deadline.
     fn commit(
         &self,
         commit: &Commit,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<CommitAnswer, StoreError>> + Send;
+    ) -> impl Future<Output = Result<CommitResponse, StoreError>> + Send;
 }
 
 /// One write to a record, and the other writes of the same transaction.
@@ -51,11 +49,11 @@ pub struct Commit {
     pub record: RecordWrite,
     /// The other writes, at most [`MAX_WRITES`](crate::write::MAX_WRITES).
     pub writes: Vec<Write<TransactWriteItem>>,
-    /// Basis of the `ClientRequestToken`, unique to this commit: at most 35 characters.
+    /// Basis of the `ClientRequestToken`, unique to this commit. At most 35 characters.
     pub token: String,
-    /// The record's write as first sent. Each retry sends identical bytes.
+    /// The record's write as it was first sent. Each retry sends identical bytes.
     pub(crate) sent: OnceLock<TransactWriteItem>,
-    /// The put that is sent instead of `sent`, for a record that an update cannot replace.
+    /// The put that replaces `sent`, for a record that an update cannot replace.
     pub(crate) sent_over: OnceLock<TransactWriteItem>,
 }
 
@@ -64,17 +62,17 @@ pub struct Commit {
 pub enum RecordWrite {
     /// Settles a claim that the worker holds.
     Settle {
-        /// Fence of the claim.
-        fence: Fence,
-        /// End of the claim.
+        /// Fencing token of the claim.
+        fence: FencingToken,
+        /// How the claim ends.
         settlement: Settlement,
         /// The worker's clock.
         now: Timestamp,
     },
-    /// Writes a record without an earlier claim, on the condition of the claim `request`.
+    /// Writes a record without an earlier claim, with the condition of the claim `request`.
     ///
-    /// The record is the same as after that claim and its `settlement`, except that
-    /// `first_claimed_at` stays unchanged.
+    /// The record is the same as after that claim and its `settlement`, except that `first_claimed_at` stays
+    /// unchanged.
     Insert {
         /// The claim. Its lease is not used.
         request: ClaimRequest,
@@ -94,20 +92,20 @@ impl RecordWrite {
     }
 }
 
-/// The answer to a [`Commit`].
+/// The response to a [`Commit`].
 #[expect(
     clippy::large_enum_variant,
     reason = "one answer lives at a time, and is taken apart at once"
 )]
 #[derive(Clone, Debug, PartialEq)]
-pub enum CommitAnswer {
+pub enum CommitResponse {
     /// All writes were applied, by this request or an earlier one.
     Applied,
     /// No write was applied, because the record's condition check failed. Holds the record, or
     /// `None` if no record exists.
-    Refused(Option<Record>),
+    ConditionFailed(Option<Record>),
     /// No write was applied, because condition checks of the other writes failed.
-    Cancelled(Refused),
+    Cancelled(ConditionFailed),
     /// No write was applied, because the transaction is invalid. A retry would fail again.
     Invalid(String),
 }

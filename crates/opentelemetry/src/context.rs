@@ -1,4 +1,4 @@
-//! Contexts of other programs: the invocation of the function, and the producer of a message.
+//! Contexts from other programs: the function's invocation, and the producer of a message.
 
 use opentelemetry::{
     Context,
@@ -7,21 +7,22 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 
-use sqs_once_core::handler::{AttributeValue, DeliveryFacts};
+use sqs_once_core::handler::{AttributeValue, DeliveryMetadata};
 
-/// Stands for the parent of a span in a trace of which only the id is known.
+/// Stands for the parent of a span if we know only the id of the trace.
 pub(crate) const UNKNOWN_PARENT: SpanId = SpanId::from_bytes([0xff; 8]);
 
-/// Parent of an invocation's spans, from the invocation's X-Ray header. The header's `Sampled` holds
-/// for them all, also where the header names no `Parent`.
+/// Returns the parent of an invocation's spans, from the invocation's X-Ray header. The header's `Sampled`
+/// applies to all of them, even if the header names no `Parent`.
 pub(crate) fn of_invocation(header: &str) -> Option<Context> {
     let span = xray(header, UNKNOWN_PARENT)?;
     Some(Context::new().with_remote_span_context(span))
 }
 
-/// Contexts of the producer: from `AWSTraceHeader`, as X-Ray sets it, and from the message attribute
-/// `traceparent` (*W3C Trace Context*), as OpenTelemetry sets it. One context if both name one span.
-pub(crate) fn of_producer(delivery: &DeliveryFacts) -> Vec<SpanContext> {
+/// Returns the contexts of the producer: from `AWSTraceHeader`, which X-Ray sets, and from the message
+/// attribute `traceparent` (*W3C Trace Context*), which OpenTelemetry sets. Returns one context if both name
+/// the same span.
+pub(crate) fn of_producer(delivery: &DeliveryMetadata) -> Vec<SpanContext> {
     let header = delivery.trace_header.as_deref();
     let xray = header.and_then(|header| xray(header, SpanId::INVALID));
     let mut contexts: Vec<_> = w3c(delivery).into_iter().collect();
@@ -32,7 +33,7 @@ pub(crate) fn of_producer(delivery: &DeliveryFacts) -> Vec<SpanContext> {
     contexts
 }
 
-/// `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1` (*AWS X-Ray Developer
+/// Parses `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1` (*AWS X-Ray Developer
 /// Guide*, "Tracing header"). `None` if the root cannot be read.
 fn xray(header: &str, no_parent: SpanId) -> Option<SpanContext> {
     let (mut root, mut parent, mut flags) = (None, no_parent, TraceFlags::NOT_SAMPLED);
@@ -48,7 +49,7 @@ fn xray(header: &str, no_parent: SpanId) -> Option<SpanContext> {
     Some(SpanContext::new(root?, parent, flags, true, state))
 }
 
-/// `1-`, the time in 8 hex digits, `-`, 24 hex digits. Without the dashes it is a trace id of W3C.
+/// Parses `1-`, the time in 8 hex digits, `-`, and 24 hex digits. Without the dashes this is a W3C trace id.
 fn xray_root(id: &str) -> Option<TraceId> {
     let (time, random) = id.strip_prefix("1-")?.split_once('-')?;
     let is_whole = time.len() == 8 && random.len() == 24;
@@ -56,8 +57,8 @@ fn xray_root(id: &str) -> Option<TraceId> {
     id.ok().filter(|id| *id != TraceId::INVALID)
 }
 
-fn w3c(delivery: &DeliveryFacts) -> Option<SpanContext> {
-    // Not on top of the current context, which is the invocation's.
+fn w3c(delivery: &DeliveryMetadata) -> Option<SpanContext> {
+    // We do not start from the current context, because that is the invocation's.
     let propagator = TraceContextPropagator::new();
     let context = propagator.extract_with_context(&Context::new(), &Attributes(delivery));
     let span = context.span().span_context().clone();
@@ -65,7 +66,7 @@ fn w3c(delivery: &DeliveryFacts) -> Option<SpanContext> {
 }
 
 /// Message attributes of type String.
-struct Attributes<'a>(&'a DeliveryFacts);
+struct Attributes<'a>(&'a DeliveryMetadata);
 
 impl Extractor for Attributes<'_> {
     fn get(&self, name: &str) -> Option<&str> {
@@ -88,20 +89,20 @@ mod tests {
     const XRAY: &str = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1";
     const TRACE: &str = "5759e988bd862e3fe1be46a994272793";
 
-    fn delivery(xray: Option<&str>, traceparent: Option<&str>) -> DeliveryFacts {
+    fn delivery(xray: Option<&str>, traceparent: Option<&str>) -> DeliveryMetadata {
         let attributes = traceparent.map(|text| {
             let data_type = "String".to_owned();
             let value = AttributeValue::Text(text.to_owned());
             ("traceparent".to_owned(), Attribute { data_type, value })
         });
-        DeliveryFacts {
+        DeliveryMetadata {
             trace_header: xray.map(str::to_owned),
             attributes: attributes.into_iter().collect(),
-            ..DeliveryFacts::default()
+            ..DeliveryMetadata::default()
         }
     }
 
-    /// Trace and span of each context.
+    /// Returns trace and span of each context.
     fn linked(xray: Option<&str>, traceparent: Option<&str>) -> Vec<(String, String)> {
         let contexts = of_producer(&delivery(xray, traceparent)).into_iter();
         let ids = |context: SpanContext| {

@@ -1,4 +1,4 @@
-//! [`Exporter`]: the protocol and the address that spans are sent to.
+//! [`Exporter`]: the protocol and the address for sending spans.
 
 use std::{env, error::Error, io, time::Duration};
 
@@ -26,11 +26,11 @@ use tokio::net::{UdpSocket, lookup_host};
 /// Name of the instrumentation scope.
 pub(crate) const SCOPE: &str = "sqs-once";
 
-/// A datagram holds 65,507 bytes, and Base64 makes 4 bytes of 3.
+/// A datagram has room for 65,507 bytes, and Base64 makes 4 bytes out of 3.
 const MAX_DATAGRAM: usize = 48_000;
 
-/// Header of the X-Ray daemon's protocol, and the prefix of sampled spans in OTLP. They are not in
-/// AWS's documents: taken from AWS's exporter for Python, `OTLPUdpSpanExporter`.
+/// Header of the X-Ray daemon's protocol, and the prefix of sampled spans in OTLP. AWS does not document
+/// them; we took them from AWS's exporter for Python, `OTLPUdpSpanExporter`.
 const DAEMON_HEADER: &str = "{\"format\":\"json\",\"version\":1}\nT1S";
 
 /// How long sending spans may delay a response, unless a variable sets it.
@@ -53,7 +53,7 @@ enum Receiver {
     Daemon { address: String },
 }
 
-/// A variable that cannot be read, so that no spans are sent.
+/// The error of a variable that cannot be parsed, so that no spans are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SettingError {
     #[error("OTEL_TRACES_EXPORTER must be `otlp`, `xray` or `none`")]
@@ -72,7 +72,7 @@ pub(crate) enum SettingError {
     Timeout,
 }
 
-/// Spans did not reach the collector or the daemon.
+/// The error if spans did not reach the collector or the daemon.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
     #[error("the request to {0} could not be built: {1}")]
@@ -88,7 +88,7 @@ pub(crate) enum ExportError {
 }
 
 impl Exporter {
-    /// `None` if no spans are asked for.
+    /// Reads the environment. `None` if no variable asks for spans.
     pub(crate) fn from_env() -> Result<Option<Self>, SettingError> {
         let receiver = match variable("OTEL_TRACES_EXPORTER").as_deref() {
             None | Some("none") => return Ok(None),
@@ -104,7 +104,7 @@ impl Exporter {
         }))
     }
 
-    /// Time for the spans of one invocation.
+    /// Returns the time for sending the spans of one invocation.
     pub(crate) fn budget(&self) -> Duration {
         self.budget
     }
@@ -159,9 +159,9 @@ impl Exporter {
         }
     }
 
-    /// The spans of each datagram, and the number of spans that fit none.
+    /// Returns the spans of each datagram, and how many spans fit into none.
     fn split(&self, spans: Vec<Span>) -> (Vec<Vec<Span>>, usize) {
-        // Each span has a tag and its length before it, and so have the messages around.
+        // A tag and its length precede each span, and so they do for the messages around it.
         const AROUND: usize = 8;
         let room = MAX_DATAGRAM.saturating_sub(self.encode(Vec::new()).len() + 3 * AROUND);
         let (mut parts, mut too_large, mut left) = (Vec::<Vec<Span>>::new(), 0, 0);
@@ -196,7 +196,7 @@ impl Receiver {
             format!("{}/v1/traces", base.trim_end_matches('/'))
         });
         let traces: Uri = traces.parse().map_err(|_invalid| SettingError::Endpoint)?;
-        // Errors name the address, and must not name a password or a token.
+        // Errors name the address, so it must not contain a password or a token.
         let has_no_login = |authority: &Authority| !authority.as_str().contains('@');
         let is_plain = traces.authority().is_some_and(has_no_login) && traces.query().is_none();
         if traces.scheme_str() != Some("http") || !is_plain {
@@ -207,7 +207,7 @@ impl Receiver {
         Ok(Self::Collector { client, traces })
     }
 
-    /// The variable holds one address, or one for each protocol: `tcp:127.0.0.1:2000
+    /// Reads the variable. It has one address, or one for each protocol: `tcp:127.0.0.1:2000
     /// udp:127.0.0.1:2001`.
     fn daemon() -> Self {
         let variable = variable("AWS_XRAY_DAEMON_ADDRESS");
@@ -220,7 +220,7 @@ impl Receiver {
     }
 }
 
-/// Attributes of this function: those of Lambda, then those of the OpenTelemetry variables.
+/// Returns the attributes of this function: those of Lambda, then those from the OpenTelemetry variables.
 fn resource() -> Resource {
     let lambda = [
         ("service.name", "AWS_LAMBDA_FUNCTION_NAME"),
@@ -249,7 +249,8 @@ fn resource() -> Resource {
     }
 }
 
-/// The SDK reads these variables itself. It takes every trace if it cannot read them.
+/// Checks the sampler's variables. The SDK reads them itself, but records every trace if it cannot parse
+/// them.
 fn check_sampler() -> Result<(), SettingError> {
     let name = variable("OTEL_TRACES_SAMPLER").unwrap_or_else(|| "always_on".to_owned());
     let ratio = variable("OTEL_TRACES_SAMPLER_ARG").map(|ratio| ratio.parse::<f64>());
@@ -304,13 +305,13 @@ async fn connect(address: &str) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// The variable for traces, else the one for all signals.
+/// Returns the variable for traces, or otherwise the one for all signals.
 fn otlp_variable(name: &str) -> Option<String> {
     let of_traces = variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"));
     of_traces.or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}")))
 }
 
-/// An empty variable counts as unset.
+/// Returns the value of a variable. An empty variable is treated as not set.
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -1,5 +1,5 @@
-//! Traces by OpenTelemetry for [sqs-once](https://docs.rs/sqs-once): spans of messages and of requests of the AWS
-//! SDK, sent before the response of an invocation.
+//! OpenTelemetry traces for [sqs-once](https://docs.rs/sqs-once): spans of messages and of AWS SDK requests,
+//! sent before the response of an invocation.
 //!
 //! ```no_run
 //! # async fn greet(_: String, _: sqs_once::Attempt) -> Result<(), sqs_once::Failure> { Ok(()) }
@@ -20,7 +20,7 @@
 //! | `export` | OTLP over HTTP, or over UDP to the X-Ray daemon |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock; the library reads it in `sqs_once_core::system` alone.
+// Tests may read the clock. The library reads it only in `sqs_once_core::system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod context;
@@ -53,7 +53,7 @@ use sqs_once::{
     protocol::Key,
     telemetry::{self, Parent, Tracer, set_tracer},
 };
-use sqs_once_core::handler::DeliveryFacts;
+use sqs_once_core::handler::DeliveryMetadata;
 
 use self::{
     export::{Exporter, SettingError},
@@ -69,17 +69,18 @@ struct Traces {
     provider: SdkTracerProvider,
     spans: Spans,
     exporter: Exporter,
-    /// True after a flush that failed, so that the log names each outage of the collector once.
+    /// True after a flush that failed, so that the log names each outage of the collector only once.
     failing: AtomicBool,
 }
 
-/// Sends logs as [`sqs_once::telemetry::init`] does, and traces if `OTEL_TRACES_EXPORTER` is `xray` or `otlp`.
+/// Sends logs as [`sqs_once::telemetry::init`] does, and traces if `OTEL_TRACES_EXPORTER` is `xray` or
+/// `otlp`.
 ///
-/// A variable of traces that cannot be read is named in a warning, and no spans are sent.
+/// If a variable for traces cannot be parsed, a warning names it and no spans are sent.
 ///
 /// # Panics
 ///
-/// If a subscriber is set already. Then add [`layer`] to it.
+/// If a subscriber is already set. Then add [`layer`] to that one.
 ///
 /// ```
 /// sqs_once_otel::init();
@@ -104,14 +105,14 @@ pub fn try_init() -> Result<(), TryInitError> {
     Ok(())
 }
 
-/// The layer for traces that [`init`] installs, to combine with others.
+/// Returns the layer for traces that [`init`] installs, so that you can combine it with others.
 ///
-/// `None` unless `OTEL_TRACES_EXPORTER` is `otlp` or `xray` and the other variables can be read. The
-/// environment is read at the first call. `docs/traces.md` lists the variables.
+/// Returns `None` unless `OTEL_TRACES_EXPORTER` is `otlp` or `xray` and the other variables can be parsed.
+/// The environment is read at the first call. `docs/traces.md` lists the variables.
 ///
-/// The layer takes spans and no events. It takes the spans of the AWS SDK, one for each request, and
-/// spans of other code at the levels `INFO`, `WARN` and `ERROR`. A [`Consumer`](sqs_once::Consumer) sends
-/// the spans before each response.
+/// The layer takes spans and no events. It takes the spans of the AWS SDK, one for each request, and spans of
+/// other code at the levels `INFO`, `WARN` and `ERROR`. A [`Consumer`](sqs_once::Consumer) sends the spans
+/// before each response.
 ///
 /// ```
 /// use sqs_once::telemetry;
@@ -127,23 +128,23 @@ where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     let traces = set_up().ok().flatten();
-    // Without an exporter too: your own layer of OpenTelemetry then gets parents, links and attributes. A second
-    // layer has the same tracer.
+    // We set the tracer even without an exporter, so that an OpenTelemetry layer of yours gets parents, links
+    // and attributes. A second layer uses the same tracer.
     let _is_new = set_tracer(OpenTelemetry(traces));
     Some(layer_of(&traces?.provider))
 }
 
-/// Reads the environment, at the first call. `None` if it asks for no spans.
+/// Reads the environment at the first call. `None` if it asks for no spans.
 fn set_up() -> Result<Option<&'static Traces>, &'static SettingError> {
     let traces = TRACES.get_or_init(|| Ok(Exporter::from_env()?.map(Traces::new)));
     traces.as_ref().map(Option::as_ref)
 }
 
-/// Sends the spans that ended, for a function without a [`Consumer`](sqs_once::Consumer). Returns after
-/// `at_most` or 15 minutes, and then discards spans that were not sent.
+/// Sends the spans that have ended, for a function without a [`Consumer`](sqs_once::Consumer). Takes at most
+/// `at_most`, and never more than 15 minutes. Discards spans that were not sent by then.
 ///
-/// Does nothing without the [`layer`]. A failure is logged. Requests of the SDK are sent
-/// only inside a span of yours.
+/// Does nothing without the [`layer`]. Logs a failure. Spans of SDK requests are sent only if they are inside
+/// one of your spans.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -154,7 +155,7 @@ fn set_up() -> Result<Option<&'static Traces>, &'static SettingError> {
 /// ```
 pub async fn flush(at_most: Duration) {
     if let Some(Ok(Some(traces))) = TRACES.get() {
-        // Bounded before it is added: a wait of years is no point in time.
+        // Limit the wait before you add it: no clock can represent a wait of centuries.
         let at_most = at_most.min(LONGEST_INVOCATION);
         traces.flush(Instant::now() + at_most).await;
     }
@@ -170,7 +171,7 @@ impl fmt::Debug for OpenTelemetry {
 }
 
 impl Tracer for OpenTelemetry {
-    /// The invocation's own span, if X-Ray made one.
+    /// Returns the invocation's span as the parent, if X-Ray made one.
     fn invocation(&self, trace_header: Option<&str>) -> Arc<dyn Parent> {
         let parent = trace_header.and_then(context::of_invocation);
         Arc::new(ParentSpan(parent.unwrap_or_default()))
@@ -180,7 +181,7 @@ impl Tracer for OpenTelemetry {
         Arc::new(ParentSpan(Context::current()))
     }
 
-    fn message_starts(&self, span: &tracing::Span, delivery: &DeliveryFacts) {
+    fn message_starts(&self, span: &tracing::Span, delivery: &DeliveryMetadata) {
         spans::start(span, delivery);
     }
 
@@ -196,7 +197,7 @@ impl Tracer for OpenTelemetry {
         Box::pin(async move {
             if let Some(traces) = self.0 {
                 let budget_ends = Instant::now() + traces.exporter.budget();
-                traces.flush(budget_ends.min(deadline.answer())).await;
+                traces.flush(budget_ends.min(deadline.respond_by())).await;
             }
         })
     }
@@ -224,7 +225,8 @@ where
         .with_filter(FilterFn::new(is_traced).with_max_level_hint(LevelFilter::DEBUG))
 }
 
-/// Events, and spans of the SDK at `TRACE`, may hold payload.
+/// Returns whether we trace this. We leave out events, and SDK spans at `TRACE`, because they may contain
+/// payload.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     let (target, level) = (metadata.target(), *metadata.level());
     // The runtime's span of an invocation ends after the flush.
@@ -236,7 +238,7 @@ fn is_traced(metadata: &Metadata<'_>) -> bool {
 impl Traces {
     fn new(exporter: Exporter) -> Self {
         let spans = Spans::default();
-        // The sampler is the one of `OTEL_TRACES_SAMPLER`, else the parent's flag decides.
+        // `OTEL_TRACES_SAMPLER` selects the sampler. Without it, the parent's flag decides.
         let provider = SdkTracerProvider::builder().with_span_processor(spans.clone());
         Self {
             provider: provider.build(),
@@ -287,7 +289,7 @@ mod tests {
     use super::*;
     use sqs_once::protocol::Namespace;
 
-    /// The spans that are kept, and the number of others.
+    /// Returns the spans that are kept, and the number of others.
     fn ended(work: impl FnOnce()) -> (Vec<SpanData>, u64) {
         let spans = Spans::default();
         let provider = SdkTracerProvider::builder().with_span_processor(spans.clone());
@@ -300,7 +302,7 @@ mod tests {
     fn layer_takes_spans_of_requests_and_handlers() {
         let (spans, dropped) = ended(|| {
             let message = tracing::error_span!("message", message_id = "m-1");
-            spans::start(&message, &DeliveryFacts::default());
+            spans::start(&message, &DeliveryMetadata::default());
             let _message = message.entered();
             let _runtime =
                 tracing::info_span!(target: "lambda_runtime::layers", "invoke").entered();
@@ -323,7 +325,7 @@ mod tests {
     fn key_found_later_is_an_attribute() {
         let (spans, _) = ended(|| {
             let message = tracing::error_span!("message", key = tracing::field::Empty);
-            spans::start(&message, &DeliveryFacts::default());
+            spans::start(&message, &DeliveryMetadata::default());
             let namespace = Namespace::new("test").unwrap();
             let key = Key::new(&namespace, ["o-1"]).unwrap();
             message.in_scope(|| spans::add_key(&tracing::Span::current(), &key));
@@ -337,7 +339,7 @@ mod tests {
     fn spans_beyond_the_limit_are_counted() {
         let (spans, dropped) = ended(|| {
             let parent = tracing::info_span!("parent").entered();
-            spans::start(&parent, &DeliveryFacts::default());
+            spans::start(&parent, &DeliveryMetadata::default());
             (0..4100).for_each(|_| drop(tracing::info_span!("child")));
         });
         assert_eq!((spans.len(), dropped), (4096, 5));

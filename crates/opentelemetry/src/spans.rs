@@ -1,4 +1,4 @@
-//! [`Spans`]: spans that ended, named as the semantic conventions say.
+//! [`Spans`]: spans that have ended, named as the semantic conventions say.
 
 use std::{
     mem,
@@ -18,9 +18,9 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::context::{self, UNKNOWN_PARENT};
 use sqs_once::{Outcome, protocol::Key};
-use sqs_once_core::handler::DeliveryFacts;
+use sqs_once_core::handler::DeliveryMetadata;
 
-/// Spans that are kept until the flush: 2 to 4 for each message.
+/// How many spans are kept until the flush. Each message has 2 to 4.
 const MAX_SPANS: usize = 4096;
 
 const DESTINATION: &str = "messaging.destination.name";
@@ -28,12 +28,12 @@ const OPERATION: &str = "messaging.operation.type";
 /// Attribute of the SDK's span of a request.
 const RPC_SYSTEM: &str = "rpc.system";
 
-/// Fields of a message's span for the log. The span has them as attributes under other names.
+/// Fields of a message's span for the log. In the trace, the same values are attributes with different names.
 const LOG_FIELDS: [&str; 4] = ["message_id", "key", "receive_count", "requestId"];
 
-/// Makes a message's span a process span with links to the producer (*OpenTelemetry Semantic
-/// Conventions*, "Messaging spans"). To call before the span is entered.
-pub(crate) fn start(span: &tracing::Span, delivery: &DeliveryFacts) {
+/// Makes a message's span a process span with links to the producer (*OpenTelemetry Semantic Conventions*,
+/// "Messaging spans"). Call it before the span is entered.
+pub(crate) fn start(span: &tracing::Span, delivery: &DeliveryMetadata) {
     for producer in context::of_producer(delivery) {
         span.add_link(producer);
     }
@@ -56,7 +56,7 @@ pub(crate) fn add_key(span: &tracing::Span, key: &Key) {
     span.set_attribute("sqs_once.key", key.as_str().to_owned());
 }
 
-/// Adds the outcome to a message's span. The text of a failure may hold payload, so it is not added.
+/// Adds the outcome to a message's span, but not the text of a failure, which may contain payload.
 pub(crate) fn end(span: &tracing::Span, outcome: &Outcome) {
     let name = outcome.name();
     span.set_attribute("sqs_once.outcome", name);
@@ -66,21 +66,21 @@ pub(crate) fn end(span: &tracing::Span, outcome: &Outcome) {
     }
 }
 
-/// Spans that ended and are not sent. Clones share them.
+/// Spans that have ended and have not been sent. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Spans(Arc<Mutex<Kept>>);
+pub(crate) struct Spans(Arc<Mutex<EndedSpans>>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct EndedSpans {
     ended: Vec<SpanData>,
     dropped: u64,
 }
 
 impl Spans {
-    /// The spans that ended since the last call, and the number of those that were not kept.
+    /// Returns the spans that ended since the last call, and how many others were not kept.
     pub(crate) fn take(&self) -> (Vec<SpanData>, u64) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Kept { ended, dropped } = mem::take(&mut *kept);
+        let EndedSpans { ended, dropped } = mem::take(&mut *kept);
         (ended, dropped)
     }
 }
@@ -100,7 +100,7 @@ impl SpanProcessor for Spans {
         }
     }
 
-    /// The consumer sends the spans, because sending waits, and this function cannot.
+    /// Does nothing. The consumer sends the spans, because sending waits and this function cannot.
     fn force_flush(&self) -> OTelSdkResult {
         Ok(())
     }
@@ -110,13 +110,14 @@ impl SpanProcessor for Spans {
     }
 }
 
-/// Returns whether the span is of a request of the SDK without a parent: of the time before the first
-/// invocation, or of the background.
+/// Returns whether the span is an SDK request without a parent: from before the first invocation, or from the
+/// background.
 fn is_lone_request(span: &SpanData) -> bool {
     span.parent_span_id == SpanId::INVALID && attribute(span, RPC_SYSTEM).is_some()
 }
 
-/// A `tracing` span has no kind, and the names of fields and spans are those of the log.
+/// Adapts a span to the conventions: a `tracing` span has no kind, and its fields and name are those of the
+/// log.
 fn conventional(mut span: SpanData) -> SpanData {
     if span.parent_span_id == UNKNOWN_PARENT {
         span.parent_span_id = SpanId::INVALID;

@@ -1,4 +1,4 @@
-//! Asks the services at the start whether the targets exist.
+//! Checks at start whether the targets exist.
 
 use std::time::Duration;
 
@@ -31,9 +31,9 @@ impl Relay {
     /// EventBridge confirms events to an event bus that does not exist, and drops them. A relay that sends
     /// them anyway loses them. `Relay::from_settings` makes this check.
     ///
-    /// A check that is denied, throttled or not answered in 2 seconds proves nothing, and neither does a
-    /// missing target in a different account than that of the dead-letter queue. All of these are logged
-    /// as one warning.
+    /// A check proves nothing if it is denied or throttled, or gets no response in 2 seconds. Nor does it if
+    /// the missing target is in a different account than the dead-letter queue. All of these become one
+    /// warning in the log.
     ///
     /// # Errors
     ///
@@ -52,7 +52,8 @@ impl Relay {
                 Err(_elapsed) => (false, "no answer in time".to_owned()),
             };
             let line = format!("{} ({why})", target.address());
-            // A service may call a target missing that another account lets this one only send to.
+            // If a different account only lets us send to a target, the service may say that the target is
+            // missing.
             if is_missing && target.account() == self.dead_letters.account() {
                 missing.push(line);
             } else {

@@ -12,7 +12,7 @@ use crate::Relay;
 use crate::{PostgresRelay, Relayed};
 use sqs_once::protocol::Timestamp;
 
-/// The reason why an invocation of a relay failed.
+/// Why an invocation of a relay failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
@@ -38,7 +38,7 @@ pub enum RelayError {
 ///
 /// # Errors
 ///
-/// If the Lambda runtime API is out of reach.
+/// If the Lambda Runtime API cannot be reached.
 ///
 /// ```no_run
 /// use sqs_once::Settings;
@@ -57,8 +57,8 @@ where
     lambda_runtime::run_concurrent(relay).await
 }
 
-/// The request is the raw JSON of the event: the Lambda runtime logs the payload of an event that it
-/// can't parse.
+/// The request is the raw JSON of the event, because the Lambda runtime would log the payload of an event
+/// that it cannot parse.
 impl Service<LambdaEvent<Box<RawValue>>> for Relay {
     type Response = DynamoDbEventResponse;
     type Error = RelayError;
@@ -85,7 +85,7 @@ impl Service<LambdaEvent<Box<RawValue>>> for Relay {
     }
 }
 
-/// Every event, such as that of a schedule, makes the relay send all due events.
+/// Any event, such as one from a schedule, makes the relay send all events that are due.
 #[cfg(feature = "postgres")]
 impl Service<LambdaEvent<Box<RawValue>>> for PostgresRelay {
     type Response = Relayed;

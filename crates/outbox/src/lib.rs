@@ -1,29 +1,30 @@
 //! The relay of [sqs-once](https://docs.rs/sqs-once): a Lambda function that sends published events, from the
 //! stream of a DynamoDB table or from a PostgreSQL table.
 //!
-//! The binary `relay` of this package is that function. This library is for functions that add their own
-//! code, and for consumers that send events right after their commit.
+//! The binary `relay` of this package is that function. Use the library to add your own code to a relay, or
+//! to let a consumer send events right after their commit.
 //!
 //! | module | task |
 //! | --- | --- |
-//! | `targets` | from the name of an event to a queue, a topic or an event bus |
-//! | `check` | asks at the start whether the targets exist |
-//! | `stream` | records of the stream into groups of events |
+//! | `targets` | finds the queue, topic or event bus for the name of an event |
+//! | `check` | checks at start whether the targets exist |
+//! | `stream` | turns records of the stream into groups of events |
 //! | `send` | one call to SQS, SNS or EventBridge, and its result for each event |
 //! | `rounds` | sends groups in rounds |
-//! | `relay` | of a batch, reports the first event that was not sent |
+//! | `relay` | sends a batch, and reports the first event that was not sent |
 //! | `postgres` | sends the rows of a table, by schedule and right after a commit |
 //! | `lambda` | both relays as `tower` services |
-//! | `settings` | environment variables into a relay |
+//! | `settings` | turns environment variables into a relay |
 //! | `report` | the log line of a batch |
 //!
 //! Events are published by [`Done::publish`](sqs_once::Done::publish) and `InTransaction::publish`.
 //! `docs/outbox.md` has the guarantees, the deployment and the settings.
 //!
-//! EventBridge confirms an event that matches no rule of its bus, and drops it. The relay takes it for sent.
+//! EventBridge confirms an event that matches no rule of its bus, and drops it. To the relay, such an event
+//! was sent.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock; the library reads it in `sqs_once_core::system` alone.
+// Tests may read the clock. The library reads it only in `sqs_once_core::system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod check;

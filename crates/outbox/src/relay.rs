@@ -1,4 +1,4 @@
-//! [`Relay`]: sends the events of a batch, and reports the first that was not sent.
+//! [`Relay`]: sends the events of a batch, and reports the first one that was not sent.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,16 +22,16 @@ pub(crate) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time reserved for the response.
 const RESERVE: Duration = Duration::from_millis(500);
 
-/// Age at which a failed event of a stream moves to the dead-letter queue. Until then, the event blocks
-/// all later records of its shard.
+/// Age at which a failed event of a stream moves to the dead-letter queue. Until then, it blocks all later
+/// records of its shard.
 const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 
-/// Sends the events of an outbox table, a batch of its stream at a time. Clones share the clients.
+/// Sends the events of an outbox table, one batch of its stream at a time. Clones share the clients.
 ///
 /// # Order
 ///
-/// Events of one group are sent one after the other, in the order of the stream. After an event that
-/// was not sent, no later event of its group is sent in this batch. Groups are sent side by side.
+/// Events of one group are sent one after the other, in the order of the stream. After an event that was not
+/// sent, no later event of its group is sent in this batch. Groups are sent side by side.
 ///
 /// # Failures
 ///
@@ -39,12 +39,12 @@ const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 /// | --- | --- |
 /// | target not reachable, throttled, access denied | the response names the first such event of the batch; Lambda sends the batch again from there |
 /// | the same, 15 minutes after the event was published, unless the target throttles | the event goes to the dead-letter queue, and the group continues |
-/// | target refuses the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
-/// | dead-letter queue did not confirm the event | as a target that is not reachable |
+/// | target rejects the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
+/// | dead-letter queue did not confirm the event | the same as for a target that is not reachable |
 ///
-/// Events behind the first failure are sent again with it, so a target gets an event at least once.
-/// Its id tells a repetition: message attribute `idempotencyKey`, deduplication id on FIFO, member
-/// `metadata.idempotencyKey` on EventBridge.
+/// Events behind the first failure are sent again with it, so a target gets an event at least once. The
+/// target recognizes a repetition by the id: message attribute `idempotencyKey`, deduplication id on FIFO,
+/// member `metadata.idempotencyKey` on EventBridge.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), lambda_runtime::Error> {
@@ -65,12 +65,12 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Creates a relay that sends events to `targets`, and refused events to the queue with the URL
+    /// Creates a relay that sends events to `targets`, and rejected events to the queue with the URL
     /// `dead_letters`.
     ///
     /// # Errors
     ///
-    /// If `dead_letters` is no URL.
+    /// If `dead_letters` is not a URL.
     pub fn new(
         config: &SdkConfig,
         targets: Targets,
@@ -100,10 +100,10 @@ impl Relay {
         self
     }
 
-    /// Sends a batch. Returns before `deadline`. The response names the first event that was not sent,
-    /// by its sequence number.
+    /// Sends a batch. Returns before `deadline`. The response names the first event that was not sent, by its
+    /// sequence number.
     ///
-    /// Dropping the returned future has the effect of a crash: Lambda sends the batch again.
+    /// Dropping the returned future is like a crash: Lambda sends the batch again.
     pub async fn process(&self, event: Event, deadline: Deadline) -> DynamoDbEventResponse {
         self.process_batch(event, deadline, None).await
     }
@@ -137,8 +137,8 @@ impl Relay {
         }
         self.log(report, request_id);
         let mut response = DynamoDbEventResponse::default();
-        // Lambda sends the batch again from the lowest number, so no other needs a name. An empty number
-        // makes it send the whole batch again.
+        // Lambda sends the batch again from the lowest number on, so we need no others. An empty number makes
+        // it send the whole batch again.
         let unsent_events = unsent.iter().flat_map(|group| &group.events);
         if let Some(first) = unsent_events.map(|pending| pending.position).min() {
             let mut failure = DynamoDbBatchItemFailure::default();

@@ -7,7 +7,7 @@ use sqs_once::{
 
 const LINE: &str = "events relayed";
 
-/// Sums of one batch, for its log line.
+/// Totals of one batch, for its log line.
 #[derive(Debug)]
 pub(crate) struct RelayReport {
     started: Timestamp,
@@ -19,7 +19,7 @@ pub(crate) struct RelayReport {
 }
 
 impl RelayReport {
-    /// A report of a batch that was received at `started`.
+    /// Creates the report of a batch that was received at `started`.
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
             started,
@@ -31,24 +31,24 @@ impl RelayReport {
         }
     }
 
-    /// The oldest event in the table was published at this time, when the relay began.
+    /// Records when the oldest event in the table was published, as of the start of the relay.
     #[cfg(feature = "postgres")]
     pub(crate) fn waiting(&mut self, oldest: Option<Timestamp>) {
         self.oldest_waiting = oldest;
     }
 
-    /// The target confirmed an event.
+    /// Counts an event that the target confirmed.
     pub(crate) fn sent(&mut self, published_at: Option<Timestamp>) {
         self.sent += 1;
         self.oldest = self.oldest.into_iter().chain(published_at).min();
     }
 
-    /// The dead-letter queue confirmed an event.
+    /// Counts an event that the dead-letter queue confirmed.
     pub(crate) fn dead_lettered(&mut self) {
         self.dead_lettered += 1;
     }
 
-    /// Events of a group are sent again.
+    /// Counts events of a group that will be sent again.
     pub(crate) fn failed(&mut self, events: usize) {
         self.failed += events as u64;
     }

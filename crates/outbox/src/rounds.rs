@@ -11,60 +11,61 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     Relay,
     report::RelayReport,
-    send::{ATTRIBUTE_BYTES, MAX_CALL_BYTES, MAX_ENTRIES, Parcel, Sent},
+    send::{ATTRIBUTE_BYTES, MAX_CALL_BYTES, MAX_ENTRIES, OutgoingEvent, Sent},
     stream::{Group, Pending},
     targets::Target,
 };
 use sqs_once::{Deadline, protocol::Timestamp};
 use sqs_once_dynamodb::explain::is_contended;
 
-/// Reason of an event whose name has no target.
+/// Reason for an event whose name has no target.
 const NO_TARGET: &str = "NoTarget";
-/// Reason of an event that was not sent because of an earlier one.
-const EARLIER_SILENCE: &str = "the target gave no answer to an earlier call of this invocation";
+/// Reason for an event that was not sent because an earlier call got no response.
+const EARLIER_SILENCE: &str = "the target did not respond to an earlier call of this invocation";
 
-/// The end of one event in this batch.
+/// How one event ended in this batch.
 enum End {
     Sent,
     DeadLettered(String),
     Failed(String),
 }
 
-/// Rounds of one invocation: their limits, and the targets that are not called again.
+/// The rounds of one invocation: their limits, and the targets that are no longer called.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// No round starts from here on.
-    pub(crate) latest_start: Instant,
-    /// Calls are cut off, and their events have failed.
+    /// No round starts after this.
+    pub(crate) start_by: Instant,
+    /// Calls are cut off here, and their events have failed.
     stop: Instant,
-    /// An event that was published before goes to the dead-letter queue once it fails.
+    /// If an event was published before this time and fails, it goes to the dead-letter queue.
     pub(crate) oldest: Option<Timestamp>,
-    /// Targets that did not answer in time. Each further call would take as long, while others wait.
+    /// Targets that did not respond in time. Each further call would take as long, while others wait.
     silent: BTreeSet<Target>,
 }
 
 impl Run {
     pub(crate) const fn new(deadline: Deadline) -> Self {
         Self {
-            latest_start: deadline.latest_start(),
-            stop: deadline.stop(),
+            start_by: deadline.start_by(),
+            stop: deadline.handler_cutoff(),
             oldest: None,
             silent: BTreeSet::new(),
         }
     }
 
-    /// Returns whether an event that failed goes to the dead-letter queue. A target that throttles works.
+    /// Returns whether an event that failed goes to the dead-letter queue. It does not if the target
+    /// throttles, because then the target works.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = event.published_at.zip(self.oldest);
         is_old.is_some_and(|(published_at, oldest)| published_at < oldest) && !is_contended(why)
     }
 }
 
-/// The events of a group that were not sent. The first is the one that failed, if one did.
+/// The events of a group that were not sent. If one failed, it is the first.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     pub(crate) events: Group,
-    /// Otherwise there was no time for another round.
+    /// False if there was just no time for another round.
     pub(crate) has_failed: bool,
 }
 
@@ -79,7 +80,7 @@ impl Relay {
     ) -> Vec<Unsent> {
         let mut unsent = Vec::new();
         while !groups.is_empty() {
-            if Instant::now() >= run.latest_start {
+            if Instant::now() >= run.start_by {
                 let rest = |events| Unsent {
                     events,
                     has_failed: false,
@@ -105,7 +106,7 @@ impl Relay {
         unsent
     }
 
-    /// Sends the first event of each group. Returns their ends, in the order of the groups.
+    /// Sends the first event of each group. Returns how they ended, in the order of the groups.
     async fn send_first_of_each(&self, groups: &[Group], run: &mut Run) -> Vec<End> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
         let mut sent = self.send(&heads, run).await;
@@ -120,14 +121,14 @@ impl Relay {
             .iter()
             .zip(&sent)
             .filter_map(|(head, sent)| match sent {
-                Sent::Refused(reason) => Some(Parcel {
+                Sent::Refused(reason) => Some(OutgoingEvent {
                     event: &head.event,
                     reason: Some(reason),
                 }),
                 _ => None,
             })
             .collect();
-        let to = |_: &Parcel<'_>| Some(&self.dead_letters);
+        let to = |_: &OutgoingEvent<'_>| Some(&self.dead_letters);
         let mut dead_lettered = self.send_parcels(&refused, to, run).await.into_iter();
         let end = |sent| match sent {
             Sent::Confirmed => End::Sent,
@@ -146,24 +147,24 @@ impl Relay {
     async fn send(&self, heads: &[&Pending], run: &mut Run) -> Vec<Sent> {
         let parcels: Vec<_> = heads
             .iter()
-            .map(|head| Parcel {
+            .map(|head| OutgoingEvent {
                 event: &head.event,
                 reason: head.fault,
             })
             .collect();
-        let to = |parcel: &Parcel<'_>| match parcel.reason {
+        let to = |parcel: &OutgoingEvent<'_>| match parcel.reason {
             None => self.targets.of(&parcel.event.name),
             Some(_) => None,
         };
         self.send_parcels(&parcels, to, run).await
     }
 
-    /// Sends each parcel to its target, in as few calls as the limits allow. A parcel without a target
-    /// is refused. A target that was silent before is not called.
+    /// Sends each parcel to its target, in as few calls as the limits allow. Rejects a parcel without a
+    /// target, and does not call a target that was silent earlier.
     async fn send_parcels<'a>(
         &'a self,
-        parcels: &[Parcel<'a>],
-        target: impl Fn(&Parcel<'a>) -> Option<&'a Target>,
+        parcels: &[OutgoingEvent<'a>],
+        target: impl Fn(&OutgoingEvent<'a>) -> Option<&'a Target>,
         run: &mut Run,
     ) -> Vec<Sent> {
         let stop = run.stop;
@@ -203,7 +204,7 @@ impl Relay {
     }
 }
 
-/// Reports the end of a group's first event. Returns whether the next event may be sent.
+/// Reports how a group's first event ended. Returns whether the next event may be sent.
 fn settle(group: &Group, end: End, report: &mut RelayReport) -> bool {
     let Some(first) = group.front() else {
         return true;

@@ -17,10 +17,10 @@ use crate::targets::Target;
 use sqs_once_core::event::Published;
 use sqs_once_dynamodb::explain::unanswered;
 
-/// Entries of one call, a limit of all three services.
+/// Most entries of one call, a limit of all three services.
 pub(crate) const MAX_ENTRIES: usize = 10;
 
-/// Size of one call: the limit of SNS and EventBridge, which SQS accepts too.
+/// Largest call: the limit of SNS and EventBridge, which SQS accepts too.
 pub(crate) const MAX_CALL_BYTES: usize = 256 * 1024;
 
 /// Room for the attributes of an event.
@@ -30,13 +30,13 @@ pub(crate) const ATTRIBUTE_BYTES: usize = 1024;
 const ID: &str = "idempotencyKey";
 /// Message attribute with the name of the event.
 const NAME: &str = "eventName";
-/// Message attribute of a dead letter: the reason.
+/// Message attribute of a dead letter, with the reason.
 const REASON: &str = "SqsOnceReason";
-/// Message attribute of a dead letter: the group of the event.
+/// Message attribute of a dead letter, with the group of the event.
 const GROUP: &str = "eventGroup";
 
-/// Codes by which a target refuses the contents of an event, whenever it is sent. Every error that is in
-/// neither list may be that of a missing permission or of an outage, so the event is sent again.
+/// Codes with which a target rejects the contents of an event, however often it is sent. An error in neither
+/// list may come from a missing permission or an outage, so the event is sent again.
 const REFUSED_CONTENTS: [&str; 6] = [
     "InvalidMessageContents",
     "AWS.SimpleQueueService.InvalidMessageContents",
@@ -46,8 +46,8 @@ const REFUSED_CONTENTS: [&str; 6] = [
     "MalformedDetail",
 ];
 
-/// Codes by which a target refuses an entry, or the whole call: SNS gives `InvalidParameter` for the ARN
-/// of a topic in another Region, and for the text of a message.
+/// Codes with which a target rejects an entry or the whole call. SNS returns `InvalidParameter` both for the
+/// ARN of a topic in a different Region and for the text of a message.
 const REFUSED_VALUES: [&str; 6] = [
     "InvalidParameterValue",
     "MissingParameter",
@@ -57,9 +57,9 @@ const REFUSED_VALUES: [&str; 6] = [
     "ValidationException",
 ];
 
-/// An event on its way, and the reason if it goes to the dead-letter queue.
+/// An event to send, and the reason if it goes to the dead-letter queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parcel<'a> {
+pub(crate) struct OutgoingEvent<'a> {
     pub(crate) event: &'a Published,
     pub(crate) reason: Option<&'a str>,
 }
@@ -69,11 +69,11 @@ pub(crate) struct Parcel<'a> {
 pub(crate) enum Sent {
     /// The target confirmed the event.
     Confirmed,
-    /// The target refuses the event, whenever it is sent.
+    /// The target rejects the event, however often it is sent.
     Refused(String),
-    /// The event is sent again. The target may have taken it.
+    /// The event will be sent again. The target may have accepted it.
     Failed(String),
-    /// As `Failed`, and the target used up the time of the call.
+    /// Like `Failed`, and the target used up the time of the call.
     Silent(String),
 }
 
@@ -86,8 +86,9 @@ impl Sent {
         }
     }
 
-    /// The result of an event whose call failed as a whole, if no call to the target succeeded. The target's
-    /// own URL or ARN may be the refused value, so the event is sent again.
+    /// Returns the result of an event whose call failed as a whole, if no call to the target has succeeded.
+    /// The rejected value may be the target's URL or ARN, and that is not the event's fault, so the event is
+    /// sent again.
     fn of_call(self) -> Self {
         match self {
             Self::Refused(code) if REFUSED_VALUES.contains(&&*code) => Self::Failed(code),
@@ -102,7 +103,7 @@ pub(crate) struct Sender {
     sqs: aws_sdk_sqs::Client,
     sns: aws_sdk_sns::Client,
     events: aws_sdk_eventbridge::Client,
-    /// Source of entries of EventBridge.
+    /// Source of EventBridge entries.
     pub(crate) source: String,
 }
 
@@ -116,12 +117,12 @@ impl Sender {
         }
     }
 
-    /// Sends events in one call, and each alone if the target refuses the call. Returns the result of
-    /// each event, in order.
-    pub(crate) async fn send(&self, target: &Target, parcels: &[Parcel<'_>]) -> Vec<Sent> {
+    /// Sends events in one call, or each in a separate call if the target rejects that call. Returns the
+    /// result of each event, in order.
+    pub(crate) async fn send(&self, target: &Target, parcels: &[OutgoingEvent<'_>]) -> Vec<Sent> {
         match self.call(target, parcels).await {
             Err(Sent::Refused(_)) if parcels.len() > 1 => {
-                // One event may have spoilt the call.
+                // A single event may have made the call fail.
                 let mut calls = Vec::with_capacity(parcels.len());
                 for parcel in parcels {
                     calls.push(self.call(target, std::slice::from_ref(parcel)).await);
@@ -139,11 +140,11 @@ impl Sender {
         }
     }
 
-    /// Asks the service for a target.
+    /// Asks the service whether a target exists.
     ///
     /// # Errors
     ///
-    /// The result that an event would have.
+    /// The result that an event to this target would have.
     pub(crate) async fn find(&self, target: &Target) -> Result<(), Sent> {
         match target {
             Target::Queue { url, .. } => {
@@ -166,10 +167,16 @@ impl Sender {
         }
     }
 
+    /// Sends events in one call.
+    ///
     /// # Errors
     ///
     /// The result of every event, if the call failed as a whole.
-    async fn call(&self, target: &Target, parcels: &[Parcel<'_>]) -> Result<Vec<Sent>, Sent> {
+    async fn call(
+        &self,
+        target: &Target,
+        parcels: &[OutgoingEvent<'_>],
+    ) -> Result<Vec<Sent>, Sent> {
         match target {
             Target::Queue { url, fifo } => self.to_queue(url, *fifo, parcels).await,
             Target::Topic { arn, fifo } => self.to_topic(arn, *fifo, parcels).await,
@@ -181,7 +188,7 @@ impl Sender {
         &self,
         url: &str,
         fifo: bool,
-        parcels: &[Parcel<'_>],
+        parcels: &[OutgoingEvent<'_>],
     ) -> Result<Vec<Sent>, Sent> {
         let entries = parcels.iter().enumerate().map(|(index, parcel)| {
             let event = parcel.event;
@@ -221,7 +228,7 @@ impl Sender {
         &self,
         arn: &str,
         fifo: bool,
-        parcels: &[Parcel<'_>],
+        parcels: &[OutgoingEvent<'_>],
     ) -> Result<Vec<Sent>, Sent> {
         let entries = parcels.iter().enumerate().map(|(index, parcel)| {
             let event = parcel.event;
@@ -257,7 +264,7 @@ impl Sender {
         Ok(results(parcels.len(), confirmed, refused))
     }
 
-    async fn to_bus(&self, arn: &str, parcels: &[Parcel<'_>]) -> Result<Vec<Sent>, Sent> {
+    async fn to_bus(&self, arn: &str, parcels: &[OutgoingEvent<'_>]) -> Result<Vec<Sent>, Sent> {
         let entries = parcels.iter().map(|parcel| {
             let event = parcel.event;
             PutEventsRequestEntry::builder()
@@ -285,14 +292,14 @@ impl Sender {
     }
 }
 
-/// An entry of EventBridge has no attributes, and its detail must be an object.
+/// Returns the detail of an EventBridge entry. An entry has no attributes, and its detail must be an object.
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
 }
 
-fn attributes<'a>(parcel: Parcel<'a>) -> impl Iterator<Item = (&'static str, &'a str)> {
-    let Parcel { event, reason } = parcel;
+fn attributes<'a>(parcel: OutgoingEvent<'a>) -> impl Iterator<Item = (&'static str, &'a str)> {
+    let OutgoingEvent { event, reason } = parcel;
     let always = [(ID, event.id.as_str()), (NAME, event.name.as_str())];
     let of_dead_letter = reason.map(|reason| [(REASON, reason), (GROUP, event.group.as_str())]);
     always
@@ -300,7 +307,7 @@ fn attributes<'a>(parcel: Parcel<'a>) -> impl Iterator<Item = (&'static str, &'a
         .chain(of_dead_letter.into_iter().flatten())
 }
 
-/// The result of each entry. An entry that the answer does not name is not confirmed.
+/// Returns the result of each entry. An entry that the response does not name is not confirmed.
 fn results<'a>(
     count: usize,
     confirmed: impl Iterator<Item = &'a str>,
@@ -320,19 +327,19 @@ fn results<'a>(
 }
 
 fn unconfirmed() -> Sent {
-    Sent::Failed("the answer does not name the event".to_owned())
+    Sent::Failed("the response does not name the event".to_owned())
 }
 
 fn first(sent: Vec<Sent>) -> Sent {
     sent.into_iter().next().unwrap_or_else(unconfirmed)
 }
 
-/// An entry that lacks a field.
+/// Returns the result of an entry that lacks a field.
 fn not_built(error: impl Error) -> Sent {
     Sent::Failed(error.to_string())
 }
 
-/// Without the message of the service, which may quote the payload.
+/// Returns the result of a failed call, without the service's text, which may quote the payload.
 fn failed<E>(error: &SdkError<E, HttpResponse>) -> Sent
 where
     E: ProvideErrorMetadata + Error + 'static,

@@ -1,4 +1,4 @@
-//! Environment variables into a relay.
+//! [`RelaySettings`]: turns environment variables into a relay.
 
 use aws_config::SdkConfig;
 use sqs_once::{Settings, SettingsError, telemetry::Metrics};
@@ -10,7 +10,7 @@ use sqs_once_core::settings::table::{
 #[cfg(feature = "postgres")]
 use sqs_once_core::settings::{ModeOptions, ModeSettings};
 #[cfg(feature = "postgres")]
-use sqs_once_postgres::{DatabaseSettings, InPostgres};
+use sqs_once_postgres::{DatabaseSettings, PostgresMode};
 
 #[cfg(feature = "postgres")]
 use crate::{PostgresRelay, RightAfterCommit};
@@ -19,7 +19,7 @@ use crate::{Relay, Targets};
 const TARGETS: &str = OUTBOX_TARGETS.name;
 const DEAD_LETTERS: &str = OUTBOX_DEAD_LETTER_QUEUE_URL.name;
 
-/// Settings of a relay, wherever its events are.
+/// The settings of a relay, for events in DynamoDB or PostgreSQL.
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
@@ -27,7 +27,7 @@ const DEAD_LETTERS: &str = OUTBOX_DEAD_LETTER_QUEUE_URL.name;
 /// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required by a relay | queue for events that their target refuses |
 /// | `OUTBOX_EVENT_SOURCE` | the function's name | `source` of events on EventBridge |
 ///
-/// The variables of metrics are those of [`Settings`].
+/// The variables for metrics are the same as for [`Settings`].
 #[derive(Debug)]
 pub struct RelaySettings {
     targets: Targets,
@@ -71,7 +71,7 @@ impl RelaySettings {
             .map_err(|error| SettingsError::new(format!("{DEAD_LETTERS}: {error}")))
     }
 
-    /// The relay, unless a target is missing.
+    /// Builds the relay, unless a target is missing.
     async fn checked_relay(self, config: &SdkConfig) -> Result<Relay, SettingsError> {
         let relay = self.relay(config)?;
         match relay.check_targets().await {
@@ -84,13 +84,13 @@ impl RelaySettings {
 }
 
 impl Relay {
-    /// The relay of an outbox in DynamoDB, from [`RelaySettings`].
+    /// Creates the relay of an outbox in DynamoDB, from [`RelaySettings`].
     ///
     /// # Errors
     ///
     /// Every variable that is missing or invalid, and targets that do not exist
-    /// ([`check_targets`](Self::check_targets)). `IDEMPOTENCY_POSTGRES_URL` is an error: that is the
-    /// variable of `PostgresRelay`, which needs the feature `postgres`.
+    /// ([`check_targets`](Self::check_targets)). It is also an error if `IDEMPOTENCY_POSTGRES_URL` is set,
+    /// because that variable belongs to `PostgresRelay`, which needs the feature `postgres`.
     ///
     /// ```no_run
     /// use sqs_once::Settings;
@@ -116,8 +116,9 @@ impl Relay {
 
 #[cfg(feature = "postgres")]
 impl PostgresRelay {
-    /// The relay of an outbox in PostgreSQL, from [`RelaySettings`] and [`DatabaseSettings`]. It needs
-    /// one connection, the default of `IDEMPOTENCY_POSTGRES_CONNECTIONS` here. It creates the tables too.
+    /// Creates the relay of an outbox in PostgreSQL, from [`RelaySettings`] and [`DatabaseSettings`]. It
+    /// needs one connection, so that is the default of `IDEMPOTENCY_POSTGRES_CONNECTIONS` here. It also
+    /// creates the tables.
     ///
     /// # Errors
     ///
@@ -144,12 +145,12 @@ impl PostgresRelay {
     }
 }
 
-/// Settings of a consumer in the mode [`InPostgres`] that sends events
-/// [right after their commit](RightAfterCommit).
+/// The settings of a consumer in the mode [`PostgresMode`] that sends events [right after their
+/// commit](RightAfterCommit).
 ///
-/// It reads the variables of [`DatabaseSettings`] and [`RelaySettings`]. Without `OUTBOX_TARGETS` and
-/// `OUTBOX_DEAD_LETTER_QUEUE_URL` the events wait for the relay. One of the two alone is an error. If a
-/// target does not exist, that is logged, and the events wait for the relay too.
+/// They come from the variables of [`DatabaseSettings`] and [`RelaySettings`]. If neither `OUTBOX_TARGETS`
+/// nor `OUTBOX_DEAD_LETTER_QUEUE_URL` is set, the events wait for the relay. It is an error to set only one
+/// of them. If a target does not exist, the consumer logs that, and the events wait for the relay too.
 ///
 /// ```no_run
 /// use sqs_once::{Handler, Settings};
@@ -191,13 +192,13 @@ impl DatabaseWithRelay {
 
 #[cfg(feature = "postgres")]
 impl ModeSettings<SdkConfig> for DatabaseWithRelay {
-    type Mode = InPostgres;
+    type Mode = PostgresMode;
 
     async fn build(
         self,
         options: ModeOptions,
         config: &SdkConfig,
-    ) -> Result<InPostgres, SettingsError> {
+    ) -> Result<PostgresMode, SettingsError> {
         let mode = self.database.build(options, config).await?;
         let Some(settings) = self.relay else {
             return Ok(mode);
@@ -205,7 +206,7 @@ impl ModeSettings<SdkConfig> for DatabaseWithRelay {
         let relay = settings.relay(config)?;
         Ok(match relay.check_targets().await {
             Ok(()) => mode.after_commit(RightAfterCommit::new(relay)),
-            // Messages are processed all the same, and their events wait for the relay.
+            // Messages are processed nevertheless, and their events wait for the relay.
             Err(error) => {
                 tracing::error!(%error, "no events are sent right after commits");
                 mode

@@ -1,4 +1,4 @@
-//! Records of the stream into groups of events.
+//! Turns records of the stream into groups of events.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,18 +10,18 @@ use sqs_once_core::{event::Published, protocol::Timestamp};
 /// One event to be sent.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// Position in the batch of a stream; number of the row in PostgreSQL.
+    /// Position in the batch of a stream, or number of the row in PostgreSQL.
     pub(crate) position: i64,
     pub(crate) event: Published,
     pub(crate) published_at: Option<Timestamp>,
-    /// Why the item is no event.
+    /// Why the item is not an event.
     pub(crate) fault: Option<&'static str>,
 }
 
 /// Events of one group, in the order in which they are sent.
 pub(crate) type Group = VecDeque<Pending>;
 
-/// Attribute of the item that the template's schedule changes, so that the relay is invoked each minute.
+/// Attribute that the template's schedule changes, so that the stream invokes the relay every minute.
 const HEARTBEAT: &str = "heartbeat";
 
 /// An item of the outbox table (`event::item`): one event, or several.
@@ -43,7 +43,7 @@ struct Member {
 }
 
 impl Image {
-    /// The events in their order. `None` if the item is not complete.
+    /// Returns the events in their order. `None` if the item is not complete.
     fn into_members(self) -> Option<Vec<Member>> {
         match self.events {
             Some(events) => (!events.is_empty()).then_some(events),
@@ -58,8 +58,8 @@ impl Image {
 
 /// Divides the records of a batch into groups.
 ///
-/// A group has the order of the stream, which is that of the commits. The events of one answer and group
-/// are one item.
+/// A group has the order of the stream, which is the order of the commits. All events of one group in one
+/// commit are one item.
 ///
 /// Leaves out deleted items, such as those whose time to live has ended, and the heartbeat.
 pub(crate) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
@@ -78,7 +78,7 @@ pub(crate) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
     groups.into_values().collect()
 }
 
-/// The events of a record.
+/// Returns the events of a record.
 fn pending(position: i64, record: EventRecord) -> Vec<Pending> {
     let change = record.change;
     let image = serde_dynamo::from_item::<_, Image>(change.new_image).ok();
@@ -87,7 +87,7 @@ fn pending(position: i64, record: EventRecord) -> Vec<Pending> {
         Some((group, published_at, image.into_members()?))
     });
     let Some((group, published_at, members)) = members else {
-        // Its key is enough to find the item, whose other attributes are unknown.
+        // The item's key is enough to find it. Its other attributes are unknown.
         let event = Published {
             id: record.event_id.clone(),
             group: record.event_id,

@@ -1,4 +1,4 @@
-//! [`Targets`]: from the name of an event to a queue, a topic or an event bus.
+//! [`Targets`]: finds the queue, topic or event bus for the name of an event.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,19 +7,19 @@ use std::{
 
 use sqs_once_core::{InvalidValue, event::is_name};
 
-/// The name that stands for every event without a target of its own.
+/// The name for every event that no other entry names.
 const ANY: &str = "*";
 
-/// Targets by the name of an event, as `OUTBOX_TARGETS` has them: `NAME=TARGET`, separated by commas.
+/// Targets by the name of an event, written as in `OUTBOX_TARGETS`: `NAME=TARGET`, separated by commas.
 ///
 /// | target | written as |
 /// | --- | --- |
-/// | SQS queue | its URL; a URL that ends in `.fifo` is that of a FIFO queue |
-/// | SNS topic | its ARN; an ARN that ends in `.fifo` is that of a FIFO topic |
+/// | SQS queue | its URL, which ends in `.fifo` for a FIFO queue |
+/// | SNS topic | its ARN, which ends in `.fifo` for a FIFO topic |
 /// | EventBridge event bus | its ARN |
 ///
-/// The name `*` stands for all events that have no target of their own. An event without a target goes
-/// to the relay's dead-letter queue.
+/// The name `*` stands for all events that no other entry names. An event without a target goes to the
+/// relay's dead-letter queue.
 ///
 /// ```
 /// use sqs_once_outbox::Targets;
@@ -32,7 +32,7 @@ const ANY: &str = "*";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets(BTreeMap<String, Target>);
 
-/// The place that an event is sent to.
+/// Where an event is sent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Target {
     Queue { url: String, fifo: bool },
@@ -41,19 +41,19 @@ pub(crate) enum Target {
 }
 
 impl Targets {
-    /// The target of events with this name.
+    /// Returns the target of events with this name.
     pub(crate) fn of(&self, name: &str) -> Option<&Target> {
         self.0.get(name).or_else(|| self.0.get(ANY))
     }
 
-    /// Every target once.
+    /// Returns every target once.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Target> {
         self.0.values().collect::<BTreeSet<_>>().into_iter()
     }
 }
 
 impl Target {
-    /// The URL or ARN.
+    /// Returns the URL or ARN.
     pub(crate) fn address(&self) -> &str {
         match self {
             Self::Queue { url, .. } => url,
@@ -61,7 +61,7 @@ impl Target {
         }
     }
 
-    /// The queue with this URL. `None` if the text is no URL.
+    /// Returns the queue with this URL. `None` if the text is not a URL.
     pub(crate) fn queue(url: &str) -> Option<Self> {
         let is_url = url.starts_with("https://") || url.starts_with("http://");
         is_url.then(|| Self::Queue {
@@ -70,7 +70,7 @@ impl Target {
         })
     }
 
-    /// The account in the URL or ARN.
+    /// Returns the account in the URL or ARN.
     pub(crate) fn account(&self) -> Option<&str> {
         match self {
             Self::Queue { url, .. } => url.split('/').nth(3),

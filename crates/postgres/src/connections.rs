@@ -1,4 +1,4 @@
-//! [`Connections`]: a pool, and the source of the passwords of its new connections.
+//! [`Connections`]: a pool, and where the passwords of its new connections come from.
 
 use std::{
     cell::Cell,
@@ -20,29 +20,29 @@ use super::{
 };
 use sqs_once_core::protocol::Timestamp;
 
-/// A connection that was idle for this long is tested before use. A busy function sends no tests.
+/// A connection that was idle for this long is tested before use. A busy function needs no tests.
 const TEST_AFTER: Duration = Duration::from_secs(1);
 
 tokio::task_local! {
-    /// How long the connection was idle that the pool hands out. `None`: the connection is new.
+    /// How long the connection was idle that the pool hands out. `None` if it is new.
     static IDLE_FOR: Cell<Option<Duration>>;
 }
 
-/// Tells [`Connections::acquire`] how long a connection was idle. The hook of the pool calls it.
+/// Notes how long a connection was idle, for [`Connections::acquire`]. The hook of the pool calls this.
 pub(super) fn note_idle_time(idle_for: Duration) {
-    // A pool may be used without this module.
+    // The pool may also be used without this module.
     let _unobserved = IDLE_FOR.try_with(|cell| cell.set(Some(idle_for)));
 }
 
-/// A setting of a session, given at login. A session without it was opened by somebody else: a pooler.
+/// A session setting that we pass at login. If a session does not have it, a pooler opened that session.
 ///
 /// sqlx gives its prepared statements the names `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A
-/// pooler in transaction mode moves a connection to another session for each transaction. There the same
-/// name may be another client's statement, which would run with this client's parameters. So a connection
-/// that keeps statements must have a session of its own.
+/// pooler in transaction mode moves a connection to another session for each transaction. There, the same
+/// name may belong to a different client's statement, which would then run with our parameters. So a
+/// connection that keeps statements must not share its session.
 pub(super) const DIRECT: &str = "sqs_once.direct";
 
-/// A pool, and the source of the passwords of its new connections.
+/// A pool, and where the passwords of its new connections come from.
 #[derive(Clone, Debug)]
 pub(crate) struct Connections {
     pool: PgPool,
@@ -51,14 +51,14 @@ pub(crate) struct Connections {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// Events that tell whether the idle connections can be trusted.
+/// The recent history of connections, which decides whether idle ones can be trusted.
 #[derive(Debug)]
 struct Seen {
-    /// When a connection was last found dead. Those that were idle then are closed untested.
+    /// When a connection was last found dead. Connections that were idle then are closed without a test.
     lost_at: Option<Instant>,
     /// When a freeze of the process was noticed. Connections that were idle then are tested.
     thawed_at: Option<Instant>,
-    /// The time of the last use, by both clocks. The monotonic one may stand still in a freeze.
+    /// Time of the last use, by both clocks. The monotonic clock may stand still in a freeze.
     used_at: (Instant, Timestamp),
 }
 
@@ -67,18 +67,18 @@ struct Seen {
 pub(super) enum Trust {
     /// Opened for this request.
     New,
-    /// The server answered on it within the last second.
+    /// The server responded on it within the last second.
     Recent,
-    /// Idle for longer, so the network may have forgotten it.
+    /// Idle for longer, so the network may have dropped it.
     Untested,
-    /// Idle since before another connection was found dead.
+    /// Idle since before a different connection was found dead.
     Lost,
 }
 
-/// The source of the passwords of new connections.
+/// Where the passwords of new connections come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Passwords {
-    /// In the options of the pool.
+    /// From the options of the pool.
     Fixed,
     Iam(Arc<Tokens>),
     Secret(Arc<Secret>),
@@ -95,7 +95,7 @@ impl Passwords {
 }
 
 impl Connections {
-    /// Connections with the password that the options of the pool have.
+    /// Creates connections with the password in the pool's options.
     pub(crate) fn new(pool: PgPool) -> Self {
         let seen = Seen {
             lost_at: None,
@@ -105,7 +105,7 @@ impl Connections {
         let options = pool.connect_options();
         let is_pooled = !keeps_statements(&options);
         if is_pooled {
-            // sqlx's own startup parameter, which PgBouncer rejects. PostgreSQL 12 and later need it not.
+            // PgBouncer rejects this startup parameter of sqlx. PostgreSQL 12 and later do not need it.
             pool.set_connect_options(PgConnectOptions::clone(&options).extra_float_digits(None));
         }
         let connections = Self {
@@ -122,13 +122,13 @@ impl Connections {
         Self { passwords, ..self }
     }
 
-    /// Returns whether the server's session may change between two transactions, as behind PgBouncer:
-    /// then the URL has `statement-cache-capacity=0`.
+    /// Returns whether the server's session may change between two transactions, as behind PgBouncer. The URL
+    /// then has `statement-cache-capacity=0`.
     pub(super) const fn is_pooled(&self) -> bool {
         self.is_pooled
     }
 
-    /// The error of an operation that waited too long for a connection.
+    /// Returns the error of an operation that waited too long for a connection.
     pub(crate) fn out_of_time(&self) -> Error {
         match &self.passwords {
             Passwords::Secret(secret) if secret.is_being_read() => {
@@ -138,8 +138,8 @@ impl Connections {
         }
     }
 
-    /// Notes that a connection was found dead: after a failover or a freeze, the others that are idle
-    /// now are dead too.
+    /// Notes that a connection was found dead. After a failover or a freeze, the others that are idle now are
+    /// dead too.
     pub(super) fn note_lost(&self) {
         self.seen(|seen| seen.lost_at = Some(Instant::now()));
     }
@@ -160,8 +160,7 @@ impl Connections {
         Ok((connection, trust))
     }
 
-    /// Lets the next logins give [`DIRECT`] to their sessions, also after somebody replaced the pool's
-    /// options.
+    /// Makes the next logins pass [`DIRECT`] to their sessions, even if the pool's options were replaced.
     fn mark_sessions(&self) {
         let options = self.pool.connect_options();
         let is_marked = |options: &str| options.contains(DIRECT);
@@ -171,8 +170,8 @@ impl Connections {
         }
     }
 
-    /// If the server refuses the login of a new connection, tries once more: with a new token, or with
-    /// another password that the secret has by now.
+    /// Takes a connection from the pool. If the server rejects the login of a new connection, tries once
+    /// more, with a new token or with the password that the secret has by then.
     async fn acquire_from_pool(&self) -> Result<PoolConnection<Postgres>, Error> {
         self.mark_sessions();
         match &self.passwords {
@@ -205,7 +204,7 @@ impl Connections {
 
 /// Returns whether sqlx keeps prepared statements on these connections.
 fn keeps_statements(options: &PgConnectOptions) -> bool {
-    // sqlx tells the capacity in its URL only, and panics at a host that fits into no URL.
+    // sqlx shows the capacity only in its URL, and panics if a host does not fit into a URL.
     let url = options
         .clone()
         .host("localhost")
@@ -265,19 +264,19 @@ mod tests {
         let second = Duration::from_secs(1);
         connections.seen(|seen| {
             seen.used_at = (start, wall);
-            // Half a second passes by both clocks.
+            // Half a second passes, by both clocks.
             let now = start + second / 2;
             assert_eq!(seen.trust(None, now, wall + second / 2), Trust::New);
             assert_eq!(
                 seen.trust(Some(second / 4), now, wall + second / 2),
                 Trust::Recent
             );
-            // The wall clock moves on by an hour, and the monotonic one stands still.
+            // The wall clock moves on by an hour, and the monotonic clock stands still.
             let thawed = wall + 3600 * second;
             for _connection in 0..2 {
                 assert_eq!(seen.trust(Some(second / 4), now, thawed), Trust::Untested);
             }
-            // The server has answered since.
+            // The server has responded since.
             let later = now + second;
             assert_eq!(
                 seen.trust(Some(second / 4), later, thawed + second),

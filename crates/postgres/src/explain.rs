@@ -8,32 +8,32 @@ use sqlx::{
 };
 
 use super::{connections::DIRECT, migrate::TablesElsewhere, secret::NoPassword};
-use sqs_once_core::protocol::Unavailability;
+use sqs_once_core::protocol::RequestErrorKind;
 
-/// Adds the columns that the records of older versions do not have.
+/// Adds the columns that tables of older versions lack.
 const ADD_COLUMNS: &str = "ALTER TABLE sqs_once_records ADD COLUMN IF NOT EXISTS fingerprint_scheme \
     text, ADD COLUMN IF NOT EXISTS exclusive_attempts bigint";
 
-/// One row of [`STATES`]: the meaning of an error of the server.
+/// One row of [`STATES`]: what an error of the server means.
 #[derive(Clone, Copy, Debug)]
 struct State {
     /// A SQLSTATE of five characters, or a class of two.
     code: &'static str,
-    connection: Fate,
-    /// The class of a request outside of a transaction.
-    kind: Unavailability,
-    /// True if, in answer to `COMMIT`, it proves that nothing was committed.
+    connection: ConnectionState,
+    /// Kind of error, for a request outside a transaction.
+    kind: RequestErrorKind,
+    /// True if it proves, in response to `COMMIT`, that nothing was committed.
     is_rolled_back: bool,
-    /// True if the message of PostgreSQL quotes no values.
+    /// True if PostgreSQL's message quotes no values.
     is_plain: bool,
 }
 
-/// The connection after an error.
+/// The state of the connection after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum ConnectionState {
     /// It goes back to the pool.
     Kept,
-    /// It is closed. The server did nothing, and another connection may succeed: the request is made
+    /// It is closed. The server did nothing and a different connection may succeed, so the request is made
     /// again on the next one.
     Useless,
     /// It is closed, and the request may have been executed.
@@ -42,8 +42,8 @@ enum Fate {
 
 const fn state(
     code: &'static str,
-    connection: Fate,
-    kind: Unavailability,
+    connection: ConnectionState,
+    kind: RequestErrorKind,
     is_rolled_back: bool,
     is_plain: bool,
 ) -> State {
@@ -56,23 +56,25 @@ const fn state(
     }
 }
 
-/// The consequences of each SQLSTATE, in one place. A code comes before its class. The page
-/// docs/effects-in-postgresql.md has the same table. Each error of severity FATAL or PANIC loses its
-/// connection. All other codes are [`OTHER`].
+/// The consequences of each SQLSTATE. A code comes before its class. The page docs/effects-in-postgresql.md
+/// has the same table. After an error of severity FATAL or PANIC, the connection is lost. All other codes are
+/// [`OTHER`].
 const STATES: &[State] = {
-    use Fate::{Kept, Lost, Useless};
-    use Unavailability::{Contended, Denied, Invalid, Unanswered};
+    use ConnectionState::{Kept, Lost, Useless};
+    use RequestErrorKind::{Contended, Denied, Invalid, Unanswered};
     &[
         // code, connection, kind, rolled back, plain message
         state("08", Lost, Unanswered, false, false),
         state("22", Kept, Invalid, true, false),
         state("23", Kept, Invalid, true, false),
-        // Read-only transaction: the server was demoted in a failover.
+        // Read-only transaction: a failover demoted the server.
         state("25006", Useless, Unanswered, true, true),
-        // No such prepared statement, or one with this name: a pooler changed the server's session.
+        // There is no such prepared statement, or already one with this name: a pooler changed the server's
+        // session.
         state("26000", Useless, Unanswered, true, true),
         state("42P05", Useless, Unanswered, true, true),
-        // Refused login. A rotation changes the password in the database before the secret, or after.
+        // Login rejected. A rotation may change the password in the database before the one in the secret, or
+        // after it.
         state("28000", Lost, Unanswered, true, true),
         state("28P01", Lost, Unanswered, true, true),
         state("28", Kept, Denied, true, true),
@@ -94,8 +96,20 @@ const STATES: &[State] = {
     ]
 };
 
-const OTHER: State = state("", Fate::Kept, Unavailability::Unanswered, true, false);
-const UNKNOWN: State = state("", Fate::Kept, Unavailability::Unanswered, false, false);
+const OTHER: State = state(
+    "",
+    ConnectionState::Kept,
+    RequestErrorKind::Unanswered,
+    true,
+    false,
+);
+const UNKNOWN: State = state(
+    "",
+    ConnectionState::Kept,
+    RequestErrorKind::Unanswered,
+    false,
+    false,
+);
 const SERIALIZATION_FAILURE: &str = "40001";
 const DEADLOCK: &str = "40P01";
 /// The wait for a lock reached `lock_timeout`.
@@ -104,14 +118,14 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 const POOLER: &str =
     "a pooler such as PgBouncer or RDS Proxy needs `statement-cache-capacity=0` in the URL";
 
-/// The function of the server that finds a prepared statement with other columns than before: "cached
-/// plan must not change result type", with the code 0A000 of all unsupported features. sqlx prepares a
+/// The server function that finds a prepared statement whose columns have changed: "cached plan must not
+/// change result type". Its code is 0A000, which stands for all unsupported features. sqlx prepares a
 /// statement once for each connection.
 const STALE_PLAN: &str = "RevalidateCachedQuery";
 
-/// The row of an error of the server.
+/// Returns the row for an error of the server.
 fn state_of(error: &PgDatabaseError) -> State {
-    // A SQLSTATE has five characters. Another server may send anything.
+    // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = error.code();
     let row = STATES.iter().find(|row| code.starts_with(row.code));
     let mut state = match row {
@@ -120,47 +134,49 @@ fn state_of(error: &PgDatabaseError) -> State {
         None => OTHER,
     };
     if code == "0A000" && error.routine() == Some(STALE_PLAN) {
-        (state.connection, state.is_plain) = (Fate::Useless, true);
+        (state.connection, state.is_plain) = (ConnectionState::Useless, true);
     }
     if is_session_of_pooler(error) {
-        state.connection = Fate::Useless;
+        state.connection = ConnectionState::Useless;
     }
     if matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
-        state.connection = Fate::Lost;
+        state.connection = ConnectionState::Lost;
     }
     state
 }
 
-/// Returns whether the session lacks the setting that this library gives at login.
+/// Returns whether the session lacks the setting that this library passes at login.
 fn is_session_of_pooler(error: &PgDatabaseError) -> bool {
     error.code() == "42704" && error.message().contains(DIRECT)
 }
 
-/// Returns whether a pooler refused the login because of a parameter that PostgreSQL accepts: PgBouncer, or
-/// RDS Proxy.
+/// Returns whether a pooler (PgBouncer or RDS Proxy) rejected the login because of a parameter that
+/// PostgreSQL accepts.
 fn is_parameter_refused(error: &PgDatabaseError) -> bool {
     let says = |words: &str| error.message().contains(words);
     matches!(error.severity(), PgSeverity::Fatal)
         && (says("startup parameter") || says("command-line options"))
 }
 
-fn fate(error: &Error) -> Fate {
+fn connection_state(error: &Error) -> ConnectionState {
     match (database_error(error), error) {
         (Some(error), _) => state_of(error).connection,
-        (None, Error::RowNotFound | Error::ColumnDecode { .. } | Error::Decode(_)) => Fate::Kept,
-        (None, _) => Fate::Lost,
+        (None, Error::RowNotFound | Error::ColumnDecode { .. } | Error::Decode(_)) => {
+            ConnectionState::Kept
+        }
+        (None, _) => ConnectionState::Lost,
     }
 }
 
-/// Returns whether the connection must be closed: it has no known state, or is of no use.
+/// Returns whether the connection must be closed, because its state is unknown or it is useless.
 pub(crate) fn is_connection_lost(error: &Error) -> bool {
-    fate(error) != Fate::Kept
+    connection_state(error) != ConnectionState::Kept
 }
 
-/// Returns whether the server refused the request because of the connection, and did nothing. Another
+/// Returns whether the server rejected the request because of the connection and did nothing. A different
 /// connection may succeed.
 fn is_connection_useless(error: &Error) -> bool {
-    fate(error) == Fate::Useless
+    connection_state(error) == ConnectionState::Useless
 }
 
 /// Returns whether the wait for a lock took too long.
@@ -168,19 +184,19 @@ pub(crate) fn is_lock_timeout(error: &Error) -> bool {
     code(error) == Some(LOCK_NOT_AVAILABLE)
 }
 
-/// Returns whether PostgreSQL rolled the transaction back because of another transaction: after a
-/// serialization failure or a deadlock. The same transaction can succeed when it runs again.
+/// Returns whether PostgreSQL rolled the transaction back because of a concurrent one: a serialization
+/// failure or a deadlock. The same transaction can succeed when it runs again.
 pub(crate) fn is_contended(error: &Error) -> bool {
     matches!(code(error), Some(SERIALIZATION_FAILURE | DEADLOCK))
 }
 
-/// Returns whether the transaction can succeed when it runs again at once: after contention, or on
-/// another connection.
+/// Returns whether the transaction can succeed when it runs again at once: after contention, or on a
+/// different connection.
 pub(crate) fn can_run_again(error: &Error) -> bool {
     is_contended(error) || is_connection_useless(error)
 }
 
-/// The errors of sqlx in this chain.
+/// Returns the sqlx errors in this chain.
 fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a Error> {
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<Error>())
@@ -196,7 +212,7 @@ pub(crate) fn is_caused_by_connection(error: &(dyn StdError + 'static)) -> bool 
     causes(error).any(is_connection_useless)
 }
 
-/// Returns whether the server refused user or password of a new connection.
+/// Returns whether the server rejected user or password of a new connection.
 pub(crate) fn is_login_refused(error: &Error) -> bool {
     matches!(code(error), Some("28P01" | "28000"))
 }
@@ -206,31 +222,31 @@ pub(crate) fn is_table_missing(error: &Error) -> bool {
     code(error) == Some("42P01")
 }
 
-/// Returns whether the transaction was rolled back, because one of its statements had failed.
+/// Returns whether the transaction was rolled back because one of its statements had failed.
 pub(crate) fn is_aborted(error: &Error) -> bool {
     code(error) == Some("25P02")
 }
 
-/// Returns whether the answer to `COMMIT` proves that nothing was committed.
+/// Returns whether the response to `COMMIT` proves that nothing was committed.
 pub(crate) fn is_not_committed(error: &Error) -> bool {
     database_error(error).is_some_and(|error| state_of(error).is_rolled_back)
 }
 
-/// Classifies a failed request outside of a transaction.
-pub(crate) fn kind(error: &Error) -> Unavailability {
+/// Classifies a failed request outside a transaction.
+pub(crate) fn kind(error: &Error) -> RequestErrorKind {
     if let Error::Configuration(error) = error {
         let no_password = error.downcast_ref::<NoPassword>();
         return match no_password {
-            // As tokens of IAM: a settlement is repeated until there is a password.
-            Some(why) if !why.is_permanent => Unavailability::Unanswered,
-            _ => Unavailability::Denied,
+            // As for IAM tokens: a settlement is repeated until there is a password.
+            Some(why) if !why.is_permanent => RequestErrorKind::Unanswered,
+            _ => RequestErrorKind::Denied,
         };
     }
-    database_error(error).map_or(Unavailability::Unanswered, |error| state_of(error).kind)
+    database_error(error).map_or(RequestErrorKind::Unanswered, |error| state_of(error).kind)
 }
 
-/// Explains a failed request and its remedy. Messages of PostgreSQL may quote values, so a message
-/// is named only where it has none.
+/// Explains a failed request and says what to do. PostgreSQL's messages may quote values, so the text
+/// contains only messages without them.
 #[must_use]
 pub fn explain(error: &Error) -> String {
     let Some(database) = database_error(error) else {
@@ -260,7 +276,7 @@ pub fn explain(error: &Error) -> String {
             "{message}; if this version of sqs-once is newer than its table, run \
              `sqs_once_postgres::migrate`, or as the owner of the table: {ADD_COLUMNS}"
         ),
-        // A user who is not the table's owner.
+        // The user is not the table's owner.
         "42501" if message.contains("sqs_once_records") => {
             format!("{message}; as the owner of the table, run: {ADD_COLUMNS}")
         }
@@ -284,7 +300,7 @@ pub fn explain(error: &Error) -> String {
 }
 
 fn code(error: &Error) -> Option<&str> {
-    // A SQLSTATE has five characters. Another server may send anything.
+    // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = database_error(error)?.code();
     (code.len() == 5 && code.is_ascii()).then_some(code)
 }

@@ -1,4 +1,4 @@
-//! Passwords of RDS by IAM: tokens that the role's credentials sign.
+//! RDS passwords by IAM: tokens that are signed with the role's credentials.
 
 use std::{
     fmt::Write as _,
@@ -27,7 +27,7 @@ const RENEWED_AFTER: Duration = Duration::from_secs(10 * 60);
 pub(crate) struct Tokens {
     region: Region,
     credentials: SharedCredentialsProvider,
-    /// When the last token was signed, by the clock that RDS reads: the wall clock.
+    /// When the last token was signed. RDS checks the time by the wall clock, so this does too.
     signed: Mutex<Option<Timestamp>>,
     clock: fn() -> Timestamp,
 }
@@ -42,16 +42,16 @@ impl Tokens {
         }
     }
 
-    /// Signs a token unless the last one is fresh, and returns its time. Sends no request, except for
-    /// credentials.
+    /// Signs a token unless the last one is fresh. Returns the time of the token. Sends no request, except to
+    /// get credentials.
     pub(crate) async fn renew(&self, pool: &PgPool) -> Result<Timestamp, Error> {
         let now = (self.clock)();
-        // A clock that was set back says nothing of the age.
+        // If the clock was set back, we do not know the token's age.
         let is_fresh = |at: Timestamp| at <= now && at.until(now) < RENEWED_AFTER;
         self.sign_unless(is_fresh, now, pool).await
     }
 
-    /// Signs a token, unless the last one is newer than `refused`: the server refused that one.
+    /// Signs a token unless there is one newer than `refused`, which the server has rejected.
     pub(crate) async fn newer_than(&self, refused: Timestamp, pool: &PgPool) -> Result<(), Error> {
         let is_newer = |at: Timestamp| at != refused;
         self.sign_unless(is_newer, (self.clock)(), pool).await?;
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn token_is_that_of_botocore() {
-        // generate_db_auth_token of botocore, for the same credentials and time.
+        // The result of botocore's `generate_db_auth_token` for the same credentials and time.
         let expected = "db.example:5432/?Action=connect&DBUser=orders%2B1\
             &X-Amz-Algorithm=AWS4-HMAC-SHA256\
             &X-Amz-Credential=AKIDEXAMPLE%2F20261122%2Feu-central-1%2Frds-db%2Faws4_request\

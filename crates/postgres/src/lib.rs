@@ -1,12 +1,12 @@
 //! Records and business writes in PostgreSQL, for [sqs-once](https://docs.rs/sqs-once).
 //!
-//! [`InPostgres`] commits record and business writes together.
-//! [`PostgresStore`] stores records of effects outside the database.
+//! [`PostgresMode`] commits record and business writes together. [`PostgresStore`] stores records of effects
+//! outside the database.
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
 //! use sqs_once::{Attempt, Consumer, Failure, handler_fn, protocol::Namespace};
-//! use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
+//! use sqs_once_postgres::{PostgresMode, InTransaction, Transaction};
 //!
 //! #[derive(Deserialize)]
 //! struct Order { id: String, product: String }
@@ -29,18 +29,18 @@
 //! # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
 //! sqs_once_postgres::migrate(&pool).await?;
-//! let consumer = Consumer::new(InPostgres::new(pool), Namespace::new("orders")?, handler_fn(place));
+//! let consumer = Consumer::new(PostgresMode::new(pool), Namespace::new("orders")?, handler_fn(place));
 //! # Ok(()) }
 //! ```
 //!
 //! # TLS
 //!
-//! The connection to another host than this machine uses TLS, and checks the certificate and the host
-//! name (`verify-full`), unless the URL names another `sslmode`. RDS signs with a certificate authority
-//! of its own: name its bundle with `sslrootcert`. RDS Proxy has a public certificate.
+//! A connection to a different host uses TLS and checks the certificate and the host name (`verify-full`),
+//! unless the URL sets `sslmode`. RDS signs with Amazon's private certificate authority, so set `sslrootcert`
+//! to its bundle. RDS Proxy has a public certificate.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock; the library reads it in `sqs_once_core::system` alone.
+// Tests may read the clock. The library reads it only in `sqs_once_core::system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod connections;
@@ -59,7 +59,7 @@ mod transaction;
 mod transaction_connection;
 
 pub use migrate::migrate;
-pub use mode::InPostgres;
+pub use mode::PostgresMode;
 pub use pool::pool;
 pub use settings::DatabaseSettings;
 pub use store::PostgresStore;

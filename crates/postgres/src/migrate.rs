@@ -4,21 +4,22 @@ use sqlx::{Error, PgConnection, PgPool};
 
 use super::{connections::Connections, transaction_connection::TransactionConnection};
 
-/// Comment of the current tables, on that of the records. Later tables have another number.
+/// Comment on the table of records that marks the current tables. Later versions of the tables have a
+/// different number.
 const CURRENT: &str = "sqs-once 3";
 
-/// Creates the table of records, `sqs_once_records`, and that of published events,
-/// `sqs_once_outbox`, in the first schema of the search path. Adds the second to the first, and the
-/// columns that an older version did not have. Does nothing if the tables are current, and may run in
-/// several processes at a time. Waits at most a second for a table.
+/// Creates the table of records, `sqs_once_records`, and that of published events, `sqs_once_outbox`, in the
+/// first schema of the search path. If only the table of records exists, adds the other one, and the columns
+/// that an older version lacks. Does nothing if the tables are current. May run in several processes at a
+/// time. Waits at most a second for a table.
 ///
-/// Consumers of the older version go on beside the new columns. The new version needs the columns:
-/// where its database user does not own the table, the owner adds them before the deployment.
+/// Consumers of the older version keep working with the new columns. The new version needs the columns, so if
+/// its database user does not own the table, let the owner add them before the deployment.
 ///
-/// Current tables need no privilege to be recognized. To create them, the database user needs `CREATE`
-/// on the schema. It then owns them. The user of a consumer needs `SELECT`, `INSERT`, `UPDATE` and
-/// `DELETE` on the table of records. To publish, it needs `INSERT` on that of events. The user of a
-/// relay needs `SELECT`, `UPDATE` and `DELETE` there.
+/// To recognize current tables, the database user needs no privilege. To create them, it needs `CREATE` on
+/// the schema, and then owns them. The user of a consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on
+/// the table of records and, to publish, `INSERT` on the table of events. The user of a relay needs `SELECT`,
+/// `UPDATE` and `DELETE` on the table of events.
 ///
 /// # Errors
 ///
@@ -34,7 +35,8 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
     TransactionConnection::run(&Connections::new(pool.clone()), None, create_tables).await
 }
 
-/// The database has tables of this library which the search path does not find, or under other names.
+/// The error if the database has tables of this library that the search path does not find, or that have
+/// other names.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "the search path finds no table sqs_once_records, but this database has {found}: correct the search \
@@ -45,10 +47,10 @@ pub(crate) struct TablesElsewhere {
     found: String,
 }
 
-/// Creates the tables on this connection as [`migrate`] does, unless the database has such tables
-/// elsewhere: empty ones in their place would run every redelivered message again.
+/// Creates the tables on this connection as [`migrate`] does, unless the database has such tables elsewhere.
+/// With empty tables in place of those, every redelivered message would run again.
 pub(crate) async fn create_first_tables(connection: &mut PgConnection) -> Result<(), Error> {
-    // The comment stays with a table that was renamed.
+    // A table keeps its comment when it is renamed.
     const ELSEWHERE: &str = "\
         SELECT string_agg(oid::regclass::text, ', ') FROM pg_class \
         WHERE to_regclass('sqs_once_records') IS NULL AND relkind IN ('r', 'p', 'v', 'f') \

@@ -1,4 +1,4 @@
-//! [`InPostgres`], the mode whose records and business writes commit in one PostgreSQL transaction.
+//! [`PostgresMode`]: the mode whose records and business writes commit in one PostgreSQL transaction.
 
 use std::{
     fmt,
@@ -29,10 +29,10 @@ use crate::{
     transaction_connection::TransactionConnection,
 };
 
-/// PostgreSQL mode: runs operations whose effect is writes to one PostgreSQL database.
+/// The PostgreSQL mode: runs operations whose only effect is writes to one PostgreSQL database.
 ///
-/// The handler writes in a [`Transaction`](crate::Transaction) that the library commits together with
-/// the record. So the writes happen once, although workers crash and answers are lost.
+/// The handler writes in a [`Transaction`](crate::Transaction) that the library commits together with the
+/// record. So the writes happen once, even if workers crash or responses are lost.
 ///
 /// ```text
 /// attempt 1  BEGIN  claim ──── handler writes ──── complete  COMMIT
@@ -42,7 +42,7 @@ use crate::{
 /// ```no_run
 /// use std::time::Duration;
 /// use sqs_once::{Attempt, Consumer, Failure, handler_fn, protocol::Namespace};
-/// use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
+/// use sqs_once_postgres::{PostgresMode, InTransaction, Transaction};
 ///
 /// async fn register(user: String, attempt: Attempt) -> Result<InTransaction<()>, Failure> {
 ///     let mut tx = Transaction::of(&attempt)?;
@@ -52,7 +52,7 @@ use crate::{
 ///
 /// # fn main_() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = sqs_once_postgres::pool("postgres://app@db.example/app".parse()?, 10);
-/// let mode = InPostgres::new(pool).retention(Duration::from_secs(7 * 24 * 3600));
+/// let mode = PostgresMode::new(pool).retention(Duration::from_secs(7 * 24 * 3600));
 /// let consumer = Consumer::new(mode, Namespace::new("users")?, handler_fn(register));
 /// # Ok(()) }
 /// ```
@@ -65,30 +65,29 @@ use crate::{
 /// | permanent failure | rolls back, then records `FAILED` | this message: failed before |
 /// | retryable failure, panic, cut-off, crash | rolls back | runs |
 /// | serialization failure or deadlock | rolls back | runs at once, while there is time |
-/// | no answer to `COMMIT` | unknown | shows whether the writes were applied |
+/// | no response to `COMMIT` | unknown | shows whether the writes were applied |
 ///
-/// A handler may run again, so it must have no effect but its writes in the transaction.
+/// A handler may run again, so it must have no effect other than its writes in the transaction.
 ///
 /// # Locks
 ///
-/// There is no lease: an open transaction locks its record. A second delivery waits for the end of
-/// that transaction. If its own time ends first, the outcome is a [conflict](Outcome::Conflict).
+/// There is no lease, because an open transaction locks its record. A second delivery waits for the end of
+/// that transaction. If its time runs out first, the outcome is a [conflict](Outcome::Conflict).
 ///
-/// The server ends the transaction of a frozen worker. From PostgreSQL 17 on it does so one second
-/// after the deadline. Before, it can end a transaction between two statements later: the limit of the
-/// idle time starts at the end of the last statement.
+/// The server ends the transaction of a frozen worker. From PostgreSQL 17 on it does so one second after the
+/// deadline. Older versions may end a transaction that is between two statements later, because their idle
+/// limit starts at the end of the last statement.
 #[derive(Clone, Debug)]
-pub struct InPostgres {
+pub struct PostgresMode {
     records: Records<PostgresStore>,
     after_commit: Option<Arc<dyn AfterCommit>>,
     /// True until a claim has found its table.
     creates_tables: Arc<AtomicBool>,
 }
 
-/// Sends published events right after their commit. A relay sends those that stay in the table.
+/// Sends published events right after their commit. A relay sends the events that stay in the table.
 pub trait AfterCommit: fmt::Debug + Send + Sync {
-    /// Sends the waiting events of these groups, on the connection that committed. Ends within
-    /// `time`.
+    /// Sends the waiting events of these groups, on the connection that committed. Ends within `time`.
     fn send<'a>(
         &'a self,
         tx: &'a mut TransactionConnection,
@@ -97,8 +96,8 @@ pub trait AfterCommit: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'a, ()>;
 }
 
-impl InPostgres {
-    /// The mode on this database, with a retention of 20 days.
+impl PostgresMode {
+    /// Creates the mode on this database, with a retention of 20 days.
     ///
     /// [`migrate`](crate::migrate) creates the table of the records.
     #[must_use]
@@ -121,7 +120,7 @@ impl InPostgres {
         self
     }
 
-    /// Sets the effect of a `FAILED` record on another message with the same key.
+    /// Sets how a `FAILED` record affects other messages with the same key.
     #[must_use]
     pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
         self.records.after_failure = after_failure;
@@ -142,24 +141,25 @@ impl InPostgres {
         self
     }
 
-    /// Sets the place of outputs, by default the record: see [`Once::results`].
+    /// Sets where outputs are stored, by default in the record: see [`Once::results`].
     ///
-    /// With outputs in S3 the transaction stays open while S3 takes an output: at most 2 seconds.
+    /// With outputs in S3, the transaction stays open while the output is stored, for at most 2 seconds.
     #[must_use]
     pub fn results(mut self, results: Results) -> Self {
         self.records.results = results;
         self
     }
 
-    /// Sends the events of each answer right after its commit: `sqs_once_outbox::RightAfterCommit` does.
+    /// Sends the events of each operation right after its commit. `sqs_once_outbox::RightAfterCommit` does
+    /// that.
     #[must_use]
     pub fn after_commit(mut self, after_commit: impl AfterCommit + 'static) -> Self {
         self.after_commit = Some(Arc::new(after_commit));
         self
     }
 
-    /// Creates the tables of records and events if the first claim finds none. A table that is missing
-    /// later is an error: an empty one in its place would know of no earlier message.
+    /// Creates the tables of records and events if the first claim finds none. If a table is missing later,
+    /// that is an error: an empty one in its place would know of no earlier message.
     pub(crate) fn creates_tables(mut self, creates_tables: bool) -> Self {
         self.creates_tables = Arc::new(creates_tables.into());
         self
@@ -190,7 +190,7 @@ impl InPostgres {
         if !deadline.may_start() {
             return Outcome::NotStarted;
         }
-        // The lock of the record stands for a lease.
+        // The lock of the record replaces a lease.
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let run = Run {
             records: &self.records,
@@ -231,19 +231,19 @@ impl InPostgres {
         });
         match answer.await {
             Ok((output, events, transaction)) => {
-                // The connection returns to the pool with the transaction.
+                // Dropping the transaction returns the connection to the pool.
                 drop(tx);
                 run.complete(&claim, output, events, transaction).await
             }
-            Err(end) => run.end_without_answer(tx, end).await,
+            Err(end) => run.end_without_output(tx, end).await,
         }
     }
 }
 
-impl sqs_once_core::once::mode::sealed::Sealed for InPostgres {}
+impl sqs_once_core::once::mode::sealed::Sealed for PostgresMode {}
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for InPostgres {
+impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
         W: FnOnce(Attempt) -> F + Send,

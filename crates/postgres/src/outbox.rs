@@ -1,8 +1,8 @@
 //! The table of published events, `sqs_once_outbox`.
 //!
-//! The rows of a group have the order of their commits: an answer with events locks its groups before
-//! its rows get their numbers, and PostgreSQL releases the locks after the commit. So no row of a
-//! group appears before a row that was read. An event without a group has no order, and takes no lock.
+//! The rows of a group are in the order of their commits: a transaction locks the groups of its events before
+//! their rows get numbers, and PostgreSQL releases the locks after the commit. So no new row of a group can
+//! appear before a row that was already read. An event without a group has no order and takes no lock.
 
 use sqlx::{AssertSqlSafe, Error, PgConnection};
 
@@ -10,11 +10,11 @@ use sqs_once_core::{event::Published, protocol::Timestamp};
 
 /// Locks the groups, and inserts the events in their order.
 ///
-/// All answers lock groups in one order, so that two of them do not wait for each other. The join needs
-/// the number of locks, which is known after the last lock, so no row gets its number before.
+/// All transactions lock groups in the same order, so that two of them do not wait for each other. The join
+/// needs the number of locks, which is known only after the last lock, so no row gets its number before that.
 ///
-/// Groups share 256 locks: the lock table of a server has room for some thousands, for all sessions
-/// together. The first one's number keeps them apart from the locks of an application.
+/// Groups share 256 locks, because the lock table of a server has room for a few thousand in all sessions
+/// together. The number of the first lock keeps them apart from the application's locks.
 const INSERT: &str = "\
     INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
     SELECT id, group_id, name, body, $5 \
@@ -26,13 +26,13 @@ const INSERT: &str = "\
         AS event (id, group_id, name, body, place) ON locked >= 0 \
     ORDER BY place";
 
-/// Inserts the events of an answer in the open transaction. They are published when it is committed.
+/// Inserts the events of an operation in the open transaction. Its commit publishes them.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
     events: &[Published],
     published_at: Timestamp,
 ) -> Result<(), Error> {
-    // No text of an event has a U+0000, which PostgreSQL refuses.
+    // PostgreSQL rejects U+0000, but no text of an event contains it.
     let column = |of: fn(&Published) -> &String| -> Vec<String> {
         events.iter().map(|event| of(event).clone()).collect()
     };
@@ -53,21 +53,21 @@ pub struct Row {
     pub sequence: i64,
     /// The event.
     pub event: Published,
-    /// When the answer with the event was recorded.
+    /// When the operation with the event was recorded.
     pub published_at: Timestamp,
 }
 
-/// Most groups of one request.
+/// The most groups of one request.
 pub const MAX_GROUPS: usize = 100;
 
-/// Rows of each group that one request reads at least.
+/// How many rows of each group one request reads at least.
 pub const MIN_ROWS_OF_GROUP: usize = 10;
 
-/// Bytes of all bodies of one request. A row is left out if the bodies before it have that many bytes.
+/// The most bytes of bodies in one request. A row is left out if the bodies before it already have that many.
 pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// The time of publication of the oldest event, also if another relay has locked it, or its next attempt
-/// is not due. By the number of the row, which has an index.
+/// Returns when the oldest event was published, even if another relay has locked it or its next attempt is
+/// not due. Finds it by the number of the row, which has an index.
 ///
 /// # Errors
 ///
@@ -80,20 +80,20 @@ pub async fn oldest(connection: &mut PgConnection) -> Result<Option<Timestamp>, 
     Ok(oldest.map(published_at))
 }
 
-/// The time in the column `published_at`.
+/// Returns the time in the column `published_at`.
 fn published_at(millis: i64) -> Timestamp {
     Timestamp::from_millis(u64::try_from(millis).unwrap_or_default())
 }
 
-/// Locks the first row of each group whose next attempt is due. Returns the first rows of these
-/// groups, in their order. The groups share `max_rows`, but each has at least [`MIN_ROWS_OF_GROUP`].
+/// Locks the first row of each group whose next attempt is due. Returns the first rows of these groups, in
+/// their order. The groups share `max_rows`, but each has at least [`MIN_ROWS_OF_GROUP`].
 ///
-/// The lock of a group's first row is the lock of the group. A group that another relay has locked is
-/// left out, and so is a group whose first row was sent since the statement began: the next row is not
-/// the first one in the statement's snapshot.
+/// The lock of a group's first row is the lock of the group. The result leaves out groups that another relay
+/// has locked, and groups whose first row was sent since the statement began, because the next row is not the
+/// first one in the statement's snapshot.
 ///
-/// `None` stands for all groups. The server then reads every row of the table if fewer than
-/// [`MAX_GROUPS`] are due.
+/// `None` means all groups. The server then reads every row of the table if fewer than [`MAX_GROUPS`] groups
+/// are due.
 ///
 /// # Errors
 ///
@@ -105,7 +105,7 @@ pub async fn lock_due(
 ) -> Result<Vec<Row>, Error> {
     use sqlx::Row as _;
 
-    // One index lookup for each row of the table: the order prevents another plan, even with old
+    // One index lookup for each row of the table. The `ORDER BY` prevents other plans, even with old
     // statistics. `NOT EXISTS` would compare the rows of a group with each other.
     const OF_ALL: &str = "sequence = (\
         SELECT sequence FROM sqs_once_outbox AS first WHERE first.group_id >= head.group_id \
@@ -154,8 +154,8 @@ pub async fn lock_due(
     rows.into_iter().map(row).collect()
 }
 
-/// Deletes the rows that are `done`. Sets the next attempt of the rows that `failed`: after 5 seconds,
-/// then twice as long each time, up to 5 minutes.
+/// Deletes the rows that are `done`. Postpones the rows that `failed` by 5 seconds, then twice as long each
+/// time, up to 5 minutes.
 ///
 /// # Errors
 ///

@@ -9,17 +9,16 @@ use sqlx::{
 
 use super::connections::note_idle_time;
 
-/// Longest wait of the pool for a connection. The library then looks at its deadline, and waits again:
-/// an address that gives no answer is resolved anew, and may be another one after a failover.
+/// Longest wait of the pool for a connection. The library then checks its deadline and waits again. This way,
+/// an address that does not respond is resolved again, and may be a different one after a failover.
 pub(super) const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
-/// A pool for a Lambda function: connects at the first use, keeps at most `connections`, and logs no
-/// statements. Each handler that runs at a time needs a connection: choose the concurrency of the
-/// batch (`CONSUMER_CONCURRENCY`). The library tests a connection before it uses it; the pool itself does
-/// not.
+/// Creates a pool for a Lambda function. It connects at the first use, keeps at most `connections`, and logs
+/// no statements. Each running handler needs a connection, so choose the concurrency of the batch
+/// (`CONSUMER_CONCURRENCY`). The library tests a connection before it uses it; the pool itself does not.
 ///
-/// Connections to other hosts use TLS and verify certificate and host name, unless the options name
-/// another mode than `prefer`, the default of PostgreSQL.
+/// Connections to other hosts use TLS and verify certificate and host name, unless the options set a mode
+/// other than `prefer`, PostgreSQL's default.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), sqlx::Error> {
@@ -32,8 +31,8 @@ pub fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
     PgPoolOptions::new()
         .max_connections(connections.max(1))
         .acquire_timeout(ACQUIRE_TIME)
-        // sqlx tests and closes old connections without a time limit: behind TLS the close of a silent
-        // one waits for its server. `TransactionConnection` tests connections, and drops them.
+        // sqlx tests and closes old connections without a time limit, and behind TLS closing a silent one
+        // waits for its server. `TransactionConnection` tests connections and drops them instead.
         .test_before_acquire(false)
         .idle_timeout(None)
         .max_lifetime(None)
@@ -44,7 +43,7 @@ pub fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
         .connect_lazy_with(secured(options).disable_statement_logging())
 }
 
-/// PostgreSQL's default, `prefer`, accepts any certificate, and a connection without TLS.
+/// Replaces PostgreSQL's default, `prefer`, which accepts any certificate, and also a connection without TLS.
 fn secured(options: PgConnectOptions) -> PgConnectOptions {
     let is_default = matches!(options.get_ssl_mode(), PgSslMode::Prefer);
     if is_default && !is_this_machine(&options) {

@@ -1,4 +1,5 @@
-//! The table of published events, for the relay in `sqs-once-outbox`. It may change with any version.
+//! The table of published events, for the relay in `sqs-once-outbox`. This interface may change with any
+//! version.
 
 pub use crate::{
     explain::explain,

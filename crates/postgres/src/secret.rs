@@ -17,19 +17,20 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// Longest read. Shorter than the time for the connection at start, whose log line then says why.
+/// Longest read. It is shorter than the time for the connection at start, so that the log line there can say
+/// why.
 const READ_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Time between two reads. It limits the requests of a process whose password the server refuses.
+/// Pause between two reads. It limits the requests of a process whose password the server rejects.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// A secret that holds the password of new connections.
+/// A secret with the password for new connections.
 pub(crate) struct Secret {
     client: Client,
     arn: String,
-    /// Number of passwords that the secret had so far. The pool has the last of them.
+    /// How many passwords the secret has had so far. The pool has the last of them.
     number: AtomicU64,
-    /// Locked by the message that reads the secret.
+    /// The message that reads the secret holds this lock.
     last: Mutex<LastRead>,
 }
 
@@ -49,7 +50,7 @@ struct Login {
     password: String,
 }
 
-/// The reason why the secret gave no password, without its value.
+/// Why the secret gave no password, without the secret's value.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("no password from Secrets Manager: {why}")]
 pub(crate) struct NoPassword {
@@ -92,7 +93,7 @@ impl Secret {
         }
     }
 
-    /// Number of the password that `pool` has, from 1. The first call reads the secret.
+    /// Returns the version of the password that `pool` has, from 1. The first call reads the secret.
     pub(crate) async fn number(&self, pool: &PgPool) -> Result<u64, Error> {
         match self.number.load(Relaxed) {
             0 => Ok(self.newer_than(0, pool).await?.unwrap_or_default()),
@@ -100,19 +101,19 @@ impl Secret {
         }
     }
 
-    /// Gives `pool` a newer password than number `used`, and returns its number. `None` if the secret
-    /// still had that password after this call.
+    /// Gives `pool` a password newer than version `used`, re-reading the secret if needed. Returns the new
+    /// version, or `None` if the secret still has the old password.
     ///
-    /// Of the messages that the server refused at the same time, one reads and the others wait. A read
-    /// that began before this call says nothing: the secret may have changed since.
+    /// If the server rejected several messages at the same time, one of them reads and the others wait. A
+    /// read that began before this call does not help, because the secret may have changed since.
     pub(crate) async fn newer_than(&self, used: u64, pool: &PgPool) -> Result<Option<u64>, Error> {
         let asked = Instant::now();
         let mut last = self.last.lock().await;
         if self.number.load(Relaxed) == used && last.started < Some(asked) {
             if used > 0 {
-                tracing::info!("PostgreSQL refused the password; reading the secret again");
+                tracing::info!("PostgreSQL rejected the password; reading the secret again");
             }
-            // Boxed: the SDK's future is large, and few connections need it.
+            // Boxed, because the SDK's future is large and few connections need it.
             Box::pin(self.read(&mut last, pool)).await;
         }
         let number = self.number.load(Relaxed);
@@ -172,7 +173,7 @@ impl Secret {
     }
 }
 
-/// Reads the JSON that RDS stores, or a plain password.
+/// Parses the JSON that RDS stores, or a plain password.
 fn parse(text: String) -> Result<Login, &'static str> {
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else {
         return match text.as_str() {
@@ -203,7 +204,7 @@ fn unanswered(error: &SdkError<GetSecretValueError>) -> String {
     unanswered.explain(error, |error| error.is::<CredentialsError>())
 }
 
-/// Explains a failed read and its remedy. The text omits the answer.
+/// Explains a failed read and says what to do. The text leaves out the response.
 fn explain(error: &SdkError<GetSecretValueError>) -> NoPassword {
     let Some(service) = error.as_service_error() else {
         return NoPassword {

@@ -1,4 +1,4 @@
-//! [`DatabaseSettings`]: environment variables into a store or the mode.
+//! [`DatabaseSettings`]: turns environment variables into a store or the mode.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -14,20 +14,20 @@ use sqs_once_core::settings::{
 use tokio::time::timeout;
 
 use crate::{
-    connections::Passwords, explain::explain, migrate::create_first_tables, mode::InPostgres, pool,
-    store::PostgresStore, transaction_connection::TransactionConnection,
+    connections::Passwords, explain::explain, migrate::create_first_tables, mode::PostgresMode,
+    pool, store::PostgresStore, transaction_connection::TransactionConnection,
 };
 
-/// Bounds the connection at start: Lambda's init phase ends after 10 seconds.
-const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit of the connection at start. Lambda's init phase ends after 10 seconds.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The settings of a database, read from environment variables. `sqs_once::Settings::consumer` builds a
-/// consumer in the mode [`InPostgres`] from them. The variables of the relay are those of
-/// `sqs_once_outbox::DatabaseWithRelay`: here they have no effect, which the log says at WARN.
+/// consumer in the mode [`PostgresMode`] from them. The relay's variables belong to
+/// `sqs_once_outbox::DatabaseWithRelay`. They have no effect here, and the log says so at WARN.
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_POSTGRES_URL` | required by `InPostgres` | `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
+/// | `IDEMPOTENCY_POSTGRES_URL` | required by `PostgresMode` | `postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?` |
 /// | `IDEMPOTENCY_POSTGRES_AUTH` | `password` | `password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's IAM role; the ARN of a secret in Secrets Manager: its password. See authentication |
 /// | `IDEMPOTENCY_POSTGRES_CONNECTIONS` | `10`; of a relay 1 | most connections of one environment; more handlers than that wait for each other |
 ///
@@ -41,18 +41,18 @@ const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
 /// sqs_once::run(settings.consumer(database, Ok(handler)).await?).await
 /// # }
 /// ```
-// No `Debug`: the options may hold a password.
+// No `Debug`, because the options may contain a password.
 pub struct DatabaseSettings {
     options: PgConnectOptions,
-    /// As set, or else as the table of settings says.
+    /// As set, or as the table of settings says.
     connections: NonZeroU32,
     auth: Auth,
-    prime: bool,
+    warm_up: bool,
 }
 
-/// Source of the password.
+/// Where the password comes from.
 enum Auth {
-    /// `PGPASSWORD` or the URL.
+    /// From `PGPASSWORD` or the URL.
     Password,
     Iam,
     Secret {
@@ -62,18 +62,18 @@ enum Auth {
 }
 
 impl ModeSettings<SdkConfig> for DatabaseSettings {
-    type Mode = InPostgres;
+    type Mode = PostgresMode;
 
     async fn build(
         self,
         options: ModeOptions,
         config: &SdkConfig,
-    ) -> Result<InPostgres, SettingsError> {
+    ) -> Result<PostgresMode, SettingsError> {
         let store = self.prepared_store(config).await;
-        let mode = InPostgres::on(store)
+        let mode = PostgresMode::on(store)
             .after_failure(options.after_failure)
             .results(options.results)
-            .creates_tables(self.prime);
+            .creates_tables(self.warm_up);
         Ok(match options.retention {
             Some(retention) => mode.retention(retention),
             None => mode,
@@ -88,11 +88,11 @@ impl DatabaseSettings {
     ///
     /// The first variable that is missing or invalid. The others stay in the list, as with
     /// [`Variables::required`](sqs_once_core::settings::Variables::required). No error quotes the URL,
-    /// which may hold a password.
+    /// because it may contain a password.
     pub fn read(variables: &mut Variables) -> Result<Self, SettingsError> {
         let meaning = "PostgreSQL database of the records, as postgres://user@host/database";
         let options = variables.required(IDEMPOTENCY_POSTGRES_URL.name, meaning, |url| {
-            // The error of the parser may quote the URL.
+            // The parser's error may quote the URL.
             let parsed = url.parse::<PgConnectOptions>();
             parsed.map_err(|_| "is not a URL such as postgres://user@host/database")
         });
@@ -104,19 +104,20 @@ impl DatabaseSettings {
             options: options?,
             connections: connections?,
             auth: auth?,
-            prime: true,
+            warm_up: true,
         })
     }
 
-    /// Switches the connection at start on or off. It is on by default: the consumer connects, and creates the tables
-    /// of records and events ([`migrate`](crate::migrate)) if no schema of the database has them. Without it, messages
-    /// create no tables either.
+    /// Switches the connection at start on or off. It is on by default: the consumer connects, and creates
+    /// the tables of records and events ([`migrate`](crate::migrate)) if no schema of the database has them.
+    /// If it is off, the first message does not create tables either.
     #[must_use]
-    pub fn prime(self, prime: bool) -> Self {
-        Self { prime, ..self }
+    pub fn warm_up(self, warm_up: bool) -> Self {
+        Self { warm_up, ..self }
     }
 
-    /// The records in this database. Does not connect. `config` signs tokens of RDS, or reads the secret.
+    /// Creates the store for records in this database, without connecting. `config` is used to sign RDS
+    /// tokens, or to read the secret.
     ///
     /// # Errors
     ///
@@ -126,25 +127,25 @@ impl DatabaseSettings {
         Ok(self.store_with(passwords))
     }
 
-    /// The store, whose tables are created now unless [`prime`](Self::prime) is off. A failure is logged, since
-    /// a later message may find the database.
+    /// Creates the store and its tables, unless [`warm_up`](Self::warm_up) is off. Logs a failure, because a
+    /// later message may be able to reach the database.
     pub async fn prepared_store(&self, config: &SdkConfig) -> PostgresStore {
         let passwords = self.auth.passwords(config).unwrap_or_else(|why| {
             tracing::warn!("{why}");
             Passwords::Fixed
         });
         let store = self.store_with(passwords);
-        if self.prime {
+        if self.warm_up {
             let created =
                 TransactionConnection::run(store.connections(), None, create_first_tables);
-            match timeout(PRIME_TIMEOUT, created).await {
+            match timeout(WARM_UP_TIMEOUT, created).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(
                     error = explain(&error),
-                    "could not prepare the tables at start: messages fail until PostgreSQL answers"
+                    "could not prepare the tables at start: messages fail until PostgreSQL responds"
                 ),
                 Err(_elapsed) => tracing::warn!(
-                    "could not prepare the tables at start in time: messages fail until PostgreSQL answers"
+                    "could not prepare the tables at start in time: messages fail until PostgreSQL responds"
                 ),
             }
         }
@@ -176,7 +177,7 @@ impl Auth {
     }
 }
 
-/// The error does not quote `text`, which may be a password.
+/// Parses the source of the password. The error does not quote `text`, which may be a password.
 fn auth(text: &str) -> Result<Auth, &'static str> {
     match text.split(':').collect::<Vec<_>>()[..] {
         ["password"] => Ok(Auth::Password),

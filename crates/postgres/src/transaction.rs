@@ -1,4 +1,4 @@
-//! [`Transaction`]: the handle that a handler gets on a transaction, which the library commits.
+//! [`Transaction`]: the handler's handle on a transaction that the library commits.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -12,32 +12,32 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use super::transaction_connection::TransactionConnection;
 use sqs_once_core::{
     event::Event,
-    handler::{Answer, Attempt, Failure},
+    handler::{Attempt, Failure, HandlerOutput},
 };
 
 /// The transaction of an attempt. Only the library commits it, together with the record.
 ///
-/// It dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of
-/// [`sqlx::Connection`] makes a savepoint.
+/// It dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes
+/// a savepoint.
 ///
-/// [`done`](Self::done) sends the transaction back with the handler's output. If the handler fails,
+/// [`done`](Self::done) returns the transaction together with the handler's output. If the handler fails,
 /// panics or is cut off, the transaction is rolled back.
 ///
-/// Do not run `COMMIT` or `ROLLBACK` as a statement. The library detects it, and records a permanent
-/// failure: writes after such a statement are no part of the transaction.
+/// Do not run `COMMIT` or `ROLLBACK` as a statement. Writes after such a statement would not be part of the
+/// transaction, so the library detects it and records a permanent failure.
 #[derive(Debug)]
 pub struct Transaction {
     tx: OwnedMutexGuard<TransactionConnection>,
 }
 
 impl Transaction {
-    /// The transaction of an attempt, for business writes that commit together with the record: see
-    /// [`InPostgres`](crate::InPostgres). A transaction that was dropped can be taken again.
+    /// Returns the transaction of an attempt, for business writes that commit together with the record: see
+    /// [`PostgresMode`](crate::PostgresMode). If you drop it, you can get it again.
     ///
     /// # Errors
     ///
-    /// A permanent failure if the attempt runs in another mode, or if the transaction is in use. A
-    /// retryable one if the attempt has ended.
+    /// A permanent failure if the attempt runs in a different mode, or if the transaction is in use. A
+    /// retryable failure if the attempt has ended.
     pub fn of(attempt: &Attempt) -> Result<Self, Failure> {
         let taken = match attempt.extension::<OpenTransaction>() {
             Some(open) => open.take(),
@@ -49,7 +49,7 @@ impl Transaction {
         })
     }
 
-    /// The handler's output, and the transaction to commit with it.
+    /// Returns the handler's output together with the transaction to commit.
     pub fn done<O>(self, output: O) -> InTransaction<O> {
         InTransaction {
             output,
@@ -77,8 +77,8 @@ impl DerefMut for Transaction {
     }
 }
 
-/// An output, and the transaction that commits with its record: the answer of a handler in
-/// [`InPostgres`](crate::InPostgres). [`Transaction::done`] creates it.
+/// An output, and the transaction that commits together with its record. This is what a handler returns in
+/// [`PostgresMode`](crate::PostgresMode). [`Transaction::done`] creates it.
 #[derive(Debug)]
 #[must_use = "the transaction is committed only if the handler returns this"]
 pub struct InTransaction<O> {
@@ -88,21 +88,20 @@ pub struct InTransaction<O> {
 }
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send> Answer for InTransaction<O> {
+impl<O: Serialize + Send> HandlerOutput for InTransaction<O> {
     type Result = O;
 }
 
 impl<O> InTransaction<O> {
-    /// Publishes an event once the operation is recorded. The event is one more row of the same
-    /// transaction, in the table `sqs_once_outbox`. A relay sends it at least once: `docs/outbox.md`.
+    /// Publishes an event when the operation is recorded. The event is one more row in the same transaction,
+    /// in the table `sqs_once_outbox`. A relay sends it at least once: see `docs/outbox.md`.
     ///
-    /// Events of one group are sent in the order of the commits, and those of one answer in this order.
-    /// So commits with events of one group wait for each other, each for two round trips. So do those of
-    /// any two groups that share one of 256 locks.
+    /// The relay sends the events of one group in the order of the commits, and within a commit in the order
+    /// in which you publish them. So commits with events of the same group wait for each other, each for two
+    /// round trips. Groups share 256 locks, so the same can happen to two different groups.
     ///
-    /// An answer has at most 1,000 events.
-    /// More events are a permanent failure of the operation, as an event beyond the limits of [`Event`]
-    /// is.
+    /// You can publish at most 1,000 events for one operation. If there are more, or one exceeds the limits
+    /// of [`Event`], the operation fails permanently.
     ///
     /// ```
     /// use sqs_once::{Attempt, Event, Failure};
@@ -119,10 +118,10 @@ impl<O> InTransaction<O> {
     }
 }
 
-/// The reason why a handler gets no transaction.
+/// Why a handler gets no transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum NoTransaction {
-    #[error("this attempt has no transaction: run the handler in `InPostgres`")]
+    #[error("this attempt has no transaction: run the handler in `PostgresMode`")]
     OtherMode,
     #[error("the transaction of this attempt is in use: call `Transaction::of` once")]
     InUse,
@@ -130,7 +129,7 @@ enum NoTransaction {
     Ended,
 }
 
-/// An attempt's way to its transaction. The mode owns the transaction, and ends it with the attempt.
+/// Leads from an attempt to its transaction. The mode owns the transaction and ends it with the attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenTransaction(Weak<Mutex<TransactionConnection>>);
 

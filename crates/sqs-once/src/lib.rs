@@ -1,9 +1,9 @@
 //! An AWS Lambda consumer for SQS whose effects happen once.
 //!
-//! SQS delivers at least once. A redelivered `charge this card` must not charge twice, and a
-//! crash must neither lose the message nor lock it. This crate runs each message through
-//! claim -> handler -> complete on a DynamoDB table. The response to Lambda names the messages
-//! that must go back to the queue, and no others (`ReportBatchItemFailures`).
+//! SQS delivers at least once. A redelivered `charge this card` must not charge twice, and a crash must
+//! neither lose the message nor lock it. This crate runs each message through claim -> handler -> complete on
+//! a DynamoDB table. The response to Lambda names the messages that must go back to the queue, and no others
+//! (`ReportBatchItemFailures`).
 //!
 //! ```no_run
 //! use std::{sync::LazyLock, time::Duration};
@@ -56,12 +56,12 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`Settings`] | environment variables into a configured consumer |
+//! | [`Settings`] | turns environment variables into a configured consumer |
 //! | [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |
-//! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`OnItem`]; [`Outcome`] |
-//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its answer |
+//! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`ItemMode`]; [`Outcome`] |
+//! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its output |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
-//! | [`protocol`] | rules as pure functions: conditions of claims, meaning of refused writes |
+//! | [`protocol`] | rules as pure functions: conditions of claims, meaning of failed conditions |
 //! | [`aws`], [`telemetry`] | the SDK configured for Lambda; logs, metrics and traces |
 //!
 //! # Features
@@ -84,35 +84,16 @@
 //!
 //! # Promises
 //!
-//! Promises 1 to 3 are for claims ([`Once`]). In an [`Inbox`], in [`OnItem`] and in a PostgreSQL
-//! transaction a handler may run again, and promise 4 applies. Promises 2 to 4 hold while the record is [kept](Once::retention), or
-//! while the item has the key.
+//! At most one worker at a time holds a claim on a key, and a handler whose success is recorded never runs
+//! again for that key. If a handler runs again after an attempt that may have had its effect, it sees that
+//! prior attempt ([`Attempt::prior`]). Database effects in a transactional mode ([`once`]) are applied
+//! exactly once. A message is acknowledged only when its operation is recorded as completed, or when SQS has
+//! confirmed its copy in the dead-letter queue.
 //!
-//! 1. At any time at most one worker holds a live claim on a key. Clocks must differ by no more than
-//!    the [lease margin](Once::lease_margin), and one Region writes to a table.
-//! 2. A handler whose success is recorded never runs again for that key. A message whose permanent
-//!    failure is recorded never runs again.
-//! 3. A handler runs again only in three cases, and is informed of every earlier attempt that may have
-//!    had an effect ([`Attempt::may_have_run_before`]):
-//!    - after a retryable failure;
-//!    - after an attempt whose end was not recorded: crash, panic, deadline, DynamoDB unavailable,
-//!      lease lost;
-//!    - for another message, after a recorded permanent failure (unless
-//!      [`AfterFailure::Replay`](protocol::AfterFailure::Replay)).
-//! 4. Database effects in a transactional mode ([`once`]) are applied exactly once, although workers
-//!    crash, requests are retried and answers are lost.
-//! 5. No message is acknowledged unless its operation is recorded as completed, or SQS confirmed its
-//!    copy in the dead-letter queue. No result is overwritten.
-//! 6. A failing, panicking, slow or malformed message does not change the record of another message. It
-//!    can only delay other messages of its FIFO group, its key or its batch. A message whose handler
-//!    kills its process, or blocks every thread, takes the others of its batch with it once. From then
-//!    on it runs alone ([`Once::crash_waits`]). Modes without a claim do not isolate it.
-//! 7. With the receives and waits of `template.yaml`, a message reaches the dead-letter queue only by its
-//!    own permanent failure, or after its cause lasted for twelve hours. A crash of another message, dead
-//!    connections, throttling, a slow table or a large batch does not take it there.
-//!
-//! A crash can always fall between an effect outside DynamoDB and its record. Such an effect happens
-//! *at least* once. With promise 3 a handler can make it once.
+//! A crash can always fall between an effect outside DynamoDB and its record, so such an effect happens *at
+//! least* once. The handler can make it happen once, because it sees the prior attempt. The seven promises
+//! with their conditions are in
+//! [docs/promises.md](https://github.com/sqs-once/sqs-once/blob/main/docs/promises.md).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock; the library reads it in `system` alone.
@@ -122,7 +103,7 @@
 pub mod once {
     pub use crate::dynamodb::{
         inbox::Inbox,
-        on_item::{Change, OnItem},
+        item_mode::{Change, ItemMode},
     };
     pub use sqs_once_core::once::{Mode, Once, Operation, Outcome, Retry, Severity};
 }
@@ -134,7 +115,7 @@ pub mod store {
     pub use crate::s3_results::S3Results;
     pub use crate::settings::any_store::AnyStore;
     pub use sqs_once_core::store::{
-        ClaimAnswer, MemoryStore, OutputStore, RequestContext, Results, SettleAnswer, Store,
+        ClaimResponse, MemoryStore, RequestContext, ResultStore, Results, SettleResponse, Store,
         StoreError,
     };
 }
@@ -154,15 +135,15 @@ use sqs_once_dynamodb as dynamodb;
 
 pub use deadline::Deadline;
 pub use dynamodb::{
+    condition_failed::{ConditionFailed, FailedWrite},
     done::Done,
-    refused::{Refused, RefusedWrite},
     write::{MAX_WRITES, Write},
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Bytes, EnvelopeFacts, Failure, FromMessage, Handler, HandlerFn, Json, Raw, ResultExt,
-    Stored, Text, handler_fn,
+    Attempt, Bytes, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, PriorAttempt,
+    Raw, ResultExt, Stored, Text, handler_fn,
 };
-pub use once::{Change, Inbox, Mode, OnItem, Once, Operation, Outcome, Retry, Severity};
+pub use once::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};
 pub use settings::{Settings, SettingsError, UnknownVariable, Variables};
 pub use sqs::{BatchError, Consumer, run};

@@ -15,8 +15,8 @@ use crate::dynamodb::explain::{causes, explain};
 /// How long a read of an object waits for its next bytes.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
 
-/// A client for S3. A configuration with an endpoint of its own, such as an emulator's, has the
-/// bucket's name in the path of the request.
+/// Creates a client for S3. If the configuration sets an endpoint, as for an emulator, the bucket's name goes
+/// into the path of the request.
 pub(crate) fn client(config: &SdkConfig) -> Client {
     let stalls = StalledStreamProtectionConfig::enabled().grace_period(LONGEST_STALL);
     let config = Builder::from(config)
@@ -33,13 +33,13 @@ pub(crate) struct Bucket<'a> {
     pub(crate) setting: &'static str,
 }
 
-/// The reason why an object could not be read.
+/// Why an object could not be read.
 pub(crate) enum ReadError {
     /// `NoSuchKey`.
     Missing,
     /// The object is longer than the limit. It was not read to its end.
     TooLong,
-    /// Another reason, with the remedy. The text has no part of the object, and not its key.
+    /// Any other reason, with what to do. The text contains neither the object nor its key.
     Failed(String),
 }
 
@@ -61,9 +61,9 @@ impl Bucket<'_> {
         collect(object, max_bytes).await
     }
 
-    /// Writes an object of JSON text, whose SHA-256 in base64 S3 compares with the bytes that arrive.
+    /// Writes an object of JSON text. S3 compares the bytes that arrive with the SHA-256, which is in base64.
     ///
-    /// The error has the reason and the remedy.
+    /// The error says what failed and what to do.
     pub(crate) async fn put(&self, key: &str, sha256: String, json: String) -> Result<(), String> {
         let put = self
             .client
@@ -81,14 +81,15 @@ impl Bucket<'_> {
                  if the bucket has a KMS key",
             )
         })?;
-        // Not every 200 is an answer of S3: a proxy's login page has no ETag.
+        // Not every 200 comes from S3: the login page of a proxy has no ETag.
         match stored.e_tag {
             Some(_) => Ok(()),
-            None => Err("the answer is not one of S3".to_owned()),
+            None => Err("the response did not come from S3".to_owned()),
         }
     }
 
-    /// Explains a failed request. The texts of S3 may quote the object key, which can be payload.
+    /// Explains a failed request. We leave out S3's texts, because they may quote the object key, which can
+    /// be payload.
     fn refused<E>(
         &self,
         error: &SdkError<E, HttpResponse>,
@@ -129,7 +130,7 @@ async fn collect(object: GetObjectOutput, max_bytes: usize) -> Result<Vec<u8>, R
     let mut body = Vec::with_capacity(announced);
     let mut stream = object.body;
     while let Some(bytes) = stream.try_next().await.map_err(|error| {
-        ReadError::Failed(format!("the answer is incomplete: {}", causes(&error)))
+        ReadError::Failed(format!("the response is incomplete: {}", causes(&error)))
     })? {
         if body.len() + bytes.len() > max_bytes {
             return Err(ReadError::TooLong);

@@ -12,20 +12,20 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::{
     protocol::{Key, Owner, ResultPointer, StoredResult},
     s3::{Bucket, ReadError, client},
-    store::OutputStore,
+    store::ResultStore,
 };
 
-/// Longest output in S3. It is in memory as a whole when it is written, and when it is read.
+/// Longest output in S3. The whole output is in memory when it is written, and when it is read.
 const MAX_BYTES: usize = 10 << 20;
 
-/// Maximum time for an output's way to S3. A lease that a heartbeat renewed lasts longer.
+/// Longest time to store an output in S3. A lease that a heartbeat has renewed lasts longer than this.
 const MAX_PUT_TIME: Duration = Duration::from_secs(2);
 
-/// Outputs as objects in a bucket of S3, for [`Results::outside`](crate::store::Results::outside). An output of
-/// more than 10 MiB is not stored.
+/// Stores outputs as objects in an S3 bucket, for [`Results::outside`](crate::store::Results::outside). An
+/// output of more than 10 MiB is not stored.
 ///
-/// The role needs `s3:PutObject` and `s3:GetObject` on `results/*` in the bucket. It needs
-/// `s3:ListBucket` on the bucket too: without it, S3 answers 403 in place of 404 for a lost object.
+/// The role needs `s3:PutObject` and `s3:GetObject` on `results/*` in the bucket. It also needs
+/// `s3:ListBucket` on the bucket, because otherwise S3 responds with 403 and not with 404 for a lost object.
 /// A bucket with a KMS key needs `kms:GenerateDataKey` and `kms:Decrypt`.
 ///
 /// ```no_run
@@ -45,7 +45,7 @@ pub struct S3Results {
 }
 
 impl S3Results {
-    /// Outputs in this bucket.
+    /// Creates a place for outputs in this bucket.
     #[must_use]
     pub fn new(config: &SdkConfig, bucket: impl Into<String>) -> Self {
         Self {
@@ -63,8 +63,8 @@ impl S3Results {
     }
 }
 
-impl OutputStore for S3Results {
-    fn keep<'a>(
+impl ResultStore for S3Results {
+    fn store<'a>(
         &'a self,
         key: &'a Key,
         owner: &'a Owner,
@@ -82,7 +82,7 @@ impl OutputStore for S3Results {
             let digest = Sha256::digest(json.as_bytes());
             let pointer = ResultPointer::of_digest(&*self.bucket, key, owner, &digest, bytes);
             let sha256 = BASE64_STANDARD.encode(digest);
-            // Half of the time left is for the record.
+            // We need the other half of the time left for the record.
             let left = end.saturating_duration_since(Instant::now());
             let limit = Instant::now() + MAX_PUT_TIME.min(left / 2);
             let bucket = self.bucket(&self.bucket);

@@ -1,4 +1,4 @@
-//! [`DryRun`]: a mode that records writes, and sends nothing.
+//! [`DryRun`]: a mode that records writes and sends nothing.
 
 use serde::Serialize;
 
@@ -16,12 +16,13 @@ use sqs_once_dynamodb::{
 
 use crate::{Message, deadline};
 
-/// Runs handlers of every output in memory: an output alone, [`Done`](sqs_once::Done) or [`Change`](sqs_once::Change).
+/// Runs handlers in memory, whether they return an output, a [`Done`](sqs_once::Done) or a
+/// [`Change`](sqs_once::Change).
 ///
-/// Records are kept and compared as in production, so a message that is run twice is a duplicate.
-/// The writes of a `Done` and the item of a `Change` are recorded, and sent nowhere. Their conditions
-/// are not evaluated: they are met, unless [`refuse`](Self::refuse) says otherwise. A test of the
-/// expressions themselves needs DynamoDB Local or a like emulator.
+/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It
+/// records the writes of a `Done` and the item of a `Change` and sends them nowhere. It does not evaluate
+/// conditions: they are met, unless [`refuse`](Self::refuse) says otherwise. To test the expressions
+/// themselves, you need DynamoDB Local or a similar emulator.
 ///
 /// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](sqs_once::Consumer) takes it.
 ///
@@ -48,18 +49,17 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// A dry run without records, items and writes.
+    /// Creates a dry run without records, items and writes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Runs `handler` for `message`, as a [`Consumer`](sqs_once::Consumer) does in the namespace `test`
-    /// with the message id as key and 30 seconds left. Does not call
-    /// [`on_duplicate`](Handler::on_duplicate).
+    /// Runs `handler` for `message`, as a [`Consumer`](sqs_once::Consumer) does in the namespace `test` with
+    /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](Handler::on_duplicate).
     ///
-    /// A body that is not of the handler's type is [`Outcome::Invalid`]. A panic of the handler is
-    /// [`Outcome::Panicked`].
+    /// If the body does not have the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
+    /// panics, it is [`Outcome::Panicked`].
     pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
     where
         Self: Mode<H::Output>,
@@ -76,16 +76,16 @@ impl DryRun {
         }
     }
 
-    /// The writes that would have been made so far, in their order: those of each [`Done`](sqs_once::Done), with a put
-    /// to the table `outbox` for the published events of each group, and one
-    /// for each [`Change`](sqs_once::Change), without the attributes in which an item remembers its keys.
+    /// Returns the writes that would have been made so far, in their order: those of each
+    /// [`Done`](sqs_once::Done), with a put to the table `outbox` for the published events of each group, and
+    /// one for each [`Change`](sqs_once::Change), without the attributes in which an item remembers its keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
         self.plans.writes()
     }
 
-    /// Refuses the condition of the next write with this label, or to this table if the write has no
-    /// label. Nothing of that transaction is written. A second call refuses one more.
+    /// Makes the condition fail of the next write with this label, or to this table if the write has no
+    /// label. Nothing of that transaction is written. A second call makes one more condition fail.
     ///
     /// ```
     /// use sqs_once_testing::{DryRun, Message};
@@ -95,7 +95,7 @@ impl DryRun {
     /// let register = handler_fn(async |email: String, _: Attempt| {
     ///     let put = Write::put("users", serde_json::json!({ "email": email })).label("user");
     ///     let taken = |_: &sqs_once::Refused| Err(Failure::permanent("the address is taken"));
-    ///     Ok(Change::create((), "email", put).on_refused(taken))
+    ///     Ok(Change::create((), "email", put).on_condition_failed(taken))
     /// });
     /// let dry_run = DryRun::new();
     /// dry_run.refuse("user");
@@ -108,20 +108,21 @@ impl DryRun {
         self.plans.refuse(name.into(), None);
     }
 
-    /// The same, and the handler finds `item` in [`RefusedWrite::item`](sqs_once::RefusedWrite::item).
+    /// Does the same, and the handler finds `item` in [`FailedWrite::item`](sqs_once::FailedWrite::item).
     ///
     /// # Panics
     ///
-    /// If `item` is no item of DynamoDB's: it is no map, or a value cannot be serialized.
+    /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
     pub fn refuse_with(&self, name: impl Into<String>, item: impl Serialize) {
         self.plans.refuse(name.into(), Some(to_item(item)));
     }
 
-    /// Puts an item into a table, for [`Change::modify`](sqs_once::Change::modify) to read. A planned write does not change it.
+    /// Puts an item into a table, for [`Change::modify`](sqs_once::Change::modify) to read. A planned write
+    /// does not change it.
     ///
     /// # Panics
     ///
-    /// If `item` is no item of DynamoDB's: it is no map, or a value cannot be serialized.
+    /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
     ///
     /// ```
     /// use serde_json::{Value, json};

@@ -1,11 +1,11 @@
-//! Tests of your own handlers, without AWS: a dev-dependency beside [sqs-once](https://docs.rs/sqs-once).
+//! Tests for your handlers without AWS: a dev-dependency beside [sqs-once](https://docs.rs/sqs-once).
 //!
 //! | item | use |
 //! | --- | --- |
 //! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
-//! | [`DryRun`] | runs a handler, records its writes, sends nothing |
-//! | [`output`] | the output of an operation that is done |
-//! | [`event`], [`process`] | a batch through a [`Consumer`], as Lambda delivers it |
+//! | [`DryRun`] | runs a handler, records its writes and sends nothing |
+//! | [`output`] | the output of a completed operation |
+//! | [`event`], [`process`] | run a batch through a [`Consumer`], as Lambda delivers it |
 //! | [`attempt`] | an [`Attempt`], to call a handler directly |
 //! | [`conformance`] | the suite that every [`Store`](sqs_once::store::Store) passes |
 //!
@@ -23,7 +23,7 @@
 //!         .value(":one", 1)
 //!         .label("stock");
 //!     let placed = Done::new("placed").with(Write::put("orders", &order)).with(take);
-//!     Ok(placed.on_refused(|_| Ok(Done::new("out of stock"))))
+//!     Ok(placed.on_condition_failed(|_| Ok(Done::new("out of stock"))))
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -65,12 +65,12 @@ use sqs_once::{
     protocol::{Key, KeyError, Namespace, StoredResult, Timestamp},
 };
 
-/// Processes a batch as in an invocation with 30 seconds left. Returns the ids of the messages that
-/// go back to the queue.
+/// Processes a batch as in an invocation with 30 seconds left. Returns the ids of the messages that go back
+/// to the queue.
 ///
 /// # Errors
 ///
-/// [`BatchError`], where the invocation would fail.
+/// [`BatchError`], if the invocation would fail.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -95,7 +95,7 @@ pub async fn process<M: Mode<H::Output>, H: Handler>(
     Ok(failures.map(|failure| failure.item_identifier).collect())
 }
 
-/// The first attempt at an operation with this key, in the namespace `test`, with 30 seconds left.
+/// Creates the first attempt at an operation with this key, in the namespace `test`, with 30 seconds left.
 ///
 /// [`Attempt::interrupted`] makes a later attempt of it.
 ///
@@ -108,7 +108,7 @@ pub async fn process<M: Mode<H::Output>, H: Handler>(
 /// use sqs_once_testing::attempt;
 ///
 /// async fn charge(order: String, attempt: Attempt) -> Result<String, Failure> {
-///     let verb = if attempt.may_have_run_before() { "look for" } else { "charge" };
+///     let verb = if attempt.prior().is_some() { "look for" } else { "charge" };
 ///     Ok(format!("{verb} {order}"))
 /// }
 ///
@@ -123,10 +123,10 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
     Ok(Attempt::first(key, "m-1", deadline()))
 }
 
-/// The output of an operation that is done, now or before. `None` for every other outcome, for an
-/// output that was not kept or is in S3, and for one that is not a `T`.
+/// Returns the output of an operation that is completed, now or earlier. `None` for every other outcome, for
+/// an output that was not kept or is in S3, and for one that is not a `T`.
 ///
-/// See [`DryRun`] for one in use.
+/// [`DryRun`] shows it in use.
 #[must_use]
 pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     match outcome {
@@ -136,7 +136,7 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     }
 }
 
-/// The deadline of an invocation with 30 seconds left.
+/// Returns the deadline of an invocation with 30 seconds left.
 fn deadline() -> Deadline {
     Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO)
 }

@@ -1,4 +1,4 @@
-//! [`Message`]: an SQS message, and events of them.
+//! [`Message`]: an SQS message, and events made from messages.
 
 use std::collections::HashMap;
 
@@ -25,11 +25,11 @@ const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:test";
 pub struct Message(SqsMessage);
 
 impl Message {
-    /// A message with `body` as JSON, received for the first time from a standard queue.
+    /// Creates a message with `body` as JSON, received for the first time from a standard queue.
     ///
     /// # Panics
     ///
-    /// If `body` cannot be written as JSON: a map whose keys are no text.
+    /// If `body` cannot be written as JSON, such as a map whose keys are not text.
     pub fn new(id: impl Into<String>, body: &impl Serialize) -> Self {
         match serde_json::to_string(body) {
             Ok(body) => Self::text(id, body),
@@ -37,7 +37,7 @@ impl Message {
         }
     }
 
-    /// A message with the base64 of these bytes, for a handler that takes [`Bytes`](sqs_once::Bytes).
+    /// Creates a message with the base64 of these bytes, for a handler that takes [`Bytes`](sqs_once::Bytes).
     ///
     /// ```
     /// use sqs_once_testing::{DryRun, Message, output};
@@ -53,7 +53,7 @@ impl Message {
         Self::text(id, BASE64_STANDARD.encode(body))
     }
 
-    /// A message with `body` as it is, received for the first time from a standard queue.
+    /// Creates a message with `body` as it is, received for the first time from a standard queue.
     pub fn text(id: impl Into<String>, body: impl Into<String>) -> Self {
         let id = id.into();
         let mut message = SqsMessage::default();
@@ -80,7 +80,7 @@ impl Message {
         self.system("ApproximateReceiveCount", receive_count.to_string())
     }
 
-    /// Sends the message to a group of a FIFO queue. Its deduplication id is the message id.
+    /// Puts the message into a message group of a FIFO queue. Its deduplication id is the message id.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.0.event_source_arn = Some(format!("{QUEUE_ARN}.fifo"));
         let id = self.0.message_id.clone().unwrap_or_default();
@@ -99,7 +99,7 @@ impl Message {
     }
 }
 
-/// The event of these messages, in this order: see [`process`](super::process).
+/// Creates the event of these messages, in this order: see [`process`](super::process).
 pub fn event(messages: impl IntoIterator<Item = Message>) -> SqsEvent {
     let mut event = SqsEvent::default();
     event.records = messages.into_iter().map(Message::into_record).collect();

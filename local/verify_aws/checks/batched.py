@@ -47,7 +47,7 @@ def batched_claim_of_a_taken_key_is_a_duplicate_item(scratch: Scratch) -> Seen:
     """In one batch, an INSERT of an existing item answers DuplicateItem, and the others are applied.
 
     Where:
-    crates/dynamodb/src/store/batched/answer.rs: DuplicateItem
+    crates/dynamodb/src/store/batched/response.rs: DuplicateItem
     """
     taken, new = fresh(), fresh()
     send(scratch, insert(scratch, taken))
@@ -60,7 +60,7 @@ def refused_batched_settlement_returns_the_item(scratch: Scratch) -> Seen:
     """An UPDATE whose condition fails answers ConditionalCheckFailed with the item, inside of a success.
 
     Where:
-    crates/dynamodb/src/store/batched/answer.rs: ConditionalCheckFailed
+    crates/dynamodb/src/store/batched/response.rs: ConditionalCheckFailed
     """
     key = fresh()
     send(scratch, insert(scratch, key, owner="first"))
@@ -76,7 +76,7 @@ def batched_update_creates_no_item(scratch: Scratch) -> Seen:
     """An UPDATE of an item that does not exist answers ConditionalCheckFailed, without an item.
 
     Where:
-    crates/dynamodb/src/store/batched/answer.rs: ConditionalCheckFailed
+    crates/dynamodb/src/store/batched/response.rs: ConditionalCheckFailed
     """
     error = send(scratch, update(scratch, fresh(), 'SET "owner" = ?', "", {"S": "third"}))["Responses"][0].get(
         "Error", {}
@@ -133,7 +133,7 @@ def batched_writes_are_throttled_one_by_one(scratch: Scratch) -> Seen:
     """A throttled statement is an error inside of a success, so the SDK does not repeat it.
 
     Where:
-    crates/dynamodb/src/store/batched/answer.rs: hrottl
+    crates/dynamodb/src/store/batched/response.rs: hrottl
     """
     name = f"{scratch.name}-slow"
     one = {"ReadCapacityUnits": 1, "WriteCapacityUnits": 1}

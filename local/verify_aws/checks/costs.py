@@ -40,14 +40,14 @@ def counted(scratch: Scratch, numbers: list[str], outcome: str) -> tuple[int, in
 
 @check()
 def orders_cost_as_the_page_says(scratch: Scratch) -> Seen:
-    """Each of 200 new orders takes two requests to DynamoDB, or its parts of two groups, and two write units. Sent
+    """Each of 200 new orders takes two requests to DynamoDB, or its parts of two batched writes, and two write units. Sent
     again, each takes one claim. Alone it is refused, and DynamoDB reports no units; in a group DynamoDB reports one.
 
     Where:
     docs/costs.md: | new | 2 `UpdateItem` | 2 |
-    docs/costs.md: | new | its parts of 2 groups | 2 |
-    docs/costs.md: | duplicate, conflict, stored failure | 1 `UpdateItem`, refused | 1 |
-    docs/metrics.md: DynamoDB reports no units of refused writes
+    docs/costs.md: | new | its parts of 2 batched writes | 2 |
+    docs/costs.md: | duplicate, conflict, stored failure | 1 `UpdateItem`, condition failed | 1 |
+    docs/metrics.md: DynamoDB reports no units for a write whose condition failed
     """
     numbers = [fresh("cost") for _ in range(ORDERS)]
     texts, holds = [], True
@@ -73,8 +73,8 @@ def metrics_of_table_and_queue_count_as_the_page_says(scratch: Scratch) -> Seen:
     NumberOfMessagesDeleted have two. Takes up to 15 minutes.
 
     Where:
-    docs/costs.md: | duplicate, conflict, stored failure | 1 `UpdateItem`, refused | 1 |
-    docs/costs.md: | duplicate by a producer: a second message under the key | its part of a group; 1 `UpdateItem`
+    docs/costs.md: | duplicate, conflict, stored failure | 1 `UpdateItem`, condition failed | 1 |
+    docs/costs.md: | duplicate by a producer: a second message under the key | its part of a batched write; 1 `UpdateItem`
     docs/metrics.md: `ConsumedWriteCapacityUnits` has them
     """
     # Whole minutes, so that nothing else is in them.

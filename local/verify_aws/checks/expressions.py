@@ -80,7 +80,7 @@ def expressions_are_understood(scratch: Scratch) -> Seen:
 
     Where:
     crates/dynamodb/src/store/expressions/mod.rs: All condition expressions on records are in this folder
-    crates/dynamodb/src/store/batched/statement.rs: PartiQL twins
+    crates/dynamodb/src/store/batched/statement.rs: PartiQL statements
     """
     make_tables(scratch)
     problems, sent = [], 0

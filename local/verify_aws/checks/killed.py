@@ -70,7 +70,7 @@ def deploy(scratch: Scratch, source: str, timeout: int) -> str:
     configuration = scratch.client("lambda").get_function_configuration(FunctionName=scratch.outputs["FunctionName"])
     variables = configuration["Environment"]["Variables"] | {
         "IDEMPOTENCY_TABLE_NAME": scratch.table,
-        "CONSUMER_DEAD_LETTER": "off",
+        "CONSUMER_DIRECT_DEAD_LETTERING": "off",
         "PAYMENT_GATEWAY_TIMEOUT": f"{timeout - 1}s",
         "CONSUMER_MIN_TIME_TO_START": "1s",
         "AWS_LAMBDA_EXEC_WRAPPER": "/var/task/bootstrap",

@@ -97,7 +97,7 @@ def repeated_order_is_a_duplicate(scratch: Scratch) -> Seen:
 
     Where:
     docs/promises.md: # Promises
-    docs/outcomes.md: duplicate
+    docs/logs.md: duplicate
     """
     number = fresh("twice")
     send(scratch, [order(number)])
@@ -115,7 +115,7 @@ def only_failed_messages_become_dead_letters(scratch: Scratch) -> Seen:
 
     Where:
     docs/operations.md: SqsOnceReason
-    docs/outcomes.md: permanent_failure
+    docs/logs.md: permanent_failure
     """
     good, declined = [fresh("good") for _ in range(8)], fresh("declined")
     send(scratch, [*(order(number) for number in good), order(declined, DECLINED), "no JSON"])
@@ -193,7 +193,7 @@ def every_line_is_json(scratch: Scratch) -> Seen:
     """Every line of the log group is JSON, and each line of the consumer has level and timestamp.
 
     Where:
-    docs/logs.md: One JSON object per line
+    docs/logs.md: one JSON object per line
     template.yaml: LogFormat: JSON
     """
     found = scratch.eventually(lambda: lines(scratch), lambda now: any("level" in line for line in now), within=SETTLED)

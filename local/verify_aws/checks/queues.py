@@ -185,7 +185,7 @@ def fifo_queue_drops_a_second_deduplication_id(scratch: Scratch) -> Seen:
     """SendMessage with a deduplication id of the last five minutes succeeds, and the message is dropped.
 
     Where:
-    docs/producers.md: The deduplication interval of a FIFO queue
+    docs/keys.md: The deduplication interval of a FIFO queue
     """
     url, _ = scratch.make_queue("dedup.fifo", FifoQueue="true", VisibilityTimeout="60")
     for body in ("first", "second"):

@@ -49,7 +49,7 @@ def refused_update_returns_the_item(scratch: Scratch) -> Seen:
 
     Where:
     crates/dynamodb/src/store/expressions/builder.rs: ReturnValuesOnConditionCheckFailure
-    docs/costs.md: 1 `UpdateItem`, refused
+    docs/costs.md: 1 `UpdateItem`, condition failed
     """
     values = {":now": {"N": "1"}}
     return refused_with_item(scratch, "update_item", UpdateExpression="SET updated_at = :now", values=values)
@@ -128,7 +128,7 @@ def writes_during_a_transaction_conflict(scratch: Scratch) -> Seen:
     Where:
     crates/dynamodb/src/explain.rs: TransactionConflictException
     crates/dynamodb/src/store/transaction/cancellation.rs: TransactionConflict
-    crates/dynamodb/src/store/batched/answer.rs: TransactionConflict
+    crates/dynamodb/src/store/batched/response.rs: TransactionConflict
     """
     dynamodb = scratch.client("dynamodb")
     key = scratch.key(f"conflict-{secrets.token_hex(4)}")

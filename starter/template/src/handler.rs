@@ -12,7 +12,7 @@ use sqs_once::{
 {%- when "item" -%}
 use serde::{Deserialize, Serialize};
 use sqs_once::{
-    Attempt, Change, Consumer, Failure, Handler, OnItem, Settings, SettingsError, Write,
+    Attempt, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
 };
 {%- else -%}
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ impl Handler for PlaceOrder {
         let placed = format!("placed {}", order.id); // stored, as the answer to duplicates
         Ok(Done::new(placed)
             .with(put)
-            .on_refused(|_| Err(Failure::permanent("an order with this id exists"))))
+            .on_condition_failed(|_| Err(Failure::permanent("an order with this id exists"))))
     }
 }
 
@@ -81,17 +81,17 @@ impl Handler for PlaceOrder {
         let put = Write::put(&self.orders, &order).label("order");
         // Refused only if another operation made the item; after this one, it is a duplicate.
         Ok(Change::create((), "{{ field }}", put)
-            .on_refused(|_| Err(Failure::permanent("an order with this id exists"))))
+            .on_condition_failed(|_| Err(Failure::permanent("an order with this id exists"))))
     }
 }
 
 /// The consumer with these settings.
 pub async fn consumer(
     mut settings: Settings,
-) -> Result<Consumer<OnItem, PlaceOrder>, SettingsError> {
+) -> Result<Consumer<ItemMode, PlaceOrder>, SettingsError> {
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings
-        .on_item(orders.map(|orders| PlaceOrder { orders }))
+        .item_mode(orders.map(|orders| PlaceOrder { orders }))
         .await
 }
 {%- else %}
@@ -105,7 +105,7 @@ impl Handler for Charge {
         if order.cents == 0 {
             return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
         }
-        if attempt.may_have_run_before() {
+        if attempt.prior().is_some() {
             // An earlier attempt may have had its effect: look for the effect before you repeat it.
         }
         // Your effect. Pass the key to the system that you call, so that it recognizes a repetition.

@@ -3,8 +3,8 @@
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
-#[doc = include_str!("../../../docs/choosing-a-key.md")]
-mod choosing_a_key {}
+#[doc = include_str!("../../../docs/keys.md")]
+mod keys {}
 
 #[doc = include_str!("../../../docs/effects-in-dynamodb.md")]
 mod effects_in_dynamodb {}

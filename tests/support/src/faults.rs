@@ -177,19 +177,19 @@ impl Faults {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 throttled()
             }
-            Fault::ThroughputExceeded => refusal(
+            Fault::ThroughputExceeded => rejection(
                 "com.amazonaws.dynamodb.v20120810#ProvisionedThroughputExceededException",
                 "The level of configured provisioned throughput for the table was exceeded.",
             ),
-            Fault::TransactionConflict => refusal(
+            Fault::TransactionConflict => rejection(
                 "com.amazonaws.dynamodb.v20120810#TransactionConflictException",
                 "Transaction is ongoing for the item",
             ),
-            Fault::Denied => refusal(
+            Fault::Denied => rejection(
                 "com.amazon.coral.service#AccessDeniedException",
                 "User is not authorized to perform this operation",
             ),
-            Fault::Code(code) => refusal(
+            Fault::Code(code) => rejection(
                 &format!("com.amazonaws.dynamodb.v20120810#{code}"),
                 "scripted",
             ),
@@ -205,7 +205,7 @@ impl Faults {
                 .body(Body::from("<html><h1>503 Service Unavailable</h1></html>"))
                 .unwrap(),
             Fault::Canceled(codes) => canceled(codes),
-            Fault::TransactionInProgress => refusal(
+            Fault::TransactionInProgress => rejection(
                 "com.amazonaws.dynamodb.v20120810#TransactionInProgressException",
                 "The transaction with the given request token is already in progress.",
             ),
@@ -306,13 +306,13 @@ fn replaced(mut answer: Response<Body>, body: &'static str) -> Response<Body> {
     answer.map(|_| Body::from(body))
 }
 
-fn refusal(kind: &str, message: &str) -> Response<Body> {
+fn rejection(kind: &str, message: &str) -> Response<Body> {
     let body = json!({"__type": kind, "message": message});
     error(StatusCode::BAD_REQUEST, &body)
 }
 
 fn throttled() -> Response<Body> {
-    refusal(
+    rejection(
         "com.amazon.coral.availability#ThrottlingException",
         "Rate of requests exceeds the allowed throughput.",
     )

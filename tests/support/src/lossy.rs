@@ -10,8 +10,8 @@ use std::{
 use tokio::time::Instant;
 
 use sqs_once::{
-    protocol::{ClaimRequest, Fence, Settlement, Timestamp, Unavailability},
-    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, FencingToken, RequestErrorKind, Settlement, Timestamp},
+    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
 
 /// Fate of one request.
@@ -128,14 +128,14 @@ impl Lossy {
             reason: "lost".into(),
             source: Box::new(io::Error::from(io::ErrorKind::TimedOut)),
         };
-        let lost = || failed(Unavailability::Unanswered);
+        let lost = || failed(RequestErrorKind::Unanswered);
         match self.fate(action) {
             Fate::Answered => send().await,
             Fate::RequestLost => Err(lost()),
             Fate::AnswerLost => send().await.and(Err(lost())),
-            Fate::Contended => Err(failed(Unavailability::Contended)),
-            Fate::Denied => Err(failed(Unavailability::Denied)),
-            Fate::Invalid => Err(failed(Unavailability::Invalid)),
+            Fate::Contended => Err(failed(RequestErrorKind::Contended)),
+            Fate::Denied => Err(failed(RequestErrorKind::Denied)),
+            Fate::Invalid => Err(failed(RequestErrorKind::Invalid)),
             Fate::SentTwice => {
                 send().await?;
                 send().await
@@ -154,7 +154,7 @@ impl Store for Lossy {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         self.claims.lock().unwrap().push(request.clone());
         self.meet("claim", request.key.as_str(), || {
             self.store.claim(request, context)
@@ -164,11 +164,11 @@ impl Store for Lossy {
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let name = settlement.name();
         self.meet(name, fence.key.as_str(), || {
             self.store.settle(fence, settlement, now, context)

@@ -3,7 +3,7 @@
 use sqlx::{
     AssertSqlSafe, Connection as _, PgConnection, PgPool, postgres::PgConnectOptions, raw_sql,
 };
-use sqs_once_postgres::InPostgres;
+use sqs_once_postgres::PostgresMode;
 
 use super::{
     pgbouncer::PgBouncer,
@@ -51,16 +51,16 @@ impl Pooled {
         sqs_once_postgres::pool(self.options.clone(), connections)
     }
 
-    pub fn mode(&self, connections: u32) -> InPostgres {
-        InPostgres::new(self.pool(connections))
+    pub fn mode(&self, connections: u32) -> PostgresMode {
+        PostgresMode::new(self.pool(connections))
     }
 
     /// A worker with one connection, through a wire that counts logins.
-    pub async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
+    pub async fn worker_behind_wire(&self) -> (PostgresMode, PgPool, Wire) {
         let wire = Wire::to(([127, 0, 0, 1], self.pooler.port).into()).await;
         let options = self.options.clone().port(wire.address.port());
         let pool = sqs_once_postgres::pool(options, 1);
-        (InPostgres::new(pool.clone()), pool, wire)
+        (PostgresMode::new(pool.clone()), pool, wire)
     }
 
     /// A client that does nothing for the pooler.

@@ -107,7 +107,7 @@ pub fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
         ("AWS_ENDPOINT_URL", dynamo),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
         // Permanent failures are reported. Tests of direct dead-lettering switch it on.
-        ("CONSUMER_DEAD_LETTER", "off"),
+        ("CONSUMER_DIRECT_DEAD_LETTERING", "off"),
         ("PAYMENT_GATEWAY_URL", gateway),
     ];
     let all = always.iter().chain(settings);

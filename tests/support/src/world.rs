@@ -16,7 +16,7 @@ use sqs_once::{
     protocol::{Fingerprint, Key, Namespace, Timestamp},
 };
 use sqs_once_core::handler::Delivery;
-use sqs_once_postgres::{InPostgres, InTransaction, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -41,12 +41,12 @@ impl World {
         Self { options, pool }
     }
 
-    pub fn mode(&self) -> InPostgres {
-        InPostgres::new(self.pool.clone())
+    pub fn mode(&self) -> PostgresMode {
+        PostgresMode::new(self.pool.clone())
     }
 
     /// A worker with one connection.
-    pub fn worker(&self) -> (InPostgres, PgPool) {
+    pub fn worker(&self) -> (PostgresMode, PgPool) {
         self.worker_of(|options| options)
     }
 
@@ -54,18 +54,18 @@ impl World {
     pub fn worker_of(
         &self,
         options: impl FnOnce(PgPoolOptions) -> PgPoolOptions,
-    ) -> (InPostgres, PgPool) {
+    ) -> (PostgresMode, PgPool) {
         let pool = options(PgPoolOptions::new().max_connections(1));
         let pool = pool.connect_lazy_with(self.options.clone());
-        (InPostgres::new(pool.clone()), pool)
+        (PostgresMode::new(pool.clone()), pool)
     }
 
     /// A worker with one connection, through a wire that can be cut.
-    pub async fn worker_behind_wire(&self) -> (InPostgres, PgPool, Wire) {
+    pub async fn worker_behind_wire(&self) -> (PostgresMode, PgPool, Wire) {
         let server = ([127, 0, 0, 1], self.options.get_port()).into();
         let wire = Wire::to(server).await;
         let pool = sqs_once_postgres::pool(self.options.clone().port(wire.address.port()), 1);
-        (InPostgres::new(pool.clone()), pool, wire)
+        (PostgresMode::new(pool.clone()), pool, wire)
     }
 
     /// Delivers a message that increments the thing `id`.

@@ -11,17 +11,17 @@ use super::{
 };
 use crate::{aws::failed, output::Error};
 
-/// The variable by which a function is known as a consumer of this crate.
+/// The variable that marks a function as a consumer of this crate.
 const TABLE: &str = "IDEMPOTENCY_TABLE_NAME";
-/// The variable by which a function is known as a consumer with records in PostgreSQL, or as the relay of
-/// an outbox there.
+/// The variable that marks a function as a consumer with records in PostgreSQL, or as the relay of an outbox
+/// there.
 const POSTGRES: &str = "IDEMPOTENCY_POSTGRES_URL";
-/// The variable by which a function without a queue is known as a relay.
+/// The variable that marks a function without a queue as a relay.
 const TARGETS: &str = "OUTBOX_TARGETS";
-/// The variable of a consumer that publishes events.
+/// The variable that a consumer which publishes events has.
 const OUTBOX: &str = "OUTBOX_TABLE_NAME";
 
-/// The output of the template that says where the alarms notify.
+/// The template's output that says where the alarms send notifications.
 const NOTIFICATIONS: &str = "AlarmNotifications";
 
 /// The clients that read a stack.
@@ -78,7 +78,8 @@ impl Account {
         }
     }
 
-    /// Where the alarms notify, as an output of the stack says. `None` without that output.
+    /// Returns where the alarms send notifications, as an output of the stack says. `None` if there is no
+    /// such output.
     pub(crate) async fn notifications(&self, stack: &str) -> Result<Option<String>, Error> {
         let request = self.cloudformation.describe_stacks().stack_name(stack);
         let read = request.send().await.map_err(|error| {
@@ -90,7 +91,7 @@ impl Account {
         Ok(output.and_then(|output| output.output_value().map(str::to_owned)))
     }
 
-    /// Reads a function, and all that belongs to it if it is a consumer or a relay.
+    /// Reads a function and, if it is a consumer or a relay, everything that belongs to it.
     pub(crate) async fn function(
         &self,
         function: &str,
@@ -204,7 +205,7 @@ impl Account {
     }
 }
 
-/// The ARN of a stream in a log group that is in the account of the function.
+/// Returns the ARN of a stream in a log group in the function's account.
 fn log_stream(function: &str, group: &str) -> String {
     let parts: Vec<_> = function.splitn(6, ':').collect();
     match *parts {

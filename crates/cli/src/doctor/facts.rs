@@ -32,12 +32,12 @@ pub(crate) struct Deployed {
     pub(crate) region: String,
     pub(crate) timeout: Duration,
     pub(crate) variables: HashMap<String, String>,
-    /// Level below which Lambda drops lines of the function. `None` with text logs.
+    /// Level below which Lambda drops the function's log lines. `None` with text logs.
     pub(crate) log_level: Option<ApplicationLogLevel>,
     /// ARN of a stream in the log group of the function.
     pub(crate) log_stream: String,
     pub(super) role: Option<String>,
-    /// `None` if the policies were not to be read.
+    /// `None` if the policies could not be read.
     pub(crate) policies: Option<Policies>,
 }
 
@@ -46,16 +46,16 @@ pub(crate) struct Consumer {
     pub(crate) function: Deployed,
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) records: Records,
-    /// The table of published events. The inner `None`: there is no such table.
+    /// Table for published events. The inner `None` means that there is no such table.
     pub(crate) outbox: Option<Option<Table>>,
 }
 
-/// The place of a consumer's records.
+/// Where a consumer's records are.
 pub(crate) enum Records {
     /// `None` if there is no such table.
     DynamoDb(Option<Table>),
     Postgres {
-        /// Most executions at a time. `None` without a limit.
+        /// The most executions at a time. `None` without a limit.
         reserved: Option<u32>,
     },
 }
@@ -66,12 +66,12 @@ pub(crate) struct Relay {
     pub(crate) source: Source,
 }
 
-/// The place of a relay's events.
+/// Where a relay's events are.
 pub(crate) enum Source {
     Streams(Vec<Stream>),
     Postgres {
         schedules: Schedules,
-        /// Invocations after one that failed.
+        /// How often a failed invocation is retried.
         retries: i32,
     },
 }
@@ -90,9 +90,9 @@ pub(crate) struct Stream {
 
 /// The schedules that start a relay.
 pub(crate) enum Schedules {
-    /// Rules of EventBridge: name, and whether it is enabled.
+    /// EventBridge rules: the name, and whether it is enabled.
     Rules(Vec<(String, bool)>),
-    /// Schedules of EventBridge Scheduler, which are not read.
+    /// Schedules of EventBridge Scheduler, which we do not read.
     Unread,
 }
 
@@ -131,7 +131,7 @@ pub(crate) struct DeadLetterQueue {
 
 pub(crate) struct Table {
     pub(crate) arn: String,
-    /// Name, role and whether the type is string, of each key attribute.
+    /// For each key attribute, its name, its role, and whether its type is string.
     pub(crate) keys: Vec<(String, KeyType, bool)>,
     /// `None` if TTL is off.
     pub(crate) ttl_attribute: Option<String>,
@@ -143,13 +143,14 @@ pub(crate) struct Table {
 }
 
 impl Deployed {
-    /// The value of a variable. An empty one counts as not set.
+    /// Returns the value of a variable. An empty variable is treated as not set.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         let value = self.variables.get(name).map(String::as_str);
         value.filter(|value| !value.is_empty())
     }
 
-    /// The duration of a setting. An invalid one is reported as a finding elsewhere; here the default replaces it.
+    /// Returns the duration of a setting. If it is invalid, returns the default; a different finding reports
+    /// that.
     pub(crate) fn span(&self, setting: &Setting) -> Duration {
         let mut texts = self
             .variable(setting.name)
@@ -160,7 +161,7 @@ impl Deployed {
             .unwrap_or_default()
     }
 
-    /// The partition in the ARN, such as `aws`.
+    /// Returns the partition in the ARN, such as `aws`.
     pub(crate) fn partition(&self) -> &str {
         self.arn.split(':').nth(1).unwrap_or("aws")
     }

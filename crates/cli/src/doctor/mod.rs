@@ -80,7 +80,7 @@ impl Doctor {
         })
     }
 
-    /// Checks each function of the stack, and the rest of it. Returns the functions that were checked.
+    /// Checks the stack with all its functions. Returns the functions that were checked.
     async fn check_stack(
         &self,
         account: &Account,

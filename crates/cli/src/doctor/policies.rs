@@ -1,8 +1,8 @@
 //! The permissions of a role, as its policies grant them.
 //!
-//! Read, not simulated: `iam:SimulatePrincipalPolicy` is seldom granted. A statement with
-//! `Condition`, `NotAction` or `NotResource` counts as one that may allow, and never as one that
-//! denies. Permission boundaries and policies of the organization are not read.
+//! We read the policies and do not simulate them, because `iam:SimulatePrincipalPolicy` is seldom granted. We
+//! assume that a statement with `Condition`, `NotAction` or `NotResource` may allow, and that it never
+//! denies. We do not read permission boundaries and policies of the organization.
 
 use aws_sdk_iam::Client;
 use serde_json::Value;
@@ -49,7 +49,7 @@ impl Policies {
     }
 
     /// Returns whether the policies may allow `action` on a resource whose ARN ends with a slash and this
-    /// name, such as a database user. Statements that deny are not read.
+    /// name, such as a database user. Ignores statements that deny.
     pub(crate) fn may_allow_name(&self, action: &str, name: &str) -> bool {
         let covers = |pattern: &str| match pattern.rsplit_once('/') {
             Some((_, pattern)) => matches(pattern, name),
@@ -64,7 +64,7 @@ impl Policies {
     }
 }
 
-/// The patterns of a statement: one text, or a list.
+/// Returns the patterns of a statement, which may be one text or a list.
 fn patterns(patterns: &Value) -> impl Iterator<Item = &str> {
     let one = patterns.as_str().into_iter();
     let list = patterns.as_array().into_iter().flatten();
@@ -144,7 +144,7 @@ pub(crate) async fn read(iam: &Client, role: &str) -> Result<Policies, Error> {
     Ok(policies)
 }
 
-/// IAM answers with percent-encoded JSON (RFC 3986).
+/// Decodes IAM's response, which is percent-encoded JSON (RFC 3986).
 fn decoded(document: &str) -> String {
     let mut bytes = Vec::with_capacity(document.len());
     let mut rest = document.as_bytes();

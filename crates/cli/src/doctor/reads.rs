@@ -28,7 +28,7 @@ impl EventSource {
         self.0.event_source_arn.as_deref().unwrap_or_default()
     }
 
-    /// Returns whether the source is one of this service.
+    /// Returns whether the source belongs to this service.
     pub(super) fn is_of(&self, service: &str) -> bool {
         self.arn().split(':').nth(2) == Some(service)
     }
@@ -56,7 +56,7 @@ impl EventSource {
 }
 
 impl Account {
-    /// The event sources of a function and of its aliases.
+    /// Returns the event sources of a function and of its aliases.
     pub(super) async fn sources(&self, function: &str) -> Result<Vec<EventSource>, Error> {
         let mut sources = self.sources_of(function).await?;
         let list = self.lambda.list_aliases().function_name(function);
@@ -93,7 +93,7 @@ impl Account {
         Ok(mappings.into_iter().map(EventSource).collect())
     }
 
-    /// The mappings of queues.
+    /// Returns the event source mappings of queues.
     pub(super) async fn mappings(&self, sources: &[EventSource]) -> Result<Vec<Mapping>, Error> {
         let mut mappings = Vec::new();
         for source in sources.iter().filter(|source| source.is_of("sqs")) {
@@ -113,7 +113,7 @@ impl Account {
         Ok(mappings)
     }
 
-    /// The mappings of streams of tables.
+    /// Returns the event source mappings of table streams.
     pub(super) fn streams(sources: &[EventSource]) -> Vec<Stream> {
         let streams = sources.iter().filter(|source| source.is_of("dynamodb"));
         let stream = |source: &EventSource| {
@@ -132,7 +132,7 @@ impl Account {
         streams.map(stream).collect()
     }
 
-    /// The rules of EventBridge that invoke a function.
+    /// Returns the EventBridge rules that invoke a function.
     pub(super) async fn schedules(
         &self,
         arn: &str,
@@ -171,7 +171,7 @@ impl Account {
         })
     }
 
-    /// Invocations after an asynchronous one that failed.
+    /// Returns how often a failed asynchronous invocation is retried.
     pub(super) async fn retries(&self, function: &str) -> Result<i32, Error> {
         let read = self
             .lambda
@@ -195,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Most executions of a function at a time. `None` if it has no limit of its own.
+    /// Returns the function's reserved concurrency. `None` if it has no such limit.
     pub(super) async fn reserved_concurrency(&self, function: &str) -> Result<Option<u32>, Error> {
         let read = self
             .lambda
@@ -262,7 +262,7 @@ impl Account {
         Ok(read.attributes.unwrap_or_default())
     }
 
-    /// `None` if there is no such table.
+    /// Reads a table. `None` if there is no such table.
     pub(super) async fn table(&self, name: &str) -> Result<Option<Table>, Error> {
         let described = self.dynamodb.describe_table().table_name(name).send().await;
         let described = match described {

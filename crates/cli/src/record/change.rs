@@ -1,4 +1,4 @@
-//! `record release` and `record forget`: end a lease, or delete a record, after a question.
+//! `record release` and `record delete`: end a lease or delete a record, after asking.
 
 use clap::Args;
 use serde_json::json;
@@ -61,7 +61,7 @@ impl Change {
         self.done(format, "released", applied.map_err(Error::remote)?)
     }
 
-    pub(super) async fn forget(self, format: Format) -> Result<End, Error> {
+    pub(super) async fn delete(self, format: Format) -> Result<End, Error> {
         let records = self.table.open().await?;
         let shown = self.read(&records).await?;
         if !self.yes {
@@ -72,11 +72,12 @@ impl Change {
             );
         }
         confirm("Shall the record be deleted?", self.yes)?;
-        let applied = records.forget(&shown).await;
+        let applied = records.delete_record(&shown).await;
         self.done(format, "forgotten", applied.map_err(Error::remote)?)
     }
 
-    /// Reads the record to change. An open transaction decides about the record that it locks.
+    /// Reads the record to change. If an open transaction locks it, that transaction decides about the
+    /// record.
     async fn read(&self, records: &Records) -> Result<StoredRecord, Error> {
         let found = read(records, &self.key).await?;
         match found.locked_by {

@@ -12,13 +12,13 @@ use crate::{
     table::{Records, Table},
 };
 
-/// Items or rows of one page. DynamoDB ends a page after 1 MB too.
+/// Items or rows of one page. DynamoDB also ends a page after 1 MB.
 const PAGE: i32 = 1000;
 
-/// Read units of DynamoDB after which a list ends by default.
+/// How many read units of DynamoDB a list uses by default before it stops.
 const MAX_UNITS: u32 = 1000;
 
-/// Rows of PostgreSQL after which a list ends.
+/// How many rows of PostgreSQL a list reads before it stops.
 const MAX_ROWS: usize = 100_000;
 
 #[derive(Args, Debug)]
@@ -97,7 +97,7 @@ impl List {
             }
         }
         drop(progress);
-        // The rest of the last page is listed again after the last record of this one.
+        // The rest of the last page is listed again, after the last record of this one.
         if found.len() > limit {
             found.truncate(limit);
             next = found.last().map(|last| last.key.clone());
@@ -147,12 +147,12 @@ impl List {
     }
 }
 
-/// The reads of a list.
+/// How much a list has read.
 #[derive(Default)]
 struct Cost {
-    /// Items of DynamoDB, or rows of PostgreSQL.
+    /// Items in DynamoDB, or rows in PostgreSQL.
     items: usize,
-    /// Read units of DynamoDB.
+    /// Read units in DynamoDB.
     units: Option<f64>,
 }
 
@@ -163,7 +163,7 @@ impl Cost {
         self.units = units;
     }
 
-    /// The part of the permitted reads.
+    /// Returns which share of the permitted reads was used.
     fn share(&self, max_units: u32) -> f64 {
         match self.units {
             Some(units) => units / f64::from(max_units),

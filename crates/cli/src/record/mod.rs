@@ -46,7 +46,7 @@ Shows the record, and asks. The record is deleted only if it is then as it was s
 
 Exit code 1: nothing was changed. There is no record, the record changed after it was shown, an open
 transaction locks it, or the answer was not yes.")]
-    Forget(Change),
+    Delete(Change),
     /// Shows a record, and again after each change, until it is completed, failed or deleted.
     #[command(after_help = "\
 Exit code 1: --timeout ended first.")]
@@ -59,14 +59,14 @@ impl Command {
             Self::Show(show) => show.run(format).await,
             Self::List(list) => list.run(format).await,
             Self::Release(change) => change.release(format).await,
-            Self::Forget(change) => change.forget(format).await,
+            Self::Delete(change) => change.delete(format).await,
             Self::Watch(watch) => watch.run(format).await,
         }
     }
 }
 
 async fn read(records: &Records, key: &str) -> Result<StoredRecord, Error> {
-    let found = records.look_up(key).await.map_err(Error::remote)?;
+    let found = records.get(key).await.map_err(Error::remote)?;
     if let Some(found) = found {
         return Ok(found);
     }
@@ -89,6 +89,6 @@ async fn read(records: &Records, key: &str) -> Result<StoredRecord, Error> {
     )))
 }
 
-/// The words for the transaction of [`StoredRecord::locked_by`].
+/// The text that commands print for the transaction of [`StoredRecord::locked_by`].
 const OPEN_TRANSACTION: &str = "A handler runs, or its worker was cut off. There is no lease to \
     release: PostgreSQL ends the transaction after the worker's deadline";

@@ -12,21 +12,21 @@ use sqs_once_core::store::StoredRecord;
 use super::OPEN_TRANSACTION;
 use crate::{
     aws,
+    next_delivery::NextDelivery,
     output::{Error, Format, answer, at, distance, first_line, in_words},
     table::Table,
-    verdict::Verdict,
 };
 
 /// Longest download of an output from S3: 10 MiB at 3 Mbit/s.
 const MAX_OUTPUT_TIME: Duration = Duration::from_secs(30);
 
-/// The part of an output that is shown.
+/// How much of an output is shown.
 #[derive(Debug)]
 pub(super) enum Part {
     /// A list does not read outputs.
     Unread,
     Size,
-    /// The output, or the reason why S3 does not have it.
+    /// The output, or why S3 does not have it.
     Output(Result<String, String>),
 }
 
@@ -54,10 +54,10 @@ impl Part {
     }
 }
 
-/// A record as it is shown.
+/// A record as the commands show it.
 pub(super) struct View<'a> {
     stored: &'a StoredRecord,
-    verdict: Verdict,
+    next_delivery: NextDelivery,
     now: Timestamp,
     part: &'a Part,
 }
@@ -67,7 +67,7 @@ impl<'a> View<'a> {
         let now = Timestamp::now();
         Self {
             stored,
-            verdict: Verdict::by(stored, table.after_failure(), now),
+            next_delivery: NextDelivery::by(stored, table.after_failure(), now),
             now,
             part,
         }
@@ -77,7 +77,7 @@ impl<'a> View<'a> {
         answer(format, || self.text(), || self.json())
     }
 
-    /// One line for each change.
+    /// Prints one line, as for each change.
     pub(super) fn print_line(&self, format: Format) -> Result<(), Error> {
         let text = || {
             let attempts = self
@@ -91,7 +91,7 @@ impl<'a> View<'a> {
         answer(format, text, || self.json())
     }
 
-    /// Status, and lease or lock.
+    /// Returns status, and lease or lock.
     fn status(&self) -> String {
         match self.stored.locked_by {
             Some(_) => format!("{}; locked by an open transaction", self.state()),
@@ -200,11 +200,14 @@ impl<'a> View<'a> {
             line("result", self.result_text(record));
         }
         let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
-        let but = match self.verdict {
-            Verdict::Runs if failed => "; a message that failed before finds the stored error",
+        let but = match self.next_delivery {
+            NextDelivery::Runs if failed => "; a message that failed before finds the stored error",
             _ => "",
         };
-        lines.push(("next message", format!("{}{but}", self.verdict.text())));
+        lines.push((
+            "next message",
+            format!("{}{but}", self.next_delivery.text()),
+        ));
         let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         lines
             .iter()
@@ -255,7 +258,7 @@ impl<'a> View<'a> {
             "exclusive_attempts": record.exclusive_attempts,
             "failed_message_ids": record.failed_message_ids,
             "error": record.error,
-            "next_message": self.verdict.name(),
+            "next_message": self.next_delivery.name(),
         });
         match &record.state {
             State::InProgress { lease_until } => {
@@ -274,7 +277,7 @@ impl<'a> View<'a> {
                     StoredResult::Omitted(why) => shown["result_omitted"] = json!(why),
                 }
                 match self.part {
-                    // A result that is no JSON is shown as text.
+                    // A result that is not JSON is shown as text.
                     Part::Output(Ok(text)) => {
                         let value = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
                         shown["result"] = value;

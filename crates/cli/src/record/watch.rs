@@ -39,7 +39,7 @@ impl Watch {
         let end = Timestamp::now() + self.timeout;
         let mut seen = None;
         loop {
-            let stored = records.look_up(&self.key).await.map_err(Error::remote)?;
+            let stored = records.get(&self.key).await.map_err(Error::remote)?;
             let found = stored
                 .as_ref()
                 .map(|stored| (stored.record.clone(), stored.locked_by));
@@ -56,10 +56,10 @@ impl Watch {
                 }
             }
             let ended = match &found {
-                // The transaction decides about the next state.
+                // The open transaction decides the next state.
                 Some((_, Some(_))) => false,
                 Some((Ok(record), None)) => !matches!(record.state, State::InProgress { .. }),
-                // A record that was never there may still come.
+                // A record that was never there may still appear.
                 None => seen.as_ref().is_some_and(Option::is_some),
                 Some((Err(_), None)) => true,
             };

@@ -9,7 +9,7 @@ use aws_sdk_sqs::{
     },
 };
 
-use super::{Run, report::Fate};
+use super::{Run, report::MoveStatus};
 use crate::{
     aws::failed,
     dead_letters::{DeadLetter, ERROR, KEY, REASON},
@@ -23,27 +23,27 @@ const REDRIVE_OF: &str = "SqsOnceRedriveOf";
 const MAX_ATTRIBUTES: usize = 10;
 
 /// A message that was not moved, and the reason.
-pub(super) struct Left {
-    pub(super) fate: Fate,
+pub(super) struct Unmoved {
+    pub(super) status: MoveStatus,
     pub(super) error: Error,
-    /// No further message is tried.
+    /// True if no further message is tried.
     pub(super) ends_run: bool,
 }
 
-impl Left {
-    const fn one(fate: Fate, error: Error) -> Self {
+impl Unmoved {
+    const fn one(status: MoveStatus, error: Error) -> Self {
         let ends_run = false;
         Self {
-            fate,
+            status,
             error,
             ends_run,
         }
     }
 
-    const fn all(fate: Fate, error: Error) -> Self {
+    const fn all(status: MoveStatus, error: Error) -> Self {
         let ends_run = true;
         Self {
-            fate,
+            status,
             error,
             ends_run,
         }
@@ -53,30 +53,31 @@ impl Left {
 impl Run<'_> {
     pub(super) async fn move_one(
         &self,
-        letter: &DeadLetter,
+        dead_letter: &DeadLetter,
         journal: &mut Journal,
-    ) -> Result<Fate, Left> {
-        let id = letter.id();
-        let mut end = Fate::Moved;
+    ) -> Result<MoveStatus, Unmoved> {
+        let id = dead_letter.id();
+        let mut end = MoveStatus::Moved;
         match journal.step(id) {
-            Some(Step::Sent | Step::Deleted) => end = Fate::Deleted,
+            Some(Step::Sent | Step::Deleted) => end = MoveStatus::Deleted,
             Some(Step::Send) => {
-                let error = format!("message {id}: {}", Fate::Unknown.text());
-                return Err(Left::one(Fate::Unknown, Error::negative(error)));
+                let error = format!("message {id}: {}", MoveStatus::Unknown.text());
+                return Err(Unmoved::one(MoveStatus::Unknown, Error::negative(error)));
             }
-            None => self.send(letter, journal).await?,
+            None => self.send(dead_letter, journal).await?,
         }
-        let deleted = self.from.delete(letter).await;
-        deleted.map_err(|error| Left::one(Fate::SentNotDeleted, error))?;
+        let deleted = self.from.delete(dead_letter).await;
+        deleted.map_err(|error| Unmoved::one(MoveStatus::SentNotDeleted, error))?;
         let noted = journal.deleted(id);
-        noted.map_err(|error| Left::all(end, error))?;
+        noted.map_err(|error| Unmoved::all(end, error))?;
         Ok(end)
     }
 
-    async fn send(&self, letter: &DeadLetter, journal: &mut Journal) -> Result<(), Left> {
-        let id = letter.id();
-        let attributes = attributes(letter).map_err(|error| Left::one(Fate::Refused, error))?;
-        let body = letter.message.body.as_deref().unwrap_or_default();
+    async fn send(&self, dead_letter: &DeadLetter, journal: &mut Journal) -> Result<(), Unmoved> {
+        let id = dead_letter.id();
+        let attributes =
+            attributes(dead_letter).map_err(|error| Unmoved::one(MoveStatus::Refused, error))?;
+        let body = dead_letter.message.body.as_deref().unwrap_or_default();
         let mut send = self
             .to
             .client
@@ -84,28 +85,28 @@ impl Run<'_> {
             .queue_url(&self.to.url)
             .message_body(body)
             .set_message_attributes(Some(attributes))
-            .set_message_group_id(letter.group().map(str::to_owned));
+            .set_message_group_id(dead_letter.group().map(str::to_owned));
         if self.to.is_fifo() {
             send = send.message_deduplication_id(id);
         }
-        if let Some(header) = letter.system(&System::AwsTraceHeader) {
+        if let Some(header) = dead_letter.system(&System::AwsTraceHeader) {
             let value = SystemAttribute::builder().data_type("String");
             if let Ok(value) = value.string_value(header).build() {
                 send = send.message_system_attributes(SystemForSends::AwsTraceHeader, value);
             }
         }
         let noted = journal.send(id);
-        noted.map_err(|error| Left::all(Fate::NotTried, error))?;
+        noted.map_err(|error| Unmoved::all(MoveStatus::NotTried, error))?;
         let error = match send.send().await {
             Ok(answer) => match answer.message_id.filter(|new| !new.is_empty()) {
                 Some(new) => {
                     let noted = journal.sent(id, &new);
-                    return noted.map_err(|error| Left::all(Fate::SentNotDeleted, error));
+                    return noted.map_err(|error| Unmoved::all(MoveStatus::SentNotDeleted, error));
                 }
-                // A proxy can answer 200 for SQS.
+                // A proxy may respond with 200 in place of SQS.
                 None => {
-                    let error = "could not send a message: the answer names no new message";
-                    return Err(Left::all(Fate::Unknown, Error::remote(error)));
+                    let error = "could not send a message: the response names no new message";
+                    return Err(Unmoved::all(MoveStatus::Unknown, Error::remote(error)));
                 }
             },
             Err(error) => error,
@@ -117,17 +118,20 @@ impl Run<'_> {
         };
         let failure = failed("send a message", "sqs:SendMessage", &error);
         if !refused {
-            return Err(Left::all(Fate::Unknown, failure));
+            return Err(Unmoved::all(MoveStatus::Unknown, failure));
         }
         let noted = journal.refused(id);
-        noted.map_err(|error| Left::all(Fate::Refused, error))?;
-        Err(Left::one(Fate::Refused, failure))
+        noted.map_err(|error| Unmoved::all(MoveStatus::Refused, error))?;
+        Err(Unmoved::one(MoveStatus::Refused, failure))
     }
 }
 
-/// The attributes of the copy: those of the message, without those of direct dead-lettering.
-fn attributes(letter: &DeadLetter) -> Result<std::collections::HashMap<String, Attribute>, Error> {
-    let mut attributes = letter
+/// Returns the attributes of the copy: those of the message, without the ones that direct dead-lettering
+/// added.
+fn attributes(
+    dead_letter: &DeadLetter,
+) -> Result<std::collections::HashMap<String, Attribute>, Error> {
+    let mut attributes = dead_letter
         .message
         .message_attributes
         .clone()
@@ -137,14 +141,14 @@ fn attributes(letter: &DeadLetter) -> Result<std::collections::HashMap<String, A
     }
     let of = Attribute::builder()
         .data_type("String")
-        .string_value(letter.id())
+        .string_value(dead_letter.id())
         .build()
         .map_err(Error::usage)?;
     attributes.insert(REDRIVE_OF.into(), of);
     if attributes.len() > MAX_ATTRIBUTES {
         return Err(Error::negative(format!(
             "message {} has no room for the attribute {REDRIVE_OF}: SQS takes {MAX_ATTRIBUTES} attributes",
-            letter.id()
+            dead_letter.id()
         )));
     }
     Ok(attributes)

@@ -3,10 +3,10 @@
 //! | a crash after | the same command, with the same journal |
 //! | --- | --- |
 //! | receive | sends and deletes the message |
-//! | the journal's `send`, before `sent` | leaves the message: it may have been sent |
+//! | the journal's `send`, before `sent` | leaves the message, because it may have been sent |
 //! | the journal's `sent` | deletes the message, without sending it again |
 //!
-//! A send without an answer ends the run: without a connection, no later send would get one.
+//! A send that gets no response ends the run, because without a connection no later send would get one.
 
 mod message;
 mod report;
@@ -70,13 +70,13 @@ struct Run<'a> {
     from: Queue,
     to: Queue,
     records: Option<Records>,
-    /// FIFO groups that are moved.
+    /// Message groups that are moved.
     groups: BTreeSet<String>,
-    /// FIFO groups of which a message stays.
+    /// Message groups from which a message stays behind.
     stopped: BTreeSet<String>,
-    /// No further message is tried.
+    /// True if no further message is tried.
     ended: bool,
-    /// Messages of the first round.
+    /// Number of messages in the first round.
     received: usize,
     report: Report,
 }
@@ -129,7 +129,7 @@ impl Redrive {
     async fn destination(&self, config: &SdkConfig, from: &Queue) -> Result<Queue, Error> {
         let mut builder = config.to_builder();
         if !from.is_fifo() {
-            // A request that is sent again could send a message twice. On a FIFO queue the
+            // If the SDK sent a request again, it could send a message twice. On a FIFO queue the
             // deduplication id prevents that.
             builder = builder.retry_config(RetryConfig::disabled());
         }
@@ -163,9 +163,9 @@ impl Redrive {
         }
     }
 
-    fn selects(&self, letter: &DeadLetter) -> bool {
+    fn selects(&self, dead_letter: &DeadLetter) -> bool {
         self.all
-            || self.reason.contains(&letter.cause().reason)
-            || self.message.iter().any(|id| id == letter.id())
+            || self.reason.contains(&dead_letter.cause().reason)
+            || self.message.iter().any(|id| id == dead_letter.id())
     }
 }

@@ -7,28 +7,28 @@ use serde_json::{Value, json};
 use super::Run;
 use crate::{
     dead_letters::MORE,
+    next_delivery::NextDelivery,
     output::{End, Error, Format, answer, columns, count},
-    verdict::Verdict,
 };
 
 /// How one message of a redrive ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fate {
+pub(super) enum MoveStatus {
     /// Sent and deleted.
     Moved,
     /// An earlier run sent the message, and this run deleted it.
     Deleted,
     /// A run sent the message, and SQS has not confirmed the deletion.
     SentNotDeleted,
-    /// SQS did not answer the send, so the message may have been sent. It stays in the dead-letter queue.
+    /// SQS did not respond to the send, so the message may have been sent. It stays in the dead-letter queue.
     Unknown,
     /// SQS rejected the copy, or the copy cannot be made. The message stays in the dead-letter queue.
     Refused,
-    /// An earlier message of its FIFO group stays, or the time was up.
+    /// An earlier message of its message group stays behind, or the time was up.
     NotTried,
 }
 
-impl Fate {
+impl MoveStatus {
     const fn name(self) -> &'static str {
         match self {
             Self::Moved => "moved",
@@ -50,7 +50,7 @@ impl Fate {
             Self::Unknown => {
                 "may have been sent, so it stays: look for SqsOnceRedriveOf with its id; to send it again, use another journal"
             }
-            Self::Refused => "SQS refused the copy, so it stays",
+            Self::Refused => "SQS rejected the copy, so it stays",
             Self::NotTried => "not tried, so it stays: run the same command again",
         }
     }
@@ -63,18 +63,18 @@ impl Fate {
 /// A selected message.
 pub(super) struct Selected {
     pub(super) key: Option<String>,
-    pub(super) verdict: Verdict,
-    pub(super) fate: Fate,
+    pub(super) next_delivery: NextDelivery,
+    pub(super) status: MoveStatus,
 }
 
-/// How the messages of a redrive ended, and counts of them.
+/// How the messages of a redrive ended, with counts.
 #[derive(Default)]
 pub(super) struct Report {
     /// By message id.
     pub(super) ends: BTreeMap<String, Selected>,
-    /// The first error that left a message.
+    /// The first error that left a message behind.
     pub(super) error: Option<String>,
-    /// A round ended before the queue was empty.
+    /// True if a round ended before the queue was empty.
     pub(super) more: bool,
 }
 
@@ -82,13 +82,15 @@ impl Report {
     pub(super) fn is_left(&self, message: &str) -> bool {
         self.ends
             .get(message)
-            .is_none_or(|selected| selected.fate.is_left())
+            .is_none_or(|selected| selected.status.is_left())
     }
 
-    fn count(&self) -> BTreeMap<(Fate, Verdict), usize> {
+    fn count(&self) -> BTreeMap<(MoveStatus, NextDelivery), usize> {
         let mut counts = BTreeMap::new();
         for selected in self.ends.values() {
-            *counts.entry((selected.fate, selected.verdict)).or_default() += 1;
+            *counts
+                .entry((selected.status, selected.next_delivery))
+                .or_default() += 1;
         }
         counts
     }
@@ -107,7 +109,7 @@ impl Run<'_> {
             if self.with.dry_run {
                 let rows = ends.iter().map(|(id, selected)| {
                     let key = selected.key.clone().unwrap_or_default();
-                    [id.clone(), key, selected.verdict.text().to_owned()]
+                    [id.clone(), key, selected.next_delivery.text().to_owned()]
                 });
                 let messages = columns(["MESSAGE", "KEY", "WHEN MOVED"], rows);
                 return format!(
@@ -117,9 +119,10 @@ impl Run<'_> {
                 );
             }
             let counts = self.report.count().into_iter();
-            let rows = counts.map(|((fate, verdict), count)| {
-                let (fate, verdict) = (fate.text().to_owned(), verdict.text().to_owned());
-                [count.to_string(), fate, verdict]
+            let rows = counts.map(|((status, next_delivery), count)| {
+                let (status, next_delivery) =
+                    (status.text().to_owned(), next_delivery.text().to_owned());
+                [count.to_string(), status, next_delivery]
             });
             columns(["MESSAGES", "END", "WHEN MOVED"], rows)
         };
@@ -130,8 +133,8 @@ impl Run<'_> {
                     json!({
                         "message_id": id,
                         "key": selected.key,
-                        "end": selected.fate.name(),
-                        "when_moved": selected.verdict.name(),
+                        "end": selected.status.name(),
+                        "when_moved": selected.next_delivery.name(),
                     })
                 })
                 .collect();
@@ -152,8 +155,8 @@ impl Run<'_> {
         for id in &absent {
             eprintln!("sqs-once: message {id} was not received: another receiver may hide it");
         }
-        let left = !self.with.dry_run && ends.values().any(|selected| selected.fate.is_left());
-        // Messages that are named were all looked for.
+        let left = !self.with.dry_run && ends.values().any(|selected| selected.status.is_left());
+        // If the messages were named, we have looked for all of them.
         let more = self.report.more && (self.with.all || !self.with.reason.is_empty());
         if more {
             eprintln!("sqs-once: {MORE}");

@@ -7,18 +7,19 @@ use tokio::time::Instant;
 
 use super::{
     Run,
-    report::{Fate, Selected},
+    report::{MoveStatus, Selected},
 };
 use crate::{
     dead_letters::{DeadLetter, KEY},
     journal::Journal,
+    next_delivery::NextDelivery,
     output::{Error, columns, confirm, count},
     progress::Progress,
-    verdict::Verdict,
 };
 
 impl Run<'_> {
-    /// Names the messages that the first round cannot show: of each FIFO group, SQS returns only the first ten.
+    /// Names the messages that the first round cannot show: SQS returns only the first ten of each message
+    /// group.
     pub(super) fn rest_of_groups(&self) -> &'static str {
         if self.from.is_fifo() {
             " and all further messages of their groups"
@@ -27,8 +28,8 @@ impl Run<'_> {
         }
     }
 
-    /// Receives and moves messages. Returns whether there may be more to move: of a FIFO group, SQS
-    /// shows the first ten messages, and the next ones after these are deleted.
+    /// Receives and moves messages. Returns whether there may be more to move: SQS shows the first ten
+    /// messages of a message group, and the next ones only after these are deleted.
     pub(super) async fn round(&mut self, journal: Option<&mut Journal>) -> Result<bool, Error> {
         let hide = self.with.hide;
         let until = Instant::now() + hide / 4 * 3;
@@ -41,12 +42,12 @@ impl Run<'_> {
             received => received?,
         };
         self.report.more |= received.more;
-        let letters = received.letters;
-        self.received = self.received.max(letters.len());
-        let moved = self.move_selected(&letters, journal, until).await;
-        let left: Vec<_> = letters
+        let dead_letters = received.dead_letters;
+        self.received = self.received.max(dead_letters.len());
+        let moved = self.move_selected(&dead_letters, journal, until).await;
+        let left: Vec<_> = dead_letters
             .iter()
-            .filter(|letter| self.report.is_left(letter.id()))
+            .filter(|dead_letter| self.report.is_left(dead_letter.id()))
             .collect();
         self.from.show_again(&left).await;
         Ok(moved? && self.from.is_fifo() && !self.ended)
@@ -55,30 +56,32 @@ impl Run<'_> {
     /// Returns whether messages were moved.
     async fn move_selected(
         &mut self,
-        letters: &[DeadLetter],
+        dead_letters: &[DeadLetter],
         journal: Option<&mut Journal>,
         until: Instant,
     ) -> Result<bool, Error> {
         let first = self.report.ends.is_empty();
-        let selected = self.select(letters, first);
+        let selected = self.select(dead_letters, first);
         if selected.is_empty() {
             return Ok(false);
         }
         let mut plan = BTreeMap::new();
-        for letter in &selected {
-            let verdict = self.verdict(letter).await;
-            *plan.entry(verdict).or_insert(0) += 1;
+        for dead_letter in &selected {
+            let next_delivery = self.next_delivery(dead_letter).await;
+            *plan.entry(next_delivery).or_insert(0) += 1;
             let end = Selected {
-                key: letter.attribute(KEY).map(str::to_owned),
-                verdict,
-                fate: Fate::NotTried,
+                key: dead_letter.attribute(KEY).map(str::to_owned),
+                next_delivery,
+                status: MoveStatus::NotTried,
             };
-            self.report.ends.insert(letter.id().to_owned(), end);
+            self.report.ends.insert(dead_letter.id().to_owned(), end);
         }
         if first && !self.with.dry_run {
-            let rows = plan.iter().map(|(verdict, count): (&Verdict, &usize)| {
-                [count.to_string(), verdict.text().to_owned()]
-            });
+            let rows = plan
+                .iter()
+                .map(|(next_delivery, count): (&NextDelivery, &usize)| {
+                    [count.to_string(), next_delivery.text().to_owned()]
+                });
             eprintln!("{}\n", columns(["MESSAGES", "WHEN MOVED"], rows));
         }
         // A dry run has no journal.
@@ -96,12 +99,12 @@ impl Run<'_> {
             confirm(&question, self.with.yes)?;
         }
         let (count, progress) = (selected.len(), Progress::new());
-        for (index, letter) in selected.into_iter().enumerate() {
+        for (index, dead_letter) in selected.into_iter().enumerate() {
             progress.show(
                 index as f64 / count as f64,
                 &format!("{index} of {count} messages"),
             );
-            let group = letter.group().filter(|_| self.from.is_fifo());
+            let group = dead_letter.group().filter(|_| self.from.is_fifo());
             if Instant::now() >= until {
                 let error = "the time of --hide was over before all messages were sent";
                 self.report.error.get_or_insert(error.into());
@@ -113,68 +116,75 @@ impl Run<'_> {
             if group.is_some_and(|group| self.stopped.contains(group)) {
                 continue;
             }
-            let fate = match self.move_one(letter, journal).await {
-                Ok(fate) => fate,
+            let status = match self.move_one(dead_letter, journal).await {
+                Ok(status) => status,
                 Err(left) => {
                     let error = left.error.to_string();
                     self.report.error.get_or_insert(error);
                     self.ended |= left.ends_run;
-                    left.fate
+                    left.status
                 }
             };
-            if let Some(selected) = self.report.ends.get_mut(letter.id()) {
-                selected.fate = fate;
+            if let Some(selected) = self.report.ends.get_mut(dead_letter.id()) {
+                selected.status = status;
             }
-            // A message that was sent is ahead of its group, deleted or not.
-            if !matches!(fate, Fate::Moved | Fate::Deleted | Fate::SentNotDeleted) {
+            // A message that was sent is ahead of its message group, whether or not it was deleted.
+            if !matches!(
+                status,
+                MoveStatus::Moved | MoveStatus::Deleted | MoveStatus::SentNotDeleted
+            ) {
                 self.stopped.extend(group.map(str::to_owned));
             }
         }
         Ok(true)
     }
 
-    /// The messages to move, in the order of the queue. A FIFO group moves whole.
-    fn select<'l>(&mut self, letters: &'l [DeadLetter], first: bool) -> Vec<&'l DeadLetter> {
+    /// Returns the messages to move, in the order of the queue. A message group moves as a whole.
+    fn select<'l>(&mut self, dead_letters: &'l [DeadLetter], first: bool) -> Vec<&'l DeadLetter> {
         let with = self.with;
         if !self.from.is_fifo() {
-            let fresh = |letter: &&DeadLetter| first && with.selects(letter);
-            return letters.iter().filter(fresh).collect();
+            let fresh = |dead_letter: &&DeadLetter| first && with.selects(dead_letter);
+            return dead_letters.iter().filter(fresh).collect();
         }
         if first {
-            let selected = letters.iter().filter(|letter| with.selects(letter));
-            let groups = selected.filter_map(|letter| letter.group());
+            let selected = dead_letters
+                .iter()
+                .filter(|dead_letter| with.selects(dead_letter));
+            let groups = selected.filter_map(|dead_letter| dead_letter.group());
             self.groups.extend(groups.map(str::to_owned));
         }
-        let moves = |letter: &&DeadLetter| {
-            let known = letter
+        let moves = |dead_letter: &&DeadLetter| {
+            let known = dead_letter
                 .group()
                 .is_some_and(|group| self.groups.contains(group));
-            known && !self.report.ends.contains_key(letter.id())
+            known && !self.report.ends.contains_key(dead_letter.id())
         };
-        letters.iter().filter(moves).collect()
+        dead_letters.iter().filter(moves).collect()
     }
 
-    /// The effect of the record under the message's key on the copy, which has a new message id.
-    async fn verdict(&self, letter: &DeadLetter) -> Verdict {
-        let (Some(records), Some(key)) = (&self.records, letter.key()) else {
-            return Verdict::Unknown;
+    /// Returns what the record under the message's key means for the copy, which has a new message id.
+    async fn next_delivery(&self, dead_letter: &DeadLetter) -> NextDelivery {
+        let (Some(records), Some(key)) = (&self.records, dead_letter.key()) else {
+            return NextDelivery::Unknown;
         };
-        match records.look_up(key).await {
-            Ok(None) => Verdict::Runs,
+        match records.get(key).await {
+            Ok(None) => NextDelivery::Runs,
             Ok(Some(stored)) => match &stored.record {
-                // The key is the message id, and the copy gets another one.
-                Ok(record) if is_of_message(key, record.message_id.as_deref()) => Verdict::Runs,
-                _ => Verdict::by(&stored, self.with.table.after_failure(), Timestamp::now()),
+                // The key contains the message id, and the copy gets a new id.
+                Ok(record) if is_of_message(key, record.message_id.as_deref()) => {
+                    NextDelivery::Runs
+                }
+                _ => NextDelivery::by(&stored, self.with.table.after_failure(), Timestamp::now()),
             },
             Err(error) => {
                 eprintln!("sqs-once: {error}");
-                Verdict::Unknown
+                NextDelivery::Unknown
             }
         }
     }
 }
 
-/// Returns whether the key is made of the message's id.
+/// Returns whether the key was made from the message's id.
 fn is_of_message(key: &str, message_id: Option<&str>) -> bool {
     let own = message_id.and_then(|id| key.strip_suffix(id));
     own.is_some_and(|namespace| namespace.ends_with('#'))

@@ -370,7 +370,7 @@ async fn redrive_says_which_messages_run_again() {
         world.record("p#full", "FAILED", "m", 20).await;
         world.record("p#own-id", "COMPLETED", "own-id", 0).await;
         let mut wanted = BTreeMap::new();
-        for (key, verdict) in [
+        for (key, next_delivery) in [
             ("p#absent", "runs"),
             ("p#completed", "duplicate"),
             ("p#failed", "runs"),
@@ -380,7 +380,7 @@ async fn redrive_says_which_messages_run_again() {
         ] {
             wanted.insert(
                 world.failed("failed_before", key).await,
-                ("not_tried".to_owned(), verdict.to_owned()),
+                ("not_tried".to_owned(), next_delivery.to_owned()),
             );
         }
         let planned = world.redrive(&["--all", "--dry-run"]).await;
@@ -401,7 +401,7 @@ async fn redrive_says_which_messages_run_again() {
         assert_eq!(
             stored
                 .values()
-                .filter(|(_, verdict)| verdict == "stored_failure")
+                .filter(|(_, next_delivery)| next_delivery == "stored_failure")
                 .count(),
             2
         );

@@ -587,7 +587,7 @@ async fn each_seeded_fault_is_the_one_finding() {
 
 #[tokio::test]
 async fn single_writes_need_no_permission_for_statements() {
-    let off = "/function/Environment/Variables/IDEMPOTENCY_GROUPING";
+    let off = "/function/Environment/Variables/IDEMPOTENCY_BATCHED_WRITES";
     let mut answers = with(off, json!("off"));
     let actions = &mut answers["policy"]["Statement"][0]["Action"];
     actions.as_array_mut().unwrap().truncate(4);

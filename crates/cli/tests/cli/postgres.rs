@@ -9,13 +9,13 @@ use sqs_once::{
     protocol::{
         ClaimRequest, Key, Namespace, Owner, ResultPointer, State, StoredResult, Timestamp,
     },
-    store::{ClaimAnswer, Store as _},
+    store::{ClaimResponse, Store as _},
 };
 use sqs_once_core::{
     handler::Delivery,
     store::{RecordFilter, RecordStatus},
 };
-use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::{
     CONTEXT, PATIENCE,
     postgres::{OPTIONAL_SERVER, one},
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Claims [`KEY`] in the claim mode, with a lease.
-    async fn claim(&self) -> ClaimAnswer {
+    async fn claim(&self) -> ClaimResponse {
         let now = Timestamp::now();
         let (lease_until, kept) = (now + 10 * MINUTE, (now + 60 * MINUTE).as_secs());
         let owner = Owner::fresh();
@@ -117,7 +117,7 @@ impl World {
 
     /// Runs the operation of a message to its permanent failure.
     async fn fail(&self, message: &str) {
-        let mode = InPostgres::new(self.pool.clone());
+        let mode = PostgresMode::new(self.pool.clone());
         let fails = async |_| Err::<InTransaction<()>, _>(Failure::permanent("declined"));
         let outcome = mode.run(operation(message), fails).await;
         assert!(
@@ -137,7 +137,7 @@ impl World {
             go_on.notified().await;
             Ok(tx.done("paid"))
         };
-        let mode = InPostgres::new(self.pool.clone());
+        let mode = PostgresMode::new(self.pool.clone());
         let meanwhile = async {
             meanwhile(session.await.unwrap()).await;
             go_on.notify_one();
@@ -259,11 +259,17 @@ async fn release_ends_lease_of_claim_mode() {
     let Some(world) = World::start().await else {
         return;
     };
-    assert_eq!(world.claim().await, ClaimAnswer::Applied { replaced: None });
+    assert_eq!(
+        world.claim().await,
+        ClaimResponse::Applied { replaced: None }
+    );
     let shown = world.json(&["show", KEY]).await;
     assert_eq!(shown["next_message"], "waits");
     assert!(shown["lease_left_s"].as_u64().unwrap() > 500, "{shown}");
-    assert!(matches!(world.claim().await, ClaimAnswer::Refused(_)));
+    assert!(matches!(
+        world.claim().await,
+        ClaimResponse::ConditionFailed(_)
+    ));
 
     let unasked = world.record(&["release", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
@@ -274,7 +280,7 @@ async fn release_ends_lease_of_claim_mode() {
     assert!(again.stderr.contains("the lease ended"), "{again:?}");
 
     let next = world.claim().await;
-    let ClaimAnswer::Applied {
+    let ClaimResponse::Applied {
         replaced: Some(replaced),
     } = next
     else {
@@ -309,21 +315,21 @@ async fn changed_or_locked_row_is_not_changed() {
     let store = world.store();
     let is_refused = async |shown| {
         let released = store.release(shown, Timestamp::now()).await.unwrap();
-        !released && !store.forget(shown).await.unwrap()
+        !released && !store.delete_record(shown).await.unwrap()
     };
-    let shown = store.look_up(KEY).await.unwrap().unwrap();
+    let shown = store.get(KEY).await.unwrap().unwrap();
     world
         .put("UPDATE sqs_once_records SET attempts = attempts")
         .await;
     assert!(is_refused(&shown).await);
 
-    let shown = store.look_up(KEY).await.unwrap().unwrap();
+    let shown = store.get(KEY).await.unwrap().unwrap();
     let mut tx = world.pool.begin().await.unwrap();
     let lock = "SELECT id FROM sqs_once_records FOR UPDATE";
     tx.execute(lock).await.unwrap();
     assert!(is_refused(&shown).await);
     tx.rollback().await.unwrap();
-    assert!(store.forget(&shown).await.unwrap());
+    assert!(store.delete_record(&shown).await.unwrap());
     assert!(is_refused(&shown).await);
 }
 

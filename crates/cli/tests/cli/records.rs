@@ -112,7 +112,7 @@ async fn show_explains_lease_history_and_next_message() {
         assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
     }
     let shown = world.json(&["show", KEY]).await;
-    assert_eq!(shown["next_message"], "runs_informed");
+    assert_eq!(shown["next_message"], "runs_with_prior_attempt");
     assert_eq!(
         (&shown["attempts"], &shown["lease_left_s"]),
         (&json!(2), &json!(0))
@@ -354,13 +354,13 @@ async fn changed_record_is_neither_released_nor_forgotten() {
         let mut change = found.clone();
         change.insert(attribute.to_owned(), value);
         world.dynamo.put(TABLE, found.clone()).await;
-        let shown = store.look_up(KEY).await.unwrap().unwrap();
+        let shown = store.get(KEY).await.unwrap().unwrap();
         world.dynamo.put(TABLE, change.clone()).await;
         assert!(
             !store.release(&shown, Timestamp::now()).await.unwrap(),
             "{attribute}"
         );
-        assert!(!store.forget(&shown).await.unwrap(), "{attribute}");
+        assert!(!store.delete_record(&shown).await.unwrap(), "{attribute}");
         assert_eq!(world.dynamo.record(TABLE, KEY).await, Some(change));
     }
 }

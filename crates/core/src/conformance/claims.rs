@@ -1,7 +1,7 @@
-//! Promises about claims: the ones that are admitted, and the record that each returns.
+//! Promises about claims: which ones a store admits, and which record each returns.
 
 use super::requests::{
-    NOW, SECOND, applied, before, claim, end_lease, fail, fail_message, kept, refused, request,
+    NOW, SECOND, applied, before, claim, fail, fail_message, kept, refused, release, request,
     settle, states,
 };
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
         AfterFailure, ClaimRequest, Fingerprint, Settlement, decision::may_claim,
         record::MAX_FAILED_MESSAGES,
     },
-    store::{ClaimAnswer, Store},
+    store::{ClaimResponse, Store},
 };
 
-/// A claim of a new key is applied, and its record is the one that the claim describes.
+/// Claims a new key. The claim is applied, and the record is the one that the claim describes.
 pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
@@ -29,16 +29,16 @@ pub async fn new_key_is_claimed_and_recorded(store: &impl Store) {
     );
 }
 
-/// A refused claim returns the record that refused it.
+/// A claim whose condition failed returns the record that it found.
 pub async fn refused_claim_returns_record(store: &impl Store) {
     let (first, second) = (request("key", "m-1"), request("key", "m-1"));
     let _ = claim(store, &first).await;
     assert_eq!(refused(claim(store, &second).await), first.record(None));
-    // The SDK's second try after a lost response gets the same answer.
+    // The SDK's second try, after a lost response, gets the same response.
     assert_eq!(refused(claim(store, &first).await), first.record(None));
 }
 
-/// No fingerprint, and fingerprints with and without a scheme.
+/// Returns no fingerprint, and fingerprints with and without a scheme.
 fn fingerprints() -> [Option<Fingerprint>; 7] {
     let print = |payload: &str, scheme: Option<&str>| {
         Some(Fingerprint::of(payload.as_bytes()).with_scheme(scheme.map(str::to_owned)))
@@ -54,11 +54,11 @@ fn fingerprints() -> [Option<Fingerprint>; 7] {
     ]
 }
 
-/// Every kind of claim for a key that `m-1` has claimed.
+/// Returns every kind of claim for a key that `m-1` has claimed.
 fn claimants() -> Vec<ClaimRequest> {
     let mut claimants = Vec::new();
     for fingerprint in fingerprints() {
-        // The scheme decides about takeovers alone, so one message tries each.
+        // The scheme matters only for takeovers, so one message is enough to try each.
         let has_scheme = (fingerprint.as_ref()).is_some_and(|print| print.scheme().is_some());
         for message_id in ["m-1", "m-2"] {
             for after_failure in [AfterFailure::Retry, AfterFailure::Replay] {
@@ -76,8 +76,8 @@ fn claimants() -> Vec<ClaimRequest> {
     claimants
 }
 
-/// A claim is admitted exactly where [`may_claim`] admits it: every state of a record, on each side
-/// of every bound.
+/// A store admits a claim exactly where [`may_claim`] does, for every state of a record on each side of every
+/// bound.
 pub async fn claim_admission_follows_rules(store: &impl Store) {
     let mut tried = 0;
     for (settlement, lease_until) in states() {
@@ -104,9 +104,9 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
                     let (wanted, left) = if may_claim(Some(&record), &mine) {
                         let replaced = Some(record).filter(|record| !record.is_expired(NOW));
                         let left = mine.record(replaced.as_ref());
-                        (ClaimAnswer::Applied { replaced }, left)
+                        (ClaimResponse::Applied { replaced }, left)
                     } else {
-                        (ClaimAnswer::Refused(record.clone()), record)
+                        (ClaimResponse::ConditionFailed(record.clone()), record)
                     };
                     assert_eq!(claim(store, &mine).await, wanted, "for {mine:?}");
                     let part = tried.to_string();
@@ -142,8 +142,8 @@ pub async fn takeover_returns_replaced_record(store: &impl Store) {
     assert_eq!(kept(store, "key", "m-1").await, record);
 }
 
-/// A record remembers each message that failed under its key, up to the limit, and admits none of
-/// them again.
+/// A record remembers each message that failed under its key, up to the limit, and none of them can claim
+/// again.
 pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     for n in 0..MAX_FAILED_MESSAGES {
         let message_id = format!("m-{n}");
@@ -159,15 +159,14 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     let record = refused(claim(store, &request("key", "another")).await);
     assert_eq!(record.error.as_deref(), Some("error 19"));
 
-    // The failed message is also refused while another message is in progress, and after that
-    // message's lease.
+    // Nor can the failed message claim while another message is in progress, or after that message's lease.
     let first = request("two", "m-1");
     let _ = claim(store, &first).await;
     let _ = settle(store, &first, &fail("declined")).await;
     let second = request("two", "m-2");
     let replaced = applied(claim(store, &second).await);
     assert_eq!(replaced.unwrap().failed_message_ids.len(), 1);
-    let _ = settle(store, &second, &end_lease()).await;
+    let _ = settle(store, &second, &release()).await;
     let later = ClaimRequest {
         now: NOW + 2 * SECOND,
         ..request("two", "m-1")
@@ -176,7 +175,7 @@ pub async fn failed_messages_are_never_admitted_again(store: &impl Store) {
     assert_eq!(record.error.as_deref(), Some("declined"));
 }
 
-/// Of concurrent claims, one is admitted.
+/// Of several concurrent claims, the store admits one.
 pub async fn concurrent_claims_admit_one(store: &impl Store) {
     for round in 0..20 {
         let requests: Vec<_> = (0..8).map(|_| request(&round.to_string(), "m-1")).collect();
@@ -184,12 +183,12 @@ pub async fn concurrent_claims_admit_one(store: &impl Store) {
         let answers = futures_util::future::join_all(claims).await;
         let admitted = answers
             .iter()
-            .filter(|answer| matches!(answer, ClaimAnswer::Applied { .. }));
+            .filter(|answer| matches!(answer, ClaimResponse::Applied { .. }));
         assert_eq!(admitted.count(), 1);
     }
 }
 
-/// Keys with special characters are distinct.
+/// Keys with special characters stay distinct.
 pub async fn keys_with_special_characters_are_distinct(store: &impl Store) {
     let long = "x".repeat(4096);
     let parts = [

@@ -1,7 +1,7 @@
-//! The conformance suite that every [`Store`] passes.
+//! The conformance suite that every [`Store`] must pass.
 //!
-//! A store's author runs [`all`], or each promise as a test of its own. The functions panic where
-//! the store breaks the promise. `new` and `store` must hold no records yet.
+//! If you write a store, run [`all`], or each promise as a separate test. A function panics if the store
+//! breaks its promise. The store must be empty at the start of each.
 //!
 //! ```
 //! use sqs_once::store::MemoryStore;
@@ -40,7 +40,7 @@ pub use settlements::{
 
 use crate::store::Store;
 
-/// The one list of promises: runs a macro with the arguments and the name of each promise.
+/// Calls a macro with the arguments and the name of each promise. This is the only list of them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_promise_of_a_store {
@@ -70,10 +70,10 @@ macro_rules! for_each_promise_of_a_store {
     };
 }
 
-/// Declares [`all`], which runs each promise.
+/// Declares [`all`], which runs every promise.
 macro_rules! promises {
     ($($promise:ident)+) => {
-        /// Runs every promise, each on another store that `new` returns.
+        /// Runs every promise, each on a new store from `new`.
         ///
         /// # Panics
         ///

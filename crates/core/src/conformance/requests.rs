@@ -1,18 +1,18 @@
-//! The claims and settlements that the promises send, and the checks of their answers.
+//! The claims and settlements that the promises send, and checks of the store's responses.
 
 use std::time::Duration;
 
 use crate::{
     protocol::{
-        AfterFailure, AttemptEnd, Before, ClaimRequest, Claimed, Fence, Fingerprint, Key,
-        Namespace, Owner, Record, Settlement, StoredResult, Timestamp,
+        AfterFailure, AttemptEnd, ClaimRequest, FencingToken, Fingerprint, Key, Namespace, Owner,
+        PreviousRecord, PriorState, Record, Settlement, StoredResult, Timestamp,
     },
-    store::{ClaimAnswer, RequestContext, SettleAnswer, Store},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store},
 };
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-/// Any time will do: a store has no clock.
+/// Any time will do, because a store has no clock.
 pub(super) const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_500);
 
 pub(super) fn before(at: Timestamp, millis: u64) -> Timestamp {
@@ -36,7 +36,7 @@ pub(super) fn request(part: &str, message_id: &str) -> ClaimRequest {
     }
 }
 
-pub(super) async fn claim(store: &impl Store, request: &ClaimRequest) -> ClaimAnswer {
+pub(super) async fn claim(store: &impl Store, request: &ClaimRequest) -> ClaimResponse {
     store
         .claim(request, &RequestContext::default())
         .await
@@ -44,22 +44,22 @@ pub(super) async fn claim(store: &impl Store, request: &ClaimRequest) -> ClaimAn
 }
 
 #[track_caller]
-pub(super) fn applied(answer: ClaimAnswer) -> Option<Record> {
+pub(super) fn applied(answer: ClaimResponse) -> Option<Record> {
     match answer {
-        ClaimAnswer::Applied { replaced } => replaced,
-        ClaimAnswer::Refused(record) => panic!("refused by {record:?}"),
+        ClaimResponse::Applied { replaced } => replaced,
+        ClaimResponse::ConditionFailed(record) => panic!("refused by {record:?}"),
     }
 }
 
 #[track_caller]
-pub(super) fn refused(answer: ClaimAnswer) -> Record {
+pub(super) fn refused(answer: ClaimResponse) -> Record {
     match answer {
-        ClaimAnswer::Refused(record) => record,
-        ClaimAnswer::Applied { replaced } => panic!("admitted over {replaced:?}"),
+        ClaimResponse::ConditionFailed(record) => record,
+        ClaimResponse::Applied { replaced } => panic!("admitted over {replaced:?}"),
     }
 }
 
-/// Record in the store, read by a claim that only an absent record admits.
+/// Returns the record in the store. It comes from a claim whose condition fails unless the record is absent.
 pub(super) async fn kept(store: &impl Store, part: &str, message_id: &str) -> Record {
     let probe = ClaimRequest {
         now: Timestamp::default(),
@@ -89,9 +89,9 @@ pub(super) fn fail_message(error: &str, message_id: &str) -> Settlement {
     )
 }
 
-pub(super) fn end_lease() -> Settlement {
+pub(super) fn release() -> Settlement {
     let last_end = Some(AttemptEnd::Panic);
-    Settlement::EndLease { last_end }
+    Settlement::Release { last_end }
 }
 
 pub(super) fn renew(lease_until: Timestamp) -> Settlement {
@@ -103,40 +103,40 @@ pub(super) fn renew(lease_until: Timestamp) -> Settlement {
 }
 
 pub(super) fn restore(replaced: Option<Record>) -> Settlement {
-    Settlement::Restore(Claimed::over(replaced))
+    Settlement::Restore(PriorState::over(replaced))
 }
 
 pub(super) async fn settle(
     store: &impl Store,
     request: &ClaimRequest,
     wanted: &Settlement,
-) -> SettleAnswer {
+) -> SettleResponse {
     settle_by(store, &request.fence(), wanted, NOW + SECOND).await
 }
 
 pub(super) async fn settle_by(
     store: &impl Store,
-    fence: &Fence,
+    fence: &FencingToken,
     wanted: &Settlement,
     now: Timestamp,
-) -> SettleAnswer {
+) -> SettleResponse {
     let context = RequestContext::default();
     store.settle(fence, wanted, now, &context).await.unwrap()
 }
 
-/// The end of a lease without a trace of its attempt.
+/// Returns a settlement that ends a lease without a trace of its attempt.
 pub(super) fn restore_unknown() -> Settlement {
-    Settlement::Restore(Claimed {
-        before: Before::Unknown,
-        ..Claimed::over(None)
+    Settlement::Restore(PriorState {
+        before: PreviousRecord::Unknown,
+        ..PriorState::over(None)
     })
 }
 
-/// Every state of a record, on each side of every bound.
+/// Returns every state of a record, on each side of every bound.
 pub(super) fn states() -> Vec<(Option<Settlement>, Timestamp)> {
     let settlements = [
         None,
-        Some(end_lease()),
+        Some(release()),
         Some(restore_unknown()),
         Some(complete("1")),
         Some(fail("no")),

@@ -1,17 +1,17 @@
-//! Promises about the end of a claim: the record that is left, and the settlements that are refused.
+//! Promises about the end of a claim: which record it leaves, and which settlements fail.
 
 use super::requests::{
-    NOW, SECOND, applied, before, claim, complete, end_lease, fail, kept, key, renew, request,
+    NOW, SECOND, applied, before, claim, complete, fail, kept, key, release, renew, request,
     restore, restore_unknown, settle, settle_by, states,
 };
 use crate::{
     protocol::{
-        ClaimRequest, Fingerprint, Owner, ResultPointer, Settlement, SettlementRefused, State,
+        ClaimRequest, FailedSettlement, Fingerprint, Owner, ResultPointer, Settlement, State,
         StoredResult,
-        decision::{may_settle, settlement_refused},
+        decision::{failed_settlement, may_settle},
         record::{MAX_ERROR_BYTES, MAX_RESULT_BYTES},
     },
-    store::{SettleAnswer, Store},
+    store::{SettleResponse, Store},
 };
 
 /// A completed record keeps its result, for every JSON type.
@@ -37,7 +37,7 @@ pub async fn completed_record_keeps_result(store: &impl Store) {
             result,
             expires_at: NOW.as_secs() + 9,
         };
-        assert_eq!(settle(store, &mine, &wanted).await, SettleAnswer::Applied);
+        assert_eq!(settle(store, &mine, &wanted).await, SettleResponse::Applied);
         let record = kept(store, part, "m-1").await;
         assert_eq!(Some(record), wanted.apply(&mine.record(None), NOW + SECOND));
     }
@@ -53,7 +53,7 @@ pub async fn failed_record_keeps_error(store: &impl Store) {
         let mine = request(part, "m-1");
         let _ = claim(store, &mine).await;
         let wanted = fail(&error);
-        assert_eq!(settle(store, &mine, &wanted).await, SettleAnswer::Applied);
+        assert_eq!(settle(store, &mine, &wanted).await, SettleResponse::Applied);
         let record = kept(store, part, "m-1").await;
         assert_eq!(Some(record), wanted.apply(&mine.record(None), NOW + SECOND));
     }
@@ -65,7 +65,7 @@ pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     let _ = claim(store, &first).await;
     assert_eq!(
         settle(store, &first, &restore(None)).await,
-        SettleAnswer::Applied
+        SettleResponse::Applied
     );
     let mine = request("key", "m-1");
     assert_eq!(applied(claim(store, &mine).await), None);
@@ -97,13 +97,13 @@ pub async fn restored_key_is_as_before_claim(store: &impl Store) {
     assert_eq!(Some(kept(store, "open", "m-1").await), expected);
 }
 
-/// A settlement is admitted exactly where [`may_settle`] admits it.
+/// A store admits a settlement exactly where [`may_settle`] does.
 pub async fn settlement_admission_follows_rules(store: &impl Store) {
     let wanted = [
         complete("2"),
         fail("mine"),
         restore(None),
-        end_lease(),
+        release(),
         renew(NOW + 60 * SECOND),
     ];
     for (n, (settlement, lease_until)) in states().into_iter().enumerate() {
@@ -134,11 +134,15 @@ pub async fn settlement_admission_follows_rules(store: &impl Store) {
                 let admitted = may_settle(Some(&record), &fence);
                 let answer = settle_by(store, &fence, wanted, NOW + SECOND).await;
                 if admitted {
-                    assert_eq!(answer, SettleAnswer::Applied, "{wanted:?} over {record:?}");
+                    assert_eq!(
+                        answer,
+                        SettleResponse::Applied,
+                        "{wanted:?} over {record:?}"
+                    );
                 } else {
                     assert_eq!(
                         answer,
-                        SettleAnswer::Refused(Some(record.clone())),
+                        SettleResponse::ConditionFailed(Some(record.clone())),
                         "{wanted:?}"
                     );
                     assert_eq!(
@@ -166,19 +170,19 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
         fail("late"),
         restore(None),
         restore_unknown(),
-        end_lease(),
+        release(),
         renew(NOW + 60 * SECOND),
     ];
     for wanted in &late {
         let answer = settle(store, &slow, wanted).await;
         assert_eq!(
             answer,
-            SettleAnswer::Refused(Some(quick.record(Some(&slow.record(None)))))
+            SettleResponse::ConditionFailed(Some(quick.record(Some(&slow.record(None)))))
         );
     }
     assert_eq!(
         settle(store, &quick, &complete("mine")).await,
-        SettleAnswer::Applied
+        SettleResponse::Applied
     );
     for wanted in &late {
         let _ = settle(store, &slow, wanted).await;
@@ -189,33 +193,33 @@ pub async fn late_settlement_changes_nothing(store: &impl Store) {
     assert_eq!(result, StoredResult::Json("mine".into()));
 }
 
-/// A settlement sent twice is recognised as applied.
+/// A settlement that is sent twice is recognized as applied.
 pub async fn repeated_settlement_counts_as_applied(store: &impl Store) {
     for wanted in [complete("1"), fail("no"), restore(None)] {
         let mine = request(wanted.name(), "m-1");
         let _ = claim(store, &mine).await;
         let _ = settle(store, &mine, &wanted).await;
-        let SettleAnswer::Refused(record) = settle(store, &mine, &wanted).await else {
+        let SettleResponse::ConditionFailed(record) = settle(store, &mine, &wanted).await else {
             panic!("{wanted:?} was applied twice")
         };
         assert_eq!(
-            settlement_refused(record.as_ref(), &mine.fence(), &wanted),
-            SettlementRefused::AlreadySettled
+            failed_settlement(record.as_ref(), &mine.fence(), &wanted),
+            FailedSettlement::AlreadySettled
         );
     }
-    // An ended lease leaves the record in progress, with its owner: the second settlement is
+    // A record whose lease was ended stays in progress and keeps its owner, so the second settlement is
     // applied too.
     let mine = request("ended", "m-1");
     let _ = claim(store, &mine).await;
     for _ in 0..2 {
         assert_eq!(
-            settle(store, &mine, &end_lease()).await,
-            SettleAnswer::Applied
+            settle(store, &mine, &release()).await,
+            SettleResponse::Applied
         );
     }
 }
 
-/// The largest result fits, beside the largest key.
+/// The largest result fits beside the largest key.
 pub async fn largest_result_fits(store: &impl Store) {
     let mine = ClaimRequest {
         key: key(&"x".repeat(2000)),
@@ -226,6 +230,6 @@ pub async fn largest_result_fits(store: &impl Store) {
     let json = "é".repeat(MAX_RESULT_BYTES / 2);
     assert_eq!(
         settle(store, &mine, &complete(&json)).await,
-        SettleAnswer::Applied
+        SettleResponse::Applied
     );
 }

@@ -1,4 +1,4 @@
-//! [`Event`]: a message that a handler publishes once its operation is recorded.
+//! [`Event`]: a message that a handler publishes when its operation is recorded.
 
 use std::borrow::Cow;
 
@@ -6,26 +6,26 @@ use serde::Serialize;
 
 use crate::protocol::{Fingerprint, Key};
 
-/// Longest id and group of a message in SQS and SNS, in characters (*Amazon SQS API Reference*,
+/// Longest id and longest group that SQS and SNS accept, in characters (*Amazon SQS API Reference*,
 /// "SendMessage").
 pub const MAX_ID: usize = 128;
 
-/// Longest name, in characters: the limit of EventBridge for a detail type.
+/// Longest name, in characters. EventBridge has this limit for a detail type.
 const MAX_NAME: usize = 128;
 
-/// Longest body, in bytes. A message of SNS and an entry of EventBridge have at most 256 KB. 1 KB of
-/// them is for the attributes.
+/// Longest body, in bytes. An SNS message or an EventBridge entry has at most 256 KB, and we leave 1 KB of
+/// that for the attributes.
 pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 
-/// Most events of one answer. In DynamoDB fewer fit into a transaction.
+/// The most events that one handler may publish. A DynamoDB transaction has room for fewer.
 const MAX_EVENTS: usize = 1000;
 
-/// An event that a handler publishes with its answer (`Done::publish`, and
-/// `InTransaction::publish` of the crate `sqs-once-postgres`).
+/// An event that a handler publishes with its writes (`Done::publish`, and `InTransaction::publish` of the
+/// crate `sqs-once-postgres`).
 ///
-/// The event is one more item or row of the transaction that records the operation. So it is published if
-/// and only if the operation is recorded. The relay then sends it at least once, to the target that
-/// the relay's settings give for its name (`docs/outbox.md`).
+/// The transaction that records the operation also writes the event, as one more item or row. So the event is
+/// published if and only if the operation is recorded. The relay then sends it at least once, to the target
+/// that its settings name for this event (`docs/outbox.md`).
 ///
 /// ```
 /// use sqs_once::{Done, Event};
@@ -36,10 +36,10 @@ const MAX_EVENTS: usize = 1000;
 ///
 /// # Id
 ///
-/// The id is the key of the operation and the position of the event in the answer, as in
-/// `orders#o-1#00`. It is the SHA-256 of this text if the text is longer than 128 characters, or if
-/// SQS rejects one of its characters. Every attempt of an operation gives an event the same id, so a
-/// consumer that is keyed on the id processes the event once.
+/// The id is the key of the operation followed by the position of the event, as in `orders#o-1#00`. If that
+/// text is longer than 128 characters, or SQS would reject one of its characters, the id is its SHA-256.
+/// Every attempt gives an event the same id, so a consumer that uses the id as its key processes the event
+/// once.
 ///
 /// # Limits
 ///
@@ -47,9 +47,9 @@ const MAX_EVENTS: usize = 1000;
 /// | --- | --- |
 /// | name | 1 to 128 ASCII letters, digits and `.-_/:` |
 /// | body | JSON of at most 255 KB; an object or any other value |
-/// | group | not empty; a longer one than 128 characters is hashed, as an id is |
+/// | group | not empty; hashed if longer than 128 characters, like an id |
 ///
-/// An event beyond these limits is a permanent failure of the operation, and nothing is written.
+/// If an event exceeds one of these limits, the operation fails permanently and nothing is written.
 #[derive(Clone, Debug)]
 pub struct Event {
     name: String,
@@ -58,25 +58,25 @@ pub struct Event {
 }
 
 impl Event {
-    /// Length of name and body, in bytes.
+    /// Returns the length of name and body, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.name.len() + self.body.as_ref().map_or(0, String::len)
     }
 
-    /// The group, before it is shortened. `None`: the event is alone.
+    /// Returns the group as the handler gave it, before it is shortened. `None` if the event has no group.
     #[must_use]
     pub fn group_name(&self) -> Option<&str> {
         self.group.as_deref()
     }
 
-    /// An event of this name, with `body` as JSON.
+    /// Creates an event with this name, and with `body` as JSON.
     #[must_use]
     pub fn new(name: impl Into<String>, body: &impl Serialize) -> Self {
         let body = serde_json::to_string(body);
         Self {
             name: name.into(),
-            // serde's error may quote the value, which is payload.
+            // serde's error may quote the value, and the value is payload.
             body: body
                 .map(|json| escaped(&json))
                 .map_err(|_| "the body can't be written as JSON"),
@@ -84,11 +84,11 @@ impl Event {
         }
     }
 
-    /// Sets the group, such as the customer or the account. Events of one group are sent in the order
-    /// of their commits. Without a group, an event has no order relative to others.
+    /// Sets the group, such as the customer or the account. The relay sends the events of one group in the
+    /// order of their commits. Events without a group have no order.
     ///
-    /// The group is the `MessageGroupId` on a FIFO queue or topic. An event without a group is a group
-    /// of its own there.
+    /// On a FIFO queue or topic, the group is the `MessageGroupId`. There, an event without a group gets a
+    /// message group that no other event shares.
     #[must_use]
     pub fn group(self, group: impl Into<String>) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Event {
         }
     }
 
-    /// The limit that the event exceeds.
+    /// Returns the limit that the event exceeds, if it exceeds one.
     pub(crate) fn fault(&self) -> Option<Cow<'static, str>> {
         if !is_name(&self.name) {
             let limits = "the name must have 1 to 128 ASCII letters, digits and `.-_/:`";
@@ -117,34 +117,34 @@ impl Event {
     }
 }
 
-/// An event of an operation, with its id.
+/// An event of an operation, together with its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// At most 128 visible ASCII characters.
+    /// Id: at most 128 visible ASCII characters.
     pub id: String,
-    /// At most 128 visible ASCII characters. The id if the event has no group.
+    /// Group: at most 128 visible ASCII characters. The id, if the event has no group.
     pub group: String,
     /// Name of the event.
     pub name: String,
-    /// JSON.
+    /// Body, as JSON.
     pub body: String,
 }
 
 impl Published {
-    /// The event at this position of an operation's answer.
+    /// Creates the event at this position among the events of an operation.
     pub fn new(key: &Key, index: usize, event: Event) -> Self {
         let id = sendable(format!("{key}#{index:02}"));
         Self {
             group: event.group.map_or_else(|| id.clone(), sendable),
             id,
             name: event.name,
-            // `Event::fault` rejects the other case before.
+            // `Event::fault` has already rejected an event without a body.
             body: event.body.unwrap_or_default(),
         }
     }
 }
 
-/// The first limit that the events of an answer exceed.
+/// Returns the first limit that the events of an operation exceed.
 pub fn first_fault(events: &[Event]) -> Option<String> {
     let count = events.len();
     if count > MAX_EVENTS {
@@ -163,7 +163,7 @@ pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.chars().all(allowed)
 }
 
-/// The text if SQS accepts it as an id or a group, else its SHA-256 in hex.
+/// Returns the text if SQS accepts it as an id or a group, otherwise its SHA-256 in hex.
 fn sendable(text: String) -> String {
     if text.len() <= MAX_ID && text.bytes().all(|c| c.is_ascii_graphic()) {
         text
@@ -172,8 +172,8 @@ fn sendable(text: String) -> String {
     }
 }
 
-/// The same JSON without the two characters that serde_json writes and SQS rejects. They occur in
-/// strings alone.
+/// Escapes the two characters that serde_json writes as they are and SQS rejects. In JSON they occur only
+/// inside strings.
 fn escaped(json: &str) -> String {
     json.replace('\u{fffe}', "\\ufffe")
         .replace('\u{ffff}', "\\uffff")

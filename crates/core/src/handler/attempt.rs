@@ -1,10 +1,10 @@
-//! [`Attempt`]: key, delivery, deadline and history, which a handler gets beside the message.
+//! [`Attempt`]: key, delivery, deadline and history, which a handler gets together with the message.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
 use super::{
-    delivery::{AttributeValue, Delivery, EnvelopeFacts},
-    history::{History, OpenAttempts},
+    delivery::{AttributeValue, Delivery, EnvelopeMetadata},
+    history::{History, PriorAttempt},
 };
 use crate::{
     deadline::Deadline,
@@ -18,12 +18,12 @@ pub struct Attempt {
     delivery: Delivery,
     history: History,
     deadline: Deadline,
-    /// A value that the mode lends to its handler: PostgreSQL's transaction.
+    /// A value that the mode lends to its handler, such as a PostgreSQL transaction.
     extension: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Attempt {
-    /// An attempt with this history.
+    /// Creates an attempt with this history.
     #[must_use]
     pub fn new(key: Key, delivery: Delivery, history: History, deadline: Deadline) -> Self {
         Self {
@@ -44,13 +44,13 @@ impl Attempt {
         }
     }
 
-    /// The value of the mode, if it has this type.
+    /// Returns the value that the mode lent, if it has this type.
     #[doc(hidden)]
     pub fn extension<T: 'static>(&self) -> Option<&T> {
         self.extension.as_ref()?.downcast_ref()
     }
 
-    /// A first attempt at `key` for the message with this id. Use it to test a handler without a
+    /// Creates the first attempt at `key`, for the message with this id. Use it to test a handler without a
     /// `Consumer`.
     ///
     /// ```
@@ -70,11 +70,11 @@ impl Attempt {
         Self::new(key, Delivery::new(message_id), History::fresh(), deadline)
     }
 
-    /// Adds an earlier attempt that may have had its effect. Use it to test that a handler looks for
-    /// that effect.
+    /// Adds a prior attempt that may have had its effect. Use it to test that a handler looks for that
+    /// effect.
     ///
-    /// `first_claimed_at` is the time of the earlier claim, and `last_end` the end of that attempt.
-    /// `None` stands for unknown.
+    /// `first_claimed_at` is the time of the earlier claim, and `last_end` says how that attempt ended.
+    /// `None` means unknown.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -87,8 +87,8 @@ impl Attempt {
     ///
     /// let at = Timestamp::from_millis(1_800_000_000_000);
     /// let second = attempt.interrupted(Some(at), Some(AttemptEnd::Panic));
-    /// assert!(second.may_have_run_before());
-    /// assert_eq!(second.first_claimed_at(), Some(at));
+    /// let prior = second.prior().unwrap();
+    /// assert_eq!((prior.first_claimed_at, prior.last_end), (Some(at), Some(AttemptEnd::Panic)));
     /// # Ok::<(), sqs_once::protocol::KeyError>(())
     /// ```
     #[must_use]
@@ -97,37 +97,37 @@ impl Attempt {
         first_claimed_at: Option<Timestamp>,
         last_end: Option<AttemptEnd>,
     ) -> Self {
-        let open = OpenAttempts {
+        let prior = PriorAttempt {
             first_claimed_at,
             last_end,
         };
         Self {
-            history: History::with_open(self.history.attempts + 1, open),
+            history: History::with_prior(self.history.attempts + 1, prior),
             ..self
         }
     }
 
-    /// The idempotency key. Pass the key to the systems that the handler calls, so that they recognize
-    /// a repetition.
+    /// Returns the idempotency key. Pass it to the systems that the handler calls, so that they recognize a
+    /// repeated request.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
     }
 
-    /// The message id.
+    /// Returns the message id.
     #[must_use]
     pub fn message_id(&self) -> &str {
         &self.delivery.facts().message_id
     }
 
-    /// Number of receives of the message, this one included (`ApproximateReceiveCount`).
+    /// Returns how often the message was received, this time included (`ApproximateReceiveCount`).
     #[must_use]
     pub fn receive_count(&self) -> u32 {
         self.delivery.facts().receive_count
     }
 
-    /// The text of a message attribute of type String or Number. SQS sends numbers as text, with up to
-    /// 38 digits.
+    /// Returns the text of a message attribute of type String or Number. SQS sends numbers as text, with up
+    /// to 38 digits.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
         match &self.delivery.facts().attributes.get(name)?.value {
@@ -136,7 +136,7 @@ impl Attempt {
         }
     }
 
-    /// The bytes of a message attribute of type Binary.
+    /// Returns the bytes of a message attribute of type Binary.
     #[must_use]
     pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
         match &self.delivery.facts().attributes.get(name)?.value {
@@ -145,157 +145,146 @@ impl Attempt {
         }
     }
 
-    /// The names of the message attributes, in any order.
+    /// Returns the names of the message attributes, in any order.
     pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
         let attributes = &self.delivery.facts().attributes;
         attributes.keys().map(String::as_str)
     }
 
-    /// The facts of the envelope that was removed (`CONSUMER_ENVELOPE`); `None` without one.
+    /// Returns what the removed envelope said about the message (`CONSUMER_ENVELOPE`). `None` if there was no
+    /// envelope.
     #[must_use]
-    pub fn envelope(&self) -> Option<&EnvelopeFacts> {
+    pub fn envelope(&self) -> Option<&EnvelopeMetadata> {
         self.delivery.facts().envelope.as_ref()
     }
 
-    /// ARN of the queue that the message was received from (`eventSourceARN`).
+    /// Returns the ARN of the queue that the message was received from (`eventSourceARN`).
     #[must_use]
     pub fn queue_arn(&self) -> Option<&str> {
         self.delivery.facts().queue_arn.as_deref()
     }
 
-    /// The message group (`MessageGroupId`). On a FIFO queue the messages of a group run in order. On
-    /// a standard queue the group is the tenant, for fair queues (*Amazon SQS Developer Guide*,
+    /// Returns the message group (`MessageGroupId`). On a FIFO queue, the messages of a group run in order.
+    /// On a standard queue with fair queues, the message group is the tenant (*Amazon SQS Developer Guide*,
     /// "Amazon SQS fair queues").
     #[must_use]
     pub fn group_id(&self) -> Option<&str> {
         self.delivery.facts().group_id.as_deref()
     }
 
-    /// The deduplication id of a message of a FIFO queue (`MessageDeduplicationId`).
+    /// Returns the deduplication id of a message from a FIFO queue (`MessageDeduplicationId`).
     #[must_use]
     pub fn deduplication_id(&self) -> Option<&str> {
         self.delivery.facts().deduplication_id.as_deref()
     }
 
-    /// The sequence number of a message of a FIFO queue: up to 128 bits, in decimal digits
+    /// Returns the sequence number of a message from a FIFO queue: up to 128 bits, in decimal digits
     /// (`SequenceNumber`).
     #[must_use]
     pub fn sequence_number(&self) -> Option<&str> {
         self.delivery.facts().sequence_number.as_deref()
     }
 
-    /// Time at which the message was sent to the queue (`SentTimestamp`).
+    /// Returns when the message was sent to the queue (`SentTimestamp`).
     #[must_use]
     pub fn sent_at(&self) -> Option<Timestamp> {
         self.delivery.facts().sent_at
     }
 
-    /// Time of the first receive of the message (`ApproximateFirstReceiveTimestamp`).
+    /// Returns when the message was first received (`ApproximateFirstReceiveTimestamp`).
     #[must_use]
     pub fn first_received_at(&self) -> Option<Timestamp> {
         self.delivery.facts().first_received_at
     }
 
-    /// Id of the IAM user or role that sent the message, or the IP address of an anonymous sender
+    /// Returns the id of the IAM user or role that sent the message, or the IP address of an anonymous sender
     /// (`SenderId`).
     #[must_use]
     pub fn sender_id(&self) -> Option<&str> {
         self.delivery.facts().sender_id.as_deref()
     }
 
-    /// The producer's X-Ray trace header, as `Root=1-...;Parent=...;Sampled=1` (`AWSTraceHeader`).
+    /// Returns the producer's X-Ray trace header, such as `Root=1-...;Parent=...;Sampled=1`
+    /// (`AWSTraceHeader`).
     #[must_use]
     pub fn trace_header(&self) -> Option<&str> {
         self.delivery.facts().trace_header.as_deref()
     }
 
-    /// ARN of the queue from which SQS moved the message to a dead-letter queue
-    /// (`DeadLetterQueueSourceArn`). SQS sets this ARN on messages in a dead-letter queue, so a
-    /// handler whose trigger is a dead-letter queue finds it.
+    /// Returns the ARN of the queue from which SQS moved the message to a dead-letter queue
+    /// (`DeadLetterQueueSourceArn`). Only a handler that reads a dead-letter queue sees it.
     ///
-    /// After `sqs-once dlq redrive` the attribute `SqsOnceRedriveOf` holds the id of the message in
+    /// After `sqs-once dlq redrive`, the attribute `SqsOnceRedriveOf` holds the id that the message had in
     /// the dead-letter queue.
     #[must_use]
     pub fn dead_letter_source_arn(&self) -> Option<&str> {
         self.delivery.facts().dead_letter_source_arn.as_deref()
     }
 
-    /// The request id of the Lambda invocation, for the handler's own logs and requests. `None`
-    /// outside of an invocation.
+    /// Returns the request id of the Lambda invocation, for the handler's own logs and requests. `None`
+    /// outside an invocation.
     #[must_use]
     pub fn request_id(&self) -> Option<&str> {
         self.delivery.facts().request_id.as_deref()
     }
 
-    /// Number of earlier claims of this operation since its record was created. Always 0 in an
-    /// `Inbox` and in `OnItem`, which make no claims.
+    /// Returns how often this operation was claimed before, since its record was created. Always 0 in an
+    /// `Inbox` and in `ItemMode`, which make no claims.
     #[must_use]
     pub fn earlier_claims(&self) -> u64 {
         self.history.attempts
     }
 
-    /// The earlier attempts in the record.
+    /// Returns the earlier attempts in the record.
     #[doc(hidden)]
     #[must_use]
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// Returns whether an earlier attempt may have had its effect without a record of it. Look for that
-    /// effect before you repeat it.
+    /// Returns the prior attempt that may have had its effect without a record of it, or `None` if there was
+    /// none. Look for its effect before you repeat it.
     ///
-    /// Look before you return a permanent failure, too. The failure is stored, although the effect of
-    /// the earlier attempt may have occurred.
-    #[must_use]
-    pub fn may_have_run_before(&self) -> bool {
-        self.history.open.is_some()
-    }
-
-    /// Claim time of the earliest open attempt, which may have had its effect without a record of it.
-    /// Look for effects from that time on. `None` if no attempt is open, or if another program made the
-    /// claim and its time is unknown.
-    #[must_use]
-    pub fn first_claimed_at(&self) -> Option<Timestamp> {
-        self.history.open.and_then(|open| open.first_claimed_at)
-    }
-
-    /// End of the last open attempt. `None` if no attempt is open, or if its end is unknown, as after a
-    /// crash.
+    /// Look before you return a permanent failure, too. The record would say that the operation failed,
+    /// although the prior attempt may have had its effect.
     ///
     /// ```
     /// use sqs_once::{Attempt, protocol::AttemptEnd};
     ///
     /// fn search(attempt: &Attempt) -> String {
-    ///     let end = attempt.last_end().map_or("unknown", AttemptEnd::name);
-    ///     match attempt.first_claimed_at() {
-    ///         _ if !attempt.may_have_run_before() => "nothing to look for".into(),
+    ///     let Some(prior) = attempt.prior() else {
+    ///         return "nothing to look for".into();
+    ///     };
+    ///     let end = prior.last_end.map_or("unknown", AttemptEnd::name);
+    ///     match prior.first_claimed_at {
     ///         Some(at) => format!("look for charges from {at} on; last end: {end}"),
     ///         None => format!("look for charges at any time; last end: {end}"),
     ///     }
     /// }
     /// ```
     #[must_use]
-    pub fn last_end(&self) -> Option<AttemptEnd> {
-        self.history.open.and_then(|open| open.last_end)
+    pub fn prior(&self) -> Option<PriorAttempt> {
+        self.history.prior
     }
 
-    /// The invocation's deadline.
+    /// Returns the invocation's deadline.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
         self.deadline
     }
 
-    /// Time until the handler is cut off.
+    /// Returns the time until the handler is cut off.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.deadline.time_left()
     }
 
-    /// Logs an open attempt before the handler runs: as a retry after a failure that the handler returned,
-    /// else as a takeover. A consumer logs it once the handler has its place. Without a consumer, the mode does.
+    /// Logs an open attempt before the handler runs: as a retry if the handler returned a failure, otherwise
+    /// as a takeover. A consumer calls this when the handler gets its slot. Without a consumer, the mode
+    /// calls it.
     #[doc(hidden)]
     pub fn log_history(&self) {
-        let Some(open) = self.history.open else {
+        let Some(prior) = self.history.prior else {
             return;
         };
         macro_rules! line {
@@ -303,8 +292,8 @@ impl Attempt {
                 tracing::$level!(
                     key = %self.key,
                     attempts = self.history.attempts,
-                    first_claimed_at = open.first_claimed_at.map(tracing::field::display),
-                    last_end = open.last_end.map(AttemptEnd::name),
+                    first_claimed_at = prior.first_claimed_at.map(tracing::field::display),
+                    last_end = prior.last_end.map(AttemptEnd::name),
                     concat!($start, ": an earlier attempt may have had its effect")
                 )
             };

@@ -1,4 +1,4 @@
-//! [`FromMessage`]: the types that a handler can take, and the body that they are made of.
+//! [`FromMessage`]: the types that a handler can take, made from a message's body.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::InvalidMessage;
 
 /// A type that a handler takes as its message.
 ///
-/// | type | value | refused, as a permanent failure |
+/// | type | value | bodies that fail permanently |
 /// | --- | --- | --- |
 /// | `T` that implements [`serde::Deserialize`] | the decoded body as JSON | other JSON, and text that is not JSON |
 /// | [`Json<T>`](Json) | the same | the same |
@@ -17,19 +17,19 @@ use super::InvalidMessage;
 /// | [`Raw`] | the body before decoding | nothing |
 ///
 /// The decoded body is the body without its envelope (`CONSUMER_ENVELOPE`), base64 and compression
-/// (`CONSUMER_ENCODING`). A body that cannot be decoded is a permanent failure for every type. No
-/// other type implements this trait.
+/// (`CONSUMER_ENCODING`). For every type, a body that cannot be decoded is a permanent failure. No other type
+/// implements this trait.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the message of a handler: it does not implement `serde::Deserialize`",
     label = "the body is read as JSON, so the message must implement `serde::Deserialize`",
     note = "add `#[derive(serde::Deserialize)]` to `{Self}`, or take `sqs_once::Text`, `Bytes` or `Raw` for a body that is not JSON"
 )]
 pub trait FromMessage: Sized + Send {
-    /// Tells the type that takes bytes: a body that is text is the base64 of them.
+    /// True for the type that takes bytes. For that type, a text body is base64.
     #[doc(hidden)]
     const IS_BINARY: bool = false;
 
-    // The types of this signature have no public path, so no other crate implements the trait.
+    // The types of this signature have no public path, so no other crate can implement the trait.
     #[doc(hidden)]
     fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage>;
 }
@@ -42,7 +42,7 @@ impl<T: DeserializeOwned + Send> FromMessage for T {
     }
 }
 
-/// A body of JSON. A handler that takes `Json<T>` works as one that takes `T`.
+/// A JSON body. A handler that takes `Json<T>` works like one that takes `T`.
 ///
 /// ```
 /// use serde::Deserialize;
@@ -87,10 +87,10 @@ impl FromMessage for Text {
     }
 }
 
-/// A decoded body of bytes.
+/// A decoded body as bytes.
 ///
-/// A queue carries text, so producers send bytes as base64. The encoding `none` therefore counts as
-/// `base64` for a handler that takes `Bytes`. Key and fingerprint are made of the bytes.
+/// A queue carries text, so producers send bytes as base64. For a handler that takes `Bytes`, the encoding
+/// `none` therefore means `base64`. Key and fingerprint come from the bytes.
 ///
 /// ```
 /// use sqs_once::{Attempt, Bytes, Failure, handler_fn};
@@ -111,10 +111,9 @@ impl FromMessage for Bytes {
     }
 }
 
-/// A body before it is decoded: in base64 or compressed, as the producer sent it. Only the envelope
-/// is removed.
+/// A body before decoding, in base64 or compressed as the producer sent it. Only the envelope is removed.
 ///
-/// Key and fingerprint are made of the decoded body, as for every other type.
+/// Key and fingerprint still come from the decoded body, as for every other type.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, Raw, handler_fn};
@@ -133,22 +132,22 @@ impl FromMessage for Raw {
     }
 }
 
-/// The body of a message, as it was sent and decoded.
+/// The body of a message, as sent and as decoded.
 #[derive(Debug)]
 pub struct Content<'a> {
     raw: Body<'a>,
-    /// `None`: the body has no encoding.
+    /// `None` if the body has no encoding.
     decoded: Option<Body<'a>>,
 }
 
 impl<'a> Content<'a> {
-    /// A body, and its decoded form if it has an encoding.
+    /// Creates the content from a body, and from its decoded form if it has an encoding.
     #[must_use]
     pub fn new(raw: Body<'a>, decoded: Option<Body<'a>>) -> Self {
         Self { raw, decoded }
     }
 
-    /// The decoded body.
+    /// Returns the decoded body.
     #[must_use]
     pub fn decoded(&self) -> &Body<'a> {
         self.decoded.as_ref().unwrap_or(&self.raw)
@@ -159,12 +158,12 @@ impl<'a> Content<'a> {
     }
 }
 
-/// A body, which is text wherever it is UTF-8.
+/// A body: text if it is UTF-8, otherwise bytes.
 #[derive(Debug)]
 pub enum Body<'a> {
-    /// UTF-8.
+    /// Text, in UTF-8.
     Text(Cow<'a, str>),
-    /// Other bytes.
+    /// Bytes that are not UTF-8.
     Binary(Vec<u8>),
 }
 
@@ -184,7 +183,7 @@ impl From<Vec<u8>> for Body<'_> {
 }
 
 impl Body<'_> {
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match self {

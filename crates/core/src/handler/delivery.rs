@@ -4,14 +4,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::protocol::Timestamp;
 
-/// One delivery of a message. A message id alone makes a first delivery without attributes. Clones
-/// share the facts.
+/// One delivery of a message. If you know only the message id, [`Delivery::new`] makes a first delivery
+/// without attributes. Clones share the facts.
 #[derive(Clone, Debug)]
-pub struct Delivery(Arc<DeliveryFacts>);
+pub struct Delivery(Arc<DeliveryMetadata>);
 
 /// The facts of a delivery. [`Attempt`](crate::Attempt) documents each.
 #[derive(Clone, Debug, Default)]
-pub struct DeliveryFacts {
+pub struct DeliveryMetadata {
     /// The message id.
     pub message_id: String,
     /// Number of receives, this one included.
@@ -37,8 +37,8 @@ pub struct DeliveryFacts {
     /// Queue from which SQS moved the message to a dead-letter queue.
     pub dead_letter_source_arn: Option<String>,
     /// Facts of the removed envelope.
-    pub envelope: Option<EnvelopeFacts>,
-    /// Shared by the messages of an invocation.
+    pub envelope: Option<EnvelopeMetadata>,
+    /// Request id, which the messages of an invocation share.
     pub request_id: Option<Arc<str>>,
 }
 
@@ -51,10 +51,10 @@ pub struct DeliveryFacts {
 /// | `detail_type` | `Subject`, if there is one | `detail-type` | `eventName` |
 /// | `time` | `Timestamp` | `time` | `eventTime` |
 ///
-/// Of an S3 event notification with several records, the facts are those of the first.
+/// If an S3 event notification has several records, these are the facts of the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EnvelopeFacts {
-    /// The service's id of the message. Another send by the producer has another id.
+pub struct EnvelopeMetadata {
+    /// The service's id of the message. If the producer sends the message again, it gets a different id.
     pub id: Option<String>,
     /// Topic, source or bucket of the message.
     pub source: Option<String>,
@@ -79,45 +79,45 @@ pub struct Attribute {
 /// The value of a message attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributeValue {
-    /// Of type String or Number.
+    /// A value of type String or Number.
     Text(String),
-    /// Of type Binary.
+    /// A value of type Binary.
     Binary(Vec<u8>),
 }
 
 impl Delivery {
-    /// The first delivery of a message, without attributes.
+    /// Creates the first delivery of a message, without attributes.
     #[must_use]
     pub fn new(message_id: impl Into<String>) -> Self {
-        Self::from(DeliveryFacts {
+        Self::from(DeliveryMetadata {
             message_id: message_id.into(),
             receive_count: 1,
-            ..DeliveryFacts::default()
+            ..DeliveryMetadata::default()
         })
     }
 
-    /// Sets the number of receives, this one included.
+    /// Sets how often the message was received, this time included.
     #[must_use]
     pub fn receive_count(mut self, receive_count: u32) -> Self {
         Arc::make_mut(&mut self.0).receive_count = receive_count;
         self
     }
 
-    /// The facts.
+    /// Returns the facts.
     #[must_use]
-    pub fn facts(&self) -> &DeliveryFacts {
+    pub fn facts(&self) -> &DeliveryMetadata {
         &self.0
     }
 
-    /// The message id.
+    /// Returns the message id.
     #[must_use]
     pub fn message_id(&self) -> &str {
         &self.0.message_id
     }
 }
 
-impl From<DeliveryFacts> for Delivery {
-    fn from(facts: DeliveryFacts) -> Self {
+impl From<DeliveryMetadata> for Delivery {
+    fn from(facts: DeliveryMetadata) -> Self {
         Self(Arc::new(facts))
     }
 }

@@ -1,22 +1,22 @@
-//! [`Failure`]: the reason why a handler failed, which decides about the next attempt.
+//! [`Failure`]: why a handler failed, which decides about the next attempt.
 
 use std::{error::Error, fmt};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The reason why a handler failed, which decides about the record and the next attempt.
+/// Why a handler failed, which decides about the record and the next attempt.
 ///
 /// | failure | written as | the record | the next attempt |
 /// | --- | --- | --- | --- |
-/// | [`Retryable`](Self::Retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [is informed](crate::Attempt::may_have_run_before) that this attempt may have had its effect |
-/// | [`NoEffect`](Self::NoEffect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and is not informed of this attempt |
+/// | [`Retryable`](Self::Retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [sees this prior attempt](crate::Attempt::prior), which may have had its effect |
+/// | [`NoEffect`](Self::NoEffect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and does not see this attempt |
 /// | [`Permanent`](Self::Permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error | does not run for this message |
 ///
-/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It
-/// makes a *retryable* failure, because a request that timed out may have had its effect.
+/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
+/// *retryable* failure, because a request that timed out may have had its effect.
 ///
-/// The text of the error and of its causes is logged, and stored for a permanent failure. Keep
-/// payload out of it.
+/// The text of the error and its causes is logged. If the failure is permanent, the record stores the text
+/// too. Keep payload out of it.
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};
@@ -37,15 +37,15 @@ pub enum Failure {
     /// A later attempt may succeed (timeout, 5xx, throttling, deadlock). This attempt may have had its
     /// effect.
     Retryable(BoxError),
-    /// A later attempt may succeed. This attempt certainly had no effect: the request was never sent,
-    /// or the called system rejected it before any effect.
+    /// A later attempt may succeed. This attempt certainly had no effect: the request was never sent, or the
+    /// called system rejected it first.
     NoEffect(BoxError),
-    /// Every attempt with this message fails: validation error, declined card.
+    /// Every attempt with this message would fail: a validation error, a declined card.
     Permanent(BoxError),
 }
 
 impl Failure {
-    /// A retryable failure from an error or a text: the same as `?`.
+    /// Creates a retryable failure from an error or a text, as `?` does.
     ///
     /// ```
     /// let failure = sqs_once::Failure::retryable("the gateway answered 503");
@@ -55,7 +55,7 @@ impl Failure {
         Self::Retryable(why.into())
     }
 
-    /// A failure that certainly had no effect, from an error or a text.
+    /// Creates a failure without an effect, from an error or a text.
     ///
     /// ```
     /// let failure = sqs_once::Failure::no_effect("the gateway refused the connection");
@@ -65,7 +65,7 @@ impl Failure {
         Self::NoEffect(why.into())
     }
 
-    /// A permanent failure from an error or a text.
+    /// Creates a permanent failure from an error or a text.
     ///
     /// ```
     /// let failure = sqs_once::Failure::permanent("the card was declined");
@@ -76,7 +76,7 @@ impl Failure {
     }
 }
 
-/// The error and its causes, in one line.
+/// Shows the error and its causes in one line.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Retryable(error) | Self::NoEffect(error) | Self::Permanent(error)) = self;
@@ -97,7 +97,7 @@ impl<E: Into<BoxError>> From<E> for Failure {
     }
 }
 
-/// Makes failures of errors that are not simply retryable.
+/// Converts errors to failures that are not simply retryable.
 ///
 /// ```
 /// use sqs_once::{Failure, ResultExt};
@@ -106,14 +106,14 @@ impl<E: Into<BoxError>> From<E> for Failure {
 /// assert!(matches!(failed, Err(Failure::Permanent(_))));
 /// ```
 pub trait ResultExt<T>: sealed::Sealed {
-    /// The error as a [`Failure::Permanent`].
+    /// Converts the error to a [`Failure::Permanent`].
     ///
     /// # Errors
     ///
     /// If `self` is an error.
     fn permanent(self) -> Result<T, Failure>;
 
-    /// The error as a [`Failure::NoEffect`]. Use it only where no side effect can have occurred.
+    /// Converts the error to a [`Failure::NoEffect`]. Use it only where no side effect can have happened.
     ///
     /// # Errors
     ///

@@ -1,24 +1,24 @@
-//! [`InvalidMessage`]: the reason why a message can never be processed.
+//! [`InvalidMessage`]: why a message can never be processed.
 
 /// Longest name of a type that an error quotes.
 const MAX_NAME: usize = 64;
 
-/// The reason why a message can never be processed, without any of its payload.
+/// Why a message can never be processed, without any of its payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidMessage(pub String);
 
 impl InvalidMessage {
-    /// A message without a body.
+    /// Creates the error of a message without a body.
     #[must_use]
     pub fn no_body() -> Self {
         Self("the message has no body".into())
     }
 
-    /// A body that is not the JSON that the handler takes.
+    /// Creates the error of a body that is not the JSON that the handler takes.
     ///
-    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), except for a missing
-    /// field, where they quote the handler's type. A path would quote the payload too: the keys of a
-    /// map. The name of an unknown variant is the one value that is quoted, if it looks like a name.
+    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), except for a missing field,
+    /// where they quote the handler's type. A path would quote payload too: the keys of a map. The only value
+    /// that we quote is the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
         let text = error.to_string();
         let what = match error.classify() {
@@ -35,7 +35,7 @@ impl InvalidMessage {
             }
             _ => "not valid JSON".to_owned(),
         };
-        // Inside a tagged enum the place is unknown.
+        // Inside a tagged enum, serde does not know the place.
         let place = match (error.line(), error.column()) {
             (0, _) => String::new(),
             (line, column) => format!(", at line {line}, column {column}"),
@@ -44,8 +44,8 @@ impl InvalidMessage {
     }
 }
 
-/// serde's text of an unknown variant, without its name if that may be something else; `None` for
-/// other texts. The names after "expected" are those of the handler's type.
+/// Returns serde's text about an unknown variant, without the variant's name if that may be payload. `None`
+/// for other texts. The names after "expected" are those of the handler's type.
 fn unknown_variant(text: &str) -> Option<String> {
     let (name, expected) = text
         .strip_prefix("unknown variant `")?
@@ -59,8 +59,8 @@ fn unknown_variant(text: &str) -> Option<String> {
     listed.then(|| format!("unknown variant{name}, expected {expected}"))
 }
 
-/// Returns whether a value looks like the name of a message type. It begins with a letter and has at
-/// most four digits, for a version or a year: no number of a card, a phone or an account does.
+/// Returns whether a value looks like the name of a message type: it begins with a letter and has at most
+/// four digits, for a version or a year. The number of a card, a phone or an account looks different.
 fn is_name(text: &str) -> bool {
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
     text.len() <= MAX_NAME
@@ -94,22 +94,22 @@ mod tests {
         Web,
     }
 
-    fn refusal(body: &str) -> String {
+    fn rejection(body: &str) -> String {
         InvalidMessage::json(&serde_json::from_str::<Event>(body).unwrap_err()).0
     }
 
     #[test]
     fn unknown_type_is_named() {
         assert_eq!(
-            refusal(r#"{"type":"order.shipped/v2","id":"SECRET"}"#),
+            rejection(r#"{"type":"order.shipped/v2","id":"SECRET"}"#),
             "the body can't be read: unknown variant `order.shipped/v2`, expected `placed` or \
              `cancelled`, at line 1, column 26"
         );
         assert_eq!(
-            refusal(r#"{"type":"placed","channel":"Phone"}"#),
+            rejection(r#"{"type":"placed","channel":"Phone"}"#),
             "the body can't be read: unknown variant `Phone`, expected `Web`"
         );
-        let missing = refusal(r#"{"id":"SECRET"}"#);
+        let missing = rejection(r#"{"id":"SECRET"}"#);
         assert!(missing.contains("missing field `type`"), "{missing}");
     }
 
@@ -127,7 +127,7 @@ mod tests {
             "",
             &long,
         ] {
-            let refusal = refusal(&format!(r#"{{"type":"{name}"}}"#));
+            let refusal = rejection(&format!(r#"{{"type":"{name}"}}"#));
             let expected = "unknown variant, expected `placed` or `cancelled`, at line 1";
             assert!(refusal.contains(expected), "{refusal}");
             assert!(!refusal.contains("SECR"), "{refusal}");

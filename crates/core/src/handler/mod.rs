@@ -1,34 +1,33 @@
-//! Your code: a [`Handler`] gets a message and its [`Attempt`], and returns an output or a
-//! [`Failure`].
+//! Your code: a [`Handler`] gets a message and its [`Attempt`], and returns an output or a [`Failure`].
 
-mod answer;
 mod attempt;
 mod body;
 mod delivery;
 mod failure;
 mod history;
 mod invalid_message;
+mod output;
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use serde::de::DeserializeOwned;
 
-pub use answer::{Answer, to_output, to_result};
 pub use attempt::Attempt;
 pub use body::{Body, Content};
 pub use body::{Bytes, FromMessage, Json, Raw, Text};
-pub use delivery::{Attribute, AttributeValue, DeliveryFacts};
-pub use delivery::{Delivery, EnvelopeFacts};
+pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
+pub use delivery::{Delivery, EnvelopeMetadata};
 pub use failure::{Failure, ResultExt};
-pub use history::{History, OpenAttempts};
+pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
+pub use output::{HandlerOutput, to_output, to_result};
 
 use crate::{protocol::StoredResult, store::Results};
 
 /// Your code for one message.
 ///
-/// [`handler_fn`] makes a handler of any `async fn(Message, Attempt) -> Result<Output, Failure>`.
-/// Implement the trait if the handler has state:
+/// [`handler_fn`] turns any `async fn(Message, Attempt) -> Result<Output, Failure>` into a handler. Implement
+/// the trait yourself if the handler has state:
 ///
 /// ```
 /// use serde::Deserialize;
@@ -44,7 +43,7 @@ use crate::{protocol::StoredResult, store::Results};
 ///     type Output = String;
 ///
 ///     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
-///         if attempt.may_have_run_before() {
+///         if attempt.prior().is_some() {
 ///             // An earlier attempt may have sent the mail. Look before sending it again.
 ///         }
 ///         Ok(format!("{} wrote about {}", self.from, order.id))
@@ -54,13 +53,12 @@ use crate::{protocol::StoredResult, store::Results};
 ///
 /// # Deadline
 ///
-/// At the deadline of the invocation the future is dropped at its next `.await`, and the next attempt
-/// is informed.
+/// At the deadline of the invocation, the consumer drops the future at its next `.await`, and the next
+/// attempt sees the prior attempt.
 ///
-/// Code that blocks its thread, and tasks that the handler spawned (`tokio::spawn`,
-/// `spawn_blocking`), cannot be cut off. They must end within [`Attempt::time_left`], or they may run
-/// beside the next attempt. If handlers block every thread of the runtime, the batch gets no response
-/// in time.
+/// The consumer cannot cut off code that blocks its thread, nor tasks that the handler spawned
+/// (`tokio::spawn`, `spawn_blocking`). They must end within [`Attempt::time_left`], or they may run beside
+/// the next attempt. If handlers block every thread of the runtime, Lambda gets no response in time.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
     label = "not a handler",
@@ -68,20 +66,20 @@ use crate::{protocol::StoredResult, store::Results};
     note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
 )]
 pub trait Handler: Send + Sync + 'static {
-    /// The type of the body: one that implements [`serde::Deserialize`] for JSON, or [`Text`],
-    /// [`Bytes`] or [`Raw`] ([`FromMessage`]). A body of another type is a permanent failure.
+    /// The type of the body: one that implements [`serde::Deserialize`] for JSON, or [`Text`], [`Bytes`] or
+    /// [`Raw`] ([`FromMessage`]). A body that does not have this type is a permanent failure.
     type Message: FromMessage;
     /// The output, which decides the mode ([`once`](crate::once)):
     ///
     /// | output | effect |
     /// | --- | --- |
-    /// | any type that implements [`serde::Serialize`] | outside DynamoDB, made by the handler |
+    /// | any type that implements [`serde::Serialize`] | outside DynamoDB; the handler causes it |
     /// | `Done` of that type | DynamoDB writes, committed together with the record |
-    /// | `Change` of that type | a change of one item, which stores the key |
+    /// | `Change` of that type | a change of one item, which also stores the key |
     ///
-    /// The output is stored as JSON of at most 392 KB, or in S3 ([`Results`]). A
-    /// longer output is not stored, and the operation is completed without it.
-    type Output: Answer;
+    /// The record stores the output as JSON of at most 392 KB. A longer output is in S3 if you set that up
+    /// ([`Results`]); otherwise it is not stored, and the operation is completed without it.
+    type Output: HandlerOutput;
 
     /// Handles one message.
     ///
@@ -97,8 +95,8 @@ pub trait Handler: Send + Sync + 'static {
         attempt: Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 
-    /// Gets each duplicate: a message whose operation is completed. A handler can send a reply again
-    /// here. By default nothing happens, and the message is acknowledged.
+    /// Handles a duplicate: a message whose operation is completed. A handler can send a reply again here. By
+    /// default nothing happens, and the message is acknowledged.
     ///
     /// This method runs for each duplicate, so its effects happen at least once.
     ///
@@ -129,7 +127,7 @@ pub trait Handler: Send + Sync + 'static {
     /// A failure sends the message back to the queue. The record stays unchanged.
     fn on_duplicate(
         &self,
-        stored: Stored<<Self::Output as Answer>::Result>,
+        stored: Stored<<Self::Output as HandlerOutput>::Result>,
         attempt: Attempt,
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         let _unused = (stored, attempt);
@@ -139,7 +137,7 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The stored output of a completed operation.
 ///
-/// An output in S3 is read when the handler asks for it. A handler that does not ask costs no request.
+/// An output in S3 is read only when the handler asks for it.
 ///
 /// ```
 /// use sqs_once::{Stored, protocol::StoredResult};
@@ -160,15 +158,15 @@ pub struct Stored<O> {
 }
 
 impl<O> Stored<O> {
-    /// The output in a record. Use it to test [`Handler::on_duplicate`].
+    /// Creates a stored output from the result in a record. Use it to test [`Handler::on_duplicate`].
     #[must_use]
     pub fn new(result: StoredResult) -> Self {
-        Self::kept_by(result, Results::inline())
+        Self::from_store(result, Results::inline())
     }
 
-    /// The output of a result. `results` reads an output that is not in the record.
+    /// Creates a stored output from a result. `results` reads an output that is not in the record.
     #[must_use]
-    pub fn kept_by(result: StoredResult, results: Results) -> Self {
+    pub fn from_store(result: StoredResult, results: Results) -> Self {
         Self {
             result,
             results,
@@ -176,15 +174,15 @@ impl<O> Stored<O> {
         }
     }
 
-    /// The JSON text; `None` if the output was not stored. Each call reads an output in S3 again, for
-    /// at most 5 seconds.
+    /// Returns the JSON text, or `None` if the output was not stored. If the output is in S3, each call reads
+    /// it again, for at most 5 seconds.
     ///
     /// # Errors
     ///
-    /// [`Failure::NoEffect`] if the output is in S3 and cannot be read: S3 does not answer or denies
-    /// access, or the object is lost or altered. With `?`, [`on_duplicate`](Handler::on_duplicate)
-    /// sends the message back to the queue. The operation stays completed, so the failure is never
-    /// permanent. A handler that has another answer for a lost output handles the error.
+    /// [`Failure::NoEffect`] if the output is in S3 and cannot be read: S3 does not respond or denies access,
+    /// or the object is lost or altered. With `?`, [`on_duplicate`](Handler::on_duplicate) sends the message
+    /// back to the queue. The operation stays completed, so the failure is never permanent. Handle the error
+    /// if you can do without the output.
     pub async fn json(&self) -> Result<Option<Cow<'_, str>>, Failure> {
         match &self.result {
             StoredResult::Json(json) => Ok(Some(json.into())),
@@ -196,15 +194,14 @@ impl<O> Stored<O> {
         }
     }
 
-    /// The output; `None` if it was not stored. `OnItem` stores no outputs. The other
-    /// modes do not store outputs that are too large ([`Results`]) or cannot be
-    /// written as JSON.
+    /// Returns the output, or `None` if it was not stored. `ItemMode` stores no outputs. The other modes do
+    /// not store outputs that are too large ([`Results`]) or cannot be written as JSON.
     ///
     /// # Errors
     ///
-    /// As [`json`](Self::json). And a permanent failure if the stored JSON is not of this type, as after
-    /// a change of the type. [`on_duplicate`](Handler::on_duplicate) would send a message to the
-    /// dead-letter queue with that failure, although its operation is completed.
+    /// The errors of [`json`](Self::json), and a permanent failure if the stored JSON does not have this
+    /// type, for example because you changed the type. If [`on_duplicate`](Handler::on_duplicate) returns
+    /// that failure, the message goes to the dead-letter queue although its operation is completed.
     pub async fn output(&self) -> Result<Option<O>, Failure>
     where
         O: DeserializeOwned,
@@ -216,7 +213,7 @@ impl<O> Stored<O> {
     }
 }
 
-/// Makes a [`Handler`] of an async function.
+/// Turns an async function into a [`Handler`].
 ///
 /// The function takes the message and its [`Attempt`], and returns `Result<Output, Failure>`.
 ///
@@ -244,7 +241,7 @@ where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
     M: FromMessage + 'static,
-    O: Answer + 'static,
+    O: HandlerOutput + 'static,
 {
     HandlerFn {
         function,
@@ -252,7 +249,7 @@ where
     }
 }
 
-/// An async function as a [`Handler`]. [`handler_fn`] makes it.
+/// An async function as a [`Handler`]. [`handler_fn`] creates it.
 pub struct HandlerFn<F, M> {
     function: F,
     message: PhantomData<fn(M)>,
@@ -279,7 +276,7 @@ where
     F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<O, Failure>> + Send,
     M: FromMessage + 'static,
-    O: Answer + 'static,
+    O: HandlerOutput + 'static,
 {
     type Message = M;
     type Output = O;

@@ -15,32 +15,33 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::{Answer, Attempt, Failure, History, to_output},
+    handler::{Attempt, Failure, HandlerOutput, History, to_output},
     meter::Meter,
     protocol::{
-        AttemptEnd, ClaimRefused, ClaimRequest, Claimed, Settlement, Timestamp,
-        decision::{claim_refused, may_settle},
+        AttemptEnd, ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
+        decision::{failed_claim, may_settle},
         isolation::{Standing, standing},
     },
-    store::{ClaimAnswer, RequestContext, Results, SettleAnswer, Store, StoreError},
+    store::{ClaimResponse, RequestContext, Results, SettleResponse, Store, StoreError},
 };
 
 impl<S: Store> Once<S> {
     /// Runs one operation: see [`Mode::run`].
     ///
-    /// Dropping the returned future has the effect of a crash. The claim stays until its lease
-    /// expires, and the next attempt is informed.
+    /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
+    /// attempt sees this one as the prior attempt.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
         W: FnOnce(Attempt) -> F + Send,
         F: Future<Output = Result<A, Failure>> + Send,
-        A: Answer,
+        A: HandlerOutput,
     {
         Mode::run(self, operation, work).await
     }
 
-    /// Claims the operation and runs `work`. Settles the claim if `work` returns no answer.
+    /// Claims the operation and runs `work`. If `work` does not succeed, settles the claim and returns the
+    /// outcome.
     #[doc(hidden)]
     pub async fn claim_and_run<T>(
         &self,
@@ -62,11 +63,11 @@ impl<S: Store> Once<S> {
         let lease = Lease::from_now(self.lease, self.records.now(), deadline);
         let message_id = delivery.message_id();
         let request = (self.records).request(&key, fingerprint, message_id, lease.until());
-        let context = RequestContext::until(deadline.stop(), &meter)
+        let context = RequestContext::until(deadline.handler_cutoff(), &meter)
             .expecting_record(delivery.facts().receive_count > 1);
         let mut claim = self.claim(&request, lease, deadline, context).await?;
-        // A claim takes time, and Lambda may have frozen the process beyond the lease. The check
-        // leaves out the lease margin: a worker whose clock is ahead sees the lease expire earlier.
+        // A claim takes time, and Lambda may have frozen the process until the lease was over. We do not use
+        // up the lease margin here: a worker whose clock is ahead sees the lease expire earlier.
         if !deadline.may_start() || self.records.now() > lease.ends {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
@@ -95,13 +96,13 @@ impl<S: Store> Once<S> {
             attempt.log_history();
         }
         let answer = {
-            // Dropped before the settlement. The handler must not go on after it.
+            // The handler is dropped before the settlement, so that it cannot run on afterwards.
             let work = pin!(guard(deadline, work(attempt)));
             claim.while_renewed(work).await
         };
         match answer {
             Ok(answer) => Ok((claim, answer)),
-            Err(end) => Err(claim.end_without_answer(end).await),
+            Err(end) => Err(claim.end_without_output(end).await),
         }
     }
 
@@ -134,11 +135,11 @@ impl<S: Store> Once<S> {
             ..
         } = answered;
         let (claimed, copies_on_their_way) = match answer {
-            ClaimAnswer::Applied { replaced } => (Claimed::over(replaced), copies_unanswered),
-            ClaimAnswer::Refused(record) => match claim_refused(record, request) {
-                // One of the copies without an answer was applied.
-                ClaimRefused::Held(claimed) => (claimed, copies_unanswered.saturating_sub(1)),
-                ClaimRefused::Refused(refusal) => return Err(refusal.into()),
+            ClaimResponse::Applied { replaced } => (PriorState::over(replaced), copies_unanswered),
+            ClaimResponse::ConditionFailed(record) => match failed_claim(record, request) {
+                // One of the copies without a response is the one that DynamoDB applied.
+                FailedClaim::Held(claimed) => (claimed, copies_unanswered.saturating_sub(1)),
+                FailedClaim::Rejected(rejection) => return Err(rejection.into()),
             },
         };
         Ok(HeldClaim {
@@ -157,7 +158,7 @@ impl<S: Store> Once<S> {
         })
     }
 
-    /// Undoes a claim that may have been applied, as far as that is known.
+    /// Undoes a claim that may have been applied, as far as we know.
     async fn not_claimed(
         &self,
         given_up: GivenUp,
@@ -180,26 +181,26 @@ impl<S: Store> Once<S> {
         Outcome::store_unavailable(error)
     }
 
-    /// Ends the lease of a claim that got no answer and may have been applied.
+    /// Ends the lease of a claim that got no response and may have been applied.
     ///
-    /// The record is not deleted. The claim may have been a takeover, and the next attempt must be
-    /// informed of the earlier attempt. Where the claim opened the attempt itself, the record says
-    /// that nothing was started, so that the next claim is no suspect. One request, or two after a
-    /// takeover.
+    /// We do not delete the record: the claim may have been a takeover, and then the next attempt must see
+    /// the prior attempt. If the claim opened the attempt itself, the record says that no handler was
+    /// started, so that the next claim does not make the message a suspect. This costs one request, or two
+    /// after a takeover.
     async fn abandon(&self, request: &ClaimRequest, deadline: Deadline, meter: &Meter) {
         let (fence, now) = (request.fence(), self.records.now().max(request.now));
-        let end = deadline.end().min(Instant::now() + MAX_BRIEF);
+        let end = deadline.write_until().min(Instant::now() + MAX_BRIEF);
         let context = RequestContext::until(end, meter);
         let not_started = Some(AttemptEnd::NotStarted);
         for (fence, last_end) in [
             (fence.clone().with_first_claim(request.now), not_started),
             (fence.clone(), None),
         ] {
-            let settlement = Settlement::EndLease { last_end };
+            let settlement = Settlement::Release { last_end };
             let settled = (self.records.store).settle(&fence, &settlement, now, &context);
             // If this settlement fails, the claim stays until its lease expires.
             match meter.timed(timeout_at(end, settled)).await {
-                Ok(Ok(SettleAnswer::Refused(Some(record))))
+                Ok(Ok(SettleResponse::ConditionFailed(Some(record))))
                     if may_settle(Some(&record), &request.fence()) => {}
                 _ => return,
             }
@@ -216,7 +217,7 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
         W: FnOnce(Attempt) -> F + Send,
         F: Future<Output = Result<O, Failure>> + Send,
     {
-        // The guard includes creation of the future and serialization of the output, because both
+        // The guard covers the creation of the future and the serialization of the output too, because both
         // run the application's code.
         let work = async |attempt| Ok(to_output(&work(attempt).await?));
         match self.claim_and_run(operation, work).await {

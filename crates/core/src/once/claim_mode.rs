@@ -9,14 +9,14 @@ use crate::{
     store::{Results, Store},
 };
 
-/// Claim mode: runs each operation once, with its record in a [`Store`].
+/// The claim mode: runs each operation once, with its record in a [`Store`].
 ///
-/// For effects outside DynamoDB, and for DynamoDB writes that commit together with the completion.
+/// Use it for effects outside DynamoDB, and for DynamoDB writes that commit together with the completion.
 ///
 /// ```text
 /// attempt 1  claim ──── handler ──────── cut off at the deadline, or crashed
 ///            |<────────────── lease ───────────────>|
-/// attempt 2       claim: conflict                     claim: takeover, attempt is informed
+/// attempt 2       claim: conflict                     claim: takeover, sees attempt 1
 /// attempt 3                                                             claim: duplicate
 /// ```
 ///
@@ -66,38 +66,38 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Sets the retention of records.
+    /// Sets how long records are kept.
     ///
-    /// A message that arrives after the retention runs again. Choose a longer time than the message
-    /// retention periods of the queue and its dead-letter queue together. The default of 20 days
-    /// suits 4 days in the queue and 14 days in the dead-letter queue, and adds 2 days.
+    /// A message that arrives later runs again. So choose more than the retention periods of the queue and
+    /// its dead-letter queue together. The default of 20 days suits 4 days in the queue and 14 days in the
+    /// dead-letter queue, with 2 days to spare.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.records.retention = retention;
         self
     }
 
-    /// Sets the time by which a lease outlasts the invocation. Choose at least the difference that
-    /// two workers' clocks may have.
+    /// Sets how long a lease outlasts the invocation. Choose at least the difference that you expect between
+    /// the clocks of two workers.
     #[must_use]
     pub fn lease_margin(mut self, lease_margin: Duration) -> Self {
         self.lease.margin = lease_margin;
         self
     }
 
-    /// Sets the length of leases, which the worker renews while the handler runs. `None`, the
-    /// default: a lease ends with the invocation, and is never renewed.
+    /// Sets the length of leases, which the worker renews while the handler runs. With `None`, the default, a
+    /// lease lasts until the end of the invocation and is never renewed.
     ///
-    /// For workers whose invocations are long, and for programs outside of Lambda. After a crash or a
-    /// freeze, another worker can take over when the lease ends, and need not wait for the deadline of
-    /// the invocation. A Lambda function of at most 15 minutes needs no heartbeat.
+    /// A heartbeat is for long-running workers, mostly programs outside Lambda. After a crash or a freeze,
+    /// another worker can take over as soon as the short lease ends, and need not wait for the deadline of
+    /// the invocation. A Lambda function, which runs for at most 15 minutes, needs no heartbeat.
     ///
-    /// The worker renews the lease after a third of its length, with one write each time. It drops the
-    /// handler if another worker took over ([`Outcome::LeaseLost`](super::Outcome::LeaseLost)), or if
-    /// DynamoDB does not answer before the lease ends
-    /// ([`Outcome::OutOfTime`](super::Outcome::OutOfTime)). A handler that blocks its thread stops the
-    /// renewals too. Leases are not renewed while the worker records the outcome. Choose a length of
-    /// several seconds, and at least three times the longest pause of the handler's thread.
+    /// The worker renews the lease each time a third of it has passed, with one write. It drops the handler
+    /// if another worker took over ([`Outcome::LeaseLost`](super::Outcome::LeaseLost)), or if DynamoDB does
+    /// not respond before the lease ends ([`Outcome::OutOfTime`](super::Outcome::OutOfTime)). A handler that
+    /// blocks its thread also blocks the renewals, and the worker does not renew a lease while it records the
+    /// outcome. So choose several seconds, and at least three times the longest time for which the handler
+    /// blocks its thread.
     ///
     /// ```
     /// use std::time::Duration;
@@ -111,13 +111,14 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Sets how long a message rests after each death of its process while its handler ran alone. By
-    /// default 20 minutes, 2 hours and 10 hours. [`CrashWaits::off`]: no message runs alone.
+    /// Sets how long a message rests each time its process dies while the message runs alone. The default is
+    /// 20 minutes, 2 hours and 10 hours. With [`CrashWaits::off`], no message ever runs alone.
     ///
-    /// A handler that ends its process (out of memory, stack overflow, a block until Lambda's timeout)
-    /// takes other messages with it. So a message whose last attempt has no recorded end runs while no
-    /// other handler of this value and its clones runs. After one death more than there are waits, the
-    /// outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
+    /// A handler that ends its process (out of memory, stack overflow, blocked until Lambda's timeout) takes
+    /// the other messages of the process with it. So if nobody recorded how the last attempt of a message
+    /// ended, the message runs while no other handler of this value and its clones is running. When the
+    /// process has died once more than there are waits, the outcome is
+    /// [`Outcome::Crashed`](super::Outcome::Crashed).
     ///
     /// ```
     /// use std::time::Duration;
@@ -132,16 +133,16 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Sets the place of outputs, by default the record ([`Results::inline`]).
+    /// Sets where outputs are stored. By default in the record ([`Results::inline`]).
     #[must_use]
     pub fn results(mut self, results: Results) -> Self {
         self.records.results = results;
         self
     }
 
-    /// Returns the output of an operation that [`run`](Self::run) completed, now or before.
+    /// Returns the output of an operation that [`run`](Self::run) completed, in this or an earlier call.
     ///
-    /// Reads nothing yet: an output in S3 is read by [`Stored::output`].
+    /// This call reads nothing. [`Stored::output`] fetches an output that is in S3.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -161,19 +162,19 @@ impl<S: Store> Once<S> {
     /// ```
     #[must_use]
     pub fn stored<O>(&self, result: StoredResult) -> Stored<O> {
-        Stored::kept_by(result, self.records.results.clone())
+        Stored::from_store(result, self.records.results.clone())
     }
 
-    /// Sets the effect of a `FAILED` record on another message with the same key.
+    /// Sets how a `FAILED` record affects other messages with the same key.
     #[must_use]
     pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
         self.records.after_failure = after_failure;
         self
     }
 
-    /// Sets the table of the events that handlers publish (`Done::publish`):
-    /// partition key `group`, sort key `sequence`, TTL attribute `expires_at`, all as in
-    /// `docs/outbox.md`. `None`, the default: an answer with events is not committed.
+    /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key
+    /// `group`, the sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With
+    /// `None`, the default, the writes of a handler that publishes events are not committed.
     ///
     /// ```
     /// use sqs_once::{Once, store::MemoryStore};

@@ -1,4 +1,4 @@
-//! [`Health`]: what the claims of a process have met lately.
+//! [`Health`]: how the latest claims of a process went.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -9,25 +9,25 @@ use tokio::time::Instant;
 
 use crate::deadline::Deadline;
 
-/// After this many claims in a row without an answer, the rest of the batch is not claimed.
+/// After this many claims in a row without a response, the worker stops claiming for the rest of the batch.
 const MOST_UNANSWERED: u32 = 20;
-/// Repetitions that the first copy of a claim earns.
+/// How many repetitions the first copy of a claim earns.
 const EARNED: u32 = 3;
-/// Maximum number of saved repetitions.
+/// How many repetitions can be saved up.
 const MOST_SAVED: u32 = 30;
 
-/// The luck of a process with its claims lately: throttling, or no answers.
+/// How the claims of a process went lately: were they throttled, or did they get no response?
 ///
-/// - Each claim earns three repetitions of contended claims, and at most thirty are saved. So lasting
-///   throttling multiplies the claims by at most four.
-/// - After twenty claims in a row without an answer, the rest of their batch fails at once. The next
-///   batch tries again.
+/// - Each claim earns three repetitions of contended claims, and a process saves up at most thirty. So
+///   lasting throttling at most quadruples the number of claims.
+/// - After twenty claims in a row without a response, the rest of their batch fails at once. The next batch
+///   tries again.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     saved: AtomicU32,
-    /// Claims in a row that ended without an answer.
+    /// Claims in a row that ended without a response.
     unanswered: AtomicU32,
-    /// Batch of the last of them, by the end of its handlers.
+    /// Batch of the latest of them, identified by the time at which its handlers end.
     batch: Mutex<Option<Instant>>,
 }
 
@@ -44,20 +44,22 @@ impl Health {
         self.saved.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
-    /// Records that the table answered a claim.
+    /// Records that the table responded to a claim.
     pub(super) fn answered(&self) {
         self.unanswered.store(0, Relaxed);
     }
 
-    /// Records that a claim ended without an answer.
+    /// Records that a claim ended without a response.
     pub(super) fn unanswered(&self, deadline: Deadline) {
         self.unanswered.fetch_add(1, Relaxed);
-        *self.batch.lock().unwrap_or_else(PoisonError::into_inner) = Some(deadline.stop());
+        *self.batch.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(deadline.handler_cutoff());
     }
 
     /// Returns whether the batch of this deadline should claim nothing more.
     pub(super) fn has_given_up(&self, deadline: Deadline) -> bool {
         self.unanswered.load(Relaxed) >= MOST_UNANSWERED
-            && *self.batch.lock().unwrap_or_else(PoisonError::into_inner) == Some(deadline.stop())
+            && *self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+                == Some(deadline.handler_cutoff())
     }
 }

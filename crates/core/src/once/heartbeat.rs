@@ -9,34 +9,34 @@ use super::{
     held::{HeldClaim, Settled},
     lease::Lease,
     repeat::Effort,
-    work::NoAnswer,
+    work::NoOutput,
 };
 use crate::store::Store;
 
 impl<S: Store> HeldClaim<'_, S> {
-    /// Runs `work`, and meanwhile renews the lease. Drops `work` if the lease is lost, or cannot be
-    /// renewed in time.
+    /// Runs `work` and renews the lease meanwhile. Drops `work` if the lease is lost or cannot be renewed in
+    /// time.
     pub(super) async fn while_renewed<T>(
         &self,
-        work: Pin<&mut impl Future<Output = Result<T, NoAnswer>>>,
-    ) -> Result<T, NoAnswer> {
+        work: Pin<&mut impl Future<Output = Result<T, NoOutput>>>,
+    ) -> Result<T, NoOutput> {
         if self.lease.renewal().is_none() {
             return work.await;
         }
-        // Boxed, so that the future of a message stays small without a heartbeat. Polled first: after
-        // a freeze beyond the lease, the handler must not go on.
+        // Boxed, so that the future of a message stays small when there is no heartbeat. Polled first, so
+        // that the handler does not go on after a freeze that outlasted the lease.
         match select(Box::pin(self.renew_until_lost()), work).await {
             Either::Left((end, _)) => Err(end),
             Either::Right((answer, _)) => answer,
         }
     }
 
-    /// Waits, and meanwhile renews the lease. A renewal in flight is never dropped, so the lease of the
-    /// record stays known.
+    /// Waits and renews the lease meanwhile. Never drops a renewal in flight, so we always know the lease in
+    /// the record.
     pub(super) async fn while_waiting<T>(
         &mut self,
         mut wait: Pin<&mut impl Future<Output = T>>,
-    ) -> Result<T, NoAnswer> {
+    ) -> Result<T, NoOutput> {
         while let Some((next, cut)) = self.lease.renewal() {
             if let Ok(end) = timeout_at(next, wait.as_mut()).await {
                 return Ok(end);
@@ -46,8 +46,8 @@ impl<S: Store> HeldClaim<'_, S> {
         Ok(wait.await)
     }
 
-    /// Renews the lease. Returns when it is lost.
-    async fn renew_until_lost(&self) -> NoAnswer {
+    /// Renews the lease until it is lost.
+    async fn renew_until_lost(&self) -> NoOutput {
         let mut lease = self.lease;
         while let Some((next, cut)) = lease.renewal() {
             sleep_until(next).await;
@@ -59,23 +59,23 @@ impl<S: Store> HeldClaim<'_, S> {
         pending().await
     }
 
-    /// Renews the lease once, which ends at `cut`.
-    async fn renew(&self, lease: Lease, cut: Instant) -> Result<Lease, NoAnswer> {
+    /// Renews a lease that would end at `cut`.
+    async fn renew(&self, lease: Lease, cut: Instant) -> Result<Lease, NoOutput> {
         let now = self.records.now();
-        // An ended lease is not renewed: another worker may be about to take over.
+        // A lease that has ended is not renewed: another worker may be about to take over.
         if lease.has_ended(now) {
-            return Err(NoAnswer::OutOfTime);
+            return Err(NoOutput::OutOfTime);
         }
         let renewed = Lease::from_now(lease.terms, now, self.deadline);
         let fence = self.fence.clone().with_lease(lease.until());
         let settlement = self.records.renewal(renewed.until());
-        // The same renewal is repeated: an earlier copy may have been applied.
+        // Retries repeat the same renewal, because an earlier copy may have been applied.
         match self
             .settle_by(&Effort::renewal(cut, &self.meter), &fence, &settlement)
             .await
         {
             Settled::Applied => Ok(renewed),
-            Settled::LeaseLost => Err(NoAnswer::LeaseLost),
+            Settled::LeaseLost => Err(NoOutput::LeaseLost),
             Settled::Unknown(error) => {
                 tracing::warn!(
                     key = %self.fence.key,
@@ -83,7 +83,7 @@ impl<S: Store> HeldClaim<'_, S> {
                     "the lease could not be renewed: the handler is cut off when it ends"
                 );
                 sleep_until(cut).await;
-                Err(NoAnswer::OutOfTime)
+                Err(NoOutput::OutOfTime)
             }
         }
     }

@@ -8,43 +8,44 @@ use super::{
     records::Records,
     repeat::{Answered, Effort, repeat},
     turns::{Gate, Turn, Turns},
-    work::NoAnswer,
+    work::NoOutput,
 };
 use crate::{
     deadline::Deadline,
     handler::Failure,
     meter::Meter,
     protocol::{
-        AttemptEnd, Before, Claimed, Fence, Settlement, SettlementRefused, StoredResult, Timestamp,
-        decision::settlement_refused,
+        AttemptEnd, FailedSettlement, FencingToken, PreviousRecord, PriorState, Settlement,
+        StoredResult, Timestamp,
+        decision::failed_settlement,
         isolation::{CrashWaits, lease_alone},
     },
-    store::{SettleAnswer, Store, StoreError},
+    store::{SettleResponse, Store, StoreError},
 };
 
 /// A claim that this worker holds.
 ///
-/// Only a successful claim creates a `HeldClaim`. Each settlement consumes the value, so the worker
-/// settles no claim twice.
+/// Only a successful claim creates a `HeldClaim`. Each settlement consumes the value, so that the worker
+/// cannot settle a claim twice.
 pub struct HeldClaim<'a, S> {
     /// Store, place of outputs, retention and clock.
     pub records: &'a Records<S>,
-    /// Fence of the claim.
-    pub fence: Fence,
+    /// Fencing token of the claim.
+    pub fence: FencingToken,
     /// Time of the claim, by this worker's clock.
     pub claimed_at: Timestamp,
-    /// True if a copy of the claim got no answer, and may still be applied.
+    /// True if a copy of the claim got no response and may still be applied.
     pub(crate) is_copy_on_its_way: bool,
     pub(crate) message_id: String,
-    pub(crate) claimed: Claimed,
+    pub(crate) claimed: PriorState,
     pub(crate) deadline: Deadline,
     pub(crate) meter: Meter,
     pub(crate) lease: Lease,
-    /// True once the handler is about to run: its end is recorded.
+    /// True once the handler is about to run, so that its end gets recorded.
     pub(crate) began: bool,
-    /// True once the record may count an attempt alone.
+    /// True once the record may have counted an attempt alone.
     pub(crate) ran_alone: bool,
-    /// Ends with the claim.
+    /// The turn of this claim's handler, held as long as the claim.
     pub(crate) turn: Option<Turn>,
 }
 
@@ -57,39 +58,40 @@ pub(crate) enum Settled {
 
 impl<S: Store> HeldClaim<'_, S> {
     /// Stores the output where the settings say, and returns the result for the record.
-    pub async fn keep(&self, output: StoredResult) -> StoredResult {
-        let Fence { key, owner, .. } = &self.fence;
-        (self.records).keep(key, owner, output, self.deadline).await
+    pub async fn store(&self, output: StoredResult) -> StoredResult {
+        let FencingToken { key, owner, .. } = &self.fence;
+        (self.records)
+            .store(key, owner, output, self.deadline)
+            .await
     }
 
-    /// Stores the output, and records the completion.
+    /// Stores the output and records the completion.
     pub async fn complete(&self, output: StoredResult) -> Outcome {
-        let result = self.keep(output).await;
+        let result = self.store(output).await;
         let settlement = self.records.completion(&result);
         match self.settle(&self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::Completed(result),
             Settled::LeaseLost => Outcome::LeaseLost,
-            // The effect has occurred. The claim stays, so that no retry repeats the effect at
-            // once.
+            // The effect has happened. We leave the claim, so that no retry repeats the effect at once.
             Settled::Unknown(error) => Outcome::completion_unrecorded(error),
         }
     }
 
-    /// Settles the claim after a handler that returned no answer.
-    pub async fn end_without_answer(self, end: NoAnswer) -> Outcome {
+    /// Settles the claim after a handler that did not succeed.
+    pub async fn end_without_output(self, end: NoOutput) -> Outcome {
         let last_end = match &end {
-            NoAnswer::Failed(failure @ Failure::Permanent(_)) => {
+            NoOutput::Failed(failure @ Failure::Permanent(_)) => {
                 return self.fail(failure.to_string()).await;
             }
-            NoAnswer::Failed(Failure::NoEffect(_)) => return self.restore(end.into()).await,
-            NoAnswer::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
-            NoAnswer::Panicked => AttemptEnd::Panic,
-            NoAnswer::OutOfTime => AttemptEnd::Deadline,
-            NoAnswer::LeaseLost => return Outcome::LeaseLost,
+            NoOutput::Failed(Failure::NoEffect(_)) => return self.restore(end.into()).await,
+            NoOutput::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
+            NoOutput::Panicked => AttemptEnd::Panic,
+            NoOutput::OutOfTime => AttemptEnd::Deadline,
+            NoOutput::LeaseLost => return Outcome::LeaseLost,
         };
         // The attempt may have had its effect.
         let last_end = Some(last_end);
-        self.end(&Settlement::EndLease { last_end }, end.into())
+        self.end(&Settlement::Release { last_end }, end.into())
             .await
     }
 
@@ -106,19 +108,19 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
-    /// Waits for a turn beside other handlers.
+    /// Waits for a turn to run beside other handlers.
     ///
     /// # Errors
     ///
-    /// The outcome, if no turn came in time. The claim was undone.
+    /// The outcome, if no turn came in time. The claim has then been undone.
     pub(crate) async fn beside_others(mut self, turns: &Turns) -> Result<Self, Outcome> {
-        let turn = pin!(turns.shared(self.deadline.latest_start()));
+        let turn = pin!(turns.shared(self.deadline.start_by()));
         match self.while_waiting(turn).await {
             Ok(Some(turn)) if !self.lease.has_ended(self.records.now()) => {
                 self.turn = Some(turn);
                 Ok(self)
             }
-            Err(NoAnswer::LeaseLost) => Err(Outcome::LeaseLost),
+            Err(NoOutput::LeaseLost) => Err(Outcome::LeaseLost),
             _ => Err(self.restore(Outcome::NotStarted).await),
         }
     }
@@ -127,14 +129,14 @@ impl<S: Store> HeldClaim<'_, S> {
     ///
     /// # Errors
     ///
-    /// The outcome, if the handler must not start. The claim was undone, and the record has its earlier
-    /// count again.
+    /// The outcome, if the handler must not start. The claim has then been undone, and the record has its
+    /// earlier count again.
     pub(crate) async fn alone(
         mut self,
         exclusive_attempts: u64,
         (gate, turns, waits): (Option<&dyn Gate>, &Turns, &CrashWaits),
     ) -> Result<Self, Outcome> {
-        let latest = self.deadline.latest_start();
+        let latest = self.deadline.start_by();
         let turn = async {
             match gate {
                 Some(gate) => gate.alone(exclusive_attempts).await.then_some(None),
@@ -143,7 +145,7 @@ impl<S: Store> HeldClaim<'_, S> {
         };
         match self.while_waiting(pin!(turn)).await {
             Ok(Some(turn)) => self.turn = turn,
-            Err(NoAnswer::LeaseLost) => return Err(Outcome::LeaseLost),
+            Err(NoOutput::LeaseLost) => return Err(Outcome::LeaseLost),
             _ => return Err(self.restore(Outcome::NotStarted).await),
         }
         let now = self.records.now();
@@ -156,7 +158,7 @@ impl<S: Store> HeldClaim<'_, S> {
         let renewed = usual.lasting_until(until, now, self.deadline);
         let fence = self.fence.clone().with_lease(self.lease.until());
         let settlement = self.records.attempt_alone(until, attempt);
-        // A record that is not known to count the attempt must not start it.
+        // The handler must not start unless we know that the record counts the attempt.
         self.ran_alone = true;
         match self
             .settle_by(&Effort::renewal(latest, &self.meter), &fence, &settlement)
@@ -179,7 +181,7 @@ impl<S: Store> HeldClaim<'_, S> {
         Ok(self)
     }
 
-    /// Records that the message ended its process each time that it ran alone.
+    /// Records that the process died every time this message ran alone.
     pub(crate) async fn crashed(self, exclusive_attempts: u64) -> Outcome {
         let error = format!(
             "the process ended {exclusive_attempts} times while the handler of this message ran alone; its effect may have happened"
@@ -194,9 +196,9 @@ impl<S: Store> HeldClaim<'_, S> {
     pub(crate) async fn restore(self, outcome: Outcome) -> Outcome {
         let mut claimed = self.claimed.clone();
         if self.is_copy_on_its_way {
-            // A late copy would pass if the record were deleted or FAILED again. So the lease is ended,
-            // as where the record before is unknown.
-            claimed.before = Before::Unknown;
+            // If we deleted the record or made it FAILED again, a late copy of the claim would pass. So we
+            // end the lease, as we do when the previous record is unknown.
+            claimed.before = PreviousRecord::Unknown;
         }
         if self.began {
             claimed = claimed.with_recorded_end();
@@ -204,14 +206,15 @@ impl<S: Store> HeldClaim<'_, S> {
         self.end(&Settlement::Restore(claimed), outcome).await
     }
 
-    /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning
-    /// and returns the same outcome.
+    /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning and still
+    /// returns `outcome`.
     async fn end(self, settlement: &Settlement, outcome: Outcome) -> Outcome {
-        // Without a recorded end, an attempt alone looks like a death, and the message rests for long.
+        // Without a recorded end, an attempt alone looks like a death of the process, and the message would
+        // rest for a long time.
         let effort = if self.ran_alone {
             self.after_effect()
         } else {
-            Effort::brief(self.deadline.end(), &self.meter)
+            Effort::brief(self.deadline.write_until(), &self.meter)
         };
         match self.settle(&effort, settlement).await {
             Settled::Applied => outcome,
@@ -227,34 +230,34 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
-    /// The effort for the record of an effect, or of a failure after one.
+    /// Returns the effort for recording an effect, or a failure that may have followed one.
     pub fn after_effect(&self) -> Effort<'static> {
-        Effort::after_effect(self.deadline.end(), &self.meter)
+        Effort::after_effect(self.deadline.write_until(), &self.meter)
     }
 
     async fn settle(&self, effort: &Effort<'_>, settlement: &Settlement) -> Settled {
         self.settle_by(effort, &self.fence, settlement).await
     }
 
-    /// Repeats a settlement until an answer, or for as long as `effort` says. The fence makes
-    /// repetitions harmless.
+    /// Repeats a settlement until the store responds or `effort` ends. The fencing token makes repetitions
+    /// harmless.
     pub(crate) async fn settle_by(
         &self,
         effort: &Effort<'_>,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
     ) -> Settled {
-        // Not before the claim, even if the clock was set back: a late copy of the claim would pass
-        // the end of the lease.
+        // Not before the claim, even if the clock was set back: otherwise a late copy of the claim could
+        // succeed after the lease was ended.
         let (store, now) = (&self.records.store, self.records.now().max(self.claimed_at));
         let send = || store.settle(fence, settlement, now, effort.context());
         match repeat(effort, settlement.name(), &fence.key, send).await {
             Ok(Answered { answer, .. }) => match answer {
-                SettleAnswer::Applied => Settled::Applied,
-                SettleAnswer::Refused(record) => {
-                    match settlement_refused(record.as_ref(), fence, settlement) {
-                        SettlementRefused::AlreadySettled => Settled::Applied,
-                        SettlementRefused::LeaseLost => Settled::LeaseLost,
+                SettleResponse::Applied => Settled::Applied,
+                SettleResponse::ConditionFailed(record) => {
+                    match failed_settlement(record.as_ref(), fence, settlement) {
+                        FailedSettlement::AlreadySettled => Settled::Applied,
+                        FailedSettlement::LeaseLost => Settled::LeaseLost,
                     }
                 }
             },

@@ -6,39 +6,39 @@ use tokio::time::Instant;
 
 use crate::{deadline::Deadline, protocol::Timestamp};
 
-/// Part of a lease after which the worker renews it. Two more tries fit into the rest.
+/// A worker renews a lease when one third of it has passed. That leaves time for two more tries.
 const RENEWED_AFTER: u32 = 3;
 
-/// The length of leases.
+/// How long leases last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaseTerms {
-    /// Time by which a lease outlasts the worker's own limit, for clocks that differ.
+    /// How much longer the record's lease lasts than the worker's right to run, since clocks differ.
     pub(crate) margin: Duration,
-    /// Length of a lease that is renewed. `None`: the lease ends with the invocation.
+    /// Length of a lease that is renewed. With `None`, the lease ends with the invocation.
     pub(crate) heartbeat: Option<Duration>,
 }
 
-/// A lease of a claim.
+/// The lease of a claim.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease {
     pub(crate) terms: LeaseTerms,
-    /// End of the worker's own right to run, by the wall clock.
+    /// When the worker must stop, by the wall clock.
     pub(crate) ends: Timestamp,
-    /// The same by the monotonic clock. `None`: the deadline.
+    /// The same by the monotonic clock. `None`: at the deadline.
     cut: Option<Instant>,
     /// End of the lease in the record.
     until: Timestamp,
 }
 
 impl Lease {
-    /// The lease of a request that the worker sends now.
+    /// Returns the lease that a request sent now would get.
     pub(crate) fn from_now(terms: LeaseTerms, now: Timestamp, deadline: Deadline) -> Self {
-        // Compared before it is added: no clock can count a length of centuries.
+        // Compare before you add: no clock can represent centuries from now.
         let renewed = terms
             .heartbeat
-            .filter(|length| *length < now.until(deadline.at()))
+            .filter(|length| *length < now.until(deadline.invocation_end()))
             .map(|length| (now + length, Instant::now() + length));
-        let ends = renewed.map_or(deadline.at(), |(ends, _)| ends);
+        let ends = renewed.map_or(deadline.invocation_end(), |(ends, _)| ends);
         Self {
             terms,
             ends,
@@ -47,8 +47,9 @@ impl Lease {
         }
     }
 
-    /// This lease, but until then in the record. The worker's right to run ends with the deadline at
-    /// the latest. No renewal shortens it: with a heartbeat, the next follows near its end.
+    /// Returns this lease with a different end in the record. The worker's right to run still ends with the
+    /// deadline at the latest. A renewal never shortens the new lease: with a heartbeat, the next renewal
+    /// comes close to its end.
     pub(crate) fn lasting_until(
         self,
         until: Timestamp,
@@ -56,9 +57,9 @@ impl Lease {
         deadline: Deadline,
     ) -> Self {
         let length = now.until(until).saturating_sub(self.terms.margin);
-        let renewed = (self.terms.heartbeat).filter(|_| now + length < deadline.at());
+        let renewed = (self.terms.heartbeat).filter(|_| now + length < deadline.invocation_end());
         Self {
-            ends: (now + length).min(deadline.at()),
+            ends: (now + length).min(deadline.invocation_end()),
             cut: renewed.map(|_| Instant::now() + length),
             until,
             ..self
@@ -75,8 +76,8 @@ impl Lease {
         now > self.ends || self.cut.is_some_and(|cut| Instant::now() >= cut)
     }
 
-    /// Time of the next renewal, and the time at which the lease ends without it. `None` if the lease
-    /// lasts until the deadline.
+    /// Returns the time of the next renewal, and the time at which the lease ends without it. `None` if the
+    /// lease lasts until the deadline.
     pub(crate) fn renewal(&self) -> Option<(Instant, Instant)> {
         let (length, cut) = (self.terms.heartbeat?, self.cut?);
         Some((cut - length + length / RENEWED_AFTER, cut))

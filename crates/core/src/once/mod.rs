@@ -5,14 +5,13 @@
 //! | outside DynamoDB | [`Once`]: claim, handler, complete | an output |
 //! | outside, and then DynamoDB writes | [`Once`]: claim, handler, commit | `Done` |
 //! | only DynamoDB writes | `Inbox`: plan, commit | `Done` |
-//! | one DynamoDB item | `OnItem`: one conditional write | `Change` |
+//! | one DynamoDB item | `ItemMode`: one conditional write | `Change` |
 //!
-//! DynamoDB writes of the last three rows are applied exactly once. So are writes of `InPostgres`, in the
-//! crate `sqs-once-postgres`. For an effect outside the database, a crash between effect and completion
-//! makes the handler run again. That attempt is informed.
+//! The DynamoDB writes of the last three rows are applied exactly once. So are those of `PostgresMode`, in
+//! the crate `sqs-once-postgres`. If the process crashes between an effect outside the database and the
+//! completion, the handler runs again, and sees the prior attempt.
 //!
-//! A `Consumer` accepts every mode. Modes do not depend on SQS, so they also
-//! serve an HTTP API:
+//! A `Consumer` accepts every mode. Modes do not depend on SQS, so you can use them behind an HTTP API too:
 //!
 //! ```
 //! use std::time::Duration;

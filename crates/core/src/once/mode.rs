@@ -2,31 +2,31 @@
 
 use super::{Operation, Outcome};
 use crate::{
-    handler::{Answer, Attempt, Failure},
+    handler::{Attempt, Failure, HandlerOutput},
     protocol::Timestamp,
     store::Results,
 };
 
 /// A mode: a way to process operations once, for handlers that return an `A`.
 ///
-/// The modes are [`Once`](crate::Once), `Inbox` and `OnItem`,
-/// and `InPostgres` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them.
+/// The modes are [`Once`](crate::Once), `Inbox` and `ItemMode`,
+/// and `PostgresMode` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{A}`",
     label = "not a mode for handlers that return `{A}`",
     note = "for an output that implements `serde::Serialize`, use `Once` on any store",
     note = "for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
-    note = "for `Change`, use `OnItem`",
-    note = "for `InTransaction`, use `InPostgres` of the crate `sqs-once-postgres`"
+    note = "for `Change`, use `ItemMode`",
+    note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
-pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
+pub trait Mode<A: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     /// Runs `work` and records the result.
     ///
-    /// Does not run `work` if the operation is completed, failed permanently before, or is claimed
-    /// by another worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left)
-    /// is zero. Catches panics of `work`, except in a build with `panic = "abort"`.
+    /// Does not run `work` if the operation is completed, has failed permanently, or is claimed by another
+    /// worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches
+    /// panics of `work`, except in a build with `panic = "abort"`.
     ///
-    /// Dropping the returned future has the effect of a crash.
+    /// Dropping the returned future is like a crash.
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
         W: FnOnce(Attempt) -> F + Send,
@@ -35,7 +35,7 @@ pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     /// Returns the time of the mode's wall clock.
     fn now(&self) -> Timestamp;
 
-    /// Returns the place of outputs.
+    /// Returns where outputs are stored.
     #[doc(hidden)]
     fn results(&self) -> Results {
         Results::inline()
@@ -48,7 +48,7 @@ pub trait Mode<A: Answer>: sealed::Sealed + Send + Sync + 'static {
     }
 }
 
-/// Only the modes of this project implement [`Mode`].
+/// Seals [`Mode`]: only this project implements it.
 #[doc(hidden)]
 pub mod sealed {
     /// Implemented beside each mode.

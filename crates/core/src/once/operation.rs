@@ -27,15 +27,15 @@ use crate::{
 pub struct Operation {
     /// Idempotency key. Deliveries with the same key are the same operation.
     pub key: Key,
-    /// Fingerprint of the payload, which must not change under one key. `None` matches every
-    /// fingerprint.
+    /// Fingerprint of the payload, which must not change under one key. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
     /// Delivery of the message that carries the operation.
     #[doc(hidden)]
     pub delivery: Delivery,
     /// Time limit of the attempt.
     pub deadline: Deadline,
-    /// Decides when the handler of a suspect starts. `None`: when no other handler of the mode runs.
+    /// Decides when the handler of a suspect starts. With `None`, it starts when no other handler of the mode
+    /// runs.
     #[doc(hidden)]
     pub gate: Option<OperationGate>,
     /// Measures the requests to the store.
@@ -44,7 +44,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Creates an operation of the message, or request, with the id `delivery`.
+    /// Creates an operation for the message or request with the id `delivery`.
     #[must_use]
     pub fn new(
         key: Key,

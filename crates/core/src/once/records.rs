@@ -1,4 +1,4 @@
-//! [`Records`]: store, place of outputs, retention and clock, shared by claim mode and inbox.
+//! [`Records`]: store, place of outputs, retention and clock, shared by claim mode and inbox mode.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use crate::{
 pub struct Records<S> {
     /// The store.
     pub store: S,
-    /// The place of outputs.
+    /// Where outputs are stored.
     pub results: Results,
-    /// Time for which records are kept.
+    /// How long records are kept.
     pub retention: Duration,
-    /// Effect of a `FAILED` record on another message with the same key.
+    /// How a `FAILED` record affects other messages with the same key.
     pub after_failure: AfterFailure,
     /// The wall clock.
     pub clock: fn() -> Timestamp,
-    /// Table of the published events.
+    /// Table for published events.
     pub outbox: Option<String>,
 }
 
 impl<S> Records<S> {
-    /// The time of the wall clock.
+    /// Returns the time of the wall clock.
     pub fn now(&self) -> Timestamp {
         (self.clock)()
     }
@@ -54,25 +54,28 @@ impl<S> Records<S> {
         }
     }
 
-    /// Stores an output, if its place is not the record. Returns the result for the record.
+    /// Stores an output, unless it belongs in the record. Returns the result for the record.
     ///
-    /// The effect has occurred, so this never fails. Logs a warning if the output is not stored, with
-    /// the reason.
-    pub async fn keep(
+    /// The effect has happened, so this call never fails. If the output cannot be stored, it logs a warning
+    /// with the reason.
+    pub async fn store(
         &self,
         key: &Key,
         owner: &Owner,
         output: StoredResult,
         deadline: Deadline,
     ) -> StoredResult {
-        let result = self.results.keep(key, owner, output, deadline.end()).await;
+        let result = self
+            .results
+            .store(key, owner, output, deadline.write_until())
+            .await;
         if let Some(why) = result.missing() {
             tracing::warn!(%key, result_omitted = why, "the result is not stored");
         }
         result
     }
 
-    /// Creates the settlement for a result, with the retention from now on.
+    /// Creates the settlement that completes an operation. The retention starts now.
     pub fn completion(&self, result: &StoredResult) -> Settlement {
         Settlement::Complete {
             result: result.clone(),
@@ -80,7 +83,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// Creates the renewal of a lease, with the retention from now on.
+    /// Creates the renewal of a lease. The retention starts now.
     pub(crate) fn renewal(&self, lease_until: Timestamp) -> Settlement {
         Settlement::Renew {
             lease_until,
@@ -89,7 +92,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// Creates the renewal before an attempt alone, which counts it.
+    /// Creates the renewal that precedes an attempt alone, and counts the attempt.
     pub(crate) fn attempt_alone(&self, lease_until: Timestamp, attempt: u64) -> Settlement {
         Settlement::Renew {
             lease_until,

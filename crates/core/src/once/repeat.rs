@@ -1,6 +1,6 @@
-//! The loops that repeat a failed request: one of claims, and one of the writes that follow.
+//! The loop that repeats failed requests: claims, and the writes that follow a claim.
 //!
-//! | class of the failure | a claim | a write that follows |
+//! | kind of failure | a claim | a write that follows |
 //! | --- | --- | --- |
 //! | contended | for at most two seconds or a tenth of the time left, within the budget of `Health` | until its end |
 //! | denied | no | after an effect, for at most a minute |
@@ -15,7 +15,7 @@ use super::health::Health;
 use crate::{
     deadline::Deadline,
     meter::Meter,
-    protocol::{Key, Unavailability},
+    protocol::{Key, RequestErrorKind},
     store::{RequestContext, StoreError},
     system,
 };
@@ -35,32 +35,32 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// The same after a denied request.
 const LONG_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
-/// The answer to a request.
+/// A response, with what is known about earlier copies of the request.
 #[derive(Debug)]
 pub struct Answered<T> {
-    /// The answer.
+    /// The response.
     pub answer: T,
-    /// Last error of an earlier copy without an answer. DynamoDB may still apply that copy.
+    /// Last error of an earlier copy that got no response. DynamoDB may still apply that copy.
     pub unanswered: Option<StoreError>,
-    /// Number of copies without an answer.
+    /// Number of copies that got no response.
     pub(crate) copies_unanswered: u32,
 }
 
-/// A request without an answer in time, or one that cannot succeed.
+/// The error of a request that got no response in time, or cannot succeed.
 #[derive(Debug)]
 pub struct GivenUp {
     /// The last error.
     pub error: StoreError,
-    /// True if a copy got no answer, so DynamoDB may have applied the request.
+    /// True if a copy got no response, so that DynamoDB may have applied the request.
     pub may_have_been_applied: bool,
 }
 
 /// How long a request is repeated.
 #[derive(Clone, Debug)]
 pub struct Effort<'a> {
-    /// End of the last copy's wait for an answer.
+    /// When the last copy stops waiting for a response.
     until: Instant,
-    /// For the store.
+    /// Context that the store gets with each request.
     context: RequestContext,
     /// How long to retry after the first contention. `None`: until `until`.
     contended: Option<Duration>,
@@ -72,10 +72,10 @@ pub struct Effort<'a> {
 }
 
 impl<'a> Effort<'a> {
-    /// A claim: nothing has happened yet, and the message returns anyway.
+    /// Effort for a claim. Nothing has happened yet, and the message returns to the queue anyway.
     pub(super) fn claim(deadline: Deadline, budget: &'a Health, context: RequestContext) -> Self {
         Self {
-            until: deadline.stop(),
+            until: deadline.handler_cutoff(),
             context,
             contended: Some(MAX_CLAIM_TIME.min(deadline.time_left() / 10)),
             denied: None,
@@ -84,11 +84,11 @@ impl<'a> Effort<'a> {
         }
     }
 
-    /// A write that records an effect: without it, the effect is repeated.
+    /// Effort for a write that records an effect. Without the record, a retry would repeat the effect.
     pub(crate) fn after_effect(end: Instant, meter: &Meter) -> Self {
         let now = Instant::now();
         let left = end.saturating_duration_since(now);
-        // A copy that is cut off before its answer would leave open whether it was applied.
+        // If we cut off a copy before its response arrives, we cannot know whether it was applied.
         let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
         Self {
             denied: Some(now + (left - for_last_answer).min(MAX_DENIED)),
@@ -96,7 +96,7 @@ impl<'a> Effort<'a> {
         }
     }
 
-    /// A renewal of a lease, until the lease ends.
+    /// Effort for the renewal of a lease, which must succeed before the lease ends.
     pub(crate) fn renewal(cut: Instant, meter: &Meter) -> Self {
         Self {
             denied: Some(cut),
@@ -104,7 +104,7 @@ impl<'a> Effort<'a> {
         }
     }
 
-    /// A write that is the effect itself. A denied one has changed nothing.
+    /// Effort for a write that is the effect itself. If it is denied, nothing has changed.
     pub fn commit(end: Instant, meter: &Meter) -> Self {
         Self {
             until: end,
@@ -116,22 +116,22 @@ impl<'a> Effort<'a> {
         }
     }
 
-    /// A write that only shortens somebody's wait. A place is worth more.
+    /// Effort for a write that only shortens somebody's wait. It must not occupy the worker for long.
     pub(crate) fn brief(end: Instant, meter: &Meter) -> Self {
         Self::commit(end.min(Instant::now() + MAX_BRIEF), meter)
     }
 
-    /// For the store that the request goes to.
+    /// Returns the context for the store.
     pub const fn context(&self) -> &RequestContext {
         &self.context
     }
 }
 
-/// Sends a request, and repeats it for as long as `effort` says. The request must be safe to repeat.
+/// Sends a request and repeats it as long as `effort` allows. The request must be safe to repeat.
 ///
 /// # Errors
 ///
-/// [`GivenUp`] after an error that no repetition can help, or when the effort ends.
+/// [`GivenUp`] after an error that a repetition cannot change, or when the effort ends.
 pub async fn repeat<T, F>(
     effort: &Effort<'_>,
     action: &'static str,
@@ -145,7 +145,7 @@ where
     let mut contended = None;
     let mut unanswered_pauses = RetryPauses::until(effort.until);
     let mut denied = effort.denied.map(RetryPauses::long_until);
-    // The last error explains best: throttling, or a missing permission.
+    // The last rejection explains most: throttling, or a missing permission.
     let (mut unanswered, mut rejected) = (None, None);
     let mut copies_unanswered = 0;
     loop {
@@ -174,25 +174,25 @@ where
         let may_have_been_applied = error.may_have_been_applied();
         copies_unanswered += u32::from(may_have_been_applied);
         let again = match error.kind() {
-            Some(Unavailability::Contended) => {
+            Some(RequestErrorKind::Contended) => {
                 let pauses = contended.get_or_insert_with(|| {
                     let end = effort.contended.map(|time| Instant::now() + time);
                     RetryPauses::until(end.unwrap_or(effort.until))
                 });
                 effort.budget.is_none_or(Health::take_repetition) && pauses.pause().await
             }
-            Some(Unavailability::Denied) => match &mut denied {
+            Some(RequestErrorKind::Denied) => match &mut denied {
                 Some(pauses) => pauses.pause().await,
                 None => false,
             },
-            Some(Unavailability::Unanswered) => match effort.unanswered {
+            Some(RequestErrorKind::Unanswered) => match effort.unanswered {
                 Some(most) if copies_unanswered > most => false,
-                // At once: the connection was dead, and the calls of a group fail together and form a
-                // group again.
+                // At once: the connection was dead. The calls of a batched write fail together, and so become
+                // one batched write again.
                 _ if copies_unanswered == 1 => unanswered_pauses.is_time_left(),
                 _ => unanswered_pauses.pause().await,
             },
-            Some(Unavailability::Invalid) | None => false,
+            Some(RequestErrorKind::Invalid) | None => false,
         };
         if !again {
             return Err(GivenUp {
@@ -208,10 +208,10 @@ where
     }
 }
 
-/// Random pauses between copies of one request. Their upper limit doubles with each pause.
+/// Random pauses between the copies of one request. Their upper limit doubles with each pause.
 ///
-/// No pause is longer than half of the time left. So if contention ends 100 ms before the deadline,
-/// there is time for another copy.
+/// A pause takes at most half of the time left. So if contention ends 100 ms before the deadline, there is
+/// still time for another copy.
 pub struct RetryPauses {
     longest: Duration,
     limit: Duration,
@@ -222,7 +222,7 @@ pub struct RetryPauses {
 const MIN_TIME_FOR_TRY: Duration = Duration::from_millis(10);
 
 impl RetryPauses {
-    /// Pauses of a request that is repeated until this time.
+    /// Creates the pauses of a request that is repeated until this time.
     #[must_use]
     pub const fn until(until: Instant) -> Self {
         Self::new(PAUSES, until)
@@ -244,7 +244,7 @@ impl RetryPauses {
         self.until.saturating_duration_since(Instant::now()) > MIN_TIME_FOR_TRY
     }
 
-    /// Pauses, and returns true. Returns false if no time is left for another copy.
+    /// Pauses and returns true. Returns false if no time is left for another copy.
     pub async fn pause(&mut self) -> bool {
         if !self.is_time_left() {
             return false;

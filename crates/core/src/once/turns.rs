@@ -1,4 +1,4 @@
-//! [`Turns`]: the handlers of a process run side by side, and a suspect alone.
+//! [`Turns`]: lets the handlers of a process run side by side, and a suspect alone.
 
 use std::{fmt, sync::Arc};
 
@@ -8,14 +8,14 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-/// The turns of a process. Later handlers queue behind a suspect. Clones share the turns.
+/// The turns of a process. Handlers that come later queue behind a suspect. Clones share the turns.
 ///
-/// A message with a place for its handler may wait for a turn. A suspect has no such place, so the two
-/// never wait for each other.
+/// A message that occupies one of the concurrent slots may wait for a turn. A suspect occupies no slot while
+/// it waits, so the two never wait for each other.
 #[derive(Clone, Debug, Default)]
 pub struct Turns(Arc<RwLock<()>>);
 
-/// A turn, which ends when it is dropped.
+/// A turn. It ends when the value is dropped.
 #[derive(Debug)]
 pub struct Turn(#[expect(dead_code, reason = "held")] Held);
 
@@ -42,10 +42,10 @@ impl Turns {
     }
 }
 
-/// Decides when the handlers of a batch start. The claim mode asks it about a suspect.
+/// Decides when the handlers of a batch start. The claim mode asks it before it starts a suspect.
 pub trait Gate: Send + Sync {
-    /// Waits until the suspect may run alone, and keeps that turn for the handler. Returns false if
-    /// there was no time for it.
+    /// Waits until the suspect may run alone, and holds that turn for the handler. Returns false if the time
+    /// ran out first.
     fn alone(&self, exclusive_attempts: u64) -> BoxFuture<'_, bool>;
 }
 

@@ -8,8 +8,8 @@ use tokio::time::timeout_at;
 use super::Outcome;
 use crate::{deadline::Deadline, handler::Failure};
 
-/// The end of a handler that returned no answer.
-pub enum NoAnswer {
+/// Why a handler produced no output.
+pub enum NoOutput {
     /// The handler returned a failure.
     Failed(Failure),
     /// The handler panicked.
@@ -20,28 +20,32 @@ pub enum NoAnswer {
     LeaseLost,
 }
 
-/// The outcome of a handler that returned no answer, if no record is needed.
-impl From<NoAnswer> for Outcome {
-    fn from(end: NoAnswer) -> Self {
+/// Converts the end of a handler to the outcome, when no record is needed.
+impl From<NoOutput> for Outcome {
+    fn from(end: NoOutput) -> Self {
         match end {
-            NoAnswer::Failed(failure) => failure.into(),
-            NoAnswer::Panicked => Self::Panicked,
-            NoAnswer::OutOfTime => Self::OutOfTime,
-            NoAnswer::LeaseLost => Self::LeaseLost,
+            NoOutput::Failed(failure) => failure.into(),
+            NoOutput::Panicked => Self::Panicked,
+            NoOutput::OutOfTime => Self::OutOfTime,
+            NoOutput::LeaseLost => Self::LeaseLost,
         }
     }
 }
 
 /// Runs a handler until it returns, panics or reaches the deadline.
 ///
-/// Not an `async fn`, which would have room for `work` twice: as its argument, and while it waits.
+/// This is not an `async fn`, whose future would hold `work` twice: as its argument, and while it waits.
 pub fn guard<T>(
     deadline: Deadline,
     work: impl Future<Output = Result<T, Failure>>,
-) -> impl Future<Output = Result<T, NoAnswer>> {
-    timeout_at(deadline.stop(), AssertUnwindSafe(work).catch_unwind()).map(|end| match end {
-        Ok(Ok(answer)) => answer.map_err(NoAnswer::Failed),
-        Ok(Err(_panic)) => Err(NoAnswer::Panicked),
-        Err(_elapsed) => Err(NoAnswer::OutOfTime),
+) -> impl Future<Output = Result<T, NoOutput>> {
+    timeout_at(
+        deadline.handler_cutoff(),
+        AssertUnwindSafe(work).catch_unwind(),
+    )
+    .map(|end| match end {
+        Ok(Ok(answer)) => answer.map_err(NoOutput::Failed),
+        Ok(Err(_panic)) => Err(NoOutput::Panicked),
+        Err(_elapsed) => Err(NoOutput::OutOfTime),
     })
 }

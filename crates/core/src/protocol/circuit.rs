@@ -1,5 +1,5 @@
-//! [`Circuit`]: when a process stops calling a system that is down, and how it finds out that the
-//! system works again.
+//! [`Circuit`]: decides when a process stops calling a system that is down, and finds out when that system
+//! works again.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -8,9 +8,9 @@ use std::{
 
 use super::{Key, Timestamp};
 
-/// Failed handlers in a row that open the circuit.
+/// How many handlers must fail in a row to open the circuit.
 pub const FAILURES_TO_OPEN: usize = 20;
-/// Different keys among those handlers, at least. Fewer keys may just be bad messages.
+/// How many different keys those handlers must have. With fewer keys, the messages themselves may be bad.
 pub const KEYS_TO_OPEN: usize = 10;
 /// How long the circuit stays open the first time. Each failed probe doubles it.
 pub const FIRST_WAIT: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// by this number.
 const RUNS_AT_EACH: u32 = 10;
 
-/// The circuit breaker of a process, without I/O and without a clock.
+/// The circuit breaker of a process. It does no I/O and reads no clock.
 ///
 /// ```text
 ///            20 handlers failed in a row
@@ -30,17 +30,17 @@ const RUNS_AT_EACH: u32 = 10;
 ///     └────────── any handler succeeded, or failed permanently ───────────────────┘
 /// ```
 ///
-/// The circuit only saves calls to a system that is down. No promise depends on it.
+/// The circuit only saves calls to a system that is down. Our promises do not depend on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Circuit(State);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
-    /// The keys of the handlers that failed since the last one that did not.
+    /// Keys of the handlers that failed since the last one that did not.
     Closed { failed: VecDeque<Key> },
-    /// No probe before `until`.
+    /// No probe starts before `until`.
     Open { until: Timestamp, wait: Duration },
-    /// One message probes the called system. Others could since `until`.
+    /// One message probes the called system. Since `until`, more messages could.
     Probing { until: Timestamp, wait: Duration },
 }
 
@@ -49,18 +49,18 @@ enum State {
 pub enum Admission {
     /// The message runs.
     Run,
-    /// The message runs, and its handler's end decides for the others.
+    /// The message runs, and the end of its handler decides whether the circuit closes.
     Probe,
-    /// A probe is under way: ask again when it has ended.
+    /// A probe is running. Ask again when it has ended.
     Wait,
-    /// The message is not claimed. There is no probe before this time.
+    /// The message is not claimed. No probe starts before this time.
     Refuse(Timestamp),
 }
 
 /// How a handler ended, as the circuit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandlerEnd {
-    /// It succeeded or failed permanently, so the called system answered.
+    /// It succeeded or failed permanently, so the called system works.
     Answered,
     /// It returned a retryable failure, a failure without an effect, or was cut off.
     Failed,
@@ -81,7 +81,7 @@ pub enum Change {
 }
 
 impl Default for Circuit {
-    /// A closed circuit.
+    /// Creates a closed circuit.
     fn default() -> Self {
         Self(State::Closed {
             failed: VecDeque::new(),
@@ -89,7 +89,7 @@ impl Default for Circuit {
     }
 }
 
-/// Returns whether a message runs even while the circuit is open: it may call another system than the
+/// Returns whether a message runs even while the circuit is open. It may call a different system than the
 /// messages that failed.
 #[must_use]
 pub const fn runs_while_open(receive_count: u32) -> bool {
@@ -112,7 +112,7 @@ impl Circuit {
         }
     }
 
-    /// Takes in the end of a handler. `is_probe` says that the message was admitted as a probe.
+    /// Records the end of a handler. `is_probe` says whether the message was admitted as a probe.
     pub fn handler_ended(
         &mut self,
         now: Timestamp,
@@ -144,12 +144,13 @@ impl Circuit {
                 let wait = LONGEST_WAIT.min(*wait * 2);
                 Some(self.open(now, wait))
             }
-            // A message that runs while the circuit is open neither opens it further nor closes it.
+            // A message that runs while the circuit is open does not change it.
             (State::Open { .. } | State::Probing { .. }, _) => None,
         }
     }
 
-    /// The probe ended without its handler, as after a conflict. The next message becomes the probe.
+    /// Records that a probe ended without running its handler, for example after a conflict. The next message
+    /// becomes the probe.
     pub fn probe_did_not_run(&mut self) {
         if let State::Probing { until, wait } = self.0 {
             self.0 = State::Open { until, wait };
@@ -251,7 +252,7 @@ mod tests {
         assert_eq!(circuit.admit(later, 2), Admission::Probe);
         assert_eq!(circuit.admit(later, 2), Admission::Wait);
         assert_eq!(circuit.admit(later, 1), Admission::Run);
-        // A message beside the probe says nothing about it.
+        // A message that runs beside the probe says nothing about it.
         circuit.handler_ended(later, &key(1), Failed, false);
         assert_eq!(circuit.admit(later, 2), Admission::Wait);
         circuit.probe_did_not_run();

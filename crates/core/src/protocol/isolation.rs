@@ -1,26 +1,28 @@
 //! Isolation after a crash: a message whose handler may have ended its process runs alone.
 //!
-//! A handler that runs out of memory, overflows its stack or blocks until Lambda's timeout takes the
-//! other messages of its process with it. The record shows it afterwards: an attempt is open, and
-//! nobody recorded how it ended. The next claim of such a record is a *suspect*. Its handler starts
-//! when no other handler runs. If the process dies again, the message did it.
+//! A handler that runs out of memory, overflows its stack or blocks until Lambda's timeout takes the other
+//! messages of its process with it. Afterwards their records show an open attempt, and nobody recorded how it
+//! ended. A message that claims such a record is a *suspect*: its handler starts only when no other handler
+//! runs. If the process dies again, we know which message did it.
 //!
-//! 1. Before a suspect starts, its record counts the attempt (`exclusive_attempts`), and gets a lease
-//!    that is much longer than the attempt ([`CrashWaits`]).
-//! 2. A recorded end removes the count, and ends the lease. So only a death leaves both: the message
-//!    rests until the lease ends.
-//! 3. A claim over more deaths alone than there are waits starts nothing: a `crashed` message.
+//! 1. Before a suspect starts, the worker counts the attempt in its record (`exclusive_attempts`) and takes a
+//!    lease that is much longer than the attempt ([`CrashWaits`]).
+//! 2. When the worker records the end of the attempt, it removes the count and ends the lease. Only a death
+//!    leaves both, and then the message rests until the lease ends.
+//! 3. If the process died alone more often than there are waits, the handler does not start any more: the
+//!    message is `crashed`.
 //!
-//! The functions have no I/O and no clock.
+//! The functions do no I/O and read no clock.
 
 use std::time::Duration;
 
 use super::{
-    decision::{Before, Claimed},
+    decision::{PreviousRecord, PriorState},
     record::{State, Timestamp},
 };
 
-/// How long a message rests after each death alone. After one death more the message is `crashed`.
+/// How long a message rests each time the process dies while the message runs alone. After one more death,
+/// the message is `crashed`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -34,10 +36,10 @@ use super::{
 pub struct CrashWaits(Option<Vec<Duration>>);
 
 impl Default for CrashWaits {
-    /// 20 minutes, 2 hours and 10 hours.
+    /// Waits 20 minutes, 2 hours and 10 hours.
     ///
-    /// A build that ends its process at every message convicts none of them if it is replaced within
-    /// twelve hours.
+    /// If a broken build dies at every message and you replace it within twelve hours, none of the messages
+    /// becomes `crashed`.
     fn default() -> Self {
         const MINUTE: Duration = Duration::from_secs(60);
         Self::new([20 * MINUTE, 120 * MINUTE, 600 * MINUTE])
@@ -45,13 +47,13 @@ impl Default for CrashWaits {
 }
 
 impl CrashWaits {
-    /// These waits, in the order of the deaths.
+    /// Creates these waits, in the order of the deaths.
     #[must_use]
     pub fn new(waits: impl IntoIterator<Item = Duration>) -> Self {
         Self(Some(waits.into_iter().collect()))
     }
 
-    /// No isolation: every message runs beside others, and none is `crashed`.
+    /// Turns isolation off: every message runs beside others, and no message becomes `crashed`.
     #[must_use]
     pub const fn off() -> Self {
         Self(None)
@@ -63,7 +65,8 @@ impl CrashWaits {
         self.0.is_none()
     }
 
-    /// The rest after the n-th death alone, from 1. `None` if the message then is `crashed`.
+    /// Returns how long the message rests after the n-th death alone, counted from 1. `None` if the message
+    /// is then `crashed`.
     #[must_use]
     pub fn after_death(&self, n: u64) -> Option<Duration> {
         let place = usize::try_from(n.checked_sub(1)?).ok()?;
@@ -71,7 +74,7 @@ impl CrashWaits {
     }
 }
 
-/// How the handler of a claim runs, by the record that the claim replaced.
+/// How the handler of a claim may run, judging by the record that the claim replaced.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -82,7 +85,7 @@ pub enum Standing {
         /// Attempts alone before this one that have no recorded end.
         exclusive_attempts: u64,
     },
-    /// The handler does not run: the message died alone once more than it may.
+    /// The handler does not run, because the process died alone once more often than is allowed.
     Crashed {
         /// Attempts alone that have no recorded end.
         exclusive_attempts: u64,
@@ -98,19 +101,20 @@ pub enum Standing {
 /// | `IN_PROGRESS`, with more attempts alone than waits | crashed |
 /// | any other | suspect |
 ///
-/// A count beside a `last_end` does not count: a version without isolation recorded that end. The
-/// record of a claim whose answer was lost does not show what it replaced, so it convicts nobody.
+/// We ignore a count beside a `last_end`, because then a version without isolation recorded that end. If the
+/// response to a claim was lost, its record does not show what it replaced, so such a message is never
+/// `crashed`.
 #[doc(hidden)]
 #[must_use]
-pub fn standing(claimed: &Claimed, waits: &CrashWaits) -> Standing {
+pub fn standing(claimed: &PriorState, waits: &CrashWaits) -> Standing {
     if waits.is_off() || claimed.last_end.is_some() {
         return Standing::Clear;
     }
     let was_in_progress = match &claimed.before {
-        Before::Nothing => return Standing::Clear,
-        Before::Record(before) if before.attempts == 0 => return Standing::Clear,
-        Before::Record(before) => matches!(before.state, State::InProgress { .. }),
-        Before::Unknown => false,
+        PreviousRecord::Nothing => return Standing::Clear,
+        PreviousRecord::Record(before) if before.attempts == 0 => return Standing::Clear,
+        PreviousRecord::Record(before) => matches!(before.state, State::InProgress { .. }),
+        PreviousRecord::Unknown => false,
     };
     let exclusive_attempts = claimed.exclusive_attempts;
     if exclusive_attempts == 0 && claimed.open_since.is_none() {
@@ -125,7 +129,7 @@ pub fn standing(claimed: &Claimed, waits: &CrashWaits) -> Standing {
     }
 }
 
-/// The end of the lease of the n-th attempt alone, from 1, that starts now. Never before
+/// Returns the end of the lease for the n-th attempt alone, counted from 1, that starts now. Never before
 /// `lease_until`, the end of an ordinary lease.
 #[doc(hidden)]
 #[must_use]
@@ -139,20 +143,20 @@ pub fn lease_alone(
     rest.map_or(lease_until, |rest| rest.max(lease_until))
 }
 
-/// The messages of a batch, as the order of suspects sees them.
+/// The messages of a batch, as far as they decide which suspect starts next.
 #[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Other messages of the batch that run, or can still start.
+    /// Messages of the batch that run or can still start, without the waiting suspects.
     pub active: usize,
-    /// Attempts alone and place in the batch of each suspect that waits.
+    /// For each waiting suspect, its attempts alone and its place in the batch.
     pub suspects: Vec<(u64, usize)>,
 }
 
 /// Returns the place of the suspect that may start now.
 ///
-/// No suspect starts while another message of the batch is active. A running suspect is active too. Then
-/// the one with the fewest attempts alone starts: it is the least likely to end the process.
+/// No suspect starts while another message of the batch is active, and a running suspect is active too. Then
+/// the suspect with the fewest attempts alone starts, because it is the least likely to end the process.
 #[doc(hidden)]
 #[must_use]
 pub fn next_suspect(waiting: &Waiting) -> Option<usize> {
@@ -161,8 +165,8 @@ pub fn next_suspect(waiting: &Waiting) -> Option<usize> {
     Some(*place)
 }
 
-/// Returns whether a message that is no suspect may still start: while a suspect waits, only in the
-/// first half of the batch's time.
+/// Returns whether a message that is not a suspect may still start. While a suspect waits, it may do so only
+/// in the first half of the batch's time.
 #[doc(hidden)]
 #[must_use]
 pub fn may_start_beside(suspects_wait: bool, time: Duration, time_left: Duration) -> bool {

@@ -1,4 +1,4 @@
-//! [`Key`]: identifies an operation. [`Fingerprint`]: detects another payload under the same key.
+//! [`Key`] identifies an operation. [`Fingerprint`] detects a different payload under the same key.
 
 use std::{borrow::Cow, fmt};
 
@@ -52,13 +52,12 @@ impl Namespace {
 
 /// An idempotency key: a namespace and one or more parts, written as one string.
 ///
-/// The string is unambiguous: equal strings have equal namespaces and equal parts. `#` joins the
-/// parts, and `\` escapes `#` and `\` inside a part. Escaped text never contains these two
-/// markers:
+/// The string is unambiguous: equal strings have equal namespaces and equal parts. `#` joins the parts, and
+/// `\` escapes `#` and `\` inside a part. Escaped text never contains these two markers:
 ///
-/// - `\json:` precedes the canonical form of a JSON value that is not a string. The number 7 in a
-///   message body becomes `\json:7`, the string `"7"` becomes `7`.
-/// - `\sha256:` precedes the SHA-256 of all parts, if the key would exceed [`MAX_KEY_BYTES`].
+/// - `\json:` precedes the canonical form of a JSON value that is not a string. In a key, the number 7 is
+///   `\json:7` and the string `"7"` is `7`.
+/// - `\sha256:` precedes the SHA-256 of all parts, when the key would otherwise exceed [`MAX_KEY_BYTES`].
 ///
 /// ```
 /// use sqs_once::protocol::{Key, Namespace};
@@ -78,8 +77,8 @@ impl Key {
     /// # Errors
     ///
     /// - [`KeyError::NoParts`] if `parts` is empty.
-    /// - [`KeyError::EmptyPart`] if a part is empty. Two messages without a key must never be
-    ///   the same operation.
+    /// - [`KeyError::EmptyPart`] if a part is empty. Otherwise two messages without a key would be the same
+    ///   operation.
     pub fn new<'a>(
         namespace: &Namespace,
         parts: impl IntoIterator<Item = &'a str>,
@@ -87,7 +86,7 @@ impl Key {
         Self::of_parts(namespace, parts.into_iter().map(KeyPart::from))
     }
 
-    /// The key of parts that need not be text.
+    /// Joins `namespace` and parts that need not be text.
     ///
     /// # Errors
     ///
@@ -194,7 +193,7 @@ fn escape_into(id: &mut String, part: &str) {
     }
 }
 
-/// The reason why a [`Key`] cannot be created.
+/// Why a [`Key`] cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -210,20 +209,21 @@ pub enum KeyError {
     #[error("the idempotency key has no parts: name at least one")]
     NoParts,
     /// A part was the empty string.
-    #[error("part {index} of the idempotency key is empty: every message needs a key of its own")]
+    #[error("part {index} of the idempotency key is empty: give every message a key")]
     EmptyPart {
         /// Position of the part, from 0.
         index: usize,
     },
 }
 
-/// SHA-256 of the part of a payload that must not change under one key.
+/// The SHA-256 of the part of a payload that must not change under one key.
 ///
-/// Displayed and stored as 64 lower-case hex digits. A fingerprint made for the Powertools layout
+/// It is displayed and stored as 64 lower-case hex digits. A fingerprint for the Powertools layout
 /// (`sqs::powertools::hash`) has 32.
 ///
-/// A fingerprint can name its scheme: what was hashed, and how. Fingerprints of two known schemes are
-/// not compared ([`differs_from`](Self::differs_from)), so the scheme can change while records live.
+/// A fingerprint can name its scheme: what was hashed, and how. We do not compare fingerprints of two
+/// different known schemes ([`differs_from`](Self::differs_from)), so you can change the scheme while older
+/// records are still kept.
 ///
 /// ```
 /// use sqs_once::protocol::Fingerprint;
@@ -254,7 +254,7 @@ impl Fingerprint {
         }
     }
 
-    /// Names what was hashed, and how. `None` removes the name.
+    /// Sets the scheme: what was hashed, and how. `None` removes it.
     #[must_use]
     pub fn with_scheme(self, scheme: impl Into<Option<String>>) -> Self {
         Self {
@@ -269,14 +269,14 @@ impl Fingerprint {
         &self.hex
     }
 
-    /// Returns what was hashed, and how. `None` if unknown, as in records of older versions.
+    /// Returns the scheme: what was hashed, and how. `None` if unknown, as in records of older versions.
     #[must_use]
     pub fn scheme(&self) -> Option<&str> {
         self.scheme.as_deref()
     }
 
-    /// Returns whether the two payloads are known to differ: the hashes differ, and were not made by
-    /// two known schemes that differ.
+    /// Returns whether the two payloads are known to differ: the hashes differ, and do not come from two
+    /// different known schemes.
     ///
     /// ```
     /// use sqs_once::protocol::Fingerprint;
@@ -394,7 +394,8 @@ mod tests {
     }
 
     fn part() -> impl Strategy<Value = KeyPart<'static>> {
-        // Short words over the separator and the escape, so that a wrong encoding collides.
+        // Short words that contain the separator and the escape, so that a wrong encoding produces
+        // collisions.
         let word = "[a#\\\\]{1,3}|[é\0]|x{700}|\\\\json:7|json:7|7";
         (word, any::<bool>()).prop_map(|(word, is_text)| {
             if is_text {

@@ -1,14 +1,14 @@
-//! Idempotency rules without I/O, AWS types or a clock: callers pass in all times.
+//! The idempotency rules, without I/O, AWS types or a clock. Callers pass in all times.
 //!
 //! | module | contents |
 //! | --- | --- |
 //! | [`key`] | idempotency keys and payload fingerprints |
 //! | [`record`] | the record of an operation, and its limits |
-//! | [`decision`] | conditions for claims and settlements, and the meaning of a refused write |
+//! | [`decision`] | conditions for claims and settlements, and what a failed condition means |
 //! | [`isolation`] | which messages run alone after a crash, and when |
 //!
-//! Each decision is a pure function of its arguments. Readers can check each one against the tables
-//! in `docs/protocol.md`, and tests try every row.
+//! Each decision is a pure function of its arguments. You can check it against the tables in
+//! `docs/protocol.md`, and the tests try every row.
 
 #[doc(hidden)]
 pub mod circuit;
@@ -16,16 +16,16 @@ pub mod decision;
 pub mod isolation;
 pub mod key;
 pub mod record;
-mod unavailability;
+mod request_error_kind;
 
 pub use decision::Settlement;
 #[doc(hidden)]
-pub use decision::{Before, ClaimRefused, Claimed, Refusal, SettlementRefused};
+pub use decision::{FailedClaim, FailedSettlement, PreviousRecord, PriorState, Rejection};
 pub use key::KeyPart;
 pub use key::{Fingerprint, Key, KeyError, Namespace};
 pub use record::{
-    AfterFailure, AttemptEnd, ClaimRequest, Fence, Owner, Record, ResultPointer, State,
+    AfterFailure, AttemptEnd, ClaimRequest, FencingToken, Owner, Record, ResultPointer, State,
     StoredResult, Timestamp,
 };
 #[doc(hidden)]
-pub use unavailability::Unavailability;
+pub use request_error_kind::RequestErrorKind;

@@ -18,8 +18,8 @@ use table::Setting;
 
 /// Environment variables, and the errors found in them so far.
 ///
-/// `sqs_once::Settings` and `sqs_once_postgres::DatabaseSettings` read their variables from here, and so
-/// can a handler. An empty variable is treated as if it were not set.
+/// `sqs_once::Settings` and `sqs_once_postgres::DatabaseSettings` read their variables from here, and your
+/// own settings can do so too. An empty variable is treated as if it were not set.
 ///
 /// ```
 /// use sqs_once_core::settings::Variables;
@@ -31,12 +31,12 @@ use table::Setting;
 /// assert_eq!(error.errors().len(), 2);
 /// ```
 pub struct Variables {
-    /// `None`: the process's environment.
+    /// Variables for a test. `None`: the process's environment.
     set: Option<BTreeMap<String, String>>,
     defaults: BTreeMap<String, String>,
-    /// Values that the code fixes, whatever is set.
+    /// Values that the code fixes, whatever the environment says.
     fixed: BTreeMap<String, String>,
-    /// Names that were read, set or not.
+    /// Names that were read, whether or not they were set.
     read: BTreeSet<String>,
     errors: Vec<String>,
 }
@@ -65,7 +65,7 @@ pub struct SettingsError {
 }
 
 impl SettingsError {
-    /// An error that names its variable.
+    /// Creates an error, which should name its variable.
     #[must_use]
     pub fn new(error: impl Into<String>) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl SettingsError {
         }
     }
 
-    /// The errors, each with the name of its variable.
+    /// Returns the errors, each with the name of its variable.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -88,7 +88,7 @@ impl SettingsError {
 }
 
 impl fmt::Debug for Variables {
-    /// Without values: they may hold credentials.
+    /// Leaves out the values, because they may be credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Variables")
             .field("errors", &self.errors)
@@ -109,7 +109,7 @@ impl Variables {
         }
     }
 
-    /// Takes these variables alone, for tests.
+    /// Takes only these variables, for tests.
     #[must_use]
     pub fn from_vars<N: Into<String>, V: Into<String>>(
         variables: impl IntoIterator<Item = (N, V)>,
@@ -122,8 +122,7 @@ impl Variables {
         }
     }
 
-    /// Sets the value of a variable that is not set. Of two defaults for one variable the later
-    /// counts.
+    /// Sets the default of a variable. A later default for the same variable replaces it.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -139,8 +138,9 @@ impl Variables {
 
     /// Fixes the value of a variable in code. A different value in the environment is then an error.
     ///
-    /// Key, fingerprint, envelope and encoding are facts of the message format: with a different value, every
-    /// message in the queue would be a new operation. Fixed in code, they change only together with the handler.
+    /// Use it for key, fingerprint, envelope and encoding, which belong to the message format: with a
+    /// different value, every message in the queue would be a new operation. If the code fixes them, they
+    /// change only together with the handler.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -165,9 +165,9 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// If the variable is not set, or `parse` rejects it. The error stays in the list: read all
-    /// variables before the first `?`, and the final error has them all. The value is not in the
-    /// error, unless `parse` puts it there.
+    /// If the variable is not set, or `parse` rejects it. The error stays in the list, so read all variables
+    /// before the first `?` to report all problems at once. The error does not contain the value, unless
+    /// `parse` puts it there.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -223,7 +223,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// If the value is no such duration. The error stays in the list, as with
+    /// If the value is not such a duration. The error stays in the list, as with
     /// [`required`](Self::required).
     ///
     /// ```
@@ -237,9 +237,10 @@ impl Variables {
         self.optional(name, default, parse::positive)
     }
 
-    /// Reads a variable as text. `None` if it is neither set nor has a default.
+    /// Reads a variable as text. `None` if it is not set and has no default.
     ///
-    /// An empty variable is treated as if it were not set: an empty parameter of a template makes one.
+    /// An empty variable is treated as if it were not set, because a template passes an empty parameter as
+    /// one.
     pub fn value(&mut self, name: &str) -> Option<String> {
         self.read.insert(name.to_owned());
         self.fixed
@@ -249,7 +250,7 @@ impl Variables {
             .or_else(|| self.defaults.get(name).cloned())
     }
 
-    /// The value in the environment, unless it is empty.
+    /// Returns the value in the environment, unless it is empty.
     fn set_value(&self, name: &str) -> Option<String> {
         let set = match &self.set {
             Some(variables) => variables.get(name).cloned(),
@@ -258,7 +259,7 @@ impl Variables {
         set.filter(|value| !value.is_empty())
     }
 
-    /// Returns `base`, changed by a variable that is set.
+    /// Returns `base`, or the result of `change` if the variable is set.
     ///
     /// # Errors
     ///
@@ -284,25 +285,25 @@ impl Variables {
         parse(value).map_err(|problem| self.error(format!("{name}: {problem}")))
     }
 
-    /// Returns whether a variable was read, set or not.
+    /// Returns whether a variable was read, whether or not it was set.
     #[must_use]
     pub fn was_read(&self, name: &str) -> bool {
         self.read.contains(name)
     }
 
-    /// Adds an error to the list, and returns it. It should name its variable.
+    /// Adds an error to the list and returns it. The error should name its variable.
     pub fn error(&mut self, error: String) -> SettingsError {
         self.errors.push(error.clone());
         SettingsError::new(error)
     }
 
-    /// The errors so far.
+    /// Returns the errors so far.
     #[must_use]
     pub fn errors(&self) -> &[String] {
         &self.errors
     }
 
-    /// Replaces the first error of `read` by all that were found.
+    /// Returns `read`, but with all errors in place of the first one.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Parsers of values that several settings share.
+//! Parsers for values that several settings share.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub fn on_or_off(text: &str) -> Result<bool, &'static str> {
 ///
 /// # Errors
 ///
-/// If `text` is no duration.
+/// If `text` is not a duration.
 pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
@@ -29,7 +29,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 ///
-/// If `text` is no duration, or 0.
+/// If `text` is not a duration, or is 0.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".to_owned()),

@@ -1,8 +1,9 @@
-//! The table of settings: one row for each variable, and the names that settings once had.
+//! The table of settings: one row for each variable, and the names that settings used to have.
 //!
-//! A row has the default and the documentation. Code reads a setting by its row ([`Variables::setting`]), so that
-//! no default stands twice. The hint for unknown names knows the rows, and `tests/security/parameters.rs` compares
-//! docs and template with them. A new setting is a row and the code that reads it.
+//! A row has the default and the documentation. Code reads a setting through its row
+//! ([`Variables::setting`]), so each default stands only here. The hint for unknown names uses the rows too,
+//! and `tests/security/parameters.rs` compares docs and template with them. To add a setting, add a row and
+//! the code that reads it.
 //!
 //! [`Variables::setting`]: super::Variables::setting
 
@@ -10,25 +11,25 @@
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Setting {
-    /// The variable.
+    /// Name of the variable.
     pub name: &'static str,
-    /// The function that reads it.
+    /// Which function reads it.
     pub reader: Reader,
-    /// The parameter of `template.yaml` that sets it. Empty: none does.
+    /// The parameter of `template.yaml` that sets it. Empty if there is none.
     pub parameter: &'static str,
-    /// The value that applies while the variable is not set. Empty if there is none, or if it depends on the function.
+    /// The value while the variable is not set. Empty if there is none, or if it depends on the function.
     pub default: &'static str,
-    /// Text of docs after the default, or in place of an empty one.
+    /// Text that the docs show after the default, or in place of an empty one.
     pub note: &'static str,
-    /// The sentences of docs about it. Links are relative to the folder `docs`.
+    /// Sentences for the docs. Links are relative to the folder `docs`.
     pub meaning: &'static str,
 }
 
-/// The function that reads a setting.
+/// Which function reads a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reader {
-    /// Consumers in some mode of DynamoDB, or in each mode.
+    /// Consumers, in a DynamoDB mode or in every mode.
     Consumer,
     /// Consumers and relays with records in PostgreSQL.
     Postgres,
@@ -37,7 +38,7 @@ pub enum Reader {
 }
 
 impl Setting {
-    /// The row of this setting in a table of docs/settings.md: variable, default, meaning.
+    /// Returns the row of this setting in a table of docs/settings.md: variable, default, meaning.
     #[must_use]
     pub fn documentation(&self) -> String {
         let Self {
@@ -80,14 +81,14 @@ macro_rules! settings {
 }
 
 settings! {
-    IDEMPOTENCY_TABLE_NAME: Consumer, "ExistingTableName", "", "required; not used by `on_item` and `InPostgres`";
+    IDEMPOTENCY_TABLE_NAME: Consumer, "ExistingTableName", "", "required; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, [in memory](local-testing.md#cargo-lambda-alone)"
 
     IDEMPOTENCY_NAMESPACE: Consumer, "IdempotencyNamespace", "", "the function's name; the program's, if cargo-lambda runs it without a name";
     "first part of every key; separates consumers that share a table"
 
     IDEMPOTENCY_KEY: Consumer, "IdempotencyKey", "message-id";
-    "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](choosing-a-key.md); with `powertools:` before it, the hash of Powertools"
+    "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](keys.md); with `powertools:` before it, the hash of Powertools"
 
     CONSUMER_ENVELOPE: Consumer, "ConsumerEnvelope", "none";
     "service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer [removes it](handlers.md#envelopes) before it looks for the key"
@@ -101,38 +102,38 @@ settings! {
     CONSUMER_S3_BUCKETS: Consumer, "ConsumerS3Buckets", "", "not set";
     "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
 
-    IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; `off` for `on_item`";
+    IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; `off` for `item_mode`";
     "the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools"
 
-    IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d", "; unlimited for `on_item`";
+    IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d", "; unlimited for `item_mode`";
     "how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
 
-    IDEMPOTENCY_AFTER_FAILURE: Consumer, "IdempotencyAfterFailure", "retry", "; not used by `on_item`";
+    IDEMPOTENCY_AFTER_FAILURE: Consumer, "IdempotencyAfterFailure", "retry", "; not used by `item_mode`";
     "a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error"
 
-    IDEMPOTENCY_RESULT_BUCKET: Consumer, "IdempotencyResultBucket", "", "not set; not used by `on_item`";
+    IDEMPOTENCY_RESULT_BUCKET: Consumer, "IdempotencyResultBucket", "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB"
 
-    IDEMPOTENCY_GROUPING: Consumer, "IdempotencyGrouping", "on", "; in claim mode only";
-    "claims and completions of concurrent messages [share requests](costs.md#grouping) to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each"
+    IDEMPOTENCY_BATCHED_WRITES: Consumer, "IdempotencyBatchedWrites", "on", "; in claim mode only";
+    "claims and completions of concurrent messages [share requests](costs.md#batched-writes) to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each"
 
-    OUTBOX_TABLE_NAME: Consumer, "", "", "not set; not used by `on_item` and `InPostgres`";
+    OUTBOX_TABLE_NAME: Consumer, "", "", "not set; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the [events](outbox.md) that handlers publish"
 
     CONSUMER_HEARTBEAT: Consumer, "ConsumerHeartbeat", "off";
     "length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see [long handlers](handlers.md#long-handlers). `off`: a lease ends with its invocation"
 
-    IDEMPOTENCY_LAYOUT: Consumer, "IdempotencyLayout", "native", "; not used by `on_item` and `InPostgres`";
-    "or `powertools`: the record of [Powertools for AWS Lambda](moving-from-powertools.md)"
+    IDEMPOTENCY_LAYOUT: Consumer, "IdempotencyLayout", "native", "; not used by `item_mode` and `PostgresMode`";
+    "or `powertools`: the record of [Powertools for AWS Lambda](other-libraries.md#moving-from-powertools)"
 
-    IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `on_item` and `InPostgres`";
+    IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `item_mode` and `PostgresMode`";
     "other attribute names, as `id=PK,expires_at=ttl`; the native names are in the [protocol](protocol.md#record)"
 
-    IDEMPOTENCY_SORT_KEY: Consumer, "IdempotencySortKey", "", "not set; not used by `on_item` and `InPostgres`";
+    IDEMPOTENCY_SORT_KEY: Consumer, "IdempotencySortKey", "", "not set; not used by `item_mode` and `PostgresMode`";
     "`SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
-    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_GROUPING` is `off`"
+    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_BATCHED_WRITES` is `off`"
 
     CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
     "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`"
@@ -155,19 +156,19 @@ settings! {
     CONSUMER_BACKOFF_CAP: Consumer, "FunctionTimeout", "15m";
     "longest back-off after any receive; at most `11h 30m`"
 
-    CONSUMER_DEAD_LETTER: Consumer, "ConsumerDeadLetter", "on";
+    CONSUMER_DIRECT_DEAD_LETTERING: Consumer, "ConsumerDirectDeadLettering", "on";
     "`on`: copies a message that failed permanently to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error"
 
     CONSUMER_METRICS: Consumer, "ConsumerMetrics", "on";
     "adds [metrics](metrics.md) to the log line of each batch"
 
-    CONSUMER_METRICS_WRITE_UNITS: Consumer, "ConsumerMetricsWriteUnits", "off", "; not used by `on_item` and `InPostgres`";
+    CONSUMER_METRICS_WRITE_UNITS: Consumer, "ConsumerMetricsWriteUnits", "off", "; not used by `item_mode` and `PostgresMode`";
     "`on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits`"
 
     CONSUMER_LOG_SAMPLE_COMPLETED: Consumer, "ConsumerLogSampleCompleted", "1";
     "share of the `completed` messages that are logged, from `0` to `1`, chosen at random; all other outcomes are logged, and metrics count every message"
 
-    IDEMPOTENCY_POSTGRES_URL: Postgres, "", "", "required by `InPostgres`";
+    IDEMPOTENCY_POSTGRES_URL: Postgres, "", "", "required by `PostgresMode`";
     "`postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?`"
 
     IDEMPOTENCY_POSTGRES_AUTH: Postgres, "", "password";
@@ -186,7 +187,7 @@ settings! {
     "`source` of events on EventBridge"
 }
 
-/// Names that settings once had, each with what replaced it.
+/// Names that settings used to have, each with its replacement.
 pub const REMOVED: &[(&str, &str)] = &[
     (
         "CONSUMER_CONFLICT_WAIT",
@@ -200,6 +201,7 @@ pub const REMOVED: &[(&str, &str)] = &[
         "CONSUMER_DEADLINE_RESERVE",
         "a builder method: Consumer::deadline_reserve",
     ),
+    ("CONSUMER_DEAD_LETTER", "CONSUMER_DIRECT_DEAD_LETTERING"),
     (
         "CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE",
         "a builder method: Consumer::fail_when_store_unavailable",
@@ -208,13 +210,14 @@ pub const REMOVED: &[(&str, &str)] = &[
     ("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME"),
     (
         "CONSUMER_PRIME",
-        "a builder method: Settings::prime; the consumer reads its table once at start",
+        "a builder method: Settings::warm_up; the consumer reads its table once at start",
     ),
     (
         "CONSUMER_RUNTIME",
         "the memory of the function: several threads from two vCPUs on",
     ),
     ("CONSUMER_S3_MAX_BYTES", "CONSUMER_MAX_BODY_BYTES"),
+    ("IDEMPOTENCY_GROUPING", "IDEMPOTENCY_BATCHED_WRITES"),
     (
         "IDEMPOTENCY_LEASE_FALLBACK",
         "a builder method: Consumer::assumed_timeout",
@@ -250,7 +253,10 @@ mod tests {
     #[test]
     fn documentation_has_default_and_note() {
         let rows = [
-            (&IDEMPOTENCY_RETENTION, "| `20d`; unlimited for `on_item` |"),
+            (
+                &IDEMPOTENCY_RETENTION,
+                "| `20d`; unlimited for `item_mode` |",
+            ),
             (&OUTBOX_EVENT_SOURCE, "| the function's name |"),
             (&CONSUMER_METRICS, "| `on` |"),
         ];

@@ -1,4 +1,4 @@
-//! Variables that begin as settings do, and that no setting reads: misspelt and removed names.
+//! Finds variables that look like settings but that no setting reads: misspelt and removed names.
 
 use std::env;
 
@@ -9,21 +9,21 @@ use super::{
 
 const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 
-/// A variable that begins as settings do, and has no effect.
+/// A variable that looks like a setting and has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownVariable {
     /// Its name.
     pub name: String,
-    /// The replacement of a setting that once had this name.
+    /// The replacement, if a setting used to have this name.
     pub replacement: Option<&'static str>,
-    /// The setting of the nearest name.
+    /// The setting with the nearest name.
     pub nearest: Option<String>,
 }
 
 impl Variables {
     /// Returns the variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that were not read.
-    /// A setting that a consumer in a different mode reads is known.
+    /// Settings of the other modes are not among them.
     ///
     /// ```
     /// use sqs_once_core::settings::Variables;
@@ -59,7 +59,7 @@ impl Variables {
         hints.collect()
     }
 
-    /// Names of the variables that are set.
+    /// Returns the names of the variables that are set.
     fn names(&self) -> Vec<String> {
         match &self.set {
             Some(variables) => {
@@ -75,20 +75,20 @@ impl Variables {
     }
 }
 
-/// The name without its prefix.
+/// Returns the name without its prefix.
 fn suffix(name: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
 }
 
-/// Edit distance of two names without their prefixes. `None` if they are not near: more than a
-/// third of the characters differ.
+/// Returns the edit distance of two names without their prefixes. `None` if more than a third of the
+/// characters differ.
 fn distance_between(name: &str, known: &str) -> Option<usize> {
     let (name, known) = (suffix(name)?, suffix(known)?);
     let distance = edit_distance(name, known);
     (distance <= (known.len() / 3).max(1)).then_some(distance)
 }
 
-/// Smallest number of characters to insert, delete or replace (Levenshtein, one row at a time).
+/// Returns the smallest number of characters to insert, delete or replace (Levenshtein, one row at a time).
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

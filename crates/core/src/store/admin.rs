@@ -1,6 +1,6 @@
-//! Records as an operator finds and lists them, with the command-line tool `sqs-once`.
+//! Records as an operator sees them, with the command-line tool `sqs-once`.
 //!
-//! An operator has no claim. So each change has the condition that the record is as it was read.
+//! An operator holds no claim. So each change has the condition that the record is still as it was read.
 
 use std::{any::Any, sync::Arc};
 
@@ -9,19 +9,20 @@ use crate::protocol::Record;
 /// A record with its key, as read from the table.
 #[derive(Clone, Debug)]
 pub struct StoredRecord {
-    /// The key as the table has it. A key longer than the sort key of a DynamoDB table takes is hashed.
+    /// The key as the table has it: hashed, if it is longer than a DynamoDB sort key may be.
     pub key: String,
-    /// The record, or the reason why the item or row is no valid record.
+    /// The record, or why the item or row is not a valid record.
     pub record: Result<Record, String>,
     /// Process id of the PostgreSQL session whose open transaction claims the record. `None` in
     /// DynamoDB, where a claim has a lease.
     pub locked_by: Option<i32>,
-    /// The version that its store has read, as the condition of a change.
+    /// The version that the store has read, as the condition of a change.
     pub version: Arc<dyn Any + Send + Sync>,
 }
 
 impl StoredRecord {
-    /// The version that its store has read, as the condition of a change. A record of another store has none.
+    /// Returns the version that the store has read, as the condition of a change. `None` if another kind of
+    /// store read it.
     pub fn version<T: 'static>(&self) -> Option<&T> {
         self.version.downcast_ref()
     }
@@ -32,7 +33,7 @@ impl StoredRecord {
 pub struct RecordPage {
     /// Records of the page that pass the filter.
     pub records: Vec<StoredRecord>,
-    /// Number of items or rows that were read for the page.
+    /// Number of items or rows that were read to find them.
     pub read: usize,
     /// Read units that the page took. `None` in PostgreSQL.
     pub units: Option<f64>,
@@ -51,13 +52,13 @@ pub enum RecordStatus {
     Failed,
 }
 
-/// The records to list. Records past their retention are never listed.
+/// Which records to list. Records past their retention are never listed.
 #[derive(Clone, Debug, Default)]
 pub struct RecordFilter {
-    /// Records with this status; all if `None`.
+    /// Only records with this status. `None`: all.
     pub status: Option<RecordStatus>,
-    /// Records whose lease has ended.
+    /// If true, only records whose lease has ended.
     pub expired_lease: bool,
-    /// Records whose key begins with this text.
+    /// Only records whose key begins with this text.
     pub prefix: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! [`RequestContext`]: time limit and meter of the caller, for the store.
+//! [`RequestContext`]: tells the store the caller's time limit and meter.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::meter::Meter;
 
-/// How long the caller of a request waits for the answer, and where the request's costs are added up.
+/// How long the caller of a request waits for the response, and where the request's costs are added up.
 ///
 /// The default has no time limit, and nobody reads its costs.
 ///
@@ -23,7 +23,7 @@ pub struct RequestContext {
 }
 
 impl RequestContext {
-    /// The caller drops the request at `limit`, and reads the costs from `meter`.
+    /// Creates the context of a request that the caller drops at `limit`, with its costs added to `meter`.
     #[must_use]
     pub fn until(limit: Instant, meter: &Meter) -> Self {
         Self {
@@ -42,14 +42,14 @@ impl RequestContext {
         }
     }
 
-    /// Returns whether the claim's key probably has a record, since SQS delivered the message before. A store
-    /// may then choose a request that costs less where there is one.
+    /// Returns whether the claim's key probably has a record, because SQS has delivered the message before. A
+    /// store may then choose a request that is cheaper if there is a record.
     #[must_use]
     pub const fn expects_record(&self) -> bool {
         self.expects_record
     }
 
-    /// Returns how long the caller still waits for the answer. `None` without a limit.
+    /// Returns how long the caller still waits for the response. `None` if there is no limit.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         let limit = self.limit?;
@@ -61,7 +61,7 @@ impl RequestContext {
         self.meter.add_write_units(units);
     }
 
-    /// Notes that the store sends no more writes in batches, for the metric `BatchedWritesOff`.
+    /// Notes that the store gave up batched writes, for the metric `BatchedWritesOff`.
     pub fn batches_ended(&self) {
         self.meter.batches_ended();
     }

@@ -1,13 +1,13 @@
-//! [`MemoryStore`]: records in memory, for tests and first trials without AWS.
+//! [`MemoryStore`]: records in memory, for tests and for a first try without AWS.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError};
+use super::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError};
 use crate::protocol::{
-    ClaimRequest, Fence, Key, Record, Settlement, Timestamp,
+    ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp,
     decision::{may_claim, may_settle},
 };
 
@@ -63,37 +63,37 @@ impl Store for MemoryStore {
         &self,
         request: &ClaimRequest,
         _: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         let mut records = self.records();
         let record = records.get(&request.key);
         if !may_claim(record, request)
             && let Some(record) = record
         {
-            return Ok(ClaimAnswer::Refused(record.clone()));
+            return Ok(ClaimResponse::ConditionFailed(record.clone()));
         }
         let replaced = records
             .remove(&request.key)
             .filter(|record| !record.is_expired(request.now));
         records.insert(request.key.clone(), request.record(replaced.as_ref()));
-        Ok(ClaimAnswer::Applied { replaced })
+        Ok(ClaimResponse::Applied { replaced })
     }
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         _: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let mut records = self.records();
         let record = records.get(&fence.key);
         if !may_settle(record, fence) {
-            return Ok(SettleAnswer::Refused(record.cloned()));
+            return Ok(SettleResponse::ConditionFailed(record.cloned()));
         }
         match record.and_then(|record| settlement.apply(record, now)) {
             Some(settled) => records.insert(fence.key.clone(), settled),
             None => records.remove(&fence.key),
         };
-        Ok(SettleAnswer::Applied)
+        Ok(SettleResponse::Applied)
     }
 }

@@ -1,9 +1,8 @@
 //! Storage of records: the [`Store`] trait and its implementations.
 //!
-//! A store makes single conditional writes and returns their answers. The functions in
-//! [`crate::protocol::decision`] interpret the answers. A further store therefore needs two methods
-//! and no rules of its own. The suite in `tests/store_conformance.rs` checks the conditions of a
-//! store.
+//! A store makes single conditional writes and returns their responses. The functions in
+//! [`crate::protocol::decision`] interpret them. So a store needs only two methods and no rules. The suite in
+//! [`crate::conformance`] checks its conditions.
 
 pub mod admin;
 mod context;
@@ -15,18 +14,20 @@ use std::error::Error;
 pub use admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 pub use context::RequestContext;
 pub use memory::MemoryStore;
-pub use results::{OutputStore, Results};
+pub use results::{ResultStore, Results};
 
-use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, Unavailability};
+use crate::protocol::{
+    ClaimRequest, FencingToken, Key, Record, RequestErrorKind, Settlement, Timestamp,
+};
 
 /// A table of [`Record`]s with conditional writes.
 ///
-/// Both writes are atomic: no other write comes between the condition check and the write. A store
-/// repeats no write. The caller does, for as long as the error's class and its time allow.
+/// Both writes are atomic: no other write comes between the condition check and the write. A store does not
+/// repeat a write. The caller does that, as long as the kind of error and the time allow it.
 ///
 /// ```
 /// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
-/// use sqs_once::store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store};
+/// use sqs_once::store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let (store, context) = (MemoryStore::default(), RequestContext::default());
@@ -35,11 +36,11 @@ use crate::protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp, U
 /// let lease_until = now + std::time::Duration::from_secs(30);
 /// let expires_at = now.as_secs() + 3600;
 /// let request = ClaimRequest::new(key, Owner::fresh(), "m-1", now, lease_until, expires_at);
-/// assert_eq!(store.claim(&request, &context).await?, ClaimAnswer::Applied { replaced: None });
-/// assert_eq!(store.claim(&request, &context).await?, ClaimAnswer::Refused(request.record(None)));
-/// let end = Settlement::EndLease { last_end: None };
+/// assert_eq!(store.claim(&request, &context).await?, ClaimResponse::Applied { replaced: None });
+/// assert_eq!(store.claim(&request, &context).await?, ClaimResponse::ConditionFailed(request.record(None)));
+/// let end = Settlement::Release { last_end: None };
 /// let ended = store.settle(&request.fence(), &end, now, &context).await?;
-/// assert_eq!(ended, SettleAnswer::Applied);
+/// assert_eq!(ended, SettleResponse::Applied);
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
@@ -54,7 +55,7 @@ pub trait Store: Send + Sync + 'static {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<ClaimAnswer, StoreError>> + Send;
+    ) -> impl Future<Output = Result<ClaimResponse, StoreError>> + Send;
 
     /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) returns true.
     ///
@@ -66,41 +67,41 @@ pub trait Store: Send + Sync + 'static {
     /// [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<SettleAnswer, StoreError>> + Send;
+    ) -> impl Future<Output = Result<SettleResponse, StoreError>> + Send;
 }
 
-/// The answer to a claim. There is no third: a conditional write is applied or refused.
+/// The response to a claim. A conditional write is either applied, or its condition failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a claim that was refused must not run"]
-pub enum ClaimAnswer {
+#[must_use = "a claim whose condition failed must not run"]
+pub enum ClaimResponse {
     /// The claim succeeded.
     Applied {
         /// The record before the claim. `None` if no record existed, or only an expired one.
         replaced: Option<Record>,
     },
-    /// The claim was refused because of this record.
-    Refused(Record),
+    /// The condition of the claim failed on this record.
+    ConditionFailed(Record),
 }
 
-/// The answer to a settlement.
+/// The response to a settlement.
 #[expect(
     clippy::large_enum_variant,
     reason = "one answer lives at a time, and is taken apart at once"
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a settlement that was refused is not recorded"]
-pub enum SettleAnswer {
+#[must_use = "a settlement whose condition failed is not recorded"]
+pub enum SettleResponse {
     /// The settlement succeeded.
     Applied,
-    /// The settlement was refused because of this record, or because no record exists (`None`).
-    Refused(Option<Record>),
+    /// The condition of the settlement failed on this record, or because there is no record (`None`).
+    ConditionFailed(Option<Record>),
 }
 
-/// The reason why a request to a store failed.
+/// Why a request to a store failed.
 ///
 /// ```
 /// use sqs_once::store::StoreError;
@@ -123,19 +124,19 @@ pub enum StoreError {
         /// Limit in bytes.
         limit: usize,
     },
-    /// The store is unreachable, or throttled or rejected the request.
+    /// The store is unreachable, or it throttled or rejected the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Class of the failure: whether the request was applied, and whether a repetition may help.
+        /// Kind of failure: whether the request was applied, and whether a repetition may help.
         #[doc(hidden)]
-        kind: Unavailability,
+        kind: RequestErrorKind,
         /// The request, as a verb.
         action: &'static str,
         /// Key of the record.
         key: String,
         /// Name of the store, with the table.
         store: String,
-        /// Reason and remedy.
+        /// Reason, and what to do.
         reason: String,
         /// The SDK's error.
         #[source]
@@ -151,7 +152,7 @@ pub enum StoreError {
         /// Reason of the failure.
         reason: String,
     },
-    /// No answer arrived before the deadline.
+    /// No response arrived before the deadline.
     #[error("could not {action} key `{key}`: no answer before the deadline")]
     OutOfTime {
         /// The request, as a verb.
@@ -174,10 +175,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// A request without an answer, or with one that cannot be read: it may have been applied.
+    /// Creates the error of a request that got no response, or one that cannot be read. The request may have
+    /// been applied.
     ///
-    /// `action` is the request in a word, `store` a name of the store for people, and `reason` holds
-    /// no payload.
+    /// `action` is a verb for the request, `store` is a name of the store for people, and `reason` must not
+    /// contain payload.
     ///
     /// ```
     /// use sqs_once::protocol::{Key, Namespace};
@@ -199,11 +201,12 @@ impl StoreError {
         store: impl Into<String>,
         reason: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self::unavailable(Unavailability::Unanswered, action, key, store, reason)
+        Self::unavailable(RequestErrorKind::Unanswered, action, key, store, reason)
     }
 
-    /// A request that was throttled, or met another write: it was not applied, and may succeed when
-    /// it is repeated. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was throttled or collided with a different write. It was not
+    /// applied, and may succeed when it is repeated. The arguments are those of
+    /// [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn contended(
         action: &'static str,
@@ -211,11 +214,12 @@ impl StoreError {
         store: impl Into<String>,
         reason: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self::unavailable(Unavailability::Contended, action, key, store, reason)
+        Self::unavailable(RequestErrorKind::Contended, action, key, store, reason)
     }
 
-    /// A request that was denied, or sent to no such table: it was not applied, and a repetition can
-    /// succeed once that is corrected. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was denied, or whose table does not exist. It was not applied, and
+    /// a repetition can succeed once that is corrected. The arguments are those of
+    /// [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn denied(
         action: &'static str,
@@ -223,11 +227,11 @@ impl StoreError {
         store: impl Into<String>,
         reason: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self::unavailable(Unavailability::Denied, action, key, store, reason)
+        Self::unavailable(RequestErrorKind::Denied, action, key, store, reason)
     }
 
-    /// A request that is not valid: it was not applied, and a repetition fails again. The arguments are
-    /// those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that is not valid. It was not applied, and a repetition would fail
+    /// again. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn invalid(
         action: &'static str,
@@ -235,13 +239,13 @@ impl StoreError {
         store: impl Into<String>,
         reason: impl Into<Box<dyn Error + Send + Sync>>,
     ) -> Self {
-        Self::unavailable(Unavailability::Invalid, action, key, store, reason)
+        Self::unavailable(RequestErrorKind::Invalid, action, key, store, reason)
     }
 
-    /// A request that was not answered as it should be.
+    /// Creates the error of a request that the store did not process.
     #[must_use]
     pub fn unavailable(
-        kind: Unavailability,
+        kind: RequestErrorKind,
         action: &'static str,
         key: &Key,
         store: impl Into<String>,
@@ -263,20 +267,20 @@ impl StoreError {
     pub const fn may_have_been_applied(&self) -> bool {
         match self {
             Self::ItemTooLarge { .. } | Self::Rejected { .. } => false,
-            Self::Unavailable { kind, .. } => matches!(kind, Unavailability::Unanswered),
+            Self::Unavailable { kind, .. } => matches!(kind, RequestErrorKind::Unanswered),
             Self::OutOfTime { .. } | Self::Unreadable { .. } => true,
         }
     }
 
-    /// Returns whether the request met contention: DynamoDB throttled the request, or another write
-    /// to the same item was in progress.
+    /// Returns whether the request met contention: DynamoDB throttled it, or a different write to the same
+    /// item was in progress.
     #[must_use]
-    pub const fn is_throttled(&self) -> bool {
-        matches!(self.kind(), Some(Unavailability::Contended))
+    pub const fn is_contended(&self) -> bool {
+        matches!(self.kind(), Some(RequestErrorKind::Contended))
     }
 
-    /// The class of a failed request. `None` if no repetition can help.
-    pub(crate) const fn kind(&self) -> Option<Unavailability> {
+    /// Returns the kind of a failed request. `None` if no repetition can help.
+    pub(crate) const fn kind(&self) -> Option<RequestErrorKind> {
         match self {
             Self::Unavailable { kind, .. } => Some(*kind),
             _ => None,

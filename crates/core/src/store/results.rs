@@ -1,4 +1,4 @@
-//! [`Results`]: the place of handlers' outputs.
+//! [`Results`]: where outputs of handlers are stored.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -8,33 +8,31 @@ use tokio::time::Instant;
 use crate::protocol::record::MAX_RESULT_BYTES;
 use crate::protocol::{Key, Owner, ResultPointer, StoredResult};
 
-/// The place of the outputs of completed operations: in the record, in S3, or nowhere.
-/// [`Once::results`](crate::Once::results) takes it.
+/// Where the outputs of completed operations are stored: in the record, in S3, or nowhere. Pass it to
+/// [`Once::results`](crate::Once::results).
 ///
-/// A claim that is refused costs write units for the whole record, so each duplicate pays for a large
-/// output again. A transaction costs twice the write units. An output in S3 costs one request when it
-/// is stored, and one for each duplicate whose handler reads it
-/// ([`Stored::output`](crate::Stored::output)).
+/// A claim whose condition failed costs write units for the whole record, so each duplicate pays for a large
+/// output again, and twice as much in a transaction. An output in S3 costs one request when it is stored, and
+/// one for each duplicate whose handler reads it ([`Stored::output`](crate::Stored::output)).
 ///
 /// ```
 /// use sqs_once::{Once, store::{MemoryStore, Results}};
 ///
-/// // For handlers whose duplicates need no answer.
+/// // For handlers whose duplicates need no reply.
 /// let once = Once::new(MemoryStore::default()).results(Results::none());
 /// ```
 ///
 /// # Outputs in S3
 ///
-/// 1. After the handler, an output over the limit goes to S3, under a name of its own: the hash of the
-///    key, the owner of the claim, and the hash of the output.
-/// 2. Then the worker records the completion, with bucket, name, SHA-256 and length.
-/// 3. A duplicate's handler reads the object, and the SHA-256 is compared.
+/// 1. After the handler, the worker stores an output over the limit in S3. The name of the object contains
+///    the hash of the key, the owner of the claim, and the hash of the output.
+/// 2. Then it records the completion, with bucket, name, SHA-256 and length.
+/// 3. When a handler reads the output of a duplicate, the SHA-256 of the object must match.
 ///
-/// The effect has occurred before step 1, so a failure of S3 never fails the operation. If S3 does not
-/// take the output within 2 seconds, or half of the time left, the record says that the output is
-/// omitted. A crash between the steps leaves an object that no record names. The consumer deletes no
-/// object: give the bucket a lifecycle rule that deletes them some days after the
-/// [retention](crate::Once::retention).
+/// The effect has happened before step 1, so a failure of S3 never fails the operation. If S3 does not take
+/// the output within 2 seconds or half of the time left, the record says that the output is omitted. A crash
+/// between the steps leaves an object that no record names. The consumer never deletes objects, so give the
+/// bucket a lifecycle rule that deletes them some days after the [retention](crate::Once::retention).
 #[derive(Clone, Debug)]
 pub struct Results(Place);
 
@@ -44,15 +42,15 @@ enum Place {
     InRecord,
     /// Outputs over the limit, in bytes. Shorter ones are in the record.
     Outside {
-        outputs: Arc<dyn OutputStore>,
+        outputs: Arc<dyn ResultStore>,
         inline_limit: usize,
     },
 }
 
-/// A place of large outputs outside of the table.
-pub trait OutputStore: Debug + Send + Sync {
-    /// Stores an output before `end`. If it is not taken in time, the result says that it is omitted.
-    fn keep<'a>(
+/// A place for large outputs outside the table.
+pub trait ResultStore: Debug + Send + Sync {
+    /// Stores an output before `end`. If that takes too long, the result says that the output is omitted.
+    fn store<'a>(
         &'a self,
         key: &'a Key,
         owner: &'a Owner,
@@ -68,14 +66,15 @@ pub trait OutputStore: Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<String, String>>;
 }
 
-/// Longest output in a record beside outputs elsewhere. A record of 64 KB costs 64 write units.
+/// Longest output that stays in the record when longer ones go elsewhere. A record of 64 KB costs 64 write
+/// units.
 const DEFAULT_INLINE_LIMIT: usize = 64 * 1024;
 
-/// Maximum time of a read by a handler.
+/// Longest time for a handler's read.
 const MAX_READ_TIME: Duration = Duration::from_secs(5);
 
 impl Results {
-    /// Stores no outputs. Duplicates get none.
+    /// Stores no outputs. Handlers of duplicates get none.
     #[must_use]
     pub const fn none() -> Self {
         Self(Place::Nowhere)
@@ -88,18 +87,18 @@ impl Results {
         Self(Place::InRecord)
     }
 
-    /// Stores outputs over [`inline_limit`](Self::inline_limit) in another place, and shorter ones in the
+    /// Stores outputs over [`inline_limit`](Self::inline_limit) in a different place, and shorter ones in the
     /// record.
     #[must_use]
-    pub fn outside(outputs: impl OutputStore + 'static) -> Self {
+    pub fn outside(outputs: impl ResultStore + 'static) -> Self {
         Self(Place::Outside {
             outputs: Arc::new(outputs),
             inline_limit: DEFAULT_INLINE_LIMIT,
         })
     }
 
-    /// Sets the longest output in a record, in bytes of JSON, where longer ones go to S3. 64 KB by
-    /// default, at most 392 KB.
+    /// Sets the longest output in a record, in bytes of JSON, when longer ones go to S3. 64 KB by default, at
+    /// most 392 KB.
     #[must_use]
     pub fn inline_limit(self, bytes: usize) -> Self {
         match self.0 {
@@ -112,7 +111,7 @@ impl Results {
     }
 
     /// Stores an output before `end`, and returns the result for the record.
-    pub(crate) async fn keep(
+    pub(crate) async fn store(
         &self,
         key: &Key,
         owner: &Owner,
@@ -128,7 +127,7 @@ impl Results {
             Place::Outside { inline_limit, .. } if json.len() <= *inline_limit => {
                 StoredResult::Json(json)
             }
-            Place::Outside { outputs, .. } => outputs.keep(key, owner, json, end).await,
+            Place::Outside { outputs, .. } => outputs.store(key, owner, json, end).await,
         }
     }
 
@@ -136,7 +135,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// The reason, with the remedy. The text has no part of the output.
+    /// A text that says what failed and what to do. It contains no part of the output.
     pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
         self.read_within(MAX_READ_TIME, pointer).await
     }
@@ -145,7 +144,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// The reason, with the remedy. The text has no part of the output.
+    /// A text that says what failed and what to do. It contains no part of the output.
     #[doc(hidden)]
     pub async fn read_within(
         &self,

@@ -21,12 +21,8 @@ use sqs_once_core::{
 };
 
 impl DynamoStore {
-    /// Reads a record, consistently.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`] if the table could not be read.
-    pub async fn look_up(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+    /// Reads a record with strong consistency.
+    pub async fn get(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         let read = self
             .client
             .get_item()
@@ -42,8 +38,8 @@ impl DynamoStore {
         }
     }
 
-    /// Reads at most `limit` items, and returns the records among them that pass the filter. The
-    /// results of records are not read.
+    /// Reads at most `limit` items and returns the records among them that pass the filter. Does not read the
+    /// results of records.
     ///
     /// Scans the table, or queries the partition of a layout with a sort key.
     ///
@@ -105,8 +101,8 @@ impl DynamoStore {
         })
     }
 
-    /// Ends the lease of a record in progress, so that the next delivery takes over. Returns false,
-    /// and changes nothing, if the record changed since it was read.
+    /// Ends the lease of a record in progress, so that the next delivery takes over. If the record has
+    /// changed since it was read, changes nothing and returns false.
     ///
     /// # Errors
     ///
@@ -128,17 +124,16 @@ impl DynamoStore {
         }
     }
 
-    /// Deletes a record. Returns false, and changes nothing, if the record changed since it was
-    /// read.
+    /// Deletes a record. If the record has changed since it was read, changes nothing and returns false.
     ///
     /// # Errors
     ///
     /// [`StoreError`]. The record may have been deleted nevertheless.
-    pub async fn forget(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
+    pub async fn delete_record(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
         let Some(item) = shown.version::<Item>() else {
             return Ok(false);
         };
-        let delete = expressions::forget(&self.layout, &self.table, item);
+        let delete = expressions::delete_record(&self.layout, &self.table, item);
         match delete_item(&self.writing, delete).send().await {
             Ok(_) => Ok(true),
             Err(error) => match error.as_service_error() {

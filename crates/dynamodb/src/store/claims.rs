@@ -1,4 +1,4 @@
-//! Claims: an `UpdateItem`, and a `PutItem` over a record that an update cannot replace.
+//! Claims: an `UpdateItem`, or a `PutItem` over a record that an update cannot replace.
 
 use aws_sdk_dynamodb::{
     operation::{put_item::PutItemError, update_item::UpdateItemError},
@@ -12,30 +12,29 @@ use crate::{
 };
 use sqs_once_core::{
     protocol::{ClaimRequest, Record, decision::may_claim},
-    store::{ClaimAnswer, RequestContext, StoreError},
+    store::{ClaimResponse, RequestContext, StoreError},
 };
 
 impl DynamoStore {
-    /// Claims in `place`, or when there is one: in one request, or in two if only a put can replace the
-    /// record, which is expired or
-    /// another program's.
+    /// Claims in `place`, or in the next free slot. This takes one request, or two if only a put can replace
+    /// the record because it is expired or another program wrote it.
     pub(super) async fn claim_in(
         &self,
         place: Option<Place>,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         let _place = self.places.or_take(place, Request::Claim).await;
         let (record, item) = match self.claim_by_update(request, context).await? {
-            Claim::Applied(replaced) => return Ok(ClaimAnswer::Applied { replaced }),
-            Claim::Refused(record, item) => (record, item),
+            Claim::Applied(replaced) => return Ok(ClaimResponse::Applied { replaced }),
+            Claim::ConditionFailed(record, item) => (record, item),
         };
         if !may_claim(Some(&record), request) {
-            return Ok(ClaimAnswer::Refused(record));
+            return Ok(ClaimResponse::ConditionFailed(record));
         }
         match self.claim_by_put(request, record, &item, context).await? {
             // The new record admits the claim.
-            ClaimAnswer::Refused(record) if may_claim(Some(&record), request) => {
+            ClaimResponse::ConditionFailed(record) if may_claim(Some(&record), request) => {
                 Err(StoreError::contended(
                     "claim",
                     &request.key,
@@ -59,7 +58,7 @@ impl DynamoStore {
         match call.send().await {
             Ok(answer) => {
                 add_write_units(context, answer.consumed_capacity());
-                // An emulator returns only the key if no record existed.
+                // If no record existed, an emulator returns only the key.
                 let status = self.layout.name(Field::Status);
                 let replaced = answer
                     .attributes()
@@ -69,26 +68,25 @@ impl DynamoStore {
                 Ok(Claim::Applied(replaced))
             }
             Err(error) => match error.as_service_error() {
-                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
-                    // An emulator that ignores `ReturnValuesOnConditionCheckFailure` returns no
-                    // item.
-                    let item = refusal.item().cloned().unwrap_or_default();
+                Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
+                    // An emulator that ignores `ReturnValuesOnConditionCheckFailure` returns no item.
+                    let item = failed.item().cloned().unwrap_or_default();
                     let record = self.read(&request.key, &item)?;
-                    Ok(Claim::Refused(record, item))
+                    Ok(Claim::ConditionFailed(record, item))
                 }
                 _ => Err(self.unavailable("claim", "dynamodb:UpdateItem", &request.key, error)),
             },
         }
     }
 
-    /// Replaces the record `found`, which is expired or another program's, by a claim.
+    /// Replaces the record `found`, which is expired or was written by another program, with a claim.
     async fn claim_by_put(
         &self,
         request: &ClaimRequest,
         found: Record,
         item: &Item,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         let replaced = Some(found).filter(|found| !found.is_expired(request.now));
         let record = self
             .layout
@@ -98,12 +96,12 @@ impl DynamoStore {
         match call.send().await {
             Ok(answer) => {
                 add_write_units(context, answer.consumed_capacity());
-                Ok(ClaimAnswer::Applied { replaced })
+                Ok(ClaimResponse::Applied { replaced })
             }
             Err(error) => match error.as_service_error() {
-                Some(PutItemError::ConditionalCheckFailedException(refusal)) => {
-                    let record = self.read(&request.key, refusal.item().unwrap_or(&Item::new()))?;
-                    Ok(ClaimAnswer::Refused(record))
+                Some(PutItemError::ConditionalCheckFailedException(failed)) => {
+                    let record = self.read(&request.key, failed.item().unwrap_or(&Item::new()))?;
+                    Ok(ClaimResponse::ConditionFailed(record))
                 }
                 _ => Err(self.unavailable("claim", "dynamodb:PutItem", &request.key, error)),
             },
@@ -111,8 +109,8 @@ impl DynamoStore {
     }
 }
 
-/// The answer to a claim by `UpdateItem`.
+/// The response to a claim by `UpdateItem`.
 enum Claim {
     Applied(Option<Record>),
-    Refused(Record, Item),
+    ConditionFailed(Record, Item),
 }

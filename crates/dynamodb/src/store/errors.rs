@@ -8,15 +8,15 @@ use crate::{
     item::Item,
 };
 use sqs_once_core::{
-    protocol::{Key, Record, Unavailability},
+    protocol::{Key, Record, RequestErrorKind},
     store::StoreError,
 };
 
 impl DynamoStore {
-    /// The error of a request that got no good answer, for this reason.
+    /// Creates the error of a request that got no usable response, for this reason.
     pub(super) fn unanswered(
         &self,
-        kind: Unavailability,
+        kind: RequestErrorKind,
         action: &'static str,
         key: &Key,
         why: &str,
@@ -42,7 +42,7 @@ impl DynamoStore {
         unavailable(action, key, &self.table, reason, error)
     }
 
-    /// Explains a failed request, and the key that the table must have where that is the reason.
+    /// Explains a failed request. If the table has the wrong key, also says which key it must have.
     pub(super) fn explain<E>(&self, error: &SdkError<E>, needs: &str) -> String
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,

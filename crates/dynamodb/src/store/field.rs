@@ -7,7 +7,8 @@ use sqs_once_core::InvalidValue;
 /// Declares [`Field`] with its native names.
 macro_rules! fields {
     ($($(#[$doc:meta])* $field:ident $name:literal)+) => {
-        /// An attribute of a record. Its native name is the name in [`Layout::native`](super::Layout::native).
+        /// An attribute of a record. Its native name is the name in
+        /// [`Layout::native`](super::Layout::native).
         ///
         /// ```
         /// use sqs_once::store::Field;
@@ -28,12 +29,12 @@ macro_rules! fields {
                 match self { $(Self::$field => $name,)+ }
             }
 
-            /// The placeholder of the attribute's name in expressions.
+            /// Returns the placeholder of the attribute's name in expressions.
             pub(super) const fn name_placeholder(self) -> &'static str {
                 match self { $(Self::$field => concat!("#", $name),)+ }
             }
 
-            /// The placeholder of the attribute's new value in expressions.
+            /// Returns the placeholder of the attribute's new value in expressions.
             pub(super) const fn value_placeholder(self) -> &'static str {
                 match self { $(Self::$field => concat!(":", $name),)+ }
             }
@@ -54,7 +55,7 @@ fields! {
     ExpiresAt "expires_at"
     /// Fingerprint of the payload.
     Fingerprint "fingerprint"
-    /// The part that the fingerprint is of, and how it was made.
+    /// The scheme of the fingerprint: which part was hashed, and how.
     FingerprintScheme "fingerprint_scheme"
     /// Message of the current or last claim.
     MessageId "message_id"
@@ -72,7 +73,7 @@ fields! {
     Result "result"
     /// Object in S3 that holds the output, as JSON.
     ResultInS3 "result_in_s3"
-    /// Reason why the output was not stored.
+    /// Why the output was not stored.
     ResultOmitted "result_omitted"
     /// Text of the last permanent failure.
     Error "error"

@@ -13,7 +13,7 @@ use sqs_once_core::protocol::{
     AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
 };
 
-/// The attribute of a result, and its text.
+/// Returns the attribute of a result, and its text.
 pub(super) fn result_field(result: &StoredResult) -> (Field, Cow<'_, str>) {
     match result {
         StoredResult::Json(json) => (Field::Result, json.into()),
@@ -90,10 +90,10 @@ impl Layout {
         item
     }
 
-    /// Converts an item into a record. Only the status and `expires_at` are required, because other
-    /// programs may write to the table.
+    /// Converts an item into a record. Only the status and `expires_at` are required, because other programs
+    /// may write to the table.
     ///
-    /// The error text contains the attribute's name and never its value.
+    /// The error text contains the attribute's name, but never its value.
     pub(super) fn record(&self, item: &Item) -> Result<Record, String> {
         let required = |field| format!("attribute `{}` is missing", self.name(field));
         let status = self
@@ -151,7 +151,7 @@ impl Layout {
             first_claimed_at: self.millis(item, Field::FirstClaimedAt)?,
             last_end: last_end.as_deref().and_then(AttemptEnd::from_name),
             exclusive_attempts: self.number(item, Field::ExclusiveAttempts)?.unwrap_or(0),
-            // A completed record of another program may still have an error of an earlier attempt.
+            // A completed record of another program may still have the error of an earlier attempt.
             error: match state {
                 State::Completed { .. } => None,
                 State::InProgress { .. } | State::Failed => self.string(item, Field::Error)?,
@@ -163,7 +163,7 @@ impl Layout {
         })
     }
 
-    /// Reads the result. A result that cannot be read does not fail the call: the operation is completed.
+    /// Reads the result. If it cannot be read, the call does not fail, because the operation is completed.
     fn result(&self, item: &Item) -> Result<StoredResult, String> {
         let name = self.name(Field::Result);
         Ok(match item.get(name) {
@@ -199,8 +199,8 @@ impl Layout {
         let Some(value) = item.get(self.name(field)) else {
             return Ok(None);
         };
-        // Powertools for TypeScript writes fractions of a second. They do not change conditions
-        // that compare with whole seconds.
+        // Powertools for TypeScript writes fractions of a second. They make no difference to conditions that
+        // compare with whole seconds.
         let whole = |digits: &String| digits.split('.').next()?.parse().ok();
         let number = value.as_n().ok().and_then(whole);
         let error = || format!("attribute `{}` must be a number from 0", self.name(field));

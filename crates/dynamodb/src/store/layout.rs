@@ -17,8 +17,8 @@ const MAX_NAME_BYTES: usize = 255;
 
 /// Attribute names, status words and key schema of the records in a table.
 ///
-/// Change the layout only for a new table, or for a table whose records have this layout. The store
-/// does not find records of another layout, so handlers run again for their messages.
+/// Set a layout only for a new table, or for a table whose records already have this layout. The store does
+/// not find records with a different layout, so handlers would run again for their messages.
 ///
 /// ```
 /// use sqs_once::store::Layout;
@@ -51,7 +51,7 @@ pub(super) struct Words {
     pub(super) in_progress: Cow<'static, str>,
     pub(super) completed: Cow<'static, str>,
     pub(super) failed: Cow<'static, str>,
-    /// Further word that means completed, when read.
+    /// A word that also means completed when it is read.
     pub(super) expired: Option<&'static str>,
 }
 
@@ -70,7 +70,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// The attribute names in [`DynamoStore`](crate::store::DynamoStore)'s documentation.
+    /// Returns the attribute names in [`DynamoStore`](crate::store::DynamoStore)'s documentation.
     #[must_use]
     pub fn native() -> Self {
         Self {
@@ -85,8 +85,8 @@ impl Layout {
         }
     }
 
-    /// The record format of the Powertools for AWS Lambda libraries. Functions with Powertools and
-    /// consumers of this crate can then share one table.
+    /// Returns the record format of the Powertools for AWS Lambda libraries, so that functions with
+    /// Powertools and consumers of this crate can share one table.
     ///
     /// | native | Powertools |
     /// | --- | --- |
@@ -100,9 +100,8 @@ impl Layout {
     ///
     /// All other attributes keep their native names, and Powertools ignores them.
     ///
-    /// Powertools has no status for failures. For Powertools, a `FAILED` record is a record in
-    /// progress whose lease expired. So Powertools runs the operation again, as after every
-    /// exception.
+    /// Powertools has no status for failures. It sees a `FAILED` record as a record in progress whose lease
+    /// has expired, so it runs the operation again, as after every exception.
     ///
     /// The id is a prefix and a hash, and `validation` is a hash (`sqs::powertools::hash`).
     ///
@@ -126,17 +125,17 @@ impl Layout {
         }
         layout.words.in_progress = "INPROGRESS".into();
         layout.words.failed = "INPROGRESS".into();
-        // Powertools writes this word when a function ends after its record expired.
+        // Powertools writes this word if a function ends after its record has expired.
         layout.words.expired = Some("EXPIRED");
         layout
     }
 
-    /// Renames attributes: each from its [native](Self::native) name.
+    /// Renames attributes, each given by its [native](Self::native) name.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255
-    /// bytes, or the name of two attributes.
+    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255 bytes, or
+    /// the name of two attributes.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
@@ -233,9 +232,10 @@ impl Layout {
         &self.names[field as usize]
     }
 
-    /// Returns an upper limit of the size of a claim's record, in bytes, without building the item.
+    /// Returns an upper limit for the size of a claim's record, in bytes, without building the item.
     pub(super) fn largest_claim(&self, request: &ClaimRequest) -> usize {
-        /// Status word, owner, fingerprint with its scheme and eight numbers have fewer than 400 bytes.
+        /// Status word, owner, fingerprint with its scheme and eight numbers together have fewer than 400
+        /// bytes.
         const VALUES: usize = 512;
         let names = self.names.iter().map(|name| name.len()).sum::<usize>();
         let sort = (self.sort.as_ref()).map_or(0, |sort| sort.name.len() + sort.partition.len());

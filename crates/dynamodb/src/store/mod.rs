@@ -24,8 +24,8 @@ pub(crate) use places::{Place, Places, Request};
 
 use super::{empty_response::reject_empty_responses, without_retries};
 use sqs_once_core::{
-    protocol::{ClaimRequest, Fence, Settlement, Timestamp},
-    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
 
 /// Records in a DynamoDB table.
@@ -51,7 +51,7 @@ use sqs_once_core::{
 /// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
 /// | `expires_at` | N | end of the retention in epoch seconds; TTL |
 /// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
-/// | `fingerprint_scheme` | S | the part that was hashed, and how; absent if unknown |
+/// | `fingerprint_scheme` | S | which part was hashed, and how; absent if unknown |
 /// | `message_id` | S | message of the current or last claim |
 /// | `attempts` | N | number of claims since the record was created |
 /// | `first_claimed_at` | N | claim time of the earliest open attempt in epoch ms; 0 if unknown |
@@ -60,22 +60,22 @@ use sqs_once_core::{
 /// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
 /// | `result` | S | the handler's output as JSON |
 /// | `result_in_s3` | S | object in S3 that holds the output ([`Results`](sqs_once_core::store::Results)): bucket, key, SHA-256 and length, as JSON |
-/// | `result_omitted` | S | reason why the output was not stored |
+/// | `result_omitted` | S | why the output was not stored |
 /// | `error` | S | text of the last permanent failure |
 /// | `created_at`, `updated_at` | N | epoch milliseconds |
 ///
-/// [`layout`](Self::layout) sets other attribute names, a sort key, or the record format of
-/// Powertools for AWS Lambda.
+/// [`layout`](Self::layout) sets other attribute names, a sort key, or the record format of Powertools for
+/// AWS Lambda.
 ///
 /// # Protocol
 ///
 /// 1. A claim is one `UpdateItem`, with the condition of
-///    [`may_claim`](sqs_once_core::protocol::decision::may_claim). If the record is past
-///    `expires_at`, or another program wrote it, a `PutItem` follows.
-/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the
-///    record still has this owner and is `IN_PROGRESS`.
-/// 3. DynamoDB returns the record when a condition check fails
-///    (`ReturnValuesOnConditionCheckFailure`). So no decision needs a separate read.
+///    [`may_claim`](sqs_once_core::protocol::decision::may_claim). If the record is past `expires_at`, or
+///    another program wrote it, a `PutItem` follows.
+/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the record still
+///    has this owner and is `IN_PROGRESS`.
+/// 3. When a condition check fails, DynamoDB returns the record (`ReturnValuesOnConditionCheckFailure`), so
+///    no decision needs a separate read.
 ///
 /// # Limits
 ///
@@ -89,21 +89,20 @@ use sqs_once_core::{
 /// | use | actions |
 /// | --- | --- |
 /// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
-/// | [`prime`](Self::prime), [`first_look`](crate::inbox::Inbox::first_look) | `dynamodb:GetItem` |
+/// | [`warm_up`](Self::warm_up), [`check_first`](crate::inbox::Inbox::check_first) | `dynamodb:GetItem` |
 /// | [`Batched`] | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
 ///
-/// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or
-/// `ConditionCheckItem` on their own tables. IAM has no separate permission for transactions.
+/// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or `ConditionCheckItem` on
+/// their own tables. IAM has no separate permission for transactions.
 ///
 /// # Guarantee
 ///
-/// DynamoDB serialises the writes to one item, so of two claims one is refused. This holds for any
-/// difference between the workers' clocks. Clocks only decide when a lease expires.
+/// DynamoDB serializes the writes to one item, so of two claims one fails. This is true however much the
+/// workers' clocks differ. Clocks only decide when a lease expires.
 ///
-/// The guarantee holds within one Region. A global table with eventual consistency checks
-/// conditions in each Region separately. Let the consumers of **one Region** write to a table, and
-/// move all consumers at once. A global table with strong consistency has no transactions and no
-/// TTL.
+/// The guarantee holds within one Region. A global table with eventual consistency checks conditions in each
+/// Region separately. Let the consumers of **one Region** write to a table, and move all consumers at once. A
+/// global table with strong consistency has no transactions and no TTL.
 ///
 /// ```no_run
 /// # async fn run() {
@@ -117,8 +116,8 @@ use sqs_once_core::{
 pub struct DynamoStore {
     /// Client for reads, which the SDK retries.
     client: Client,
-    /// Client for writes, without the SDK's retries. The store sees each answer, and throttled
-    /// claims cannot use up the retry quota of settlements.
+    /// Client for writes, without the SDK's retries. The store sees each response, and throttled claims
+    /// cannot use up the retry quota of settlements.
     pub(crate) writing: Client,
     pub(crate) table: String,
     pub(crate) layout: Layout,
@@ -158,10 +157,10 @@ impl DynamoStore {
         Self { layout, ..self }
     }
 
-    /// Asks DynamoDB for the consumed write units of each write (`ReturnConsumedCapacity`), for the
-    /// metric `WriteUnits`. Off by default.
+    /// Asks DynamoDB for the consumed write units of each write (`ReturnConsumedCapacity`), for the metric
+    /// `WriteUnits`. Off by default.
     ///
-    /// Known gap: DynamoDB reports no units of refused writes, although these consume units.
+    /// Known gap: DynamoDB reports no units for a write whose condition failed, although it consumes units.
     ///
     /// ```no_run
     /// # fn store(client: aws_sdk_dynamodb::Client) {
@@ -178,24 +177,23 @@ impl DynamoStore {
 
     /// Opens the connection and checks read access to the table.
     ///
-    /// Sends one eventually consistent `GetItem` for a record that never exists, and waits at most
-    /// `timeout`.
+    /// Sends one eventually consistent `GetItem` for a record that never exists, and waits at most `timeout`.
     ///
-    /// Call this method in Lambda's init phase. The first message then needs no TLS handshake, and
-    /// a wrong table name or a missing permission shows before the first message.
+    /// Call this method in Lambda's init phase. The first message then needs no TLS handshake, and you see a
+    /// wrong table name or a missing permission before the first message.
     ///
     /// # Errors
     ///
-    /// The reason, if the table could not be read. Log the error and start the consumer nevertheless.
+    /// Why the table could not be read. Log the error and start the consumer nevertheless.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {
-    /// if let Err(error) = store.prime(std::time::Duration::from_secs(2)).await {
+    /// if let Err(error) = store.warm_up(std::time::Duration::from_secs(2)).await {
     ///     tracing::warn!(%error, "starting without a warm connection");
     /// }
     /// # }
     /// ```
-    pub async fn prime(&self, timeout: Duration) -> Result<(), PrimeError> {
+    pub async fn warm_up(&self, timeout: Duration) -> Result<(), WarmUpError> {
         let read = self
             .client
             .get_item()
@@ -210,7 +208,7 @@ impl DynamoStore {
             Ok(Err(error)) => self.explain(&error, "dynamodb:GetItem"),
             Err(_) => format!("no answer within {timeout:?}"),
         };
-        Err(PrimeError {
+        Err(WarmUpError {
             table: self.table.clone(),
             reason,
         })
@@ -222,27 +220,27 @@ impl Store for DynamoStore {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         self.check_claim(request)?;
         self.claim_in(None, request, context).await
     }
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         self.check_settlement(fence, settlement)?;
         self.settle_in(None, fence, settlement, now, context).await
     }
 }
 
-/// The reason why [`DynamoStore::prime`] could not read the table.
+/// Why [`DynamoStore::warm_up`] could not read the table.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("DynamoDB table `{table}` did not answer the warm-up read: {reason}")]
-pub struct PrimeError {
+#[error("DynamoDB table `{table}` did not respond to the warm-up read: {reason}")]
+pub struct WarmUpError {
     table: String,
     reason: String,
 }

@@ -1,29 +1,30 @@
-//! [`Places`]: a bound on the requests of one store that are in flight in a process.
+//! [`Places`]: limits how many requests of one store are in flight in a process.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of requests in flight, so also of connections.
+/// Maximum number of requests in flight, and so of connections.
 const MOST: usize = 64;
-/// Maximum number of claims among them. While claims wait for a silent table, completions still go out.
+/// Maximum number of claims among them, so that completions still go out while claims wait for a silent
+/// table.
 const MOST_CLAIMS: usize = 48;
 
-/// The places of a store's requests in flight. Clones share them.
+/// Slots for a store's requests in flight. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     all: Arc<Semaphore>,
     claims: Arc<Semaphore>,
 }
 
-/// A place, free again when it is dropped.
+/// A slot, which is free again when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     _claim: Option<OwnedSemaphorePermit>,
     _any: Option<OwnedSemaphorePermit>,
 }
 
-/// A claim, or a request that comes after one.
+/// The kind of a request: a claim, or a request that follows one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
@@ -40,9 +41,9 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Waits for a place.
+    /// Waits for a slot.
     pub(crate) async fn take(&self, kind: Request) -> Place {
-        // The semaphores are never closed. Claims wait for each other first, and hold up nothing else.
+        // The semaphores are never closed. Claims wait for each other first, so they hold up nothing else.
         let _claim = match kind {
             Request::Claim => Arc::clone(&self.claims).acquire_owned().await.ok(),
             Request::Other => None,
@@ -51,7 +52,7 @@ impl Places {
         Place { _claim, _any }
     }
 
-    /// Waits for a place, unless there is one already.
+    /// Returns `place`, or waits for a slot if it is `None`.
     pub(crate) async fn or_take(&self, place: Option<Place>, kind: Request) -> Place {
         match place {
             Some(place) => place,
@@ -59,7 +60,7 @@ impl Places {
         }
     }
 
-    /// Takes a place for a claim or for another request, without waiting. `Other` if only that is free.
+    /// Takes a slot for a claim or for another request, without waiting. `Other` if only such a slot is free.
     pub(crate) fn try_take(&self) -> Option<(Request, Place)> {
         let any = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let claim = Arc::clone(&self.claims).try_acquire_owned().ok();
@@ -82,7 +83,7 @@ impl Places {
 }
 
 impl Place {
-    /// The place of a request that claims nothing.
+    /// Converts the slot to one for a request that claims nothing.
     pub(crate) fn without_claim(self) -> Self {
         Self {
             _claim: None,
@@ -105,7 +106,7 @@ mod tests {
 
     const TAKES: Duration = Duration::from_secs(1);
 
-    /// Runs requests of this duration. Returns the largest number in flight, and the time of all.
+    /// Runs requests of this duration. Returns the largest number in flight, and the total time.
     async fn run(places: &Places, kind: Request, requests: usize) -> (usize, Duration) {
         let started = Instant::now();
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));

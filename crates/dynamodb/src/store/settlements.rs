@@ -8,20 +8,20 @@ use crate::{
     write::{add_write_units, delete_item, update_item},
 };
 use sqs_once_core::{
-    protocol::{Fence, Settlement, Timestamp},
-    store::{RequestContext, SettleAnswer, StoreError},
+    protocol::{FencingToken, Settlement, Timestamp},
+    store::{RequestContext, SettleResponse, StoreError},
 };
 
 impl DynamoStore {
-    /// Settles in `place`, or when there is one.
+    /// Settles in `place`, or in the next free slot.
     pub(super) async fn settle_in(
         &self,
         place: Option<Place>,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let _place = self.places.or_take(place, Request::Other).await;
         let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
         let Some(update) = update else {
@@ -32,11 +32,11 @@ impl DynamoStore {
         match call.send().await {
             Ok(answer) => {
                 add_write_units(context, answer.consumed_capacity());
-                Ok(SettleAnswer::Applied)
+                Ok(SettleResponse::Applied)
             }
             Err(error) => match error.as_service_error() {
-                Some(UpdateItemError::ConditionalCheckFailedException(refusal)) => {
-                    self.refused(fence, refusal.item())
+                Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
+                    self.refused(fence, failed.item())
                 }
                 _ => {
                     let action = settlement.name();
@@ -48,33 +48,33 @@ impl DynamoStore {
 
     async fn delete(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let delete = expressions::delete(&self.layout, &self.table, fence);
         let call =
             delete_item(&self.writing, delete).set_return_consumed_capacity(self.capacity.clone());
         match call.send().await {
             Ok(answer) => {
                 add_write_units(context, answer.consumed_capacity());
-                Ok(SettleAnswer::Applied)
+                Ok(SettleResponse::Applied)
             }
             Err(error) => match error.as_service_error() {
-                Some(DeleteItemError::ConditionalCheckFailedException(refusal)) => {
-                    self.refused(fence, refusal.item())
+                Some(DeleteItemError::ConditionalCheckFailedException(failed)) => {
+                    self.refused(fence, failed.item())
                 }
                 _ => Err(self.unavailable("restore", "dynamodb:DeleteItem", &fence.key, error)),
             },
         }
     }
 
-    /// Reads the record that refused a settlement.
+    /// Reads the record on which a settlement's condition failed.
     pub(super) fn refused(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         item: Option<&Item>,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let record = item.map(|item| self.read(&fence.key, item)).transpose()?;
-        Ok(SettleAnswer::Refused(record))
+        Ok(SettleResponse::ConditionFailed(record))
     }
 }

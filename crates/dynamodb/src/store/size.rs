@@ -4,14 +4,15 @@ use super::DynamoStore;
 use crate::item as items;
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Fence, Key, Settlement, StoredResult,
+        ClaimRequest, FencingToken, Key, Settlement, StoredResult,
         record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},
     },
     store::StoreError,
 };
 
 impl DynamoStore {
-    /// Rejects a claim whose record would leave no room for a result, which must fit after the effect.
+    /// Rejects a claim whose record would leave no room for a result. The result must fit once the effect has
+    /// happened.
     pub(super) fn check_claim(&self, request: &ClaimRequest) -> Result<(), StoreError> {
         let room = MAX_ITEM_BYTES - MAX_RESULT_BYTES;
         if self.layout.largest_claim(request) <= room {
@@ -24,15 +25,15 @@ impl DynamoStore {
     /// Rejects a result that is too large, before a request is sent.
     pub(super) fn check_settlement(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
     ) -> Result<(), StoreError> {
         check_result(&fence.key, settlement)
     }
 }
 
-/// Rejects a result over [`MAX_RESULT_BYTES`] before a request is sent ([`StoredResult::fit`]
-/// limits results).
+/// Rejects a result over [`MAX_RESULT_BYTES`] before a request is sent. [`StoredResult::fit`] normally
+/// prevents such results.
 pub(super) fn check_result(key: &Key, settlement: &Settlement) -> Result<(), StoreError> {
     let bytes = match settlement {
         Settlement::Complete {
@@ -45,7 +46,7 @@ pub(super) fn check_result(key: &Key, settlement: &Settlement) -> Result<(), Sto
             result: StoredResult::InS3(_),
             ..
         }
-        | Settlement::EndLease { .. }
+        | Settlement::Release { .. }
         | Settlement::Restore(_)
         | Settlement::Renew { .. } => 0,
     };
@@ -112,7 +113,7 @@ mod tests {
 
     #[tokio::test]
     async fn item_over_400_kb_is_refused_before_sending() {
-        // A client without an endpoint: the error can only come from the library's own check.
+        // This client has no endpoint, so the error can only come from the library's own check.
         let config = aws_sdk_dynamodb::Config::builder()
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();

@@ -6,8 +6,7 @@ use crate::item::Item;
 
 /// Removes empty sets, which DynamoDB rejects, from an item and its nested maps and lists.
 ///
-/// An empty set that is an element of a list stays, because its removal would shift the elements
-/// after it.
+/// An empty set that is an element of a list stays, because removing it would shift the elements after it.
 pub(super) fn remove_empty_sets(item: &mut Item) {
     item.retain(|_, value| !is_empty_set(value));
     item.values_mut().for_each(remove_nested_empty_sets);

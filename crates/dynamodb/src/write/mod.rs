@@ -26,11 +26,11 @@ use super::item::Item;
 /// DynamoDB Transactions: How it works"). One of them writes the record.
 pub const MAX_WRITES: usize = 99;
 
-/// One write to an item: the SDK's [`Put`], [`Update`], [`Delete`] or [`ConditionCheck`], with an
-/// optional label.
+/// One write to an item: the SDK's [`Put`], [`Update`], [`Delete`] or [`ConditionCheck`], with an optional
+/// label.
 ///
-/// The constructors accept any value that serde can serialize. A value that serde cannot serialize
-/// causes a permanent failure, and no request is sent.
+/// The constructors accept any value that implements `Serialize`. If serde cannot serialize it, the operation
+/// fails permanently and no request is sent.
 ///
 /// ```
 /// use aws_sdk_dynamodb::types::{AttributeValue, Delete};
@@ -73,7 +73,7 @@ impl<A> Write<A> {
     }
 
     /// Labels the write. The label identifies the write in errors and in
-    /// [`Done::on_refused`](crate::done::Done::on_refused) when its condition check fails.
+    /// [`Done::on_condition_failed`](crate::done::Done::on_condition_failed) when its condition check fails.
     #[must_use]
     pub fn label(self, label: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -123,7 +123,7 @@ impl<A: Action> Write<A> {
     }
 
     /// Requests the existing item when the condition check fails. The item is then in
-    /// [`RefusedWrite::item`](crate::refused::RefusedWrite::item).
+    /// [`FailedWrite::item`](crate::condition_failed::FailedWrite::item).
     #[must_use]
     pub fn return_item(mut self) -> Self {
         self.action.return_item();
@@ -227,7 +227,7 @@ impl Write<ConditionCheck> {
         Self::new(check.build().expect("table, key and condition are set"))
     }
 
-    /// Names the item under `key`, and demands nothing of it.
+    /// Names the item under `key` without any condition.
     pub(crate) fn item(table: impl Into<String>, key: impl Serialize) -> Self {
         let mut write = Self::check(table, "");
         if let Some(key) = write.serialized("the key", serde_dynamo::to_item(key)) {

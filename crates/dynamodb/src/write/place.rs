@@ -1,4 +1,4 @@
-//! [`Place`]: a write as errors name it, by position, label and table.
+//! [`Place`]: how errors name a write, by position, label and table.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub(crate) fn table(action: &TransactWriteItem) -> &str {
     table.unwrap_or_default()
 }
 
-/// Displays a write by its position (from 0), label and table.
+/// Shows a write by its position (from 0), label and table.
 pub(crate) struct Place<'a> {
     pub(crate) index: usize,
     pub(crate) label: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! Groups of rows that one transaction has locked: sends their events, and names the rows to settle.
+//! Sends the events of groups whose rows one transaction has locked, and names the rows to settle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use crate::{
 use sqs_once::Deadline;
 use sqs_once_postgres::relay::{Limits, Row};
 
-/// The rows of events that were sent or dead-lettered, and each row that failed, with its group.
+/// The rows whose events were sent or dead-lettered, and each row that failed, with its group.
 pub(super) struct Settled {
     pub(super) done: Vec<i64>,
     pub(super) failed: Vec<(i64, String)>,
 }
 
-/// Sends the events of groups that are locked.
+/// Sends the events of locked groups.
 pub(super) async fn send_groups(
     relay: &Relay,
     groups: Vec<Group>,
@@ -66,11 +66,11 @@ pub(super) fn groups(rows: Vec<Row>) -> Vec<Group> {
     groups
 }
 
-/// In a stricter isolation, a row that another
-/// relay has sent would be an error, and not a row to be left out.
+/// Returns the limits of the transaction. In a stricter isolation, a row that another relay has sent would be
+/// an error; here it must just be left out.
 pub(super) fn limits(deadline: Deadline) -> Limits {
     Limits {
         is_read_committed: true,
-        ..Limits::until(deadline, deadline.end())
+        ..Limits::until(deadline, deadline.write_until())
     }
 }

@@ -1,4 +1,4 @@
-//! [`PostgresRelay`]: sends the events of the table `sqs_once_outbox` by schedule.
+//! [`PostgresRelay`]: sends the events of the table `sqs_once_outbox` on a schedule.
 
 mod locked;
 mod right_after_commit;
@@ -26,15 +26,15 @@ pub use right_after_commit::RightAfterCommit;
 /// Time reserved to delete the rows of sent events, and for the response.
 const RESERVE: Duration = Duration::from_secs(2);
 /// Longest round of sending: the limit of one call in [`aws::config`](sqs_once::aws::config). With less time
-/// left, a round could be cut off, and its events would count as failed.
+/// left, a round could be cut off, and its events would have failed.
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
-/// Most rows of a transaction, shared among its groups if they are few.
+/// The most rows of a transaction. If there are few groups, they share them.
 const MAX_ROWS: usize = 500;
-/// How long we drain only groups known to have more events before scanning all groups again, which can
-/// read every row of the table.
+/// How long we read only groups that are known to have more events. Then we look at all groups again, which
+/// can read every row of the table.
 const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
-/// Sends the events that [`InPostgres`](sqs_once_postgres::InPostgres) has recorded in `sqs_once_outbox`. Clones
-/// share pool and clients.
+/// Sends the events that [`PostgresMode`](sqs_once_postgres::PostgresMode) has recorded in `sqs_once_outbox`.
+/// Clones share pool and clients.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), lambda_runtime::Error> {
@@ -52,27 +52,27 @@ const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 ///
 /// # Transactions
 ///
-/// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it:
-///    at most 100 groups. Read their first rows: ten of each, and more of few groups, up to 500 in
-///    total, with 8 MB of bodies.
-/// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups side by
-///    side, refused events to the dead-letter queue.
-/// 3. Delete the rows of sent and dead-lettered events. If an event failed, set the next attempt of
-///    its group, after 5 seconds to 5 minutes.
-/// 4. `COMMIT`, and start again, until no group is due or the time is up. For five seconds, start with
-///    the groups that have more events, and then with all.
+/// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it. This
+///    takes at most 100 groups. Read ten rows of each group, or more if there are few groups, up to 500 rows
+///    with 8 MB of bodies.
+/// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups side by side,
+///    and rejected events to the dead-letter queue.
+/// 3. Delete the rows of sent and dead-lettered events. If an event failed, postpone its group by 5 seconds
+///    to 5 minutes.
+/// 4. `COMMIT` and start again, until no group is due or the time is up. For five seconds only the groups
+///    that have more events take part, and then all of them.
 ///
-/// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets
-/// an event at least once. If the process is frozen, the server ends the transaction. From PostgreSQL
-/// 17 on it does so one second after the deadline. Before, it can do so later: the limit of the idle
-/// time starts at the end of the last statement.
+/// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets an
+/// event at least once. If the process is frozen, the server ends the transaction. From PostgreSQL 17 on it
+/// does so one second after the deadline. Older versions may do so later, because their idle limit starts at
+/// the end of the last statement.
 #[derive(Clone, Debug)]
 pub struct PostgresRelay {
     relay: Relay,
     store: PostgresStore,
 }
 
-/// Numbers of events of one run of a [`PostgresRelay`].
+/// How many events one run of a [`PostgresRelay`] sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -81,7 +81,8 @@ pub struct Relayed {
     pub sent: u64,
     /// Events that the dead-letter queue confirmed.
     pub dead_lettered: u64,
-    /// Events that are sent again: failed ones, and those that were read behind them in their groups.
+    /// Events that will be sent again: the ones that failed, and those that were read behind them in their
+    /// groups.
     pub failed: u64,
 }
 
@@ -96,20 +97,19 @@ impl Relayed {
 }
 
 impl PostgresRelay {
-    /// A relay that sends as `relay` does, from the database of `store`. It needs one connection.
+    /// Creates a relay that sends as `relay` does, from the database of `store`. It needs one connection.
     #[must_use]
     pub const fn new(relay: Relay, store: PostgresStore) -> Self {
         Self { relay, store }
     }
 
-    /// Sends events until none is due, or `deadline`. Several relays may send at a time.
+    /// Sends events until none is due or `deadline` comes. Several relays may send at the same time.
     ///
-    /// Dropping the returned future has the effect of a crash: the events of the open transaction are
-    /// sent again.
+    /// Dropping the returned future is like a crash: the events of the open transaction are sent again.
     ///
     /// # Errors
     ///
-    /// If PostgreSQL fails. Events may have been sent before.
+    /// If PostgreSQL fails. Some events may already have been sent.
     pub async fn send_due(&self, deadline: Deadline) -> Result<Relayed, RelayError> {
         self.send_all_due(deadline, None).await
     }
@@ -125,8 +125,8 @@ impl PostgresRelay {
         request_id: Option<&str>,
     ) -> Result<Relayed, RelayError> {
         let mut report = RelayReport::new(Timestamp::now());
-        let sent = timeout_at(deadline.end(), async {
-            let (limits, stop) = (limits(deadline), deadline.stop());
+        let sent = timeout_at(deadline.write_until(), async {
+            let (limits, stop) = (limits(deadline), deadline.handler_cutoff());
             let mut tx = self.store.begin_until(limits, stop).await?;
             report.waiting(oldest(&mut tx).await?);
             send_all(&self.relay, &mut tx, deadline, &mut report).await
@@ -158,14 +158,14 @@ async fn send_all(
             return tx.roll_back().await;
         }
         let next_look = Instant::now() + TIME_TO_NEXT_LOOK;
-        // If more groups are due than one transaction takes, a few long ones do not delay them.
+        // If more groups are due than fit into one transaction, a few long groups must not delay the others.
         let enough = if groups.len() < MAX_GROUPS {
             1
         } else {
             MAX_GROUPS / 2
         };
         while !groups.is_empty() {
-            run.latest_start = deadline.latest_start().min(next_look);
+            run.start_by = deadline.start_by().min(next_look);
             let mut long = long_groups(&groups, MAX_ROWS);
             let Settled { done, failed } = send_groups(relay, groups, &mut run, report).await;
             for (_, group) in &failed {
@@ -187,7 +187,7 @@ async fn send_all(
     }
 }
 
-/// The groups of which a request with this limit may have left out rows.
+/// Returns the groups from which a request with this limit may have left out rows.
 fn long_groups(groups: &[Group], max_rows: usize) -> BTreeSet<String> {
     let bytes = |group: &Group| -> usize { group.iter().map(|row| row.event.body.len()).sum() };
     let is_cut = groups.iter().map(bytes).sum::<usize>() >= MAX_BYTES;

@@ -1,4 +1,4 @@
-//! [`RightAfterCommit`]: sends the events of an answer right after its commit.
+//! [`RightAfterCommit`]: sends the events of an operation right after its commit.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -19,30 +19,30 @@ use sqs_once_postgres::relay::{
     AfterCommit, MIN_ROWS_OF_GROUP, TransactionConnection, explain, lock_due, settle,
 };
 
-/// Time without events right after commits, once an event or the database failed.
+/// Pause in sending right after commits, when an event or the database has failed.
 const PAUSE: Duration = Duration::from_secs(60);
 /// Least time for a send after a commit. With less, a timeout would not prove that the target is slow.
 const MIN_TIME: Duration = Duration::from_millis(500);
-/// Time that a round of sending right after a commit takes, with a healthy target.
+/// How long a round of sending right after a commit takes with a healthy target.
 const MIN_TIME_AFTER_COMMIT: Duration = Duration::from_millis(200);
-/// Most transactions right after a commit: the first sends the events of the answer, and the next ones
-/// those of workers that found their groups locked.
+/// The most transactions right after a commit. The first sends the events of the operation, and the next ones
+/// send those of workers that found their groups locked.
 const MAX_TRANSACTIONS: usize = 3;
 
-/// Sends the events of each answer right after its commit, in at most 2 seconds or half of the time left,
+/// Sends the events of each operation right after its commit, in at most 2 seconds or half of the time left,
 /// whichever is shorter. Without it, events wait for a [`PostgresRelay`].
 ///
-/// A failure changes no outcome: it is logged, and the events stay in the table. So a
-/// [`PostgresRelay`] must run by schedule too. It also sends the rest of a group with more than 30
-/// waiting events, and each event whose name has no target in `relay`, with those behind it in its
-/// group. After a failure this process sends nothing right after commits for a minute.
+/// A failure changes no outcome. It is logged, and the events stay in the table. So a [`PostgresRelay`] must
+/// also run on a schedule. It also sends the rest of a group with more than 30 waiting events, and each event
+/// whose name has no target in `relay`, together with those behind it in its group. After a failure, this
+/// process sends nothing right after commits for a minute.
 ///
 /// ```no_run
 /// # fn main_(pool: sqlx::PgPool, relay: sqs_once_outbox::Relay) {
 /// use sqs_once_outbox::RightAfterCommit;
-/// use sqs_once_postgres::InPostgres;
+/// use sqs_once_postgres::PostgresMode;
 ///
-/// let mode = InPostgres::new(pool).after_commit(RightAfterCommit::new(relay));
+/// let mode = PostgresMode::new(pool).after_commit(RightAfterCommit::new(relay));
 /// # }
 /// ```
 ///
@@ -65,7 +65,8 @@ impl AfterCommit for RightAfterCommit {
 }
 
 impl RightAfterCommit {
-    /// Sends as `relay` does. Call [`Relay::check_targets`] before, as [`DatabaseWithRelay`] does.
+    /// Creates a sender that sends as `relay` does. Call [`Relay::check_targets`] first, as
+    /// [`DatabaseWithRelay`] does.
     ///
     /// [`DatabaseWithRelay`]: crate::DatabaseWithRelay
     #[must_use]
@@ -84,7 +85,7 @@ impl RightAfterCommit {
             .min_time_to_start(MIN_TIME_AFTER_COMMIT);
         let mut report = RelayReport::new(Timestamp::now());
         let sent = send_of_groups(&self.relay, tx, groups, deadline, &mut report);
-        let sent = timeout_at(deadline.end(), sent).await;
+        let sent = timeout_at(deadline.write_until(), sent).await;
         let relayed = Relayed::of(&report);
         if relayed != Relayed::default() {
             self.relay.log(report, None);
@@ -94,8 +95,8 @@ impl RightAfterCommit {
             Ok(Ok(())) => "an event was not sent".to_owned(),
             Err(_elapsed) => "out of time".to_owned(),
             Ok(Err(error)) => {
-                // If the server answers, the connection stays in its pool.
-                let _closed = timeout_at(deadline.end(), tx.roll_back()).await;
+                // If the server responds, the connection stays in its pool.
+                let _closed = timeout_at(deadline.write_until(), tx.roll_back()).await;
                 explain(&error)
             }
         };
@@ -118,9 +119,9 @@ impl RightAfterCommit {
 
 /// Sends the due events of these groups, in a few transactions. Stops at the first failure.
 ///
-/// Only the scheduled relay judges a name without a target, because its list of targets is complete. And
-/// only it postpones a group. Otherwise a worker that can't send would keep the groups of its commits from
-/// the relay.
+/// Only the scheduled relay decides about a name without a target, because only its list of targets is
+/// complete. Only that relay postpones a group, too. Otherwise a worker that cannot send would keep the relay
+/// away from the groups of its commits.
 async fn send_of_groups(
     relay: &Relay,
     tx: &mut TransactionConnection,

@@ -7,7 +7,7 @@ use sqs_once::{
     store::DynamoStore,
 };
 use sqs_once_outbox::{PostgresRelay, RightAfterCommit};
-use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use tokio::time::{Duration, timeout};
 
 use super::{
@@ -108,7 +108,7 @@ impl Schedule {
 
 async fn run(
     name: &str,
-    mode: impl FnOnce(InPostgres, &Sqs) -> InPostgres,
+    mode: impl FnOnce(PostgresMode, &Sqs) -> PostgresMode,
     server: &Server,
     orders: usize,
     seed: u64,
@@ -120,7 +120,7 @@ async fn run(
     }
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let [pool_of_a, pool_of_relay] = database.pools.clone();
-    let a = mode(InPostgres::new(pool_of_a).clock(now), &sqs);
+    let a = mode(PostgresMode::new(pool_of_a).clock(now), &sqs);
     let a = consumer(a, "a", handler_fn(place), "body:/orderId");
     let client = dynamo.worker(Some(Duration::from_secs(1)));
     let b = Once::new(DynamoStore::new(client, RECORDS_OF_B)).clock(now);
@@ -194,6 +194,7 @@ async fn events_after_commit_reach_b_once_and_in_order() {
         return;
     };
     let name = "consumer A is in PostgreSQL, and sends right after commits";
-    let sends = |mode: InPostgres, sqs: &Sqs| mode.after_commit(RightAfterCommit::new(relay(sqs)));
+    let sends =
+        |mode: PostgresMode, sqs: &Sqs| mode.after_commit(RightAfterCommit::new(relay(sqs)));
     run_rounds(400, |orders, seed| run(name, sends, server, orders, seed)).await;
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use sqlx::raw_sql;
 use sqs_once::{Attempt, Deadline, Event, Outcome, Settings, handler_fn, protocol::Timestamp};
 use sqs_once_outbox::{DatabaseWithRelay, PostgresRelay, Relay, Relayed, RightAfterCommit};
-use sqs_once_postgres::{InPostgres, InTransaction, PostgresStore, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::pooled::Pooled;
 use support::world::url;
 use support::world::{SECOND, World, ample, operation, publishes, short};
@@ -52,13 +52,13 @@ fn relay(world: &World, sqs: &Sqs) -> PostgresRelay {
 }
 
 /// A worker that sends events right after their commit.
-fn sends_after_commit(world: &World, sqs: &Sqs) -> InPostgres {
+fn sends_after_commit(world: &World, sqs: &Sqs) -> PostgresMode {
     world
         .mode()
         .after_commit(RightAfterCommit::new(sender(sqs)))
 }
 
-async fn publish_in(mode: &InPostgres, id: &str, groups: &[&str]) {
+async fn publish_in(mode: &PostgresMode, id: &str, groups: &[&str]) {
     let outcome = mode
         .run(operation(id, ample()), publishes(id, groups))
         .await;

@@ -120,7 +120,7 @@ async fn other_answer_publishes_under_the_same_id() {
     let refused = || Write::check(THINGS, "attribute_exists(id)").key("id", "absent");
     let answer = || {
         let first = Done::new(()).with(refused()).publish(placed(1));
-        Ok(first.on_refused(|_| Ok(Done::new(()).publish(placed(2)))))
+        Ok(first.on_condition_failed(|_| Ok(Done::new(()).publish(placed(2)))))
     };
     for outcome in in_both_modes(&dynamo, "o", answer).await {
         assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");

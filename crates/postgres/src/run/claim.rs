@@ -6,8 +6,8 @@ use sqlx::Error;
 use sqs_once_core::{
     once::Outcome,
     protocol::{
-        Claimed, Record,
-        decision::{may_claim, refusal},
+        PriorState, Record,
+        decision::{may_claim, rejection},
     },
 };
 use tokio::time::{Instant, timeout_at};
@@ -22,9 +22,9 @@ use crate::{
 
 /// A claim whose transaction is open. The transaction locks the record.
 pub(crate) struct Claim {
-    /// The record in progress. Of a record that existed before, the table still has the old state.
+    /// The record in progress. If the record existed before, the table still has its old state.
     pub(crate) record: Record,
-    pub(crate) claimed: Claimed,
+    pub(crate) claimed: PriorState,
     /// Id of the transaction.
     pub(crate) transaction: String,
 }
@@ -32,11 +32,11 @@ pub(crate) struct Claim {
 impl Run<'_> {
     /// Opens a transaction, and claims the operation.
     pub(crate) async fn begin(&self) -> Result<(TransactionConnection, Claim), Outcome> {
-        let stop = self.deadline.stop();
+        let stop = self.deadline.handler_cutoff();
         let begun = async {
             let mut tries = Tries::new(self.records.store.connections(), stop);
             loop {
-                let limits = Limits::until(self.deadline, self.deadline.latest_start());
+                let limits = Limits::until(self.deadline, self.deadline.start_by());
                 let mut tx = tries.begin(limits).await?;
                 match self.claim(&mut tx).await {
                     // Nothing was committed.
@@ -45,10 +45,10 @@ impl Run<'_> {
                 }
             }
         };
-        // The answer to a lock timeout comes after the last start.
+        // The response to a lock timeout comes after the last time at which a handler may start.
         let (mut tx, claim) = match self
             .meter
-            .timed(timeout_at(self.deadline.end(), begun))
+            .timed(timeout_at(self.deadline.write_until(), begun))
             .await
         {
             Ok(Ok(begun)) => begun,
@@ -60,8 +60,8 @@ impl Run<'_> {
         }
         let outcome = match claim {
             Ok(Ok(claim)) => return Ok((tx, claim)),
-            Ok(Err(refused_by)) => refusal(refused_by, &self.request).into(),
-            // The rival's transaction is open. Its end is not known.
+            Ok(Err(refused_by)) => rejection(refused_by, &self.request).into(),
+            // The other worker's transaction is open, and we do not know when it ends.
             Err(error) if is_lock_timeout(&error) => Outcome::Conflict {
                 owner: None,
                 lease_until: self.records.now(),
@@ -78,7 +78,7 @@ impl Run<'_> {
 
     /// Creates the tables, which could not be created at start. The message then runs again.
     async fn create_tables(&self, tx: &mut TransactionConnection, missing: &Error) -> Outcome {
-        let stop = self.deadline.stop();
+        let stop = self.deadline.handler_cutoff();
         let created = tx.request(stop, create_first_tables);
         match timeout_at(stop, created).await {
             Ok(Ok(())) => {
@@ -89,7 +89,8 @@ impl Run<'_> {
         }
     }
 
-    /// Claims the operation in the open transaction. Returns the record that refuses the claim.
+    /// Claims the operation in the open transaction. Returns the record on which the claim's condition
+    /// failed, if it did.
     pub(super) async fn claim(
         &self,
         tx: &mut TransactionConnection,
@@ -98,7 +99,7 @@ impl Run<'_> {
         let new = request.record(None);
         let time_left = self
             .deadline
-            .end()
+            .write_until()
             .saturating_duration_since(Instant::now());
         let kept = insert_or_lock(tx, &request.key, &new, time_left).await?;
         let is_new = kept.record.owner == new.owner;
@@ -108,7 +109,7 @@ impl Run<'_> {
         let replaced = Some(kept.record).filter(|old| !is_new && !old.is_expired(request.now));
         Ok(Ok(Claim {
             record: request.record(replaced.as_ref()),
-            claimed: Claimed::over(replaced),
+            claimed: PriorState::over(replaced),
             transaction: kept.version,
         }))
     }

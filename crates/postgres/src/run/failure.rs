@@ -1,11 +1,11 @@
-//! Ends an attempt whose handler returned no answer: rolls back, and records a permanent failure.
+//! Ends an attempt whose handler did not succeed: rolls back, and records a permanent failure.
 
 use std::sync::Arc;
 
 use sqs_once_core::{
     handler::Failure,
-    once::{Outcome, work::NoAnswer},
-    protocol::{Settlement, decision::refusal},
+    once::{Outcome, work::NoOutput},
+    protocol::{Settlement, decision::rejection},
     store::StoreError,
 };
 use tokio::{sync::Mutex, time::timeout_at};
@@ -18,25 +18,25 @@ use crate::{
 };
 
 impl Run<'_> {
-    /// Ends the attempt of a handler that returned no answer.
-    pub(crate) async fn end_without_answer(
+    /// Ends the attempt of a handler that did not succeed.
+    pub(crate) async fn end_without_output(
         &self,
         tx: Arc<Mutex<TransactionConnection>>,
-        end: NoAnswer,
+        end: NoOutput,
     ) -> Outcome {
-        // A task of the handler may still hold the transaction. Its connection is then closed with
-        // the last reference to it.
+        // A task of the handler may still hold the transaction. Its connection is then closed when the last
+        // reference is dropped.
         let mut tx = tx.try_lock_owned().ok();
-        if let (Some(tx), NoAnswer::Failed(failure)) = (&mut tx, &end)
+        if let (Some(tx), NoOutput::Failed(failure)) = (&mut tx, &end)
             && is_caused_by_connection(cause(failure))
         {
             tx.close();
         }
         let outcome = match end {
-            NoAnswer::Failed(failure) if is_contended_failure(&failure) => {
+            NoOutput::Failed(failure) if is_contended_failure(&failure) => {
                 Outcome::Contended(failure.to_string())
             }
-            NoAnswer::Failed(failure @ Failure::Permanent(_)) => {
+            NoOutput::Failed(failure @ Failure::Permanent(_)) => {
                 let error = failure.to_string();
                 return match &mut tx {
                     Some(tx) => self.fail(tx, error).await,
@@ -58,9 +58,9 @@ impl Run<'_> {
     ///
     /// If a different attempt has completed the operation, returns the outcome of its record.
     pub(super) async fn fail(&self, tx: &mut TransactionConnection, error: String) -> Outcome {
-        let end = self.deadline.end();
+        let end = self.deadline.write_until();
         let recorded = async {
-            // A new transaction, and not a savepoint before the claim: every operation would pay for
+            // We use a new transaction and not a savepoint before the claim: every operation would pay for
             // the savepoint, and the handler may have ended the transaction.
             tx.roll_back().await?;
             tx.open(Limits::until(self.deadline, end)).await?;
@@ -90,7 +90,7 @@ impl Run<'_> {
                 let cause = self.rejected("fail", "the transaction of the record has ended");
                 self.unrecorded(error, cause)
             }
-            Ok(Err(refused_by)) => refusal(refused_by, &self.request).into(),
+            Ok(Err(refused_by)) => rejection(refused_by, &self.request).into(),
             Err(why) if can_run_again(&why) => {
                 self.roll_back_after(tx, &why).await;
                 return Outcome::Contended(explain(&why));
@@ -109,7 +109,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns whether the failure comes from contention or from the connection, and so is never permanent.
+/// Returns whether the failure comes from contention or from the connection, so that it is never permanent.
 fn is_contended_failure(failure: &Failure) -> bool {
     is_caused_by_contention(cause(failure))
 }

@@ -55,14 +55,14 @@ impl Run<'_> {
         mut transaction: Transaction,
     ) -> Outcome {
         let (key, owner) = (self.key(), &self.request.owner);
-        let kept = self.records.keep(key, owner, output, self.deadline);
+        let kept = self.records.store(key, owner, output, self.deadline);
         let result = kept.await;
         let tx = transaction.tx();
         let completion = self.records.completion(&result);
         let recorded = async {
             let settled = self.settle(tx, claim, &completion).await?;
-            // The settlement proves that the handler did not end the transaction: outside of it, the
-            // events would be published at once.
+            // The settlement proves that the handler did not end the transaction. Outside it, the events
+            // would be published at once.
             if settled && !events.is_empty() {
                 outbox::insert(tx, &events, self.records.now()).await?;
             }
@@ -70,7 +70,7 @@ impl Run<'_> {
         };
         match self
             .meter
-            .timed(timeout_at(self.deadline.end(), recorded))
+            .timed(timeout_at(self.deadline.write_until(), recorded))
             .await
         {
             Ok(Ok(true)) => {}
@@ -121,7 +121,7 @@ impl Run<'_> {
         claim: &Claim,
         settlement: &Settlement,
     ) -> Result<bool, Error> {
-        // A savepoint that the handler leaked would be committed without its transaction.
+        // If the handler leaked a savepoint, our commit would only release that savepoint.
         if tx.depth() != 1 {
             return Ok(false);
         }
@@ -135,7 +135,7 @@ impl Run<'_> {
     async fn commit(&self, tx: &mut TransactionConnection) -> Result<(), Outcome> {
         let error = match self
             .meter
-            .timed(timeout_at(self.deadline.end(), tx.commit()))
+            .timed(timeout_at(self.deadline.write_until(), tx.commit()))
             .await
         {
             Ok(Ok(())) => return Ok(()),
@@ -150,7 +150,7 @@ impl Run<'_> {
         Err(if is_contended(&error) {
             Outcome::Contended(explain(&error))
         } else {
-            // A deferred constraint of the handler's tables.
+            // A deferred constraint of the handler's tables failed.
             Outcome::RetryableFailure(explain(&error))
         })
     }
@@ -164,12 +164,12 @@ impl Run<'_> {
         }
     }
 
-    /// Rolls back, and waits for the answer, so that the record is not locked when the message
-    /// returns. Without an answer, the connection is closed when it is dropped.
+    /// Rolls back and waits for the response, so that the record is not locked when the message returns. If
+    /// there is no response, the connection is closed when it is dropped.
     pub(crate) async fn roll_back(&self, tx: &mut TransactionConnection) {
-        let answer = timeout_at(self.deadline.end(), tx.roll_back()).await;
+        let answer = timeout_at(self.deadline.write_until(), tx.roll_back()).await;
         if !matches!(answer, Ok(Ok(()))) {
-            tracing::debug!(key = %self.key(), "no answer to ROLLBACK; the connection is closed");
+            tracing::debug!(key = %self.key(), "no response to ROLLBACK; the connection is closed");
         }
     }
 
@@ -177,7 +177,7 @@ impl Run<'_> {
         &self.request.key
     }
 
-    /// The outcome of a request that failed before `COMMIT`.
+    /// Returns the outcome of a request that failed before `COMMIT`.
     fn not_applied(&self, action: &'static str, error: &Error) -> Outcome {
         if is_contended(error) {
             return Outcome::Contended(explain(error));

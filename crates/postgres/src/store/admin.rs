@@ -24,17 +24,17 @@ use sqs_once_core::{
     },
 };
 
-/// The transaction that wrote a row.
+/// The transaction that wrote a row, as the row's version.
 struct Version(String);
 
 /// Maximum time of a request.
 const MAX_TIME: Duration = Duration::from_secs(30);
 
-/// Maximum wait for the lock of a record. A claim with a lease holds the lock for one statement.
+/// Longest wait for the lock of a record. A claim with a lease holds the lock for one statement.
 const MAX_LOCK_WAIT: Duration = Duration::from_millis(200);
 
-/// The columns of a record, and the session whose open transaction locks or replaces the row. Each
-/// open transaction that writes holds the lock of its own id.
+/// The columns of a record, and the session whose open transaction locks or replaces the row. Each open
+/// transaction that writes holds the lock of its own id.
 macro_rules! select {
     ($result:literal) => {
         concat!(
@@ -49,8 +49,8 @@ macro_rules! select {
 
 const FIND: &str = concat!(select!("result"), "id = $1");
 
-/// Number and last key of the rows of a page, which the filter then reads. So a page takes a bounded
-/// time, also if few of its records pass the filter.
+/// Number and last key of the rows of a page. The filter then reads these rows, so a page takes a bounded
+/// time even if few of its records pass the filter.
 const PAGE: &str = "SELECT count(*) AS read, max(id) AS last FROM (SELECT id FROM sqs_once_records \
     WHERE id > $1 AND id >= $2 AND starts_with(id, $2) ORDER BY id LIMIT $3) AS page";
 const LIST: &str = concat!(
@@ -62,8 +62,8 @@ const LIST: &str = concat!(
 const RELEASE: &str = "UPDATE sqs_once_records SET lease_until = $3, updated_at = $3, exclusive_attempts = NULL \
     WHERE id = $1 AND xmin::text = $2";
 
-/// The tables of this library, the connections that the server takes of ordinary users, and the
-/// privileges of the database user $1. The columns of the last migration tell whether the records are
+/// Reads the tables of this library, how many connections the server accepts from ordinary users, and the
+/// privileges of the database user $1. The columns of the last migration show whether the records are
 /// current.
 const EXAMINE: &str = "\
     WITH tables AS (\
@@ -102,7 +102,7 @@ impl PostgresStore {
     /// # Errors
     ///
     /// [`StoreError`] if the table could not be read.
-    pub async fn look_up(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+    pub async fn get(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         let find = sqlx::query(FIND).bind(text(key));
         let found = self.run(None, async |connection| {
             let row = find.fetch_optional(connection).await?;
@@ -111,8 +111,8 @@ impl PostgresStore {
         within("read", &Key::from_stored(key), found).await
     }
 
-    /// Returns whether an open transaction claims this key, which has no record. PostgreSQL shows
-    /// rows after their transaction's commit, so the store tries an insert, and rolls it back.
+    /// Returns whether an open transaction claims this key, which has no record. PostgreSQL does not show
+    /// rows before their transaction commits, so the store tries an insert and rolls it back.
     ///
     /// # Errors
     ///
@@ -132,8 +132,8 @@ impl PostgresStore {
         within("look for a claim of", &key, tried).await
     }
 
-    /// Reads at most `limit` rows in the order of their keys, and returns the records among them that
-    /// pass the filter. The results of records are not read.
+    /// Reads at most `limit` rows in the order of their keys and returns the records among them that pass the
+    /// filter. Does not read the results of records.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ impl PostgresStore {
             RecordStatus::Completed => "COMPLETED",
             RecordStatus::Failed => "FAILED",
         });
-        // Planned for each page: a plan for any prefix would read the whole table.
+        // Planned for each page, because a plan for any prefix would read the whole table.
         let query = sqlx::query(PAGE)
             .persistent(false)
             .bind(&after)
@@ -183,8 +183,8 @@ impl PostgresStore {
         within("list", &keys, listed).await
     }
 
-    /// Ends the lease of a record in progress, so that the next delivery takes over. Returns false,
-    /// and changes nothing, if the record is locked or changed since it was read.
+    /// Ends the lease of a record in progress, so that the next delivery takes over. If the record is locked
+    /// or has changed since it was read, changes nothing and returns false.
     ///
     /// # Errors
     ///
@@ -200,13 +200,13 @@ impl PostgresStore {
         self.change("release", shown, write).await
     }
 
-    /// Deletes a record. Returns false, and changes nothing, if the record is locked or changed since
-    /// it was read.
+    /// Deletes a record. If the record is locked or has changed since it was read, changes nothing and
+    /// returns false.
     ///
     /// # Errors
     ///
     /// [`StoreError`]. The record may have been deleted nevertheless.
-    pub async fn forget(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
+    pub async fn delete_record(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
         self.change("delete", shown, row::delete).await
     }
 
@@ -214,7 +214,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// The explanation.
+    /// A text that explains what failed.
     pub async fn examine(&self, user: &str) -> Result<serde_json::Value, String> {
         let examine = sqlx::query_scalar(EXAMINE).bind(user);
         let examined = self.run(None, async |connection| examine.fetch_one(connection).await);
@@ -222,12 +222,12 @@ impl PostgresStore {
         serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
-    /// The age of the oldest event in the outbox, by the server's clock. `None` if it is empty, or there is
-    /// no such table.
+    /// Returns the age of the oldest event in the outbox, by the server's clock. `None` if it is empty, or
+    /// there is no such table.
     ///
     /// # Errors
     ///
-    /// The explanation.
+    /// A text that explains what failed.
     pub async fn oldest_event_age(&self) -> Result<Option<Duration>, String> {
         const OLDEST: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
             - published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";

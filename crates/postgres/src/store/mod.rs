@@ -24,16 +24,16 @@ use super::{
 };
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Fence, Key, Settlement, Timestamp, Unavailability,
+        ClaimRequest, FencingToken, Key, RequestErrorKind, Settlement, Timestamp,
         decision::{may_claim, may_settle},
     },
-    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
 
 /// Records in a PostgreSQL table, for effects outside the database. Clones share pool and state.
 ///
-/// For business writes in the same database, use [`InPostgres`](crate::InPostgres).
-/// Both modes can share a table. [`migrate`](crate::migrate) creates it.
+/// For business writes in the same database, use [`PostgresMode`](crate::PostgresMode). Both modes can share
+/// a table. [`migrate`](crate::migrate) creates it.
 ///
 /// ```no_run
 /// use sqs_once::Once;
@@ -50,15 +50,15 @@ use sqs_once_core::{
 /// 1. A claim is one `INSERT ... ON CONFLICT DO NOTHING`: one round trip for a new key.
 /// 2. If the key has a record, the store reads it, and
 ///    [`may_claim`](sqs_once_core::protocol::decision::may_claim) decides. The `UPDATE` that follows has the
-///    condition that the row is as it was read. PostgreSQL's `xmin` names the version of a row.
-/// 3. A settlement reads the record, and
-///    [`may_settle`](sqs_once_core::protocol::decision::may_settle) decides. The write has the same condition.
-/// 4. If another write came between, the store reads again.
+///    condition that the row is still as it was read. PostgreSQL's `xmin` identifies the version of a row.
+/// 3. A settlement reads the record, and [`may_settle`](sqs_once_core::protocol::decision::may_settle)
+///    decides. The write has the same condition.
+/// 4. If a different write came in between, the store reads again.
 ///
 /// # Retention
 ///
-/// After each 50th completion, and after its first, a process deletes at most 100 expired records: twice as
-/// many as it has made. A record past its end counts as absent, deleted or not.
+/// After its first completion and after each 50th, a process deletes at most 100 expired records, which is
+/// twice as many as it has made. Claims treat a record past its end as absent, deleted or not.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     connections: Connections,
@@ -66,20 +66,21 @@ pub struct PostgresStore {
     completions: Arc<AtomicU64>,
 }
 
-/// Reads and writes of one claim or settlement. Each repetition means that another write succeeded.
+/// How often one claim or settlement reads and writes. Each repetition means that a different write
+/// succeeded.
 const MAX_TRIES: usize = 10;
 
 /// Completions between two deletions.
 const DELETION_PERIOD: u64 = 50;
-/// Records that are deleted at a time. Each completion makes one record that expires, so with twice as
-/// many deletions the table of a steady load stops growing.
+/// How many records are deleted at a time. Each completion creates one record that will expire, so with twice
+/// as many deletions the table stops growing under a steady load.
 const MAX_DELETED: u64 = 2 * DELETION_PERIOD;
-/// Time from the end of a record until it is deleted. Another worker's clock may be behind.
+/// Seconds from the end of a record until it is deleted, because another worker's clock may be behind.
 const DELETED_AFTER: u64 = 60;
 const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
 
 impl PostgresStore {
-    /// Records in the table `sqs_once_records`, found by the search path.
+    /// Creates a store for records in the table `sqs_once_records`, which is found by the search path.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self {
@@ -88,8 +89,8 @@ impl PostgresStore {
         }
     }
 
-    /// Authenticates by IAM: each new connection gets a token of RDS, signed with these credentials,
-    /// in place of a password. The role needs `rds-db:connect`.
+    /// Authenticates by IAM. In place of a password, each new connection gets an RDS token that is signed
+    /// with these credentials. The role needs `rds-db:connect`.
     ///
     /// ```no_run
     /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) -> Option<()> {
@@ -104,13 +105,13 @@ impl PostgresStore {
         self.passwords(Passwords::iam(region, credentials))
     }
 
-    /// Authenticates with a password in AWS Secrets Manager, in place of the pool's: the JSON that RDS
-    /// stores, or the plain password. A `username` in the JSON takes the place of the pool's user.
+    /// Authenticates with a password from AWS Secrets Manager, which replaces the pool's. The secret is the
+    /// JSON that RDS stores, or the plain password. A `username` in the JSON replaces the pool's user.
     ///
-    /// The first connection reads the secret. If the server refuses the password of a new connection
-    /// (28P01 or 28000), the store reads the secret again and tries once more. So a rotation needs no
-    /// deployment. A process reads at most once in 2 seconds, for at most 1.5 seconds. The role needs
-    /// `secretsmanager:GetSecretValue`. No log and no error has the password.
+    /// The first connection reads the secret. If the server rejects the password of a new connection (28P01
+    /// or 28000), the store reads the secret again and tries once more, so a rotation needs no deployment. A
+    /// process reads at most once in 2 seconds, for at most 1.5 seconds. The role needs
+    /// `secretsmanager:GetSecretValue`. The password never appears in a log or an error.
     ///
     /// ```no_run
     /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) {
@@ -133,7 +134,7 @@ impl PostgresStore {
         }
     }
 
-    /// Takes a connection, and opens a transaction on it, until this time. For a relay.
+    /// Takes a connection and opens a transaction on it, for a relay. Gives up at this time.
     ///
     /// # Errors
     ///
@@ -150,7 +151,7 @@ impl PostgresStore {
         &self.connections
     }
 
-    /// Runs requests that are no transaction.
+    /// Runs requests outside a transaction.
     async fn run<T>(
         &self,
         time_left: Option<Duration>,
@@ -195,23 +196,23 @@ impl Store for PostgresStore {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         let key = &request.key;
         let answer = self.run(context.time_left(), async |connection| {
             for _ in 0..MAX_TRIES {
                 if insert(connection, key, &request.record(None)).await? {
-                    return Ok(Some(ClaimAnswer::Applied { replaced: None }));
+                    return Ok(Some(ClaimResponse::Applied { replaced: None }));
                 }
                 let Some(kept) = read(connection, key).await? else {
                     continue;
                 };
                 if !may_claim(Some(&kept.record), request) {
-                    return Ok(Some(ClaimAnswer::Refused(kept.record)));
+                    return Ok(Some(ClaimResponse::ConditionFailed(kept.record)));
                 }
                 let replaced = Some(kept.record).filter(|record| !record.is_expired(request.now));
                 let claimed = request.record(replaced.as_ref());
                 if replace(connection, key, &claimed, &kept.version).await? {
-                    return Ok(Some(ClaimAnswer::Applied { replaced }));
+                    return Ok(Some(ClaimResponse::Applied { replaced }));
                 }
             }
             Ok(None)
@@ -221,26 +222,26 @@ impl Store for PostgresStore {
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         let key = &fence.key;
         let answer = self.run(context.time_left(), async |connection| {
             for _ in 0..MAX_TRIES {
                 let Some(kept) = read(connection, key).await? else {
-                    return Ok(Some(SettleAnswer::Refused(None)));
+                    return Ok(Some(SettleResponse::ConditionFailed(None)));
                 };
                 if !may_settle(Some(&kept.record), fence) {
-                    return Ok(Some(SettleAnswer::Refused(Some(kept.record))));
+                    return Ok(Some(SettleResponse::ConditionFailed(Some(kept.record))));
                 }
                 let written = match settlement.apply(&kept.record, now) {
                     Some(settled) => replace(connection, key, &settled, &kept.version).await?,
                     None => delete(connection, key, &kept.version).await?,
                 };
                 if written {
-                    return Ok(Some(SettleAnswer::Applied));
+                    return Ok(Some(SettleResponse::Applied));
                 }
             }
             Ok(None)
@@ -248,7 +249,7 @@ impl Store for PostgresStore {
         let answer = answered(settlement.name(), key, answer.await)?;
         if matches!(
             (settlement, &answer),
-            (Settlement::Complete { .. }, SettleAnswer::Applied)
+            (Settlement::Complete { .. }, SettleResponse::Applied)
         ) {
             let time_left = context.time_left().unwrap_or(MAX_DELETION_TIME);
             self.completed(now, time_left).await;
@@ -257,7 +258,7 @@ impl Store for PostgresStore {
     }
 }
 
-/// The answer after all tries. `None` stands for contention in each of them.
+/// Returns the response after all tries. `None` means that each of them met contention.
 fn answered<T>(
     action: &'static str,
     key: &Key,
@@ -277,26 +278,26 @@ fn answered<T>(
 
 const STORE: &str = "PostgreSQL";
 
-/// The error of a request outside of a transaction.
+/// Creates the error of a request outside a transaction.
 fn store_error(action: &'static str, key: &Key, error: &Error) -> StoreError {
     failed(kind(error), action, key, error)
 }
 
-/// The error of a request in a transaction that was not committed.
+/// Creates the error of a request in a transaction that was not committed.
 pub(crate) fn not_applied(action: &'static str, key: &Key, error: &Error) -> StoreError {
     let kind = match kind(error) {
-        Unavailability::Unanswered => Unavailability::Denied,
+        RequestErrorKind::Unanswered => RequestErrorKind::Denied,
         answered => answered,
     };
     failed(kind, action, key, error)
 }
 
-/// The error of a `COMMIT` without an answer.
+/// Creates the error of a `COMMIT` that got no response.
 pub(crate) fn unanswered_commit(key: &Key, error: &Error) -> StoreError {
-    failed(Unavailability::Unanswered, "commit", key, error)
+    failed(RequestErrorKind::Unanswered, "commit", key, error)
 }
 
-fn failed(kind: Unavailability, action: &'static str, key: &Key, error: &Error) -> StoreError {
+fn failed(kind: RequestErrorKind, action: &'static str, key: &Key, error: &Error) -> StoreError {
     if let Error::Decode(why) = error {
         return StoreError::Unreadable {
             key: key.to_string(),
@@ -306,9 +307,9 @@ fn failed(kind: Unavailability, action: &'static str, key: &Key, error: &Error) 
     }
     let why = explain(error);
     match kind {
-        Unavailability::Unanswered => StoreError::unanswered(action, key, STORE, why),
-        Unavailability::Contended => StoreError::contended(action, key, STORE, why),
-        Unavailability::Denied => StoreError::denied(action, key, STORE, why),
-        Unavailability::Invalid => StoreError::invalid(action, key, STORE, why),
+        RequestErrorKind::Unanswered => StoreError::unanswered(action, key, STORE, why),
+        RequestErrorKind::Contended => StoreError::contended(action, key, STORE, why),
+        RequestErrorKind::Denied => StoreError::denied(action, key, STORE, why),
+        RequestErrorKind::Invalid => StoreError::invalid(action, key, STORE, why),
     }
 }

@@ -56,9 +56,8 @@ const READ: &str = concat!(
     ", xmin::text AS version FROM sqs_once_records WHERE id = $1"
 );
 const INSERT_ABSENT: &str = concat!(insert!(), " ON CONFLICT (id) DO NOTHING");
-/// One statement that always returns the record, and holds its lock until the transaction ends. It
-/// waits for a rival transaction with the same key. The statements that follow may wait longer for a
-/// lock.
+/// A single statement that always returns the record, and locks it until the transaction ends. It waits for a
+/// concurrent transaction with the same key. The statements after it may wait longer for a lock.
 const INSERT_OR_LOCK: &str = concat!(
     insert!(),
     " ON CONFLICT (id) DO UPDATE SET id = r.id RETURNING ",
@@ -71,21 +70,24 @@ const DELETE: &str = "DELETE FROM sqs_once_records WHERE id = $1 AND xmin::text 
 
 /// A record that was read.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct StoredRow {
     pub(crate) record: Record,
-    /// The transaction that wrote this version of the row; for [`insert_or_lock`] the transaction
-    /// that locks it.
+    /// The transaction that wrote this version of the row. For [`insert_or_lock`], the transaction that locks
+    /// it.
     pub(crate) version: String,
 }
 
 /// Reads a record.
-pub(crate) async fn read(connection: &mut PgConnection, key: &Key) -> Result<Option<Kept>, Error> {
+pub(crate) async fn read(
+    connection: &mut PgConnection,
+    key: &Key,
+) -> Result<Option<StoredRow>, Error> {
     let read = sqlx::query(READ).bind(text(key.as_str()));
     let row = read.fetch_optional(connection).await?;
     row.as_ref().map(kept).transpose()
 }
 
-/// Inserts a record. Returns false if the key has one.
+/// Inserts a record. Returns false if the key already has one.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
     key: &Key,
@@ -98,13 +100,13 @@ pub(crate) async fn insert(
 /// Inserts a record, or locks the key's record. Returns the record in the table, with the id of this
 /// transaction. Later statements wait at most `lock_timeout` for a lock.
 ///
-/// The record is new if it has the owner of `record`, which is random.
+/// If the returned record has the owner of `record`, which is random, it is new.
 pub(crate) async fn insert_or_lock(
     connection: &mut PgConnection,
     key: &Key,
     record: &Record,
     lock_timeout: Duration,
-) -> Result<Kept, Error> {
+) -> Result<StoredRow, Error> {
     let millis = lock_timeout.as_millis().clamp(1, i32::MAX as u128);
     let insert = bind(INSERT_OR_LOCK, key, record).bind(millis.to_string());
     kept(&insert.fetch_one(connection).await?)
@@ -184,14 +186,14 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Query<'static, Postgre
         .bind(int(record.exclusive_attempts))
 }
 
-fn kept(row: &PgRow) -> Result<Kept, Error> {
-    Ok(Kept {
+fn kept(row: &PgRow) -> Result<StoredRow, Error> {
+    Ok(StoredRow {
         record: record(row)?,
         version: row.try_get("version")?,
     })
 }
 
-/// The record in a row. [`Error::Decode`] if the row is no valid record.
+/// Returns the record in a row. [`Error::Decode`] if the row is not a valid record.
 pub(super) fn record(row: &PgRow) -> Result<Record, Error> {
     let number = |column| Ok::<_, Error>(row.try_get::<Option<i64>, _>(column)?.map(from_int));
     let time = |column| Ok::<_, Error>(number(column)?.map(Timestamp::from_millis));
@@ -245,10 +247,10 @@ pub(super) fn millis(at: Timestamp) -> i64 {
     int(at.as_millis())
 }
 
-/// PostgreSQL's text holds no U+0000. This control character stands before the escaped ones.
+/// PostgreSQL's text cannot contain U+0000. This control character precedes the escaped ones.
 const ESCAPE: char = '\u{1}';
 
-/// The text as it is stored: the same, unless it contains U+0000 or [`ESCAPE`].
+/// Returns the text as it is stored: unchanged, unless it contains U+0000 or [`ESCAPE`].
 pub(super) fn text(plain: &str) -> String {
     if !plain.contains(['\0', ESCAPE]) {
         return plain.to_owned();

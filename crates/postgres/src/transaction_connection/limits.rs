@@ -7,35 +7,34 @@ use tokio::time::Instant;
 
 use sqs_once_core::deadline::Deadline;
 
-/// Time from the deadline until the server ends the transaction of a frozen worker.
+/// How long after the deadline the server ends the transaction of a frozen worker.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Time limits of a transaction, which the server keeps even if this process is frozen, and its
-/// isolation.
+/// Isolation of a transaction, and its time limits, which the server keeps even if this process is frozen.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum wait for a lock.
+    /// Longest wait for a lock.
     pub lock: Duration,
     /// Time until the server ends an open transaction.
     pub transaction: Duration,
-    /// `READ COMMITTED`, in place of the default of the database.
+    /// True for `READ COMMITTED`, false for the default of the database.
     pub is_read_committed: bool,
 }
 
 impl Limits {
-    /// Limits of a worker: a wait for a lock ends at `lock_until`, and the transaction of a frozen
+    /// Creates a worker's limits. A wait for a lock ends at `lock_until`, and the transaction of a frozen
     /// worker one second after the deadline.
     #[must_use]
     pub fn until(deadline: Deadline, lock_until: Instant) -> Self {
         let left = |end: Instant| end.saturating_duration_since(Instant::now());
         Self {
             lock: left(lock_until),
-            transaction: left(deadline.end()) + MARGIN,
+            transaction: left(deadline.write_until()) + MARGIN,
             is_read_committed: false,
         }
     }
 
-    /// Limits of a request that has so much time.
+    /// Creates the limits of a request that has this much time.
     pub(super) fn of_request(time: Duration) -> Self {
         Self {
             lock: time,
@@ -44,8 +43,8 @@ impl Limits {
         }
     }
 
-    /// The statements that open a transaction with these limits, as one request. `first` are the first
-    /// ones of the transaction.
+    /// Returns the statements that open a transaction with these limits, as one request. The transaction
+    /// begins with the statements in `first`.
     pub(super) fn begin(self, first: &str, version: Option<u32>) -> SqlStr {
         let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128);
         let (lock, transaction) = (millis(self.lock), millis(self.transaction));
@@ -61,8 +60,8 @@ impl Limits {
         );
         let version = version.unwrap_or_default();
         if version >= 140_000 {
-            // A statement that waits for a lock notices a closed connection only by this check. A server on
-            // Windows refuses it, and so does PostgreSQL 14 on every system but Linux.
+            // Only this check lets a statement that waits for a lock notice a closed connection. A server on
+            // Windows rejects the setting, and so does PostgreSQL 14 on every system but Linux.
             sql.push_str(
                 "; SELECT set_config('client_connection_check_interval', '1000', true) \
                  WHERE version() LIKE '%linux%'",

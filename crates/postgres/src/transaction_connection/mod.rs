@@ -27,11 +27,12 @@ use super::{
 pub use limits::Limits;
 pub(crate) use tries::Tries;
 
-/// A connection of a pool, closed when dropped unless the server answered the last request.
+/// A connection of a pool. It is closed when it is dropped, unless the server has responded to the last
+/// request.
 ///
-/// A dropped future may leave a request on the wire. sqlx then keeps the connection, also after a
-/// cancelled `begin()`, whose transaction stays open (sqlx issues 4385 and 4393). Here such a
-/// connection is closed, which ends its transaction.
+/// A dropped future may leave a request on the wire. sqlx would keep that connection, even after a cancelled
+/// `begin()` whose transaction is still open (sqlx issues 4385 and 4393). We close it, which ends the
+/// transaction.
 #[derive(Debug)]
 pub struct TransactionConnection {
     connection: PoolConnection<Postgres>,
@@ -41,18 +42,18 @@ pub struct TransactionConnection {
     is_lost: bool,
 }
 
-/// Drops the statements that clients of a pooler have left in the session. sqlx names them, also those
-/// that it does not keep, and begins with the same name on each connection.
+/// Drops the statements that clients of a pooler have left in the session. sqlx names all its statements,
+/// even those that it does not keep, and begins with the same name on each connection.
 const FORGET_STATEMENTS: &str = "DO $$ DECLARE kept text; BEGIN \
     FOR kept IN SELECT name FROM pg_prepared_statements WHERE name LIKE 'sqlx\\_s\\_%' LOOP \
     EXECUTE 'DEALLOCATE ' || kept; END LOOP; END $$";
 
-/// Time for the answer to a test.
+/// How long a test waits for its response.
 const TEST_TIME: Duration = Duration::from_secs(1);
 
 impl TransactionConnection {
-    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle, or
-    /// has no statements yet.
+    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle or has
+    /// no statements yet.
     async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
         let mut tries = Tries::new(connections, until);
         loop {
@@ -108,8 +109,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Takes a connection from the pool, and opens a transaction. Tries the next connection if the
-    /// server has closed this one: nothing was sent before `BEGIN`.
+    /// Takes a connection from the pool and opens a transaction. If the server has closed this connection,
+    /// tries the next one, because nothing was sent before `BEGIN`.
     pub(crate) async fn begin(
         connections: &Connections,
         limits: Limits,
@@ -118,7 +119,7 @@ impl TransactionConnection {
         Tries::new(connections, until).begin(limits).await
     }
 
-    /// Gives the connection up: it is closed when dropped, and so are those that are idle now.
+    /// Gives up the connection. It is closed when it is dropped, and so are those that are idle now.
     pub(crate) fn close(&mut self) {
         (self.is_idle, self.is_lost) = (false, true);
         self.connections.note_lost();
@@ -141,7 +142,7 @@ impl TransactionConnection {
         PgTransactionManager::begin(&mut self.connection, Some(begin)).await
     }
 
-    /// Commits the transaction. If the answer is lost, the transaction may be committed.
+    /// Commits the transaction. If the response is lost, the transaction may have been committed.
     ///
     /// # Errors
     ///
@@ -165,12 +166,12 @@ impl TransactionConnection {
         Ok(())
     }
 
-    /// Number of transactions: the transaction itself, and its savepoints.
+    /// Returns the number of open levels: the transaction itself, and its savepoints.
     pub(crate) fn depth(&self) -> usize {
         PgTransactionManager::get_transaction_depth(&self.connection)
     }
 
-    /// Runs requests that need no transaction. The connection is kept if the server answered. Without
+    /// Runs requests that need no transaction. Keeps the connection if the server responded. Without
     /// `time_left`, the requests may take any time once there is a connection.
     pub(crate) async fn run<T>(
         connections: &Connections,
@@ -187,7 +188,7 @@ impl TransactionConnection {
         if time_left.is_none() || tx.trust == Trust::New {
             return tx.request(until, requests).await;
         }
-        // An old connection may have fallen silent. The caller repeats the request on another one.
+        // An old connection may have gone silent. The caller repeats the request on a different one.
         let half = until.saturating_duration_since(Instant::now()) / 2;
         let answer = timeout(half, tx.request(until, requests)).await;
         answer.unwrap_or_else(|_elapsed| {
@@ -196,8 +197,8 @@ impl TransactionConnection {
         })
     }
 
-    /// Runs requests that need no transaction on this connection. Behind a pooler they have one
-    /// nevertheless: sqlx prepares a statement with one request, and executes it with the next.
+    /// Runs requests that need no transaction on this connection. Behind a pooler they get one anyway,
+    /// because sqlx prepares a statement with one request and executes it with the next.
     pub(crate) async fn request<T>(
         &mut self,
         until: Instant,
@@ -207,7 +208,7 @@ impl TransactionConnection {
         if answer.as_ref().is_err_and(is_connection_lost) {
             self.close();
         } else if self.depth() > 0 {
-            // The transaction of a failed request. Without an answer, the connection is closed.
+            // Ends the transaction of a failed request. If there is no response, the connection is closed.
             let _closed = timeout(RETURN_TIME, self.roll_back()).await;
         } else {
             self.is_idle = true;
@@ -241,16 +242,16 @@ async fn prove_own_session(connection: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Time for the ping with which sqlx returns a connection to its pool.
+/// Time for the ping that sqlx sends before it returns a connection to its pool.
 const RETURN_TIME: Duration = Duration::from_secs(1);
 
-/// The same behind a pooler, where a ping waits for a session of the server.
+/// The same behind a pooler, where a ping waits for a server session.
 const RETURN_TIME_OF_POOLED: Duration = Duration::from_secs(30);
 
 impl Drop for TransactionConnection {
     fn drop(&mut self) {
-        // A future that is dropped closes the socket at once, and frees the place in the pool.
-        // `close_on_drop` keeps the place until the server has answered, for 5 seconds behind TLS.
+        // Dropping this future closes the socket at once and frees the slot in the pool. `close_on_drop`
+        // would keep the slot until the server has responded, for 5 seconds behind TLS.
         let returned = self.connection.return_to_pool();
         if self.is_idle
             && let Ok(runtime) = Handle::try_current()

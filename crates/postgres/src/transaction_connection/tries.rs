@@ -1,4 +1,4 @@
-//! [`Tries`]: the connections that one request tries, until one answers.
+//! [`Tries`]: the connections that one request tries until one works.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::{
 };
 use sqs_once_core::system;
 
-/// Time for the answer to `BEGIN` on a connection that was idle: Lambda may have frozen the process for
-/// longer than the network keeps a silent connection. A new connection may wait for longer: behind a
+/// How long `BEGIN` waits for a response on a connection that was idle. Lambda may have frozen the process
+/// for longer than the network keeps a silent connection. A new connection may wait longer, because behind a
 /// pooler `BEGIN` waits for a server.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
 
-/// New connections that one request tries.
+/// How many new connections one request tries.
 const MAX_NEW: u32 = 3;
 
-/// The first pause before the next new connection, at most.
+/// Longest first pause before the next new connection.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The connections that one request tries: those of the pool, and at most [`MAX_NEW`] new ones.
@@ -39,7 +39,7 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// Opens a transaction on the first connection that answers.
+    /// Opens a transaction on the first connection that responds.
     pub(crate) async fn begin(&mut self, limits: Limits) -> Result<TransactionConnection, Error> {
         loop {
             let mut tx = TransactionConnection::untested(self.connections, self.until).await?;
@@ -47,7 +47,7 @@ impl<'a> Tries<'a> {
             let end = match tx.trust {
                 Trust::New => self.until,
                 Trust::Recent => Instant::now() + half,
-                // Behind a pooler, `BEGIN` waits for a session of the server.
+                // Behind a pooler, `BEGIN` waits for a server session.
                 Trust::Untested if self.connections.is_pooled() => Instant::now() + half,
                 Trust::Untested | Trust::Lost => Instant::now() + half.min(MAX_BEGIN_TIME),
             };
@@ -60,11 +60,11 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// Closes a lost connection, and returns when the request may try the next one.
+    /// Closes a lost connection, and returns as soon as the request may try the next one.
     ///
     /// # Errors
     ///
-    /// The error, if the connection is not lost, or if no other one may be tried.
+    /// The error, if the connection is not lost or no other one may be tried.
     pub(crate) async fn failed(
         &mut self,
         mut tx: TransactionConnection,

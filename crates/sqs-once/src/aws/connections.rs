@@ -16,21 +16,22 @@ use aws_smithy_runtime_api::client::{
 };
 use tokio::time::timeout;
 
-use crate::{dynamodb::explain::NoAnswer, protocol::Timestamp};
+use crate::{dynamodb::explain::NoResponse, protocol::Timestamp};
 
-/// A connection that got no answer for so long has rested, by the wall clock. The monotonic clock stands
-/// still while Lambda has the process frozen.
+/// A connection has rested when it got no response for this long, by the wall clock. The monotonic clock
+/// stands still while Lambda has the process frozen.
 const REST: Duration = Duration::from_secs(5);
 /// Maximum number of connections that are watched.
 const MOST: usize = 512;
 
-/// A connector that gives a request on a rested connection less time, and uses no rested connection
-/// after one of them has failed.
+/// A connector that gives a request less time if its connection has rested. After one rested connection has
+/// failed, it uses none of the others.
 ///
-/// While Lambda has a process frozen, every pooled connection can die, closed or silent. A time limit
-/// for all requests cannot tell a dead connection from a slow table. The rest of the connection can.
+/// While Lambda has a process frozen, every pooled connection can die, closed or silent. A time limit for all
+/// requests cannot tell a dead connection from a slow table, but we can tell by how long the connection was
+/// idle.
 ///
-/// The connections of one client go to a few endpoints of one Region, so all of them are one pool.
+/// The connections of one client go to a few endpoints in one Region, so we treat all of them as one pool.
 #[derive(Debug)]
 pub(super) struct Watched {
     connector: SharedHttpConnector,
@@ -40,8 +41,8 @@ pub(super) struct Watched {
     known: Arc<Known>,
 }
 
-/// Connections that have answered, by their local address. The port of a closed connection can come
-/// back: the new connection then counts as rested, which costs one more request at most.
+/// Connections that have brought a response, by their local address. The port of a closed connection may come
+/// back. The new connection is then taken for a rested one, which costs at most one more request.
 #[derive(Debug, Default)]
 struct Known(Mutex<HashMap<SocketAddr, Connection>>);
 
@@ -90,9 +91,9 @@ impl HttpConnector for Watched {
             let answer = match timeout(limit, answer.as_mut()).await {
                 Ok(answer) => answer,
                 Err(_late) if known.is_rested(&used, sent) => {
-                    Err(ConnectorError::timeout(NoAnswer.into()))
+                    Err(ConnectorError::timeout(NoResponse.into()))
                 }
-                // New, or at work a moment ago: the client's own limits hold.
+                // A new connection, or one in use a moment ago: the client's usual time limits apply.
                 Err(_late) => answer.await,
             };
             if answer.is_ok() {
@@ -110,7 +111,8 @@ impl Known {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a request sent then uses a connection that had rested. False while it connects.
+    /// Returns whether a request sent at this time uses a connection that had rested. False while it
+    /// connects.
     fn is_rested(&self, used: &CaptureSmithyConnection, sent: Timestamp) -> bool {
         let address = used.get().and_then(|used| used.local_addr());
         let known = self.lock();
@@ -135,12 +137,13 @@ impl Known {
         known.insert(address, Connection { metadata, answered });
     }
 
-    /// Forgets a connection that failed. If it had rested, the pool uses no rested connection again.
+    /// Forgets a connection that failed. If it had rested, the pool uses none of the rested connections any
+    /// more.
     fn failed(&self, used: &CaptureSmithyConnection, sent: Timestamp) {
         let all = self.is_rested(used, sent);
         let mut known = self.lock();
         if all {
-            // They stay known: requests on them may be on their way.
+            // We keep them in the map, because requests may be on their way on them.
             let rested = known.values().filter(|known| known.had_rested(sent));
             rested.for_each(|connection| connection.metadata.poison());
         }

@@ -20,28 +20,26 @@ use connections::Watched;
 
 use crate::protocol::Timestamp;
 
-/// Time for a connection: the endpoint is in the same Region, and a lost first packet is sent again after
-/// a second.
+/// Time to connect. The endpoint is in the same Region, and a lost first packet is sent again after a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a request on a connection that has rested.
 const RESTED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Region, credentials and endpoint from the environment, as the SDK defines them; one
-/// HTTP client for the life of the process; timeouts and retries for a caller that has
-/// seconds, not minutes.
+/// Returns an SDK configuration for Lambda: Region, credentials and endpoint from the environment, one HTTP
+/// client for the life of the process, and timeouts and retries for a caller that has seconds, not minutes.
 ///
 /// | bound | value | why |
 /// | --- | --- | --- |
 /// | connecting | 2 s | the endpoint is in the same Region, and the first packet may be lost once |
 /// | a request on a connection that has rested for 5 s | 1 s | the connection may have died while Lambda had the process frozen |
-/// | one operation | 5 s | a slow table answers; and never past the invocation's deadline, which the caller sees to |
-/// | attempts | 4 | with 50 ms to 500 ms between them, jittered; the store repeats its writes itself |
+/// | one operation | 5 s | a slow table still responds in this time; the caller also stops at the invocation's deadline |
+/// | attempts | 4 | with 50 ms to 500 ms between them, jittered; the modes also repeat their writes |
 ///
-/// A connection rests from its last answer to its next request, by the wall clock. After one rested
-/// connection failed, the client uses none of the others that have rested, and connects anew.
+/// A connection rests from its last response to its next request, by the wall clock. After one rested
+/// connection has failed, the client uses none of the others that have rested, and opens new ones.
 ///
-/// The SDK's own defaults have no timeout at all, and wait a second before the first retry. A client of
-/// your own works as well. It then decides how long a request may take.
+/// The SDK's defaults have no timeout at all, and wait a second before the first retry. You can also pass a
+/// client that you configured yourself, which then decides how long a request may take.
 ///
 /// ```no_run
 /// # async fn run() {
@@ -54,7 +52,8 @@ pub async fn config() -> SdkConfig {
         .http_client(http_client())
         .timeout_config(timeouts())
         .retry_config(retries())
-        // For bodies that stream; ours are a few hundred bytes, under the operation's timeout.
+        // This protection is for bodies that stream. Ours are a few hundred bytes, and the operation's
+        // timeout covers them.
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
         .load()
         .await
@@ -74,8 +73,9 @@ fn retries() -> RetryConfig {
         .with_max_backoff(Duration::from_millis(500))
 }
 
-/// An HTTP client with one connector for all clients that keep the timeouts of [`config`]. The SDK's own
-/// HTTP client parses the root certificates for each client, and once more for the first request.
+/// Returns an HTTP client whose clients all share one connector, as long as they keep the timeouts of
+/// [`config`]. The SDK's HTTP client would parse the root certificates for each client, and once more for the
+/// first request.
 fn http_client() -> SharedHttpClient {
     let provider = tls::Provider::Rustls(CryptoMode::Ring);
     let own = HttpConnectorSettings::builder()

@@ -43,8 +43,8 @@ enum Death {
     Silent,
 }
 
-/// A server that applies everything, on threads of its own: while the client's thread sleeps, its
-/// connections still die.
+/// A server that applies every request. It runs on separate threads, so that its connections die even while
+/// the client's thread sleeps.
 #[derive(Default)]
 struct Server {
     /// Requests that arrived on live connections.
@@ -58,10 +58,10 @@ struct Server {
 #[derive(Default)]
 struct State {
     connections: Vec<TcpStream>,
-    /// Connections up to here are silent.
+    /// Connections up to this number are silent.
     silent: usize,
     delay: Duration,
-    /// Requests wait until so many have arrived.
+    /// Requests wait until this many have arrived.
     gather: usize,
 }
 
@@ -115,7 +115,7 @@ impl Server {
         }
     }
 
-    /// Kills all connections of now. Blocks the client's thread, as a freeze does.
+    /// Kills all current connections. Blocks the client's thread, as a freeze does.
     fn kill(&self, death: Death) {
         let mut state = self.state.lock().unwrap();
         match death {
@@ -179,7 +179,7 @@ fn sdk_config(address: SocketAddr, limit: Duration) -> SdkConfig {
         .build()
 }
 
-/// Sends so many requests at once, each on its own connection.
+/// Sends this many requests at once, each on a different connection.
 async fn open(client: &Client, server: &Server, connections: usize) {
     server.set(|state| state.gather = connections);
     let reads = (0..connections).map(|_| {
@@ -243,7 +243,7 @@ async fn batch_after_a_thaw_fails_no_message() {
         assert_eq!(batch(&once, 0).await, [""; 0], "{case}");
         let took = started.elapsed();
         assert!(took < Duration::from_secs(3), "{case}: {took:?}");
-        // One dead connection for each message, or for the group of all, and never another.
+        // At most one dead connection for each message, or one for a batched write of all.
         let lost = server.lost.load(SeqCst);
         let most = if grouping { 1 } else { 10 };
         assert!(lost <= most, "{case}: {lost} lost");
@@ -294,8 +294,8 @@ async fn call_to_sqs_after_a_thaw_is_answered() {
     }
 }
 
-/// A table that takes longer than the limit of a rested connection, at a fifth of its real times: ten
-/// batches, one right after the other.
+/// A table that is slower than the limit for a rested connection, at a fifth of real times: ten batches, one
+/// right after the other.
 #[tokio::test]
 async fn slow_table_gets_two_requests_a_message() {
     let (server, address) = Server::start();

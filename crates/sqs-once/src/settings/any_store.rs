@@ -3,16 +3,16 @@
 use crate::{
     dynamodb::{
         store::{Batched, DynamoStore},
-        transactional::{Commit, CommitAnswer, TransactionalStore},
+        transactional::{Commit, CommitResponse, TransactionalStore},
     },
-    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
-    store::{ClaimAnswer, MemoryStore, RequestContext, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
+    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
 
-/// The store that `Settings::once` selects. On AWS it is never [`Memory`](Self::Memory).
+/// The store that the environment selects. On AWS it is never [`Memory`](Self::Memory).
 ///
-/// In memory, DynamoDB writes of a handler ([`Done`](crate::Done)) are refused: the operation fails,
-/// and the error names the missing table.
+/// With records in memory, a handler cannot return DynamoDB writes ([`Done`](crate::Done)): the operation
+/// fails, and the error names the missing table.
 ///
 /// ```
 /// use sqs_once::{Once, store::{AnyStore, MemoryStore}};
@@ -24,9 +24,9 @@ use crate::{
 pub enum AnyStore {
     /// Records in a DynamoDB table.
     DynamoDb(DynamoStore),
-    /// Records in a DynamoDB table, whose concurrent writes share requests.
+    /// Records in a DynamoDB table, with batched writes.
     Batched(Batched),
-    /// Records in the memory of the process, for first trials under `cargo lambda watch`.
+    /// Records in the memory of the process, for a first try under `cargo lambda watch`.
     Memory(MemoryStore),
 }
 
@@ -35,7 +35,7 @@ impl Store for AnyStore {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         match self {
             Self::DynamoDb(store) => store.claim(request, context).await,
             Self::Batched(store) => store.claim(request, context).await,
@@ -45,11 +45,11 @@ impl Store for AnyStore {
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         match self {
             Self::DynamoDb(store) => store.settle(fence, settlement, now, context).await,
             Self::Batched(store) => store.settle(fence, settlement, now, context).await,
@@ -59,14 +59,14 @@ impl Store for AnyStore {
 }
 
 impl TransactionalStore for AnyStore {
-    async fn look(
+    async fn get_record(
         &self,
         key: &Key,
         context: &RequestContext,
     ) -> Result<Option<Record>, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.look(key, context).await,
-            Self::Batched(store) => store.look(key, context).await,
+            Self::DynamoDb(store) => store.get_record(key, context).await,
+            Self::Batched(store) => store.get_record(key, context).await,
             Self::Memory(store) => Ok(store.get(key)),
         }
     }
@@ -75,11 +75,11 @@ impl TransactionalStore for AnyStore {
         &self,
         commit: &Commit,
         context: &RequestContext,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<CommitResponse, StoreError> {
         match self {
             Self::DynamoDb(store) => store.commit(commit, context).await,
             Self::Batched(store) => store.commit(commit, context).await,
-            Self::Memory(_) => Ok(CommitAnswer::Invalid(
+            Self::Memory(_) => Ok(CommitResponse::Invalid(
                 "DynamoDB writes need a table of records: set IDEMPOTENCY_TABLE_NAME".to_owned(),
             )),
         }

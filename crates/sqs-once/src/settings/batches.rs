@@ -1,4 +1,4 @@
-//! Settings of batches: those that every mode has.
+//! Settings that every mode has.
 
 use std::{
     num::{NonZeroU32, NonZeroUsize},
@@ -10,8 +10,8 @@ use sqs_once_core::settings::{
     parse::{duration, on_or_off, positive},
     table::{
         CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
-        CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DEAD_LETTER, CONSUMER_ENCODING,
-        CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_HEARTBEAT,
+        CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DIRECT_DEAD_LETTERING,
+        CONSUMER_ENCODING, CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_HEARTBEAT,
         CONSUMER_LOG_SAMPLE_COMPLETED, CONSUMER_MAX_BODY_BYTES, CONSUMER_METRICS,
         CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS, CONSUMER_VISIBILITY,
         IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
@@ -38,22 +38,23 @@ use crate::{
     },
 };
 
-/// Handlers of a batch with `auto`: in claim mode at least, in the other modes exactly.
+/// How many handlers of a batch run at a time with `auto`: at least this many in claim mode, exactly this
+/// many in the other modes.
 pub(super) const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(10).unwrap();
-/// Maximum number of handlers that run at a time without a setting.
+/// The most handlers that run at a time unless a setting says otherwise.
 const MOST_HANDLERS: usize = 100;
-/// Memory of the process without messages, with room for its allocator, in MB.
+/// Memory of the process without messages, in MB, with some room for the allocator.
 const MEMORY_OF_PROCESS: u32 = 64;
-/// Memory that one handler may need, in MB: the largest output that fits into a record has 400 KB, and is there about
-/// ten times while the handler returns it and the completion is sent.
+/// Memory that one handler may need, in MB. The largest output that fits into a record has 400 KB, and there
+/// are about ten copies of it while the handler returns it and the completion is sent.
 const MEMORY_OF_HANDLER: u32 = 4;
 
-/// How long a record is kept without a setting.
+/// How long a record is kept if no setting says so.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DefaultRetention {
-    /// As the table of settings says.
+    /// As long as the table of settings says.
     OfTable,
-    /// Without limit.
+    /// Forever.
     None,
 }
 
@@ -125,8 +126,7 @@ impl Settings {
         })
     }
 
-    /// Checks the settings of a mode without leases, in which a heartbeat extends visibility timeouts
-    /// alone.
+    /// Checks the settings of a mode without leases, in which a heartbeat only extends visibility timeouts.
     pub(super) fn without_leases(&mut self, batches: Batches) -> Result<Batches, SettingsError> {
         if batches.heartbeat.is_none() || batches.call_sqs() {
             return Ok(batches);
@@ -142,18 +142,21 @@ impl Settings {
         let cap = self.setting(&CONSUMER_BACKOFF_CAP, backoff);
         let calls_sqs = on != Ok(false);
         let default = if calls_sqs {
-            CONSUMER_DEAD_LETTER.default
+            CONSUMER_DIRECT_DEAD_LETTERING.default
         } else {
             "off"
         };
-        let dead_letter = self.optional(
-            CONSUMER_DEAD_LETTER.name,
-            default,
-            |text| match on_or_off(text)? {
-                true if !calls_sqs => Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too"),
-                on => Ok(on),
-            },
-        );
+        let dead_letter =
+            self.optional(
+                CONSUMER_DIRECT_DEAD_LETTERING.name,
+                default,
+                |text| match on_or_off(text)? {
+                    true if !calls_sqs => {
+                        Err("`on` needs CONSUMER_VISIBILITY=on, which calls SQS too")
+                    }
+                    on => Ok(on),
+                },
+            );
         let timeouts = Timeouts {
             base: base?,
             cap: cap?,
@@ -162,7 +165,7 @@ impl Settings {
         Ok(on?.then_some(timeouts))
     }
 
-    /// Reads the settings of metrics. They are on by default: without them, no alarm watches the outcomes.
+    /// Reads the settings of metrics. They are on by default, because the alarms need them.
     ///
     /// # Errors
     ///
@@ -175,7 +178,7 @@ impl Settings {
             "sqs-once",
             checked_namespace,
         );
-        // The default of Powertools, where no function is named.
+        // Powertools uses this default when nothing names a service.
         let default = match self.function() {
             function if function.is_empty() => "service_undefined".to_owned(),
             function => function,
@@ -194,8 +197,8 @@ pub(super) struct Batches {
     pub(super) envelope: Envelope,
     pub(super) encoding: Encoding,
     pub(super) max_body_bytes: NonZeroU32,
-    /// Without the feature `s3` none are set.
-    /// Of bodies. Without buckets, nothing is read from S3.
+    /// Buckets with bodies. If there are none, nothing is read from S3. Without the feature `s3`, the list is
+    /// empty.
     pub(super) s3_buckets: Vec<String>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) retention: Option<Duration>,
@@ -214,13 +217,13 @@ pub(super) struct Batches {
 }
 
 impl Batches {
-    /// Handlers of a batch that run at a time, in modes whose handlers hold a connection or an item.
+    /// How many handlers of a batch run at a time, in modes whose handlers hold a connection or an item.
     pub(super) fn concurrency(&self) -> NonZeroUsize {
         self.concurrency.unwrap_or(CONCURRENCY)
     }
 
-    /// The same in claim mode, with outputs in the record. With `auto`, all of a batch of 100, or as many as the memory
-    /// holds with the largest outputs, but not less than 10.
+    /// The same in claim mode, with outputs in the record. With `auto`, as many as the memory holds with the
+    /// largest outputs, at least 10 and at most 100.
     pub(super) fn concurrency_of_claims(&self) -> NonZeroUsize {
         let of_memory = self.memory.map_or(MOST_HANDLERS, |memory| {
             (memory.saturating_sub(MEMORY_OF_PROCESS) / MEMORY_OF_HANDLER)

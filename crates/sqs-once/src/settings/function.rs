@@ -12,21 +12,21 @@ use crate::deadline::MEMORY_OF_A_VCPU;
 const UNNAMED: &str = "_";
 
 impl Settings {
-    /// The runtime of the function, with one thread or with one for each vCPU.
+    /// Creates the function's runtime, with one thread or with one for each vCPU.
     ///
-    /// - One thread runs a batch of ten messages with a quarter less CPU time. But a handler that
-    ///   blocks this thread stops the whole batch: no other message runs, no outcome is recorded
-    ///   and no deadline is kept. A poll of more than 100 ms is logged. Run blocking code by
+    /// - One thread runs a batch of ten messages with a quarter less CPU time. But a handler that blocks this
+    ///   thread stops the whole batch: no other message runs, no outcome is recorded and no deadline is kept.
+    ///   The consumer logs a poll of more than 100 ms. Run blocking code with
     ///   [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - With several threads, the response is in time while one of them is not blocked, but messages
-    ///   whose next step is queued on a blocked thread wait. Handlers that block every thread stop the
-    ///   whole batch, as with one.
+    /// - With several threads, the response is in time as long as one of them is free, but messages whose
+    ///   next step is queued on a blocked thread wait. If handlers block every thread, the whole batch stops,
+    ///   as it does with one thread.
     ///
-    /// A function has several threads from the memory of two vCPUs on: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
-    /// from 3,538, since 1,769 MB have one vCPU (*AWS Lambda Developer Guide*, "Configure Lambda
-    /// function memory"). It also has them if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1: Lambda Managed
-    /// Instances run so many invocations in one process. To decide it in code, build your own runtime,
-    /// as `#[tokio::main]` does.
+    /// A function gets several threads if it has the memory of at least two vCPUs:
+    /// `AWS_LAMBDA_FUNCTION_MEMORY_SIZE` of 3,538 or more, since 1,769 MB have one vCPU (*AWS Lambda
+    /// Developer Guide*, "Configure Lambda function memory"). It also gets them if
+    /// `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed Instances then run several invocations
+    /// in one process. To decide this in code, build the runtime yourself, as `#[tokio::main]` does.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl Settings {
         builder.enable_all().build()
     }
 
-    /// The function's memory in MB, where Lambda set it.
+    /// Returns the function's memory in MB, if Lambda set it.
     pub(super) fn memory(&mut self) -> Option<u32> {
         self.number("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
     }
@@ -72,11 +72,11 @@ impl Settings {
             || at_once.is_some_and(|at_once| at_once > 1)
     }
 
-    /// Returns whether [`once`](Self::once) keeps records in memory: under `cargo lambda watch`, for
-    /// the function that has no name there, with no `IDEMPOTENCY_TABLE_NAME`. A handler can then
-    /// choose defaults with which it runs on its own.
+    /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`,
+    /// for the function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose
+    /// defaults with which the handler needs no other systems.
     ///
-    /// Never on AWS, where a missing table is an error. [`inbox`](Self::inbox) needs a table
+    /// On AWS this is always false, and a missing table is an error. [`inbox`](Self::inbox) needs a table
     /// everywhere.
     ///
     /// ```
@@ -95,11 +95,11 @@ impl Settings {
         self.is_unnamed_under_watch() && self.value(IDEMPOTENCY_TABLE_NAME.name).is_none()
     }
 
-    /// Returns whether this is the function that `cargo lambda watch` runs for an invocation without
-    /// a function name.
+    /// Returns whether this is the function that `cargo lambda watch` runs for an invocation without a
+    /// function name.
     ///
-    /// cargo-lambda calls it `_`, which is a valid name on AWS too. The Runtime API of cargo-lambda
-    /// is a URL that ends with this name. The one of AWS is a host and a port, and AWS always sets
+    /// cargo-lambda calls it `_`, which is a valid name on AWS too. But cargo-lambda's Runtime API is a URL
+    /// that ends with this name, while the one on AWS is a host and a port, and AWS always sets
     /// `AWS_LAMBDA_INITIALIZATION_TYPE`.
     fn is_unnamed_under_watch(&mut self) -> bool {
         let name = self.value("AWS_LAMBDA_FUNCTION_NAME");
@@ -110,8 +110,8 @@ impl Settings {
             && self.value("AWS_LAMBDA_INITIALIZATION_TYPE").is_none()
     }
 
-    /// The function's name. The function without a name under `cargo lambda watch` has the name of
-    /// its program. So a message has one key, also if it is invoked by that name.
+    /// Returns the function's name. Under `cargo lambda watch`, the function without a name gets the name of
+    /// its program, so that a message has the same key if you invoke the function by that name.
     pub fn function(&mut self) -> String {
         let program = if self.is_unnamed_under_watch() {
             env::current_exe().ok()

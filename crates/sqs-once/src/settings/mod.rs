@@ -32,9 +32,9 @@ use crate::{
 
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
-/// [`once`](Self::once), [`inbox`](Self::inbox) and [`on_item`](Self::on_item) each build a
-/// [`Consumer`] in the mode of that name. They read every variable before they report errors, so
-/// one [`SettingsError`] lists all of them. An empty variable counts as not set.
+/// [`once`](Self::once), [`inbox`](Self::inbox) and [`item_mode`](Self::item_mode) each build a [`Consumer`]
+/// in the mode of that name. They read every variable before they report errors, so one [`SettingsError`]
+/// lists all of them. An empty variable is treated as not set.
 ///
 /// ```no_run
 /// use sqs_once::{Attempt, Failure, Handler, Settings, SettingsError, telemetry};
@@ -73,56 +73,56 @@ use crate::{
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `on_item` and `InPostgres` | DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, in memory |
-/// | `IDEMPOTENCY_LAYOUT` | `native`; not used by `on_item` and `InPostgres` | or `powertools`: the record of Powertools for AWS Lambda |
-/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `on_item` and `InPostgres` | other attribute names, as `id=PK,expires_at=ttl`; the native names are in the protocol |
-/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `on_item` and `InPostgres` | `SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT` |
+/// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, in memory |
+/// | `IDEMPOTENCY_LAYOUT` | `native`; not used by `item_mode` and `PostgresMode` | or `powertools`: the record of Powertools for AWS Lambda |
+/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | other attribute names, as `id=PK,expires_at=ttl`; the native names are in the protocol |
+/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT` |
 /// | `IDEMPOTENCY_NAMESPACE` | the function's name; the program's, if cargo-lambda runs it without a name | first part of every key; separates consumers that share a table |
 /// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key; with `powertools:` before it, the hash of Powertools |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
 /// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` |
 /// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is decompressed or read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `on_item` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools |
-/// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `on_item` | how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `on_item` | a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error |
-/// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `on_item` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
-/// | `IDEMPOTENCY_GROUPING` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
-/// | `OUTBOX_TABLE_NAME` | not set; not used by `on_item` and `InPostgres` | DynamoDB table of the events that handlers publish |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools |
+/// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `item_mode` | how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error |
+/// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
+/// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
+/// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table of the events that handlers publish |
 /// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see long handlers. `off`: a lease ends with its invocation |
-/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_GROUPING` is `off` |
+/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_BATCHED_WRITES` is `off` |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default` |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each further receive |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off after any receive; at most `11h 30m` |
-/// | `CONSUMER_DEAD_LETTER` | `on` | `on`: copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
+/// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | `on`: copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
 /// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: isolation after a crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
-/// | `CONSUMER_METRICS_WRITE_UNITS` | `off`; not used by `on_item` and `InPostgres` | `on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits` |
+/// | `CONSUMER_METRICS_WRITE_UNITS` | `off`; not used by `item_mode` and `PostgresMode` | `on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits` |
 /// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the `completed` messages that are logged, from `0` to `1`, chosen at random; all other outcomes are logged, and metrics count every message |
 ///
 /// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
 ///
-/// `POWERTOOLS_METRICS_NAMESPACE` and `POWERTOOLS_SERVICE_NAME` name the metrics, else they are named `sqs-once` and
-/// after the function.
+/// `POWERTOOLS_METRICS_NAMESPACE` and `POWERTOOLS_SERVICE_NAME` name the metrics, else they are named
+/// `sqs-once` and after the function.
 ///
-/// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that is not read has no effect, and
-/// is logged at WARN, with the setting of the nearest name or with what replaced a removed one.
+/// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that is not read has no effect,
+/// and is logged at WARN, with the setting of the nearest name or with what replaced a removed one.
 ///
 /// Builder methods of [`Consumer`] set what no variable does. [`Consumer::map_mode`] changes the mode.
 pub struct Settings {
     variables: Variables,
     config: Option<SdkConfig>,
-    /// The table is read at start.
-    prime: bool,
+    /// True if the table is read at start.
+    warm_up: bool,
 }
 
 impl fmt::Debug for Settings {
-    /// Without values: they may hold credentials.
+    /// Leaves out the values, because they may be credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Settings").field(&self.variables).finish()
     }
@@ -146,7 +146,7 @@ impl<H: Handler> Consumer<Once<AnyStore>, H>
 where
     Once<AnyStore>: Mode<H::Output>,
 {
-    /// A consumer in the mode [`Once`], configured by environment variables: see [`Settings`].
+    /// Creates a consumer in the mode [`Once`] from environment variables: see [`Settings`].
     ///
     /// # Errors
     ///
@@ -170,11 +170,11 @@ impl Settings {
         Self {
             variables: Variables::from_env(),
             config: None,
-            prime: true,
+            warm_up: true,
         }
     }
 
-    /// Takes these variables alone, for tests.
+    /// Takes only these variables, for tests.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -189,11 +189,11 @@ impl Settings {
         Self {
             variables: Variables::from_vars(variables),
             config: None,
-            prime: true,
+            warm_up: true,
         }
     }
 
-    /// Calls AWS with this configuration, in place of [`aws::config`].
+    /// Sets the configuration for calls to AWS, which is otherwise [`aws::config`].
     #[must_use]
     pub fn sdk_config(self, config: SdkConfig) -> Self {
         Self {
@@ -202,17 +202,17 @@ impl Settings {
         }
     }
 
-    /// Switches the read of the table at start on or off. It is on by default: one read opens the connection, and
-    /// reports a missing table or permission before a message is at stake. It needs `dynamodb:GetItem`. `on_item` has
-    /// no table to read.
+    /// Switches the read of the table at start on or off. It is on by default. One read opens the connection,
+    /// and reports a missing table or permission before the first message arrives. It needs
+    /// `dynamodb:GetItem`. `item_mode` has no table to read.
     #[must_use]
-    pub fn prime(self, prime: bool) -> Self {
-        Self { prime, ..self }
+    pub fn warm_up(self, warm_up: bool) -> Self {
+        Self { warm_up, ..self }
     }
 
-    /// A consumer in a mode of another crate, such as `sqs_once_postgres::InPostgres`. `mode` is what
-    /// that crate read from these variables, or its error. It is for modes without leases: a heartbeat
-    /// extends visibility timeouts alone, and no message runs alone after a crash.
+    /// Creates a consumer in a mode of a different crate, such as `sqs_once_postgres::PostgresMode`. `mode`
+    /// is the mode that this crate read from these variables, or its error. Modes of other crates have no
+    /// leases, so a heartbeat only extends visibility timeouts, and no message runs alone after a crash.
     ///
     /// ```text
     /// let mut settings = Settings::from_env();
@@ -222,7 +222,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error of the mode's variables, the handler's and the consumer's.
+    /// Every error in the variables of the mode, the handler and the consumer.
     pub async fn consumer<P, H>(
         mut self,
         mode: Result<P, SettingsError>,
@@ -267,8 +267,8 @@ impl Settings {
         let _shared = self.shared();
     }
 
-    /// Returns `read`, or every error so far. Logs unknown variables, which may explain an error. Their
-    /// values may hold credentials, so only their names are logged.
+    /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error. Logs
+    /// only their names, because the values may be credentials.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Consumers in the modes of DynamoDB.
+//! Consumers in the DynamoDB modes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{Settings, SettingsError, any_store::AnyStore, batches::DefaultRetent
 use crate::{
     dynamodb::{
         inbox::Inbox,
-        on_item::OnItem,
+        item_mode::ItemMode,
         store::{Batched, DynamoStore},
     },
     handler::Handler,
@@ -20,21 +20,21 @@ use crate::{
     store::MemoryStore,
 };
 
-/// Bounds the read at start: Lambda's init phase ends after 10 seconds.
-const PRIME_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit of the read at start. Lambda's init phase ends after 10 seconds.
+const WARM_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Messages in progress where writes are grouped: they fill two groups. Those beyond the concurrency are claimed
-/// before their handlers can run, or completed behind them.
+/// Messages in progress with batched writes. They fill two batched writes. The messages beyond the
+/// concurrency are claimed before their handlers can run, or completed after them.
 const IN_PROGRESS: usize = 50;
 
 impl Settings {
-    /// A consumer in the mode [`Once`]. `handler` is the handler, or an error of the handler's own
-    /// variables. Reads the table once; a failure of that [read](Self::prime) is logged. Records are in
-    /// the table, or [in memory](Self::in_memory).
+    /// Creates a consumer in the mode [`Once`]. `handler` is the handler, or an error in its variables. The
+    /// consumer reads the table once and logs a failure of that [read](Self::warm_up). Records are in the
+    /// table, or [in memory](Self::in_memory).
     ///
     /// # Errors
     ///
-    /// Every error of the handler's variables and the consumer's.
+    /// Every error in the variables of the handler and the consumer.
     pub async fn once<H: Handler>(
         mut self,
         handler: Result<H, SettingsError>,
@@ -43,7 +43,7 @@ impl Settings {
         Once<AnyStore>: Mode<H::Output>,
     {
         let table = if self.in_memory() {
-            // No queue holds the messages of an event file.
+            // Messages from an event file are in no queue.
             self.set_default(CONSUMER_VISIBILITY.name, "off");
             Ok(None)
         } else {
@@ -56,14 +56,14 @@ impl Settings {
         let config = if table.is_some() || batches.call_sqs() || reads_s3 {
             self.config().await
         } else {
-            // The SDK would look for a Region, for seconds on a machine outside AWS.
+            // Without this, the SDK would look for a Region, which takes seconds on a machine outside AWS.
             SdkConfig::builder().build()
         };
         let grouping = table.as_ref().is_some_and(|table| table.grouping);
         let (store, to_read) = match table {
             Some(table) => {
                 let store = table.store(&config);
-                let to_read = self.prime.then(|| store.clone());
+                let to_read = self.warm_up.then(|| store.clone());
                 let store = if grouping {
                     AnyStore::Batched(Batched::new(store))
                 } else {
@@ -101,11 +101,11 @@ impl Settings {
         Ok(consumer.concurrency(concurrency).claims_ahead(ahead))
     }
 
-    /// A consumer in the mode [`Inbox`], otherwise as [`once`](Self::once).
+    /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).
     ///
     /// # Errors
     ///
-    /// Every error of the handler's variables and the consumer's.
+    /// Every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Done, Handler, Settings};
@@ -128,32 +128,32 @@ impl Settings {
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.config().await;
         let store = table.store(&config);
-        let to_read = self.prime.then(|| store.clone());
+        let to_read = self.warm_up.then(|| store.clone());
         let inbox = Inbox::new(records.once(store, &batches, &config));
         let build = || batches.consumer(inbox, handler, &config);
         Ok(while_reading(to_read, build).await)
     }
 
-    /// A consumer in the mode [`OnItem`], otherwise as [`once`](Self::once). There is no table of
-    /// records. Items remember keys without limit, unless `IDEMPOTENCY_RETENTION` is set.
+    /// Creates a consumer in the mode [`ItemMode`], otherwise like [`once`](Self::once). There is no table of
+    /// records. Items remember keys forever, unless `IDEMPOTENCY_RETENTION` is set.
     ///
     /// # Errors
     ///
-    /// Every error of the handler's variables and the consumer's.
+    /// Every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Change, Handler, Settings};
     ///
     /// # async fn main_<H: Handler<Output = Change<()>>>(handler: H) -> Result<(), lambda_runtime::Error> {
-    /// let consumer = Settings::from_env().on_item(Ok(handler)).await?;
+    /// let consumer = Settings::from_env().item_mode(Ok(handler)).await?;
     /// # sqs_once::run(consumer).await }
     /// ```
-    pub async fn on_item<H: Handler>(
+    pub async fn item_mode<H: Handler>(
         mut self,
         handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<OnItem, H>, SettingsError>
+    ) -> Result<Consumer<ItemMode, H>, SettingsError>
     where
-        OnItem: Mode<H::Output>,
+        ItemMode: Mode<H::Output>,
     {
         let fingerprint = self.value(IDEMPOTENCY_FINGERPRINT.name);
         let batches = self.batches(DefaultRetention::None);
@@ -161,28 +161,28 @@ impl Settings {
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
         let config = self.config().await;
-        let mut on_item = OnItem::new(Client::new(&config));
-        // Without the option, an item stores keys alone, and the setting would have no effect.
+        let mut item_mode = ItemMode::new(Client::new(&config));
+        // Without the option, an item stores only keys, and the setting would have no effect.
         if fingerprint.is_some_and(|source| source != "off") {
-            on_item = on_item.check_payload();
+            item_mode = item_mode.check_payload();
         }
-        let on_item = match batches.retention {
-            Some(retention) => on_item.retention(retention),
-            None => on_item,
+        let item_mode = match batches.retention {
+            Some(retention) => item_mode.retention(retention),
+            None => item_mode,
         };
-        Ok(batches.consumer(on_item, handler, &config))
+        Ok(batches.consumer(item_mode, handler, &config))
     }
 }
 
-/// Reads the table of `store` once, and calls `build` meanwhile. A failure of the read is logged.
+/// Reads the table of `store` once and calls `build` meanwhile. Logs a failure of the read.
 pub(super) async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
     let Some(store) = store else {
         return build();
     };
-    // The first poll of `prime` starts the connection. `build` has the time of its round trips.
-    let (read, built) = join(store.prime(PRIME_TIMEOUT), async { build() }).await;
+    // The first poll of `warm_up` starts the connection, and `build` runs during its round trips.
+    let (read, built) = join(store.warm_up(WARM_UP_TIMEOUT), async { build() }).await;
     if let Err(error) = read {
-        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB answers");
+        tracing::warn!(%error, "could not read the table at start: messages fail until DynamoDB responds");
     }
     built
 }

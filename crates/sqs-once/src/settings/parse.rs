@@ -9,7 +9,7 @@ use crate::{
     sqs::Visibility,
 };
 
-/// Renames attributes as in `id=PK,expires_at=ttl`: native name, other name.
+/// Renames attributes. The text has native names and other names, as in `id=PK,expires_at=ttl`.
 pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     let pair = |pair: &str| {
         let (field, name) = pair
@@ -23,7 +23,8 @@ pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     layout.rename(names).map_err(|error| error.to_string())
 }
 
-/// The shortest heartbeat: SQS counts whole seconds, and a third of it must be more than a slow request.
+/// The shortest heartbeat. SQS counts whole seconds, and a third of the heartbeat must be longer than a slow
+/// request.
 const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(10);
 
 pub(super) fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
@@ -59,13 +60,13 @@ pub(super) fn of_s3<T>(
     }
 }
 
-/// Names of S3 buckets, separated by commas.
+/// Parses names of S3 buckets, separated by commas.
 pub(super) fn buckets(text: &str) -> Result<Vec<String>, String> {
     let names = text.split(',').map(bucket).collect::<Result<_, _>>();
     names.map_err(|error| format!("{error}; separate names by commas"))
 }
 
-/// The name of an S3 bucket (*Amazon S3 User Guide*, "Bucket naming rules").
+/// Parses the name of an S3 bucket (*Amazon S3 User Guide*, "Bucket naming rules").
 pub(super) fn bucket(name: &str) -> Result<String, String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
     let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);

@@ -6,8 +6,8 @@ use sqs_once_core::settings::{
     parse::on_or_off,
     table::{
         CONSUMER_METRICS_WRITE_UNITS, IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES,
-        IDEMPOTENCY_GROUPING, IDEMPOTENCY_LAYOUT, IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY,
-        IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
+        IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_LAYOUT, IDEMPOTENCY_RESULT_BUCKET,
+        IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
     },
 };
 
@@ -31,7 +31,7 @@ impl Settings {
             str::parse,
         );
         let layout = self.layout();
-        let grouping = self.setting(&IDEMPOTENCY_GROUPING, on_or_off);
+        let grouping = self.setting(&IDEMPOTENCY_BATCHED_WRITES, on_or_off);
         let write_units = self.setting(&CONSUMER_METRICS_WRITE_UNITS, on_or_off);
         Ok(Table {
             name: name?,
@@ -60,18 +60,18 @@ impl Settings {
         })
     }
 
-    /// The bucket of large outputs. `None`: every output is in its record.
+    /// Reads the bucket for large outputs. `None`: every output is in its record.
     pub(super) fn results(&mut self) -> Result<ResultPlace, SettingsError> {
         let some = of_s3(|name| bucket(name).map(Some));
         self.changed(IDEMPOTENCY_RESULT_BUCKET.name, None, some)
             .map(|bucket| ResultPlace { bucket })
     }
 
-    /// The table of records that [`once`](Self::once) uses, for programs that read it.
+    /// Creates the store that [`once`](Self::once) uses, for programs that read its table.
     ///
     /// # Errors
     ///
-    /// Every error of the table's variables.
+    /// Every error in the table's variables.
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
         let table = self.table();
         let table = self.check(table)?;
@@ -79,7 +79,7 @@ impl Settings {
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
-        // After an error the native layout stands in, so that the next variables are read too.
+        // After an error we go on with the native layout, so that the next variables are read too.
         let preset = self.setting(&IDEMPOTENCY_LAYOUT, |text| match text {
             "native" => Ok(Layout::native()),
             "powertools" => Ok(Layout::powertools()),
@@ -124,7 +124,7 @@ pub(super) struct Records {
     pub(super) results: ResultPlace,
 }
 
-/// The place of outputs: the record, and for large ones the bucket if there is one.
+/// Where outputs are stored: in the record, and large ones in the bucket if there is one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ResultPlace {
     pub(super) bucket: Option<String>,

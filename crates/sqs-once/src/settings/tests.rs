@@ -25,10 +25,10 @@ use super::{
 use crate::{
     dynamodb::{
         done::Done,
-        on_item::Change,
+        item_mode::Change,
         store::{DynamoStore, Field, Layout},
     },
-    handler::{Answer, Attempt, Failure, handler_fn},
+    handler::{Attempt, Failure, HandlerOutput, handler_fn},
     protocol::isolation::CrashWaits,
     sqs::{Encoding, FifoAfterPermanent, FingerprintSource, KeySource},
 };
@@ -74,7 +74,7 @@ async fn watched_function_has_records_in_memory() {
 async fn function_on_lambda_needs_a_table() {
     let [watched, unnamed] = WATCHED;
     for variables in [
-        // A function of AWS, also if its name is `_`.
+        // Functions on AWS, even with the name `_`.
         vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")],
         vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001/_")],
         vec![
@@ -119,13 +119,13 @@ async fn heartbeat_without_lease_needs_visibility() {
     let off = ("CONSUMER_VISIBILITY", "off");
     let variables = [&REQUIRED[..], &[heartbeat, off]].concat();
     let error = offline(&variables)
-        .on_item(Ok(unused::<Change<()>>()))
+        .item_mode(Ok(unused::<Change<()>>()))
         .await
         .err()
         .unwrap();
     let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
     assert_eq!(error.errors(), [expected]);
-    let leases = offline(&variables).prime(false);
+    let leases = offline(&variables).warm_up(false);
     assert!(leases.once(Ok(unused::<()>())).await.is_ok());
 }
 
@@ -133,7 +133,7 @@ async fn heartbeat_without_lease_needs_visibility() {
 async fn watched_function_with_table_uses_it() {
     let table = ("IDEMPOTENCY_TABLE_NAME", "records");
     let variables = [&WATCHED[..], &[table]].concat();
-    let settings = offline(&variables).prime(false);
+    let settings = offline(&variables).warm_up(false);
     let consumer = settings.once(Ok(unused::<()>())).await.unwrap();
     let consumer = format!("{consumer:?}");
     assert!(consumer.contains("Batched("), "{consumer}");
@@ -214,7 +214,7 @@ async fn errors_are_reported_all_at_once() {
         ("CONSUMER_ENCODING", "deflate"),
         ("CONSUMER_MAX_BODY_BYTES", "10MB"),
         ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
-        ("IDEMPOTENCY_GROUPING", "yes"),
+        ("IDEMPOTENCY_BATCHED_WRITES", "yes"),
         ("CONSUMER_CRASH_ISOLATION", "20m"),
         ("CONSUMER_HEARTBEAT", "9s"),
         ("CONSUMER_CONCURRENCY", "0"),
@@ -223,7 +223,7 @@ async fn errors_are_reported_all_at_once() {
         ("CONSUMER_METRICS_WRITE_UNITS", "yes"),
         ("POWERTOOLS_SERVICE_NAME", ":payments"),
         ("CONSUMER_VISIBILITY", "yes"),
-        ("CONSUMER_DEAD_LETTER", "yes"),
+        ("CONSUMER_DIRECT_DEAD_LETTERING", "yes"),
         ("CONSUMER_FIFO_AFTER_PERMANENT", "on"),
         ("CONSUMER_S3_BUCKETS", "Orders"),
         ("IDEMPOTENCY_RESULT_BUCKET", "Outputs"),
@@ -254,12 +254,12 @@ async fn errors_are_reported_all_at_once() {
 }
 
 /// A handler that never runs.
-fn unused<O: Answer + 'static>() -> impl Handler<Output = O> + fmt::Debug {
+fn unused<O: HandlerOutput + 'static>() -> impl Handler<Output = O> + fmt::Debug {
     handler_fn(|(): (), _: Attempt| async { Err::<O, _>(Failure::from("unused")) })
 }
 
 #[tokio::test]
-async fn on_item_compares_payloads_by_the_fingerprint() {
+async fn item_mode_compares_payloads_by_the_fingerprint() {
     for (value, compares) in [
         (None, false),
         (Some("body:/cents"), true),
@@ -269,7 +269,7 @@ async fn on_item_compares_payloads_by_the_fingerprint() {
         let variables: Vec<_> = REQUIRED[..2].iter().copied().chain(fingerprint).collect();
         let mut settings = offline(&variables);
         settings.set_default("CONSUMER_VISIBILITY", "off");
-        let consumer = format!("{:?}", settings.on_item(Ok(unused::<Change<()>>())).await);
+        let consumer = format!("{:?}", settings.item_mode(Ok(unused::<Change<()>>())).await);
         assert!(
             consumer.contains(&format!("checks_payload: {compares}")),
             "{consumer}"
@@ -303,7 +303,7 @@ async fn consumer_is_built_while_table_is_read() {
     assert!(answered.load(Relaxed), "built after the read");
 }
 
-/// A table that answers a read once the consumer is built.
+/// A table that responds to a read only when the consumer is built.
 #[derive(Clone, Debug)]
 struct StubTable {
     sent: Arc<AtomicBool>,
@@ -339,7 +339,7 @@ fn every_error_of_the_layout_is_reported() {
 }
 
 #[test]
-fn on_item_needs_no_table_and_has_no_default_retention() {
+fn item_mode_needs_no_table_and_has_no_default_retention() {
     let mut settings = Settings::from_vars(REQUIRED[..2].iter().copied());
     let batches = settings.batches(DefaultRetention::None);
     assert_eq!(settings.check(batches).unwrap().retention, None);
@@ -355,9 +355,12 @@ fn dead_letter_is_on_unless_visibility_is_off() {
         batches.timeouts.map(|timeouts| timeouts.dead_letter)
     };
     assert_eq!(dead_letter(&[]), Some(true));
-    assert_eq!(dead_letter(&[("CONSUMER_DEAD_LETTER", "off")]), Some(false));
+    assert_eq!(
+        dead_letter(&[("CONSUMER_DIRECT_DEAD_LETTERING", "off")]),
+        Some(false)
+    );
     let (on, off) = (
-        ("CONSUMER_DEAD_LETTER", "on"),
+        ("CONSUMER_DIRECT_DEAD_LETTERING", "on"),
         ("CONSUMER_VISIBILITY", "off"),
     );
     assert_eq!(dead_letter(&[on]), Some(true));
@@ -365,7 +368,7 @@ fn dead_letter_is_on_unless_visibility_is_off() {
     let error = with(&[on, off]).unwrap_err();
     assert_eq!(
         error.errors(),
-        ["CONSUMER_DEAD_LETTER: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
+        ["CONSUMER_DIRECT_DEAD_LETTERING: `on` needs CONSUMER_VISIBILITY=on, which calls SQS too"]
     );
 }
 
@@ -549,7 +552,7 @@ async fn key_fixed_in_code_rejects_a_different_variable() {
 
 #[test]
 fn value_fixed_in_code_is_the_setting() {
-    // Set to the same value, it is no error.
+    // The same value as in code is not an error.
     for variables in [&[][..], &[("IDEMPOTENCY_KEY", "body:/orderId")]] {
         let variables = [&REQUIRED[..], variables].concat();
         let mut settings = Settings::from_vars(variables);

@@ -1,4 +1,4 @@
-//! [`CircuitBreaker`]: the [`Circuit`] of this process, which its batches share.
+//! [`CircuitBreaker`]: the [`Circuit`] of this process, which all its batches share.
 
 use std::{
     pin::pin,
@@ -37,12 +37,12 @@ struct Shared {
 type Clock<'a> = &'a (dyn Fn() -> Timestamp + Send + Sync);
 
 impl CircuitBreaker {
-    /// Decides whether a message may run. While another message probes, waits for the end of that
-    /// probe, and at most until `latest`.
+    /// Decides whether a message may run. While another message probes, waits until that probe ends, but not
+    /// longer than `latest`.
     ///
     /// # Errors
     ///
-    /// The time of the next probe, if the message is not to run.
+    /// The time of the next probe, if the message must not run.
     pub(super) async fn admit(
         &self,
         now: Clock<'_>,
@@ -54,7 +54,7 @@ impl CircuitBreaker {
             is_probe: AtomicBool::new(is_probe),
         };
         loop {
-            // Registered before the decision, so that no change is missed.
+            // Register before the decision, so that we miss no change.
             let mut changed = pin!(self.0.changed.notified());
             changed.as_mut().enable();
             match self.circuit().admit(now(), receive_count) {
@@ -82,7 +82,7 @@ impl CircuitBreaker {
     }
 }
 
-/// A message that the circuit breaker lets run.
+/// A message that the circuit breaker allows to run.
 pub(super) struct Admitted {
     breaker: CircuitBreaker,
     /// True until the handler of a probe has ended.
@@ -100,7 +100,7 @@ impl Admitted {
         }
     }
 
-    /// Lets the next message probe, if this one was to probe and its handler did not run.
+    /// Lets the next message be the probe, if this one was the probe and its handler did not run.
     pub(super) fn leave_the_probe_to_others(&self) {
         if self.is_probe.swap(false, Relaxed) {
             self.breaker.circuit().probe_did_not_run();
@@ -115,7 +115,8 @@ impl Drop for Admitted {
     }
 }
 
-/// A handler that runs. Dropped without an [answer](Self::answered), it was cut off or panicked.
+/// A running handler. If this value is dropped without an [answer](Self::answered), the handler was cut off
+/// or panicked.
 pub(super) struct WatchedHandler<'a> {
     admitted: &'a Admitted,
     now: Clock<'a>,
@@ -124,7 +125,7 @@ pub(super) struct WatchedHandler<'a> {
 }
 
 impl WatchedHandler<'_> {
-    /// Takes in the handler's answer, and returns it.
+    /// Records how the handler returned, and passes the result on.
     pub(super) fn answered<T>(mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
         self.end = Some(match &answer {
             Ok(_) | Err(Failure::Permanent(_)) => HandlerEnd::Answered,

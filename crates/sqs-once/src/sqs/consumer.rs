@@ -65,9 +65,9 @@ pub struct Consumer<M, H> {
     pub(super) min_time_to_start: Duration,
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) fail_when_store_unavailable: bool,
-    /// `None`: every message runs.
+    /// Circuit breaker. `None`: every message runs.
     pub(super) breaker: Option<CircuitBreaker>,
-    /// Clones share the turns, and so the batches of a process.
+    /// Turns of the handlers, shared by clones and so by the batches of a process.
     pub(super) turns: Turns,
     pub(super) visibility: Option<Visibility>,
     pub(super) metrics: Option<Metrics>,
@@ -108,10 +108,11 @@ impl<M, H> Clone for Consumer<M, H> {
 }
 
 impl<M, H> Consumer<M, H> {
-    /// Runs `handler` for each message in this `mode` ([`Once`](crate::Once),
-    /// [`Inbox`](crate::Inbox) or [`OnItem`](crate::OnItem)), keys prefixed with `namespace`: ten messages at a time,
-    /// keyed by message id, half a second kept back to end well. An async function is a handler by
-    /// way of [`handler_fn`](crate::handler_fn).
+    /// Creates a consumer that runs `handler` for each message in this `mode` ([`Once`](crate::Once),
+    /// [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of every
+    /// key. By default it runs ten messages at a time, uses the message id as key, and keeps back half a
+    /// second for outcomes and the response. [`handler_fn`](crate::handler_fn) turns an async function into a
+    /// handler.
     pub fn new(mode: M, namespace: Namespace, handler: H) -> Self
     where
         M: Mode<H::Output>,
@@ -145,7 +146,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// The deadline of an invocation that Lambda ends at `at`.
+    /// Returns the deadline of an invocation that Lambda ends at `at`.
     #[must_use]
     pub fn deadline(&self, at: Timestamp) -> Deadline
     where

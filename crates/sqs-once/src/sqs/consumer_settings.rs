@@ -13,14 +13,14 @@ use super::{
 use crate::telemetry::Metrics;
 
 impl<M, H> Consumer<M, H> {
-    /// Where a message's key comes from.
+    /// Sets where a message's key comes from.
     #[must_use]
     pub fn key(self, key: KeySource) -> Self {
         Self { key, ..self }
     }
 
-    /// Sets the service that puts its own JSON around each message. The consumer removes it before
-    /// it looks for the key. By default none does.
+    /// Sets which service wraps each message in JSON. The consumer removes this envelope before it looks for
+    /// the key. By default there is none.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::Envelope};
@@ -34,8 +34,8 @@ impl<M, H> Consumer<M, H> {
         Self { envelope, ..self }
     }
 
-    /// Sets the encoding of messages without the message attribute `Content-Encoding`. By default they
-    /// have none.
+    /// Sets the encoding of messages without the message attribute `Content-Encoding`. By default these
+    /// messages are not encoded.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::Encoding};
@@ -53,11 +53,11 @@ impl<M, H> Consumer<M, H> {
         Self { decoding, ..self }
     }
 
-    /// Sets the largest decompressed body in bytes, 2 MiB by default. A larger body is a permanent
-    /// failure, of which no more than the limit is decompressed.
+    /// Sets the largest decompressed body in bytes, 2 MiB by default. A larger body is a permanent failure,
+    /// and the consumer stops decompressing it at the limit.
     ///
-    /// Each message in progress may hold a body of this size, and the handler's value. While its key is
-    /// made, a body of JSON takes 14 times its size, and a hostile one up to 97 times.
+    /// Each message in progress may hold a body of this size and the handler's value. While the consumer
+    /// makes the key, a JSON body takes 14 times its size, and a hostile one up to 97 times.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -76,8 +76,8 @@ impl<M, H> Consumer<M, H> {
         Self { decoding, ..self }
     }
 
-    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`. By
-    /// default a pointer to such a body is a body as any other.
+    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`.
+    /// By default, the consumer treats a pointer to such a body like any other body.
     #[must_use]
     pub fn s3_bodies(self, s3_bodies: impl ReadBodies + 'static) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// How many handlers of one batch run at a time.
+    /// Sets how many handlers of one batch run at a time.
     #[must_use]
     pub fn concurrency(self, concurrency: NonZeroUsize) -> Self {
         Self {
@@ -104,9 +104,10 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// How many messages of one batch run at a time that have a body in S3, or one that must be decoded: 10 by
-    /// default, and never more than the [concurrency](Self::concurrency). An event has at most 6 MB of bodies. These
-    /// are larger, so they decide how much memory the function needs.
+    /// Sets how many messages of one batch with a large body run at a time: a body in S3, or one to
+    /// decompress. The default is 10, and it is never more than the [concurrency](Self::concurrency). All
+    /// bodies in an event have at most 6 MB, but these bodies can be larger, so they decide how much memory
+    /// the function needs.
     ///
     /// ```
     /// use std::num::NonZeroUsize;
@@ -124,15 +125,15 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// How many messages of one batch are in progress beyond the [concurrency](Self::concurrency):
-    /// claimed, and waiting for a handler, or completed. 0 by default.
+    /// Sets how many messages of one batch are in progress beyond the [concurrency](Self::concurrency): they
+    /// are claimed and wait for a handler, or are being completed. 0 by default.
     ///
-    /// For a store that [batches](crate::store::Batched) claims and completions, whose
-    /// requests then hold more of them. 40 beside the default concurrency fill two groups.
+    /// Use it with a store that [batches](crate::store::Batched) its writes, so that each request carries
+    /// more of them. With a concurrency of 10, 40 messages ahead fill two batched writes.
     ///
-    /// A message whose handler cannot start in time is released, which costs one write. After a
-    /// crash, the messages claimed ahead wait for the end of their leases, and their next attempts
-    /// are informed.
+    /// If a message cannot start in time, the worker releases its claim, which costs one write. After a
+    /// crash, the messages claimed ahead wait for the end of their leases, and their next attempts see a
+    /// prior attempt.
     ///
     /// ```
     /// # use sqs_once::{Consumer, Mode, Handler};
@@ -148,7 +149,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Changes the mode, for what no setting of a variable says.
+    /// Changes the mode, for settings that have no environment variable.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -170,10 +171,10 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// How long to wait, within the deadline, for another worker that holds a message's claim,
-    /// to take their outcome. By default not at all: the message goes back to the queue. While it
-    /// waits, the message takes up one of the [concurrency](Self::concurrency), and it claims
-    /// again every 50 ms at first and every second in the end, one write unit each time.
+    /// Sets how long a message waits, within the deadline, while another worker holds its claim, so that it
+    /// can take over that worker's outcome. By default it does not wait and goes back to the queue. While it
+    /// waits, the message uses one slot of the [concurrency](Self::concurrency). It tries to claim again,
+    /// after 50 ms at first and every second in the end, at one write unit each time.
     #[must_use]
     pub fn conflict_wait(self, conflict_wait: Duration) -> Self {
         Self {
@@ -182,7 +183,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Reserves time at the end of an invocation to record outcomes and answer.
+    /// Reserves time at the end of an invocation to record outcomes and respond.
     #[must_use]
     pub fn deadline_reserve(self, deadline_reserve: Duration) -> Self {
         Self {
@@ -191,11 +192,11 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Reserves more time for each message of a batch, 140 µs by default: as much as the smallest function
-    /// needs. `Settings` derives it from the function's memory.
+    /// Reserves additional time for each message of a batch. The default of 140 µs is what the smallest
+    /// function needs. `Settings` derives it from the function's memory.
     ///
-    /// Each message has its part in the response, in the metrics and in the memory that is freed, on the
-    /// share of a vCPU that the function has.
+    /// Each message adds to the response, to the metrics and to the memory to free, and the function has only
+    /// a share of a vCPU for that work.
     ///
     /// ```
     /// use std::time::Duration;
@@ -213,7 +214,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// The budget of an invocation whose deadline is not known (see
+    /// Sets the time budget of an invocation whose deadline is not known (see
     /// [`Deadline::of_invocation`](crate::Deadline::of_invocation)).
     #[must_use]
     pub fn assumed_timeout(self, assumed_timeout: Duration) -> Self {
@@ -223,9 +224,9 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// How long the handler takes at most, where that is known (see
-    /// [`Deadline::min_time_to_start`](crate::Deadline::min_time_to_start)): with less time left, a
-    /// message is not started but goes back to the queue.
+    /// Sets the longest run of the handler, if you know it (see
+    /// [`Deadline::min_time_to_start`](crate::Deadline::min_time_to_start)). With less time left, a message
+    /// does not start and goes back to the queue.
     #[must_use]
     pub fn min_time_to_start(self, min_time_to_start: Duration) -> Self {
         Self {
@@ -234,7 +235,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Sets the treatment of a FIFO group's messages behind a permanent failure; by default they run.
+    /// Sets what happens to the messages of a message group behind a permanent failure. By default they run.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};
@@ -251,10 +252,11 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Fails the invocation where every message of the batch failed because DynamoDB could not be
-    /// reached, denied access or has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so that
-    /// Lambda's Errors metric shows it. On by default; throttling does not count. Visibility
-    /// timeouts are set before, and the messages come back the same.
+    /// Fails the invocation if every message of the batch failed because DynamoDB could not be reached,
+    /// denied access or has no such table
+    /// ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so that Lambda's Errors
+    /// metric shows it. On by default. Throttling alone does not fail an invocation. The consumer sets the
+    /// visibility timeouts first, so the messages come back as they otherwise would.
     ///
     /// ```
     /// # use sqs_once::{Consumer, Handler, Mode};
@@ -273,13 +275,13 @@ impl<M, H> Consumer<M, H> {
     /// Switches the circuit breaker on or off. On by default.
     ///
     /// After 20 handlers of this process failed in a row, for at least 10 keys, the circuit opens. Messages
-    /// then return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)), except at their
-    /// first receive and at each tenth: they may call another system. After 5 seconds one message runs as a
-    /// probe. If its handler fails too, the next probe follows after 10 seconds, then 20, and so on up to 60. A
-    /// handler that succeeds or fails permanently closes the circuit.
+    /// then return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)),
+    /// except at their first and every tenth receive, because they may call a different system. After 5
+    /// seconds one message runs as a probe. If its handler fails too, the next probe follows after 10
+    /// seconds, then 20, and so on up to 60. A handler that succeeds or fails permanently closes the circuit.
     ///
-    /// A handler fails in this sense if it returns a retryable failure, returns a failure without an effect, or is
-    /// cut off. Failures of the store don't open the circuit. Clones of a consumer share one circuit.
+    /// A handler fails in this sense if it returns a retryable failure or a failure without an effect, or if
+    /// it is cut off. Failures of the store don't open the circuit. Clones of a consumer share one circuit.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode};
@@ -306,8 +308,8 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Adds metrics to the log line of each batch. By default there are none. Settings from
-    /// environment variables add them, unless `CONSUMER_METRICS` is `off`.
+    /// Adds metrics to the log line of each batch. By default there are none, but
+    /// [`Settings`](crate::Settings) adds them unless `CONSUMER_METRICS` is `off`.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, InvalidValue, Mode, telemetry::Metrics};
@@ -324,8 +326,8 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Logs the line of this share of messages whose outcome is `completed`, from 0 to 1, chosen at
-    /// random. By default every message has its line. Lines of other outcomes are always logged, and
+    /// Sets which share of the messages with the outcome `completed` is logged, from 0 to 1, chosen at
+    /// random. By default every message is logged. Messages with other outcomes are always logged, and
     /// metrics count every message.
     ///
     /// ```
@@ -343,14 +345,14 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before
-    /// the response. By default nothing is called.
+    /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before the
+    /// response. By default nothing is called.
     ///
-    /// The outcome has no output: a batch does not keep its outputs in memory. The output is in the
-    /// record, and the handler sees it. Of an error's text, the outcome has the first 4 KB.
+    /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you find
+    /// it in the record. It contains the first 4 KB of an error's text.
     ///
-    /// `observe` must return soon, because the response waits for it. A panic in it is logged. It is
-    /// not called for a batch whose process ends before the response.
+    /// `observe` must return soon, because the response waits for it. A panic in it is logged. If the process
+    /// ends before the response, `observe` is not called for the batch.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};

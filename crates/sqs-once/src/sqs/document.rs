@@ -11,12 +11,12 @@ use serde_json::{Value, value::RawValue};
 use super::pointer::{Pointers, find};
 use crate::handler::Body;
 
-/// Longest body of which a tree is made, in bytes. SQS carries no longer one, but decompressed bodies
-/// and those in S3 can be longer. A tree of tiny values takes a hundred times their size, so a small
-/// message could end the process.
+/// Longest body that we parse into a tree, in bytes. SQS carries no longer one, but decompressed bodies and
+/// those in S3 can be longer. A tree of tiny values takes a hundred times the size of its text, so a small
+/// message could otherwise end the process.
 pub(super) const MAX_TREE_BYTES: usize = 1024 * 1024;
 
-/// A body of JSON.
+/// A JSON body.
 #[derive(Debug)]
 pub(super) enum Document<'a> {
     Tree(Value),
@@ -36,7 +36,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The value that a pointer finds, also behind strings that hold JSON.
+    /// Returns the value that a pointer finds. The pointer may lead through strings that contain JSON.
     pub(super) fn find(&self, pointer: &str) -> Option<Cow<'_, Value>> {
         match self {
             Self::Tree(tree) => find(tree, pointer),
@@ -44,13 +44,13 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The value that each pointer finds, or null.
+    /// Returns the value that each pointer finds, or null.
     pub(super) fn values(&self, pointers: &Pointers) -> Vec<Value> {
         let find = |pointer| self.find(pointer).map_or(Value::Null, Cow::into_owned);
         pointers.iter().map(find).collect()
     }
 
-    /// The whole body as a tree, however long it is.
+    /// Returns the whole body as a tree, however long it is.
     pub(super) fn into_tree(self) -> Value {
         match self {
             Self::Tree(tree) => tree,
@@ -60,8 +60,8 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Accepts the JSON of which a tree can be made, and keeps nothing of it. `IgnoredAny` accepts more: any
-/// depth, numbers beyond the range of a double, and halves of surrogate pairs.
+/// Accepts JSON that could become a tree, and keeps nothing of it. `IgnoredAny` accepts more: any depth,
+/// numbers beyond the range of a double, and halves of surrogate pairs.
 struct Checked;
 
 impl<'de> Deserialize<'de> for Checked {
@@ -112,7 +112,7 @@ impl<'de> Visitor<'de> for Checked {
     }
 }
 
-/// Finds as [`find`] does, without a tree of the values on the way.
+/// Finds a value like [`find`], but builds no tree of the values on the way.
 fn find_in_text(text: &str, pointer: &str) -> Option<Value> {
     let mut found = Cow::Borrowed(text.trim_start());
     for token in pointer.split('/').skip(1) {
@@ -128,7 +128,7 @@ fn find_in_text(text: &str, pointer: &str) -> Option<Value> {
     serde_json::from_str(&found).ok()
 }
 
-/// The text of a member or element.
+/// Returns the text of a member or element.
 fn child<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let child = deserializer.deserialize_any(Child(name)).ok()?;
@@ -158,7 +158,7 @@ impl<'de> Visitor<'de> for Child<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        // The digits of RFC 6901, section 4: without a sign and without leading zeros.
+        // RFC 6901, section 4, allows digits without a sign and without leading zeros.
         let index: usize = self.0.parse().map_err(A::Error::custom)?;
         let mut found = None;
         if index.to_string() == self.0 {

@@ -11,13 +11,13 @@ use flate2::read::MultiGzDecoder;
 
 use crate::{
     InvalidValue,
-    handler::{AttributeValue, Body, Content, DeliveryFacts, InvalidMessage},
+    handler::{AttributeValue, Body, Content, DeliveryMetadata, InvalidMessage},
 };
 
 /// Message attribute with the encoding of one message.
 const ATTRIBUTE: &str = "Content-Encoding";
 
-/// Producers leave the padding out or not.
+/// Accepts base64 with or without padding, because producers differ.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
@@ -25,22 +25,21 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// The encoding of a body: base64, or gzip.
 ///
-/// The consumer decodes the body after it removed the envelope. Key, fingerprint and handler see the
-/// decoded body; only [`Raw`](crate::Raw) holds the body before. An order has therefore the same key
-/// and fingerprint whether it was compressed or not.
+/// The consumer removes the envelope first and then decodes the body. Key, fingerprint and handler see the
+/// decoded body; only [`Raw`](crate::Raw) holds the body as it was before. So an order has the same key and
+/// fingerprint whether or not it was compressed.
 ///
 /// | setting | the body is |
 /// | --- | --- |
 /// | `none` | as it is; base64 if the handler takes [`Bytes`](crate::Bytes) |
-/// | `base64` | base64, of the standard alphabet, with or without padding and line breaks |
-/// | `gzip`, `base64+gzip` | gzip (RFC 1952), in base64 if it is text, as each body of a queue is |
+/// | `base64` | base64 with the standard alphabet, with or without padding and line breaks |
+/// | `gzip`, `base64+gzip` | gzip (RFC 1952), in base64 if it is text, as every body in a queue is |
 ///
-/// The message attribute `Content-Encoding` counts instead of the setting. Its value is one of these
-/// or `identity`, in upper or lower case, and in any order as `gzip,base64`. Other values are
-/// permanent failures.
+/// The message attribute `Content-Encoding` overrides the setting. Its value is one of these or `identity`,
+/// in upper or lower case and in any order, such as `gzip,base64`. Other values are permanent failures.
 ///
-/// A gzip body may have several members, whose contents are joined. A permanent failure is a body
-/// that is truncated, that holds anything behind its last member, or that is larger than
+/// A gzip body may have several members; the consumer joins their contents. A gzip body fails permanently if
+/// it is truncated, contains anything after its last member, or is larger than
 /// [`max_body_bytes`](crate::Consumer::max_body_bytes) after decompression.
 ///
 /// ```
@@ -77,7 +76,7 @@ impl FromStr for Encoding {
     }
 }
 
-/// The decoding of bodies: the encoding of messages that name none, and a limit.
+/// How bodies are decoded: the encoding of messages that name none, and a size limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoding {
     pub(crate) encoding: Encoding,
@@ -95,20 +94,20 @@ impl Default for Decoding {
 
 impl Decoding {
     /// Returns whether the decoded body may be larger than the one in the queue.
-    pub(crate) fn may_grow(self, facts: &DeliveryFacts) -> bool {
+    pub(crate) fn may_grow(self, facts: &DeliveryMetadata) -> bool {
         matches!(self.encoding(facts), Ok(Encoding::Gzip))
     }
 
-    /// The encoding of a message: that of its attribute, or else of the setting.
-    fn encoding(self, facts: &DeliveryFacts) -> Result<Encoding, InvalidMessage> {
+    /// Returns the encoding of a message, from its attribute or otherwise from the setting.
+    fn encoding(self, facts: &DeliveryMetadata) -> Result<Encoding, InvalidMessage> {
         attribute(facts).map_or(Ok(self.encoding), of_attribute)
     }
 
-    /// Decodes a body. `is_binary` tells a handler that takes bytes.
+    /// Decodes a body. `is_binary` is true for a handler that takes bytes.
     pub(crate) fn decode<'a>(
         self,
         raw: Body<'a>,
-        facts: &DeliveryFacts,
+        facts: &DeliveryMetadata,
         is_binary: bool,
     ) -> Result<Content<'a>, InvalidMessage> {
         let decoded = match (self.encoding(facts)?, &raw) {
@@ -134,7 +133,7 @@ impl Decoding {
             Ok(_) => Err(InvalidMessage(format!(
                 "the body has more than {limit} bytes after decompression: CONSUMER_MAX_BODY_BYTES is {limit}"
             ))),
-            // The decoder's texts hold no payload.
+            // The decoder's texts contain no payload.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(invalid("truncated gzip"))
             }
@@ -143,9 +142,9 @@ impl Decoding {
     }
 }
 
-/// The value of the message attribute.
-fn attribute(facts: &DeliveryFacts) -> Option<&str> {
-    // Of ten attributes at most. To compare their names costs less than one hash.
+/// Returns the value of the message attribute.
+fn attribute(facts: &DeliveryMetadata) -> Option<&str> {
+    // A message has at most ten attributes. Comparing their names costs less than one hash.
     let mut attributes = facts.attributes.iter();
     match &attributes.find(|(name, _)| *name == ATTRIBUTE)?.1.value {
         AttributeValue::Text(value) => Some(value),
@@ -153,8 +152,8 @@ fn attribute(facts: &DeliveryFacts) -> Option<&str> {
     }
 }
 
-/// Reads a list such as `gzip,base64`, in any order. An encoding that is named twice was applied twice,
-/// and only one of them would be removed.
+/// Parses a list such as `gzip,base64`, in any order. Rejects an encoding that is named twice: it was applied
+/// twice, and we would remove only one of them.
 fn of_attribute(value: &str) -> Result<Encoding, InvalidMessage> {
     let (mut base64, mut gzip) = (false, false);
     for token in value.split([',', '+', ';']) {
@@ -189,7 +188,7 @@ fn base64(text: &str) -> Result<Vec<u8>, InvalidMessage> {
     } else {
         Cow::Borrowed(text.as_bytes())
     };
-    // The error quotes a byte of the payload.
+    // We drop the error, because it quotes a byte of the payload.
     BASE64.decode(text).map_err(|_| not_base64())
 }
 

@@ -1,4 +1,4 @@
-//! [`Envelope`]: removes the JSON that another service put around the producer's message.
+//! [`Envelope`]: removes the JSON that a service put around the producer's message.
 
 use std::{collections::HashMap, mem, str::FromStr};
 
@@ -11,15 +11,15 @@ use serde_json::{Value, value::RawValue};
 
 use crate::{
     InvalidValue,
-    handler::{EnvelopeFacts, InvalidMessage},
+    handler::{EnvelopeMetadata, InvalidMessage},
 };
 
-/// The service that puts its own JSON around each message of the queue.
+/// The service that wraps each message of the queue in JSON.
 ///
-/// The envelope is removed before anything else: key, fingerprint and handler see the message
-/// inside, and JSON pointers start there. So an order that a producer published twice is one
-/// operation with a key of the body. [`Attempt::envelope`](crate::Attempt::envelope) has the facts
-/// of the envelope.
+/// The consumer removes the envelope before anything else: key, fingerprint and handler see the message
+/// inside, and JSON pointers start there. So if the key comes from the body, an order that a producer
+/// published twice is one operation. [`Attempt::envelope`](crate::Attempt::envelope) returns what the
+/// envelope said.
 ///
 /// | setting | queue | the message inside |
 /// | --- | --- | --- |
@@ -28,7 +28,7 @@ use crate::{
 /// | `eventbridge` | a target of an EventBridge rule (*Amazon EventBridge User Guide*, "Event structure") | `detail` |
 /// | `s3` | S3 event notifications (*Amazon S3 User Guide*, "Event message structure") | the list `Records`, with object keys URL-decoded |
 ///
-/// S3 sends `s3:TestEvent` when notifications are set up. The consumer acknowledges it without the
+/// When you set up notifications, S3 sends `s3:TestEvent`. The consumer acknowledges it without calling the
 /// handler. A body without the envelope is a permanent failure.
 ///
 /// ```
@@ -51,7 +51,7 @@ pub enum Envelope {
     S3,
 }
 
-/// A message as SQS holds it. A copy must carry it unchanged.
+/// A message as SQS stores it. A copy must carry it unchanged.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) body: Option<String>,
@@ -62,9 +62,9 @@ pub(super) struct Sent {
 #[derive(Default)]
 struct Content {
     body: String,
-    /// Attributes that the envelope holds.
+    /// Attributes inside the envelope.
     attributes: HashMap<String, SqsMessageAttribute>,
-    facts: EnvelopeFacts,
+    facts: EnvelopeMetadata,
 }
 
 #[derive(Deserialize)]
@@ -135,12 +135,12 @@ impl FromStr for Envelope {
 }
 
 impl Envelope {
-    /// Replaces body and attributes of `record` by those in the envelope. Returns them as they were,
-    /// and the facts of the envelope. `None` without an envelope.
+    /// Replaces body and attributes of `record` by those in the envelope. Returns the original ones, and the
+    /// facts of the envelope. `None` if there is no envelope.
     pub(super) fn open(
         self,
         record: &mut SqsMessage,
-    ) -> Result<Option<(Sent, EnvelopeFacts)>, InvalidMessage> {
+    ) -> Result<Option<(Sent, EnvelopeMetadata)>, InvalidMessage> {
         let Some(body) = record.body.as_deref() else {
             return Ok(None); // reported as a message without a body
         };
@@ -154,7 +154,8 @@ impl Envelope {
                 .parse::<S3Notification>(body, "an S3 event notification")?
                 .try_into()?,
         };
-        // Those of the queue win: a copy in a dead-letter queue has the consumer's own.
+        // Attributes of the queue win, because a copy in a dead-letter queue has attributes that the consumer
+        // added.
         let mut attributes = content.attributes;
         attributes.extend(record.message_attributes.clone());
         let sent = Sent {
@@ -164,7 +165,7 @@ impl Envelope {
         Ok(Some((sent, content.facts)))
     }
 
-    /// Parses the envelope. The error holds no payload.
+    /// Parses the envelope. The error contains no payload.
     fn parse<T: DeserializeOwned>(self, body: &str, what: &str) -> Result<T, InvalidMessage> {
         serde_json::from_str(body).map_err(|error| {
             let (line, column) = (error.line(), error.column());
@@ -189,7 +190,7 @@ impl From<Notification> for Content {
             attributes: attributes
                 .filter_map(|(name, attribute)| Some((name, attribute.into_sqs()?)))
                 .collect(),
-            facts: EnvelopeFacts {
+            facts: EnvelopeMetadata {
                 id: Some(notification.message_id),
                 source: Some(notification.topic_arn),
                 detail_type: notification.subject,
@@ -201,7 +202,7 @@ impl From<Notification> for Content {
 }
 
 impl SnsAttribute {
-    /// The attribute as SQS has it; `None` for a binary value that is not base64.
+    /// Converts the attribute to the form that SQS uses. `None` for a binary value that is not base64.
     fn into_sqs(self) -> Option<SqsMessageAttribute> {
         let mut attribute = SqsMessageAttribute::default();
         if self.kind == "Binary" {
@@ -220,7 +221,7 @@ impl From<Event> for Content {
         Self {
             body: Box::<str>::from(event.detail).into_string(),
             attributes: HashMap::new(),
-            facts: EnvelopeFacts {
+            facts: EnvelopeMetadata {
                 id: Some(event.id),
                 source: Some(event.source),
                 detail_type: Some(event.detail_type),
@@ -243,10 +244,10 @@ impl TryFrom<S3Notification> for Content {
             } => {
                 return Ok(Self {
                     body: "[]".to_owned(),
-                    facts: EnvelopeFacts {
+                    facts: EnvelopeMetadata {
                         time,
                         is_test: true,
-                        ..EnvelopeFacts::default()
+                        ..EnvelopeMetadata::default()
                     },
                     ..Self::default()
                 });
@@ -263,7 +264,7 @@ impl TryFrom<S3Notification> for Content {
             }
         }
         let text = |name: &str| records.first()?[name].as_str().map(str::to_owned);
-        let facts = EnvelopeFacts {
+        let facts = EnvelopeMetadata {
             id: None,
             source: records
                 .first()

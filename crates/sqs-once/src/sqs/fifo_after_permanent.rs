@@ -1,10 +1,10 @@
-//! [`FifoAfterPermanent`]: what happens to a FIFO group's messages behind a permanent failure.
+//! [`FifoAfterPermanent`]: what happens to the messages of a message group behind a permanent failure.
 
 use std::str::FromStr;
 
 use crate::InvalidValue;
 
-/// The treatment of a FIFO group's messages behind a permanent failure of their batch.
+/// How a message group goes on behind a permanent failure in its batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;
@@ -15,14 +15,14 @@ use crate::InvalidValue;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FifoAfterPermanent {
-    /// They run, once the failure is recorded: the failed message never runs again, so they do
-    /// not overtake it. A failure that needs no record (an undecodable body, no key, a key that
-    /// was reused) counts as recorded; one on an [item](crate::OnItem) is not recorded, and stops
-    /// the group.
+    /// They run as soon as the failure is recorded. The failed message never runs again, so they do not
+    /// overtake it. They also run after a failure that needs no record (an undecodable body, no key, a reused
+    /// key). A permanent failure on an [item](crate::ItemMode) is not recorded, so it stops the message
+    /// group.
     #[default]
     Continue,
-    /// They do not run, and are received again with the failed message: up to the dead-letter
-    /// queue. AWS asks functions on FIFO queues to stop at the first failure (*AWS Lambda
+    /// They do not run. They are received again together with the failed message, until they reach the
+    /// dead-letter queue. AWS asks functions on FIFO queues to stop at the first failure (*AWS Lambda
     /// Developer Guide*, "Implementing partial batch responses").
     Stop,
 }

@@ -15,7 +15,7 @@ use crate::{InvalidValue, handler::Body, protocol::Fingerprint};
 ///
 /// | setting | compared |
 /// | --- | --- |
-/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not count, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body, and JSON of more than 1 MiB, is compared byte by byte |
+/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not matter, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body, and JSON of more than 1 MiB, is compared byte by byte |
 /// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource) |
 /// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash of Powertools for AWS Lambda ([`powertools::hash`]): of the body, of the value at one pointer, or of the list of values. A missing value is `null` |
 /// | `off` | nothing |
@@ -42,10 +42,10 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
-    /// Number of the canonical form. Change it with everything that changes the hash of a payload:
-    /// the form of JSON, and the length from which bytes are hashed.
+    /// Version of the canonical form. Change it with everything that changes the hash of a payload: the form
+    /// of JSON, and the length above which we hash bytes.
     const FORM: u8 = 1;
-    /// Maximum length of a scheme that names its pointers. Longer schemes have their hash.
+    /// Longest scheme that names its pointers. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
 
     pub(super) fn of(&self, body: &Body<'_>, json: Option<Document<'_>>) -> Option<Fingerprint> {
@@ -53,11 +53,11 @@ impl FingerprintSource {
         Some(hash.with_scheme(self.scheme()))
     }
 
-    /// The hashed part and the way it is hashed, as records store it. `None` for hashes by Powertools, whose records
+    /// Returns what is hashed and how, as records store it. `None` for hashes by Powertools, whose records
     /// have no such attribute.
     ///
-    /// The scheme depends on the setting alone, and not on the body. So under one setting a body that
-    /// is JSON differs from one that is not.
+    /// The scheme depends only on the setting, not on the body. So under one setting, a body that is JSON
+    /// differs from one that is not.
     fn scheme(&self) -> Option<String> {
         let form = Self::FORM;
         match self {
@@ -91,7 +91,7 @@ impl FingerprintSource {
                 };
                 return Some(Fingerprint::from_stored(powertools::hash(&value)));
             }
-            // Each value in a list of its own, so a missing value differs from null.
+            // Each value is in a separate list, so a missing value differs from null.
             (Self::Parts(pointers), Some(json)) => pointers
                 .iter()
                 .map(|pointer| {
@@ -155,7 +155,7 @@ mod tests {
         for without in ["off", "powertools:body", "powertools:body:/amount"] {
             assert_eq!(scheme(without), None, "{without}");
         }
-        // Also a body that is not JSON, so that it differs from one that is.
+        // Also for a body that is not JSON, so that it differs from one that is.
         let print = identity_by(&facts(), &"text".into(), &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
         assert_eq!(print.scheme(), Some("body;1"));

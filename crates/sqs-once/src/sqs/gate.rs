@@ -19,23 +19,20 @@ pub(super) struct MessageGate {
     /// `None` without a circuit breaker.
     pub(super) admitted: Option<Arc<Admitted>>,
     pub(super) is_alone: AtomicBool,
-    /// The place of a body from S3.
+    /// Slot for a body from S3.
     pub(super) body: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl MessageGate {
-    /// Returns whether this message is a suspect, and has its turn.
+    /// Returns whether this message is a suspect that has its turn.
     pub(super) fn is_alone(&self) -> bool {
         self.is_alone.load(Relaxed)
     }
 
-    /// Waits for a turn beside the handlers of other batches, with a place in this one. Returns false
-    /// if the handler must not start.
+    /// Waits for a turn beside the handlers of other batches, and for a slot in this batch. Returns false if
+    /// the handler must not start.
     pub(super) async fn beside_others(&self) -> bool {
-        let turn = self
-            .turns
-            .shared(self.batch.deadline().latest_start())
-            .await;
+        let turn = self.turns.shared(self.batch.deadline().start_by()).await;
         let is_kept = |turn| self.batch.suspects().keep(self.index, turn);
         turn.is_some_and(is_kept) && self.batch.may_start()
     }
@@ -53,7 +50,7 @@ impl MessageGate {
 impl Gate for MessageGate {
     fn alone(&self, exclusive_attempts: u64) -> BoxFuture<'_, bool> {
         Box::pin(async move {
-            // Other messages need the place of its body before this one can start.
+            // Other messages need the slot of its body before this one can start.
             let body = self
                 .body
                 .lock()
@@ -71,7 +68,7 @@ impl Gate for MessageGate {
             {
                 return false;
             }
-            let turn = self.turns.alone(self.batch.deadline().latest_start()).await;
+            let turn = self.turns.alone(self.batch.deadline().start_by()).await;
             let is_kept = |turn| self.batch.suspects().keep(self.index, turn);
             let is_alone = turn.is_some_and(is_kept);
             self.is_alone.store(is_alone, Relaxed);

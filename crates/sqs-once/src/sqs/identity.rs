@@ -8,7 +8,7 @@ use super::{
     pointer::key_part,
 };
 use crate::{
-    handler::{Body, DeliveryFacts},
+    handler::{Body, DeliveryMetadata},
     protocol::{Fingerprint, Key, Namespace},
 };
 
@@ -20,9 +20,9 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The identity of a message with this decoded body.
+    /// Makes the identity of a message with this decoded body.
     pub(crate) fn of(
-        facts: &DeliveryFacts,
+        facts: &DeliveryMetadata,
         body: &Body<'_>,
         namespace: &Namespace,
         key: &KeySource,
@@ -44,15 +44,15 @@ pub(super) mod tests {
     use super::{super::powertools, *};
     use crate::handler::InvalidMessage;
 
-    pub(in crate::sqs) fn facts() -> DeliveryFacts {
-        DeliveryFacts {
+    pub(in crate::sqs) fn facts() -> DeliveryMetadata {
+        DeliveryMetadata {
             message_id: "m-1".into(),
-            ..DeliveryFacts::default()
+            ..DeliveryMetadata::default()
         }
     }
 
     pub(in crate::sqs) fn identity_by(
-        facts: &DeliveryFacts,
+        facts: &DeliveryMetadata,
         body: &Body<'_>,
         key: &KeySource,
         fingerprint: &str,
@@ -67,7 +67,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::sqs) fn identity(
-        facts: &DeliveryFacts,
+        facts: &DeliveryMetadata,
         body: &str,
         key: &str,
     ) -> Result<Identity, String> {

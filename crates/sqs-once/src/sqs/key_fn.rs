@@ -1,4 +1,4 @@
-//! [`KeyFn`]: a key by code, made of a [`Received`] message.
+//! [`KeyFn`]: a function that makes the key of a [`Received`] message.
 
 use std::{
     fmt,
@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use crate::handler::{AttributeValue, Body, DeliveryFacts, EnvelopeFacts, InvalidMessage};
+use crate::handler::{AttributeValue, Body, DeliveryMetadata, EnvelopeMetadata, InvalidMessage};
 
-/// The reason why a message has no key.
+/// Why a message has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoIdentity {
-    /// No attempt can find a key.
+    /// The message is invalid, so no attempt can find a key.
     Invalid(InvalidMessage),
     /// The key function panicked.
     KeyPanicked,
@@ -25,8 +25,8 @@ impl From<InvalidMessage> for NoIdentity {
 
 type Function = dyn Fn(&Received<'_>) -> Result<Vec<String>, String> + Send + Sync;
 
-/// A function that makes the parts of a key: see [`KeySource::from_fn`](super::KeySource::from_fn).
-/// Clones are equal, and share the function.
+/// A function that makes the parts of a key: see [`KeySource::from_fn`](super::KeySource::from_fn). Clones
+/// share the function and compare as equal.
 #[derive(Clone)]
 pub struct KeyFn(Arc<Function>);
 
@@ -37,7 +37,7 @@ impl KeyFn {
         Self(Arc::new(function))
     }
 
-    /// The parts of the key. A panic of the function stays here.
+    /// Returns the parts of the key. Catches a panic of the function.
     pub(super) fn parts(&self, message: &Received<'_>) -> Result<Vec<String>, NoIdentity> {
         let parts = AssertUnwindSafe(|| (self.0)(message));
         let parts = catch_unwind(parts).map_err(|_panic| NoIdentity::KeyPanicked)?;
@@ -61,7 +61,7 @@ impl PartialEq for KeyFn {
 
 impl Eq for KeyFn {}
 
-/// A message as a [key function](super::KeySource::from_fn) sees it: decoded, and without a key yet.
+/// A message as a [key function](super::KeySource::from_fn) sees it: decoded, but without a key.
 ///
 /// ```
 /// use sqs_once::sqs::Received;
@@ -75,30 +75,30 @@ impl Eq for KeyFn {}
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    pub(super) facts: &'a DeliveryFacts,
+    pub(super) facts: &'a DeliveryMetadata,
     pub(super) body: &'a Body<'a>,
 }
 
 impl<'a> Received<'a> {
-    /// The decoded body.
+    /// Returns the decoded body.
     #[must_use]
     pub fn body(&self) -> &'a [u8] {
         self.body.as_bytes()
     }
 
-    /// The message id.
+    /// Returns the message id.
     #[must_use]
     pub fn message_id(&self) -> &'a str {
         &self.facts.message_id
     }
 
-    /// The message group (`MessageGroupId`).
+    /// Returns the message group (`MessageGroupId`).
     #[must_use]
     pub fn group_id(&self) -> Option<&'a str> {
         self.facts.group_id.as_deref()
     }
 
-    /// The text of a message attribute of type String or Number.
+    /// Returns the text of a message attribute of type String or Number.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&'a str> {
         match &self.facts.attributes.get(name)?.value {
@@ -107,7 +107,7 @@ impl<'a> Received<'a> {
         }
     }
 
-    /// The bytes of a message attribute of type Binary.
+    /// Returns the bytes of a message attribute of type Binary.
     #[must_use]
     pub fn binary_attribute(&self, name: &str) -> Option<&'a [u8]> {
         match &self.facts.attributes.get(name)?.value {
@@ -116,9 +116,9 @@ impl<'a> Received<'a> {
         }
     }
 
-    /// The facts of the envelope that was removed; `None` without one.
+    /// Returns what the removed envelope said about the message. `None` if there was no envelope.
     #[must_use]
-    pub fn envelope(&self) -> Option<&'a EnvelopeFacts> {
+    pub fn envelope(&self) -> Option<&'a EnvelopeMetadata> {
         self.facts.envelope.as_ref()
     }
 }

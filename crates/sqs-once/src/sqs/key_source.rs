@@ -1,4 +1,4 @@
-//! [`KeySource`]: which messages are the same operation.
+//! [`KeySource`]: decides which messages are the same operation.
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::{InvalidValue, handler::InvalidMessage};
 
-/// Message attribute of a copy in a dead-letter queue: the deduplication id of the original message.
+/// Message attribute of a copy in a dead-letter queue, with the deduplication id of the original message.
 pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
-/// Source of a message's idempotency key.
+/// Where a message's idempotency key comes from.
 ///
 /// | setting | key |
 /// | --- | --- |
@@ -24,43 +24,42 @@ pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 /// | `attribute:NAME` | the message attribute `NAME` |
 /// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
 /// | `body:/tenant,/orderId` | the values at several pointers, in that order |
-/// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes of the message |
+/// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes from the message |
 /// | `powertools:` and one of these | the hash by Powertools for AWS Lambda of that value, or of the list of values ([`powertools::hash`]) |
 ///
 /// # Deduplication ids
 ///
-/// The key holds the group too, since the queue's `DeduplicationScope` can be the message group.
-/// Messages of a standard queue have no deduplication id, and are permanent failures.
+/// The key contains the message group too, because the queue's `DeduplicationScope` can be the message group.
+/// Messages of a standard queue have no deduplication id, so they fail permanently.
 ///
-/// - SQS drops a message whose deduplication id it accepted within its deduplication interval. After
-///   that, the record deduplicates: a producer that repeats an operation must send the same id, and
-///   for another operation another id. With content-based deduplication the id is the SHA-256 of
-///   the body, so two orders with the same text are one operation while the record is kept.
-/// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id by the
-///   message id. A redriven message is therefore another operation. A copy that the consumer sent
-///   to the dead-letter queue keeps the producer's id in the message attribute
-///   `SqsOnceDeduplicationId`, and its key is made of that id. Keys from the body or from a message
-///   attribute stay the same either way.
+/// - Within its deduplication interval, SQS drops a message whose deduplication id it has already accepted.
+///   After that, the record deduplicates, so a producer must send the same id when it repeats an operation,
+///   and a new id for a new operation. With content-based deduplication the id is the SHA-256 of the body, so
+///   two orders with the same text are one operation while the record is kept.
+/// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id by the message id, so
+///   a redriven message is a new operation. A copy that the consumer sent to the dead-letter queue keeps the
+///   producer's id in the message attribute `SqsOnceDeduplicationId`, and its key comes from that id. Keys
+///   from the body or from a message attribute stay the same either way.
 ///
 /// # Pointers
 ///
-/// A pointer continues into JSON inside a string, and so into the envelopes of other services:
+/// A pointer can lead through JSON inside a string, and so through the envelopes of other services:
 /// `body:/Message/orderId` for a message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// A text is its own key. Every other JSON value becomes `\json:` and its canonical form (RFC 8785),
-/// so the number 7 and the text `"7"` are two keys, and `0`, `false` and `{}` are keys.
+/// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form (RFC 8785), so the
+/// number 7 and the text `"7"` are two keys, and `0`, `false` and `{}` are keys.
 ///
-/// A message without a key is a permanent failure:
+/// A message without a key fails permanently. It has no key if a pointer finds:
 ///
 /// - no value, `null`, or an empty text;
-/// - a number that rounding to a double could make equal to another: a fraction, or beyond 2^53 in
-///   a list or object. Send such numbers as text.
+/// - a number that rounding to a double could make equal to a different one: a fraction, or a number beyond
+///   2^53 in a list or object. Send such numbers as text.
 ///
 /// A pointer cannot name a member whose name ends with a comma.
 ///
 /// # Bodies that are not JSON
 ///
-/// Pointers need a body of JSON. Every other source serves bodies of any kind.
+/// Pointers need a JSON body. Every other source works with bodies of any kind.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -81,22 +80,22 @@ pub enum KeySource {
     Attribute(String),
     /// The values at these pointers into the body.
     Body(Pointers),
-    /// The texts that a function makes of the message.
+    /// The texts that a function makes from the message.
     Function(KeyFn),
-    /// The hash that Powertools for AWS Lambda makes of another source.
+    /// The hash that Powertools for AWS Lambda makes from another source.
     Powertools(Box<Self>),
 }
 
 impl KeySource {
-    /// A key by code: the function returns the parts of the key, in their order. One part makes the
-    /// same key as the same text in an attribute or in the body.
+    /// Makes the key in code. The function returns the parts of the key, in their order. A single part makes
+    /// the same key as the same text in an attribute or in the body.
     ///
-    /// The function runs before the handler, and more than once for a message. It must return the same
-    /// parts each time, and be quick: the messages of a batch wait for it.
+    /// The function runs before the handler, and more than once for a message. It must return the same parts
+    /// each time, and be quick: the messages of a batch wait for it.
     ///
-    /// An error, no part and an empty part are permanent failures. The text of the error is logged, so
-    /// keep payload out of it. A panic fails its message alone, with the outcome `panicked`: the
-    /// message goes back to the queue.
+    /// If the function returns an error, no part or an empty part, the message fails permanently. The text of
+    /// the error is logged, so keep payload out of it. A panic fails only its message, with the outcome
+    /// `panicked`, and the message goes back to the queue.
     ///
     /// ```
     /// use sqs_once::sqs::{KeySource, Received};
@@ -122,7 +121,7 @@ impl KeySource {
         }))
     }
 
-    /// The values that make the key, without empty ones.
+    /// Returns the values that make the key, which are never empty.
     pub(super) fn values(
         &self,
         message: &Received<'_>,
@@ -157,7 +156,7 @@ impl KeySource {
         found.into_iter().map(value).collect()
     }
 
-    /// The value at a pointer into the body.
+    /// Returns the value at a pointer into the body.
     fn value(&self, json: &Document<'_>, pointer: &str) -> Result<Value, InvalidMessage> {
         match json.find(pointer).map(Cow::into_owned) {
             None | Some(Value::Null) => {
@@ -188,9 +187,10 @@ impl KeySource {
     }
 }
 
-/// The producer's deduplication id; `None` for messages of standard queues.
+/// Returns the producer's deduplication id. `None` for messages of standard queues.
 ///
-/// A message in a dead-letter queue has another id, whether SQS moved it or the consumer copied it.
+/// In a dead-letter queue the message's own id is different, whether SQS moved the message or the consumer
+/// copied it.
 fn deduplication_id<'a>(message: &Received<'a>) -> Option<&'a str> {
     let current = message.facts.deduplication_id.as_deref()?;
     let original = message.attribute(ORIGINAL_DEDUPLICATION_ID);
@@ -228,7 +228,7 @@ mod tests {
         super::identity::tests::{facts, identity, identity_by, key},
         *,
     };
-    use crate::handler::{Attribute, AttributeValue, Body, DeliveryFacts};
+    use crate::handler::{Attribute, AttributeValue, Body, DeliveryMetadata};
 
     #[test]
     fn key_marks_json_other_than_text() {
@@ -369,8 +369,8 @@ mod tests {
     }
 
     /// A message of a FIFO queue.
-    fn fifo(group: &str, deduplication_id: &str) -> DeliveryFacts {
-        DeliveryFacts {
+    fn fifo(group: &str, deduplication_id: &str) -> DeliveryMetadata {
+        DeliveryMetadata {
             group_id: Some(group.into()),
             deduplication_id: Some(deduplication_id.into()),
             ..facts()
@@ -436,7 +436,7 @@ mod tests {
 
     #[test]
     fn deduplication_id_keys_contain_the_group() {
-        let key = |facts: DeliveryFacts| {
+        let key = |facts: DeliveryMetadata| {
             identity(&facts, "{}", "deduplication-id").map(|it| it.key.to_string())
         };
         assert_eq!(key(fifo("g-1", "d-1")).unwrap(), "ns#g-1#d-1");
@@ -459,10 +459,10 @@ mod tests {
 
     #[test]
     fn dead_letter_copy_keeps_deduplication_id() {
-        let key = |facts: &DeliveryFacts| {
+        let key = |facts: &DeliveryMetadata| {
             identity(facts, "{}", "deduplication-id").map(|it| it.key.to_string())
         };
-        // The copy's deduplication id is the message id, as SQS itself sets it.
+        // The copy's deduplication id is the message id, just as SQS would set it.
         let mut copy = fifo("g-1", "m-1");
         let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
         copy.attributes.extend([original.clone()]);

@@ -11,21 +11,22 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp, telemetry::tracer
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
-/// One invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
-/// Instances). Logs a warning if the function was built with `panic = "abort"`: a panic in one
+/// Processes one invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
+/// Instances). Logs a warning if the function was built with `panic = "abort"`, because a panic in one
 /// message then ends the process, and every message of the batch is received again.
 ///
-/// The same as `lambda_runtime::run_concurrent(consumer)`, but for the warning. To add layers,
-/// see [`Consumer`'s implementation of `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>).
+/// Apart from the warning, this is `lambda_runtime::run_concurrent(consumer)`. To add layers, see
+/// [`Consumer`'s implementation of
+/// `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>).
 ///
 /// # Errors
 ///
-/// If the Lambda runtime API is out of reach.
+/// If the Lambda Runtime API cannot be reached.
 ///
 /// # Panics
 ///
-/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`,
-/// `AWS_LAMBDA_FUNCTION_NAME` and others.
+/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`, `AWS_LAMBDA_FUNCTION_NAME`
+/// and others.
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
@@ -43,15 +44,14 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
     lambda_runtime::run_concurrent(consumer).await
 }
 
-/// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent
-/// invocations, and `tower` layers go around it.
+/// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent invocations,
+/// and you can wrap it in `tower` layers.
 ///
-/// The request is the raw JSON of the event: the Lambda runtime logs the payload of an event that
-/// it can't parse, and a payload must not be logged. [`BatchError::NotSqs`] reports such an event
-/// without its payload.
+/// The request is the raw JSON of the event, because the Lambda runtime would log the payload of an event
+/// that it cannot parse. [`BatchError::NotSqs`] reports such an event without its payload.
 ///
-/// A layer that cuts an invocation off counts as a crash: messages in progress are received again
-/// and run when their lease has ended. To bound an invocation, set the function's timeout.
+/// A layer that cuts off an invocation has the effect of a crash: messages in progress are received again and
+/// run when their lease has ended. To limit an invocation, set the function's timeout.
 ///
 /// ```no_run
 /// use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
@@ -74,8 +74,7 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
 /// # Graceful shutdown
 ///
 /// Lambda sends SIGTERM before it ends a process, if an extension is registered. The feature
-/// `graceful-shutdown` of `lambda_runtime` registers one and runs a hook, to flush spans for
-/// example:
+/// `graceful-shutdown` of `lambda_runtime` registers one and runs a hook, to flush spans for example:
 ///
 /// ```toml
 /// lambda_runtime = { version = "1.5", default-features = false, features = ["graceful-shutdown"] }
@@ -93,7 +92,7 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
     type Error = BatchError;
     type Future = BoxFuture<'static, Result<SqsBatchResponse, BatchError>>;
 
-    /// Always ready: a batch has its own limit of concurrent messages.
+    /// Always ready, because a batch limits its concurrent messages itself.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BatchError>> {
         Poll::Ready(Ok(()))
     }

@@ -1,4 +1,4 @@
-//! Lanes: messages of a batch that run one after the other, while lanes run in parallel.
+//! Lanes: messages of a batch that must run one after the other. Lanes run in parallel.
 
 use std::{cmp::Reverse, collections::HashMap};
 
@@ -13,33 +13,34 @@ pub(crate) struct Lane {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneKind {
-    /// Deliveries of one key: the second takes the outcome of the first.
+    /// Deliveries of one key. The second takes the outcome of the first.
     SameKey,
-    /// A FIFO group: messages behind a retryable failure do not run.
+    /// Messages of one message group. Behind a retryable failure, they do not run.
     FifoGroup,
 }
 
 /// The lanes that start first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum First {
-    /// On a standard queue, those with the highest receive count. Otherwise, in a batch that is too large for
-    /// its deadline, the same messages could be left over each time, and reach the dead-letter queue.
+    /// On a standard queue, the lanes with the highest receive count. Otherwise, in a batch that is too large
+    /// for its deadline, the same messages could be left over each time until they reach the dead-letter
+    /// queue.
     HighestReceiveCount,
-    /// While the circuit is open, those that run nevertheless. Then the lowest receive count: its message
-    /// probes.
+    /// While the circuit is open, the lanes that run nevertheless. Then the lane with the lowest receive
+    /// count, whose message becomes the probe.
     Probe,
 }
 
-/// The facts that decide a message's lane.
+/// The facts that decide which lane a message is in.
 #[derive(Debug)]
-pub(crate) struct LaneFacts<'a> {
+pub(crate) struct LaneInputs<'a> {
     pub(crate) key: Option<&'a Key>,
     pub(crate) fifo_group: Option<&'a str>,
     pub(crate) receive_count: u32,
 }
 
 /// Puts each message into one lane. Lanes start in the returned order.
-pub(crate) fn plan(messages: &[LaneFacts<'_>], first: First) -> Vec<Lane> {
+pub(crate) fn plan(messages: &[LaneInputs<'_>], first: First) -> Vec<Lane> {
     #[derive(PartialEq, Eq, Hash)]
     enum LaneKey<'a> {
         Group(&'a str),
@@ -63,7 +64,7 @@ pub(crate) fn plan(messages: &[LaneFacts<'_>], first: First) -> Vec<Lane> {
         });
         lanes[lane].messages.push(index);
     }
-    // Stable, so otherwise in batch order; and FIFO groups keep theirs.
+    // The sort is stable, so ties stay in batch order and message groups keep their order.
     let counts = |lane: &Lane| {
         let messages = lane.messages.iter().map(|&index| &messages[index]);
         messages
@@ -94,8 +95,8 @@ mod tests {
         Key::new(&Namespace::new("ns").unwrap(), [name]).unwrap()
     }
 
-    fn standard(key: Option<&Key>, receive_count: u32) -> LaneFacts<'_> {
-        LaneFacts {
+    fn standard(key: Option<&Key>, receive_count: u32) -> LaneInputs<'_> {
+        LaneInputs {
             key,
             fifo_group: None,
             receive_count,
@@ -151,7 +152,7 @@ mod tests {
     #[test]
     fn fifo_group_is_one_lane_in_order() {
         let keys = ["a", "b"].map(key);
-        let fifo = |key, group| LaneFacts {
+        let fifo = |key, group| LaneInputs {
             key,
             fifo_group: Some(group),
             receive_count: 1,

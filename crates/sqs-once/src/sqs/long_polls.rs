@@ -6,14 +6,14 @@ use tokio::time::Instant;
 
 use crate::telemetry::millis;
 
-/// A poll that takes longer blocks its thread. An `async` function that awaits its calls polls for
-/// microseconds.
+/// A poll longer than this blocks its thread. An `async` function that awaits its calls takes microseconds
+/// per poll.
 const LONGEST_POLL: Duration = Duration::from_millis(100);
 
 /// Runs a handler, and logs a warning at its first poll of more than [`LONGEST_POLL`].
 ///
-/// While one handler blocks its thread, other messages of the batch on this thread neither run nor
-/// record their outcomes, and deadlines are not kept.
+/// While a handler blocks its thread, the other messages on this thread neither run nor record their
+/// outcomes, and deadlines are not kept.
 pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Output = T>>) -> T {
     let mut warned = false;
     poll_fn(|context| {
@@ -24,7 +24,7 @@ pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Outp
             warned = true;
             tracing::warn!(
                 blocked_ms = millis(blocked),
-                "the handler blocked its thread, so other messages and deadlines waited: run blocking code by tokio::task::spawn_blocking"
+                "the handler blocked its thread, so other messages and deadlines waited: run blocking code with tokio::task::spawn_blocking"
             );
         }
         polled

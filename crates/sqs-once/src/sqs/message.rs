@@ -1,4 +1,4 @@
-//! [`Message`]: one record of an SQS event, its ids, its body and its delivery.
+//! [`Message`]: one record of an SQS event: its ids, its body and its delivery.
 
 use std::{
     collections::HashMap,
@@ -9,27 +9,27 @@ use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use tracing::Span;
 
 use super::{
+    body_decoder::BodyDecoder,
     envelope::{Envelope, Sent},
     identity::Identity,
     key_fn::NoIdentity,
-    reading::Reading,
     s3_pointer::S3Pointer,
 };
 use crate::{
-    handler::{Attribute, AttributeValue, Content, Delivery, DeliveryFacts, InvalidMessage},
+    handler::{Attribute, AttributeValue, Content, Delivery, DeliveryMetadata, InvalidMessage},
     protocol::{Key, Timestamp},
     telemetry::tracer,
 };
 
-/// A message of a batch. It has an id: the response could not name a record without one.
+/// A message of a batch. It always has an id, because the response could not name a record without one.
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
-    /// Not set before the body is read, which for a body in S3 is when the message runs.
+    /// Not set until the body is read. A body in S3 is read when its message runs.
     identity: OnceLock<Result<Identity, NoIdentity>>,
-    /// Without its envelope, and not decoded.
+    /// Body without its envelope, not decoded.
     body: Option<String>,
-    /// The place of the body in S3, if the consumer reads it there.
+    /// Where in S3 the body is, if the consumer reads it there.
     s3_pointer: Option<S3Pointer>,
     receipt_handle: Option<String>,
     delivery: Delivery,
@@ -55,12 +55,12 @@ impl MessageId {
 }
 
 impl Message {
-    /// Makes a message of a record; `None` if the record has no id.
+    /// Creates a message from a record. `None` if the record has no id.
     pub(crate) fn new(
         mut record: SqsMessage,
         request_id: Option<&Arc<str>>,
         envelope: Envelope,
-        reading: &Reading<'_>,
+        reading: &BodyDecoder<'_>,
     ) -> Option<Self> {
         let (opened, no_envelope) = match envelope.open(&mut record) {
             Ok(opened) => (opened, None),
@@ -72,7 +72,7 @@ impl Message {
         let mut text = |name| system.remove(name);
         let time = |text: Option<String>| Some(Timestamp::from_millis(text?.parse().ok()?));
         let receive_count = text("ApproximateReceiveCount");
-        let facts = DeliveryFacts {
+        let facts = DeliveryMetadata {
             message_id: id.clone(),
             receive_count: receive_count
                 .and_then(|count| count.parse().ok())
@@ -114,8 +114,8 @@ impl Message {
         })
     }
 
-    /// Makes key and fingerprint of the body in the queue, unless the body is in S3.
-    pub(crate) fn identify_body(&self, reading: &Reading<'_>) {
+    /// Makes key and fingerprint from the body in the queue, unless the body is in S3.
+    pub(crate) fn identify_body(&self, reading: &BodyDecoder<'_>) {
         if self.s3_pointer.is_none() {
             let _identity = self.identify(self.body(), reading);
         }
@@ -125,8 +125,8 @@ impl Message {
         &self.id
     }
 
-    /// Within a group of a FIFO queue, messages run in order, one at a time. A standard queue has
-    /// groups too, for fairness. They order nothing.
+    /// Returns the message group on a FIFO queue, where the messages of a group run in order, one at a time.
+    /// A standard queue has message groups for fairness, but they order nothing.
     pub(crate) fn fifo_group(&self) -> Option<&str> {
         let facts = self.delivery.facts();
         let queue = facts.queue_arn.as_deref()?;
@@ -136,7 +136,7 @@ impl Message {
             .filter(|_| queue.ends_with(".fifo"))
     }
 
-    /// `None` where the record holds no handle or no queue.
+    /// Returns queue and receipt handle. `None` if the record lacks one of them.
     pub(crate) fn receipt(&self) -> Option<Receipt<'_>> {
         Some(Receipt {
             queue_arn: self.delivery.facts().queue_arn.as_deref()?,
@@ -152,16 +152,16 @@ impl Message {
         self.delivery.facts().sent_at
     }
 
-    /// Key and fingerprint. `None` before the body is read, and for a message without a key.
+    /// Returns key and fingerprint. `None` if the body has not been read, or the message has no key.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.identity.get()?.as_ref().ok()
     }
 
-    /// Makes key and fingerprint of the body, at the first call.
+    /// Makes key and fingerprint from the body, at the first call.
     pub(crate) fn identify(
         &self,
         body: Option<&str>,
-        reading: &Reading<'_>,
+        reading: &BodyDecoder<'_>,
     ) -> Result<&Identity, &NoIdentity> {
         let identify = || {
             let content = self.content(body, reading)?;
@@ -170,8 +170,8 @@ impl Message {
         self.identity.get_or_init(identify).as_ref()
     }
 
-    /// The span of the message's run. The handler's own log lines carry its fields. It is open at
-    /// every log level, and names the request id as the Lambda runtime's own span does.
+    /// Creates the span of the message's run, whose fields are on the handler's log lines too. The span is
+    /// open at every log level, and names the request id as the Lambda runtime's span does.
     pub(crate) fn span(&self) -> Span {
         let span = tracing::error_span!(
             "message",
@@ -196,23 +196,23 @@ impl Message {
         self.identity().map(|identity| &identity.key)
     }
 
-    /// The body in the queue, without its envelope.
+    /// Returns the body in the queue, without its envelope.
     pub(crate) fn body(&self) -> Option<&str> {
         self.body.as_deref()
     }
 
-    /// The place of the body in S3, if the consumer reads it there.
+    /// Returns where in S3 the body is, if the consumer reads it there.
     pub(super) fn s3_pointer(&self) -> Option<&S3Pointer> {
         self.s3_pointer.as_ref()
     }
 
-    /// The body in the queue, envelope included. A copy must carry it unchanged.
+    /// Returns the body in the queue, with its envelope. A copy must carry it unchanged.
     pub(crate) fn sent_body(&self) -> Option<&str> {
         let body = self.sent.as_ref().map_or(&self.body, |(body, _)| body);
         body.as_deref()
     }
 
-    /// The message attributes in the queue.
+    /// Returns the message attributes in the queue.
     pub(crate) fn sent_attributes(&self) -> &HashMap<String, Attribute> {
         let own = &self.delivery.facts().attributes;
         self.sent.as_ref().map_or(own, |(_, attributes)| attributes)
@@ -224,17 +224,17 @@ impl Message {
         envelope.is_some_and(|envelope| envelope.is_test)
     }
 
-    /// Decodes the body. Decoded bodies are not kept: they live while their message runs.
+    /// Decodes the body. Decoded bodies are not kept here; they live as long as their message runs.
     pub(crate) fn content<'a>(
         &self,
         body: Option<&'a str>,
-        reading: &Reading<'_>,
+        reading: &BodyDecoder<'_>,
     ) -> Result<Content<'a>, InvalidMessage> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
         reading.content(body.into(), self.delivery.facts())
     }
 
-    /// The delivery for the handler.
+    /// Returns the delivery for the handler.
     pub(crate) fn delivery(&self) -> &Delivery {
         &self.delivery
     }
@@ -246,7 +246,7 @@ fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Att
         .collect()
 }
 
-/// The attribute with the value of its declared type; `None` if that value is missing.
+/// Converts an attribute, with the value of its declared type. `None` if that value is missing.
 fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
     let data_type = attribute.data_type.unwrap_or_default();
     let value = match data_type.split('.').next() {
@@ -281,10 +281,10 @@ mod tests {
         record
     }
 
-    fn reading<R>(read: impl FnOnce(&Reading<'_>) -> R) -> R {
+    fn reading<R>(read: impl FnOnce(&BodyDecoder<'_>) -> R) -> R {
         let namespace = Namespace::new("ns").unwrap();
         let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
-        read(&Reading::for_type::<Order>(
+        read(&BodyDecoder::for_type::<Order>(
             &namespace,
             &key,
             &fingerprint,

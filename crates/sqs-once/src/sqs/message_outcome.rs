@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::{message::Message, processed::Processed};
+use super::{message::Message, message_result::MessageResult};
 use crate::{
-    handler::History,
+    handler::{History, PriorAttempt},
     meter::Readings,
     once::Outcome,
-    protocol::{AttemptEnd, Key, Timestamp},
+    protocol::{Key, Timestamp},
 };
 
 /// The result of one message of a batch, for
@@ -20,23 +20,22 @@ pub struct MessageOutcome<'a> {
     pub message_id: &'a str,
     /// The idempotency key; `None` if the message has none.
     pub key: Option<&'a Key>,
-    /// The outcome, without the handler's output: in its place is
-    /// [`StoredResult::Omitted`](crate::protocol::StoredResult::Omitted). A second delivery of a key in one
-    /// batch has the outcome of the first delivery if that failed, a permanent failure of a different
-    /// message excepted.
+    /// The outcome, with [`StoredResult::Omitted`](crate::protocol::StoredResult::Omitted) in place of the
+    /// handler's output. If the first delivery of a key in a batch failed, a second delivery has the same
+    /// outcome, except that it does not take over the permanent failure of a different message.
     pub outcome: &'a Outcome,
     /// True if SQS confirmed the copy in the dead-letter queue.
     pub dead_lettered: bool,
-    /// Number of receives of the message, this one included.
+    /// How often the message was received, this time included.
     pub receive_count: u32,
     /// Time at which the message was sent, if the event has it (`SentTimestamp`).
     pub sent_at: Option<Timestamp>,
     /// Time from the start of the message to its outcome.
     pub duration: Duration,
-    /// Time of the handler, including the decoding of its message; `None` if neither ran.
+    /// Time of the handler, including the decoding of its message. `None` if neither ran.
     pub handler_duration: Option<Duration>,
     pub(super) message: &'a Message,
-    pub(super) processed: &'a Processed,
+    pub(super) processed: &'a MessageResult,
     pub(super) history: Option<&'a History>,
     pub(super) requests: Readings,
 }
@@ -47,8 +46,8 @@ impl MessageOutcome<'_> {
         self.processed.is_success() || self.dead_lettered
     }
 
-    /// Latency of each request to DynamoDB in the order of their answers, including requests
-    /// without an answer in time.
+    /// Latency of each request to DynamoDB, in the order of the responses. Includes requests that got no
+    /// response in time.
     #[must_use]
     pub fn store_latencies(&self) -> &[Duration] {
         &self.requests.latencies
@@ -61,23 +60,17 @@ impl MessageOutcome<'_> {
         self.requests.write_units
     }
 
-    /// Number of claims before the one of this message; `None` if the handler did not run.
+    /// Number of earlier claims of the operation. `None` if the handler did not run.
     #[must_use]
     pub fn earlier_claims(&self) -> Option<u64> {
         self.history.map(|history| history.attempts)
     }
 
-    /// Returns whether the handler was informed of an earlier attempt that may have had its effect.
+    /// Returns the prior attempt that the handler saw, which may have had its effect. `None` if there was
+    /// none, or if the handler did not run.
     #[must_use]
-    pub fn may_have_run_before(&self) -> bool {
-        self.history.is_some_and(|history| history.open.is_some())
-    }
-
-    /// End of the earlier attempt that may have had its effect. `None` if there was no such attempt
-    /// or its end is unknown, as after a crash.
-    #[must_use]
-    pub fn last_end(&self) -> Option<AttemptEnd> {
-        self.history?.open.and_then(|open| open.last_end)
+    pub fn prior(&self) -> Option<PriorAttempt> {
+        self.history?.prior
     }
 
     /// Returns whether the handler ran after an attempt that crashed, panicked or was cut off.

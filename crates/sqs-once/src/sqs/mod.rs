@@ -5,12 +5,12 @@
 //! | `message` | one record of the event: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `encoding` | base64 and gzip around a body |
-//! | `read_message` | one message, without a batch |
-//! | `reading` | from the body in the queue to content and identity |
+//! | `read_message` | reads one message, without a batch |
+//! | `body_decoder` | from the body in the queue to content and identity |
 //! | `identity` | key and fingerprint of a message |
 //! | `key_source` | which messages are the same operation |
 //! | `fingerprint_source` | which part of a message must not change under one key |
-//! | `key_fn` | a key by code |
+//! | `key_fn` | a key made in code |
 //! | `pointer` | JSON pointers into a body |
 //! | [`powertools`] | hashes of Powertools for AWS Lambda |
 //! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
@@ -21,13 +21,13 @@
 //! | `batch::progress` | how far each message is |
 //! | `consumer` | the type [`Consumer`] |
 //! | `consumer_settings` | its settings |
-//! | `fifo_after_permanent` | how a FIFO group goes on behind a permanent failure |
+//! | `fifo_after_permanent` | how a message group goes on behind a permanent failure |
 //! | `process` | a batch, and the response |
 //! | `run_lane` | one lane of a batch |
 //! | `run_message` | one message of a lane |
 //! | `prepare` | a message with its key and its body |
 //! | `gate` | when the handler of a message starts |
-//! | `processed` | how a message ended, and its log line |
+//! | `message_result` | how a message ended, and its log line |
 //! | `message_outcome` | the same with the facts of the message, for the response, metrics and observers |
 //! | `observer` | a function that sees each of them |
 //! | `report` | the log line of a batch, with metrics |
@@ -38,6 +38,7 @@
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
+mod body_decoder;
 mod breaker;
 mod consumer;
 mod consumer_settings;
@@ -55,14 +56,13 @@ mod lanes;
 mod long_polls;
 mod message;
 mod message_outcome;
+mod message_result;
 mod observer;
 mod pointer;
 pub mod powertools;
 mod prepare;
 mod process;
-mod processed;
 mod read_message;
-mod reading;
 mod report;
 mod run_lane;
 mod run_message;

@@ -1,4 +1,4 @@
-//! The values that JSON pointers find in a body, and the parts of keys that they make.
+//! JSON pointers: the values that they find in a body, and the parts of keys that these make.
 
 use std::{borrow::Cow, fmt};
 
@@ -11,10 +11,11 @@ use crate::protocol::KeyPart;
 pub struct Pointers(Vec<String>);
 
 impl Pointers {
-    /// Reads pointers joined with commas. No pointer is empty: the whole body cannot be a key.
+    /// Parses pointers joined with commas. A pointer must not be empty, because the whole body cannot be a
+    /// key.
     pub(super) fn new(text: &str) -> Option<Self> {
-        // In a pointer, a slash follows a comma only between two of them, or behind a name that
-        // ends with one.
+        // In a list of pointers, a slash follows a comma only between two pointers, or behind a name that
+        // ends with a comma.
         let rest = text.strip_prefix('/')?;
         let valid = |pointer: &str| {
             let mut escapes = pointer.split('~').skip(1);
@@ -35,14 +36,14 @@ impl Pointers {
     }
 }
 
-/// As they are written.
+/// Shows the pointers as they were written.
 impl fmt::Display for Pointers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join(","))
     }
 }
 
-/// The value that a pointer finds, also behind strings that hold JSON.
+/// Returns the value that a pointer finds. The pointer may lead through strings that contain JSON.
 pub(super) fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>> {
     let mut found = Cow::Borrowed(json);
     for token in pointer.split('/').skip(1) {
@@ -58,7 +59,7 @@ pub(super) fn find<'a>(json: &'a Value, pointer: &str) -> Option<Cow<'a, Value>>
     Some(found)
 }
 
-/// The part of a key that a value makes.
+/// Returns the part of a key that a value makes.
 pub(super) fn key_part(value: &Value) -> KeyPart<'_> {
     match value {
         Value::String(text) => KeyPart::Text(text.into()),
@@ -67,7 +68,7 @@ pub(super) fn key_part(value: &Value) -> KeyPart<'_> {
     }
 }
 
-/// Tells the values that share their part of a key with no other value.
+/// Returns whether no other value makes the same part of a key.
 pub(super) fn is_distinct(value: &Value) -> bool {
     match value {
         // By its digits.
@@ -76,8 +77,8 @@ pub(super) fn is_distinct(value: &Value) -> bool {
     }
 }
 
-/// Returns whether every number in the value keeps its identity in canonical form. That form writes
-/// numbers as doubles (RFC 8785, section 3.2.2.3), which hold all whole numbers below 2^53.
+/// Returns whether every number in the value stays distinct in canonical form. That form writes numbers as
+/// doubles (RFC 8785, section 3.2.2.3), which represent all whole numbers below 2^53.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(n) => n.as_i64().is_some_and(|n| n.unsigned_abs() < 1 << 53),
@@ -88,7 +89,7 @@ fn is_exact(value: &Value) -> bool {
 }
 
 pub(super) fn canonical(value: &Value) -> String {
-    // It fails on numbers that are not finite, which a Value can't hold.
+    // This fails only on numbers that are not finite, which a `Value` cannot hold.
     serde_json_canonicalizer::to_string(value).unwrap_or_else(|_| value.to_string())
 }
 

@@ -1,16 +1,15 @@
-//! The hashes of Powertools for AWS Lambda, so that its records and ours meet under one id.
+//! The hashes of Powertools for AWS Lambda, so that its records and ours have the same ids.
 //!
-//! Powertools for Python writes the value that its JMESPath expression finds with
-//! `json.dumps(value, sort_keys=True)`, and takes the MD5 of that text
-//! (`BasePersistenceLayer._generate_hash`).
+//! Powertools for Python writes the value that its JMESPath expression finds with `json.dumps(value,
+//! sort_keys=True)`, and takes the MD5 of that text (`BasePersistenceLayer._generate_hash`).
 
 use md5::{Digest, Md5};
 use serde_json::{Number, Value};
 
 use crate::protocol::key::hex;
 
-/// The hash that Powertools for Python makes of a value: the second half of an id, behind its prefix and
-/// `#`, and the payload's `validation`.
+/// Returns the hash that Powertools for Python makes from a value. An id has it after its prefix and `#`, and
+/// the attribute `validation` has it for the payload.
 ///
 /// MD5 is Powertools' choice and default (`hash_function` in its `IdempotencyConfig`).
 ///
@@ -30,7 +29,7 @@ pub fn hash(value: &Value) -> String {
     hex(&Md5::digest(text))
 }
 
-/// The value of a JMESPath expression: one value, or the list that a multi-select makes.
+/// Returns the value of a JMESPath expression: the only value, or the list that a multi-select makes.
 pub(super) fn one_or_list(mut values: Vec<Value>) -> Value {
     match values.len() {
         1 => values.remove(0),
@@ -38,7 +37,7 @@ pub(super) fn one_or_list(mut values: Vec<Value>) -> Value {
     }
 }
 
-/// `json.dumps(value, sort_keys=True)`.
+/// Writes `json.dumps(value, sort_keys=True)`.
 fn write(text: &mut String, value: &Value) {
     match value {
         Value::Null => text.push_str("null"),
@@ -54,7 +53,7 @@ fn write(text: &mut String, value: &Value) {
             text.push(']');
         }
         Value::Object(members) => {
-            // By code point, which is the order of UTF-8's bytes too.
+            // By code point, which is also the order of UTF-8 bytes.
             let mut sorted: Vec<_> = members.iter().collect();
             sorted.sort_by_key(|(name, _)| *name);
             text.push('{');
@@ -69,7 +68,7 @@ fn write(text: &mut String, value: &Value) {
     }
 }
 
-/// Everything but printable ASCII is escaped.
+/// Writes a string with everything but printable ASCII escaped.
 fn write_string(text: &mut String, string: &str) {
     text.push('"');
     for unit in string.encode_utf16() {
@@ -88,8 +87,8 @@ fn write_string(text: &mut String, string: &str) {
     text.push('"');
 }
 
-/// Whole numbers by their digits, doubles as Python's `repr`: the shortest digits that read back
-/// as the same double, with an exponent below 1e-4 and from 1e16.
+/// Writes whole numbers by their digits, and doubles as Python's `repr` does: the shortest digits that read
+/// back as the same double, with an exponent below 1e-4 and from 1e16 on.
 fn write_number(text: &mut String, number: &Number) {
     let double = match number.as_f64() {
         Some(double) if number.is_f64() => double,

@@ -1,4 +1,4 @@
-//! [`Prepared`]: a message with its key and its body, that nothing has claimed yet.
+//! [`Prepared`]: a message with its key and its body, not yet claimed.
 
 use std::sync::{Arc, Mutex, atomic::AtomicBool};
 
@@ -14,7 +14,7 @@ use crate::{
     once::{Mode, Outcome},
 };
 
-/// A message with its key and its body, that nothing has claimed yet.
+/// A message with its key and its body, not yet claimed.
 pub(super) struct Prepared<'a> {
     pub(super) message: &'a Message,
     pub(super) identity: &'a Identity,
@@ -26,7 +26,7 @@ pub(super) struct Prepared<'a> {
 enum HeldBody<'a> {
     /// `None` if the message has no body.
     InQueue(Option<&'a str>),
-    /// The gate holds its place.
+    /// Read from S3. The gate holds the slot for it.
     FromS3(String),
 }
 
@@ -44,7 +44,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// The outcome of a message that is not to be claimed.
+    /// The outcome of a message that must not be claimed.
     pub(super) async fn prepare<'a>(
         &self,
         index: usize,
@@ -54,7 +54,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if message.is_s3_test() {
             return Err(Outcome::Ignored);
         }
-        // To decode and parse a body takes time too.
+        // Decoding and parsing a body takes time too.
         if !batch.may_start() {
             return Err(Outcome::NotStarted);
         }
@@ -69,7 +69,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if !had_key {
             message.add_key_to(&Span::current());
         }
-        // To make the key may have taken the time that was left.
+        // Making the key may have used up the time.
         if !batch.may_start() {
             return Err(Outcome::NotStarted);
         }
@@ -81,11 +81,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         })
     }
 
-    /// The gate of a message that the circuit breaker admits.
+    /// Creates the gate of a message that the circuit breaker admits.
     async fn gate(&self, index: usize, batch: &Arc<Batch>) -> Result<Arc<MessageGate>, Outcome> {
         let admitted = match &self.breaker {
             Some(breaker) => {
-                let (now, latest) = (|| self.mode.now(), batch.deadline().latest_start());
+                let (now, latest) = (|| self.mode.now(), batch.deadline().start_by());
                 let receive_count = batch.message(index).receive_count();
                 match breaker.admit(&now, receive_count, latest).await {
                     Ok(admitted) => Some(Arc::new(admitted)),
@@ -104,8 +104,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }))
     }
 
-    /// The body of a message, from S3 if it is there. Nothing is claimed yet. One that is in S3, or is to be
-    /// decompressed, takes a place.
+    /// Returns the body of a message, reading it from S3 if it is there. Nothing has been claimed yet. A body
+    /// that is in S3, or to be decompressed, needs a slot.
     async fn body<'a>(
         &self,
         message: &'a Message,
@@ -118,7 +118,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         let deadline = gate.batch.deadline();
         let bodies = Arc::clone(&gate.batch.places().bodies);
-        let place = timeout_at(deadline.latest_start(), bodies.acquire_owned())
+        let place = timeout_at(deadline.start_by(), bodies.acquire_owned())
             .await
             .ok()
             .and_then(Result::ok)
@@ -127,14 +127,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let Some((s3, pointer)) = in_s3 else {
             return Ok(in_queue);
         };
-        let read = timeout_at(deadline.latest_start(), s3.read(pointer)).await;
+        let read = timeout_at(deadline.start_by(), s3.read(pointer)).await;
         let text = read.map_err(|_elapsed| {
             Outcome::NoEffect("S3 did not return the body before the deadline".into())
         })??;
         Ok(HeldBody::FromS3(text))
     }
 
-    /// The outcome of a message that can never be processed.
+    /// Returns the outcome of a message that can never be processed.
     pub(super) fn invalid(&self, message: &Message, why: &str) -> Outcome {
         let pointer = message.body().and_then(S3Pointer::find);
         if pointer.is_none() || self.s3_bodies.is_some() {
@@ -145,7 +145,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         ))
     }
 
-    /// Makes the handler's message of the body.
+    /// Makes the handler's message from the body.
     pub(super) fn parse(&self, prepared: &Prepared<'_>) -> Result<H::Message, InvalidMessage> {
         let (message, text) = (prepared.message, prepared.body.text());
         H::Message::from_message(message.content(text, &self.reading())?)

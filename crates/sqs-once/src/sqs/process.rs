@@ -1,4 +1,4 @@
-//! One batch through the mode: each message once, and the response to Lambda.
+//! Processes a batch: each message once, and then the response to Lambda.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -7,19 +7,19 @@ use tokio::time::Instant;
 
 use super::{
     batch::Batch,
+    body_decoder::BodyDecoder,
     breaker::CircuitBreaker,
     consumer::Consumer,
     lanes::{First, Lane},
     message::Message,
     message_outcome::MessageOutcome,
-    reading::Reading,
     report::BatchReport,
 };
 use crate::{
     deadline::Deadline, handler::Handler, once::Mode, store::StoreError, telemetry::tracer,
 };
 
-/// The invocation fails, and SQS keeps all messages of the batch.
+/// Why an invocation fails. SQS then keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -56,14 +56,14 @@ pub enum BatchError {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch, and returns the batch item failures: the messages that go back to the queue.
-    /// Returns before `deadline`, even if the handler does not. On a runtime with one thread, a handler
+    /// Processes a batch and returns the batch item failures, which are the messages that go back to the
+    /// queue. Returns before `deadline` even if a handler does not. On a runtime with one thread, a handler
     /// that blocks this thread delays the return.
     ///
     /// # Errors
     ///
     /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
-    /// [`BatchError::StoreUnavailable`] if the store let every message fail.
+    /// [`BatchError::StoreUnavailable`] if every message failed because of the store.
     pub async fn process(
         &self,
         event: SqsEvent,
@@ -72,7 +72,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         self.process_batch(event, deadline, None).await
     }
 
-    /// Processes the batch of an invocation. The request id is for its log line.
+    /// Processes the batch of an invocation. The request id goes into its log line.
     pub(super) async fn process_batch(
         &self,
         event: SqsEvent,
@@ -98,7 +98,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         batch.close();
         let mut ended = batch.outcomes();
-        let answer = deadline.answer();
+        let answer = deadline.respond_by();
         if let Some(visibility) = &self.visibility {
             let not_sent = visibility.dead_letter_all(&mut ended, answer).await;
             report.dead_letters_not_sent(not_sent);
@@ -130,7 +130,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Turns records into messages. Bodies that are decoded in the first half of the time get keys already.
+    /// Turns records into messages. Bodies that are decoded in the first half of the time get their keys
+    /// here.
     async fn read(
         &self,
         event: SqsEvent,
@@ -143,11 +144,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         for (index, record) in event.records.into_iter().enumerate() {
             let message = Message::new(record, request_id.as_ref(), self.envelope, &reading)
                 .ok_or(BatchError::NoMessageId { index })?;
-            // Lanes need keys. But a batch of bodies that are slow to decode must not take the time of
-            // its other messages: the rest get their keys when they run.
+            // Lanes need keys. But if bodies are slow to decode, they must not use up the time of the other
+            // messages, so the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
                 if index > 0 {
-                    // Other invocations of the process go on meanwhile.
+                    // Give other invocations of the process a chance to run.
                     tokio::task::yield_now().await;
                 }
                 message.identify_body(&reading);
@@ -157,7 +158,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Ok(messages)
     }
 
-    /// Runs the lanes of a batch until all have ended, or the batch must be answered.
+    /// Runs the lanes of a batch until all have ended or it is time to respond.
     async fn run_lanes(&self, batch: &Arc<Batch>) {
         let consumer = Arc::new(self.clone());
         let run_lane = move |batch: Arc<Batch>, lane: Lane| {
@@ -172,19 +173,19 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         batch.run(in_progress, first, run_lane).await;
     }
 
-    /// The state of the circuit breaker, unless it is closed.
+    /// Returns the state of the circuit breaker, unless it is closed.
     fn circuit(&self) -> Option<&'static str> {
         self.breaker.as_ref().and_then(CircuitBreaker::not_closed)
     }
 
-    pub(super) fn reading(&self) -> Reading<'_> {
+    pub(super) fn reading(&self) -> BodyDecoder<'_> {
         let (namespace, fingerprint) = (&self.namespace, &self.fingerprint);
-        Reading::for_type::<H::Message>(namespace, &self.key, fingerprint, self.decoding)
+        BodyDecoder::for_type::<H::Message>(namespace, &self.key, fingerprint, self.decoding)
             .reads_s3(self.s3_bodies.is_some())
     }
 }
 
-/// Names each message once that goes back to the queue.
+/// Builds the response, which names each message that goes back to the queue once.
 fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
     let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
     for message in ended {
@@ -195,7 +196,8 @@ fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
     response
 }
 
-/// The store's error, if each message of the batch failed because of it, or had no time left after it.
+/// Returns the store's error, if every message of the batch failed because of it or had no time left
+/// afterwards.
 fn store_unavailable<'a>(batch: &[MessageOutcome<'a>]) -> Option<&'a StoreError> {
     let mut first = None;
     for MessageOutcome { processed, .. } in batch {

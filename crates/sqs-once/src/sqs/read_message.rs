@@ -1,10 +1,10 @@
-//! [`read_message`]: one message as a consumer reads it.
+//! [`read_message`]: reads one message as a consumer does.
 
 use aws_lambda_events::sqs::SqsMessage;
 
 use super::{
-    Envelope, FingerprintSource, KeySource, encoding::Decoding, identity::Identity,
-    key_fn::NoIdentity, message::Message, reading::Reading,
+    Envelope, FingerprintSource, KeySource, body_decoder::BodyDecoder, encoding::Decoding,
+    identity::Identity, key_fn::NoIdentity, message::Message,
 };
 use crate::{
     Deadline, Operation, Outcome,
@@ -12,12 +12,12 @@ use crate::{
     protocol::Namespace,
 };
 
-/// Reads one message as a [`Consumer`](crate::Consumer) with default settings does, without running it:
-/// its operation, with the message id as key, and its body.
+/// Reads one message as a [`Consumer`](crate::Consumer) with default settings does, but does not run it.
+/// Returns its operation, with the message id as key, and its body.
 ///
 /// # Errors
 ///
-/// [`Outcome::Invalid`] for a message without an id, or with a body that is no `T`.
+/// [`Outcome::Invalid`] for a message without an id, or with a body that is not a `T`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,7 +39,7 @@ pub fn read_message<T: FromMessage>(
     deadline: Deadline,
 ) -> Result<(Operation, T), Outcome> {
     let (key, fingerprint) = (KeySource::MessageId, FingerprintSource::Body);
-    let reading = Reading::for_type::<T>(namespace, &key, &fingerprint, Decoding::default());
+    let reading = BodyDecoder::for_type::<T>(namespace, &key, &fingerprint, Decoding::default());
     let message = Message::new(record, None, Envelope::None, &reading)
         .ok_or_else(|| Outcome::Invalid("the message has no id".to_owned()))?;
     read(&message, &reading, deadline).map_err(|why| match why {
@@ -50,7 +50,7 @@ pub fn read_message<T: FromMessage>(
 
 fn read<T: FromMessage>(
     message: &Message,
-    reading: &Reading<'_>,
+    reading: &BodyDecoder<'_>,
     deadline: Deadline,
 ) -> Result<(Operation, T), NoIdentity> {
     let identity = message.identify(message.body(), reading);

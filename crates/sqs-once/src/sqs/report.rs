@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// Outcome counters that are in every line. The others are rare, and are in lines above 0 only.
+/// Outcome counters that are in every line. The others are rare, so a line has them only if they are above 0.
 const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
 
 /// Sums of one batch, for its log line.
@@ -33,7 +33,7 @@ pub(crate) struct BatchReport {
 }
 
 impl BatchReport {
-    /// A report of a batch that was received at `started`.
+    /// Creates the report of a batch that was received at `started`.
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
             started,
@@ -70,7 +70,7 @@ impl BatchReport {
         self.write_units += message.write_units();
     }
 
-    /// Messages that should be in a dead-letter queue, and could not be sent there.
+    /// Records how many messages should be in a dead-letter queue and could not be sent there.
     pub(crate) fn dead_letters_not_sent(&mut self, messages: usize) {
         self.dead_letters_not_sent = messages as u64;
     }
@@ -162,7 +162,7 @@ impl BatchReport {
 mod tests {
     use super::*;
 
-    /// A report with every metric that is not of an outcome.
+    /// Returns a report with every metric that does not count an outcome.
     fn full() -> BatchReport {
         BatchReport {
             messages: 1,

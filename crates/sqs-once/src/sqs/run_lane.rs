@@ -1,4 +1,5 @@
-//! One lane of a batch: its messages one after the other, and what one means for those behind it.
+//! Runs one lane of a batch: its messages one after the other. Decides what each result means for the
+//! messages behind it.
 
 use std::{
     pin::pin,
@@ -8,7 +9,7 @@ use std::{
     },
 };
 
-use sqs_once_core::once::work::{NoAnswer, guard};
+use sqs_once_core::once::work::{NoOutput, guard};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -18,7 +19,7 @@ use super::{
     fifo_after_permanent::FifoAfterPermanent,
     lanes::{Lane, LaneKind},
     message::Message,
-    processed::Processed,
+    message_result::MessageResult,
 };
 use crate::{
     handler::{Attempt, Handler, History, Stored},
@@ -28,7 +29,7 @@ use crate::{
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     pub(super) async fn run_lane(&self, lane: &Lane, batch: &Arc<Batch>) {
-        let mut before: Option<(&Message, Processed)> = None;
+        let mut before: Option<(&Message, MessageResult)> = None;
         for (place, &index) in lane.messages.iter().enumerate() {
             let message = batch.message(index);
             let shared = match (&before, lane.kind) {
@@ -45,7 +46,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             };
             let deadline = batch.deadline();
             let in_time = match shared {
-                Some(_) => Instant::now() < deadline.stop(),
+                Some(_) => Instant::now() < deadline.handler_cutoff(),
                 None => batch.may_start(),
             };
             if !in_time {
@@ -70,7 +71,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             {
                 visibility.expect(message);
             }
-            // The next delivery of the key shows the recorded result to `on_duplicate` itself.
+            // The next delivery of the key then passes the recorded result to `on_duplicate`.
             before = recorded.map(|recorded| {
                 let shown = if processed.is_success() {
                     recorded
@@ -80,13 +81,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 (message, shown)
             });
             batch.end(index, processed);
-            // To decode a body may take long, and a message with an invalid one waits for nothing else.
+            // Decoding a body may take long, and nothing else makes a message with an invalid body yield.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Returns whether the messages behind this one in its FIFO group must not run.
-    fn stops_group(&self, processed: &Processed) -> bool {
+    /// Returns whether the messages behind this one in its message group must not run.
+    fn stops_group(&self, processed: &MessageResult) -> bool {
         let goes_on = match self.fifo_after_permanent {
             FifoAfterPermanent::Continue => {
                 processed.is_recorded_failure(self.mode.records_failures())
@@ -99,15 +100,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Calls the handler's `on_duplicate` with the recorded result.
     async fn replay(
         &self,
-        mut processed: Processed,
+        mut processed: MessageResult,
         message: &Message,
         batch: &Batch,
-    ) -> Processed {
+    ) -> MessageResult {
         let (Some(result), Some(key)) = (processed.take_duplicate(), message.key()) else {
             return processed;
         };
         let (deadline, places) = (batch.deadline(), batch.places());
-        let stored = Stored::kept_by(result, self.mode.results());
+        let stored = Stored::from_store(result, self.mode.results());
         let attempt = Attempt::new(
             key.clone(),
             message.delivery().clone(),
@@ -120,9 +121,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             began.store(true, Relaxed);
             self.handler.on_duplicate(stored, attempt).await
         };
-        Processed::by_on_duplicate(match guard(deadline, shown).await {
+        MessageResult::by_on_duplicate(match guard(deadline, shown).await {
             Ok(()) => return processed,
-            Err(NoAnswer::OutOfTime) if !began.load(Relaxed) => Outcome::NotStarted,
+            Err(NoOutput::OutOfTime) if !began.load(Relaxed) => Outcome::NotStarted,
             Err(end) => end.into(),
         })
     }

@@ -1,4 +1,4 @@
-//! One message of a lane: through the mode, again while another worker holds its claim.
+//! Runs one message of a lane through the mode, and again while another worker holds its claim.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -42,19 +42,19 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 Err(outcome) => outcome,
             }
         };
-        // A key function is the user's code too, and may panic.
+        // A key function is user code too, so it may panic.
         let outcome = AssertUnwindSafe(run).catch_unwind().await;
-        // A panic left it to this.
+        // After a panic, nothing else has ended the turn.
         batch.suspects().end_turn(index);
         outcome.unwrap_or(Outcome::Panicked)
     }
 
-    /// Runs a message, again while another worker holds the claim or another transaction is in the way,
-    /// and there is time.
+    /// Runs a message. As long as there is time, runs it again if another worker holds the claim or a
+    /// different transaction is in the way.
     async fn run_until_claimed(&self, prepared: &Prepared<'_>, progress: &Progress) -> Outcome {
         let batch = &prepared.gate.batch;
         let deadline = batch.deadline();
-        // Bounded before it is added: a wait of years is no point in time.
+        // Limit the wait before you add it: no clock can represent a wait of centuries.
         let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
         let mut pause = FIRST_PAUSE;
         loop {
@@ -62,7 +62,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             prepared.gate.end_turn();
             let runs_again_until = match outcome {
                 Outcome::Conflict { .. } => wait_ends,
-                Outcome::Contended(_) => deadline.latest_start(),
+                Outcome::Contended(_) => deadline.start_by(),
                 outcome => return outcome,
             };
             if Instant::now() + pause > runs_again_until || !batch.may_start() {
@@ -91,8 +91,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Calls the handler when it may start. If it is not called, `not_called` gets the outcome of the message,
-    /// in place of the failure.
+    /// Calls the handler when it may start. If it is not called, sets `not_called` to the outcome of the
+    /// message, which replaces the failure.
     async fn call_handler(
         &self,
         prepared: &Prepared<'_>,
@@ -101,14 +101,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         not_called: &OnceLock<Outcome>,
     ) -> Result<H::Output, Failure> {
         let gate = &prepared.gate;
-        // A suspect has its turn, and needs no place.
+        // A suspect has its turn and needs no slot.
         let _place = if gate.is_alone() {
             None
         } else {
             match self.place_of_handler(&gate.batch).await {
                 Some(place)
                     if gate.beside_others().await
-                        && self.mode.now() <= gate.batch.deadline().at() =>
+                        && self.mode.now() <= gate.batch.deadline().invocation_end() =>
                 {
                     Some(place)
                 }
@@ -120,7 +120,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         };
         let _running = progress.handler_starts(attempt.history());
         attempt.log_history();
-        // The user's code may end the process here too, so this is part of the attempt.
+        // User code may end the process here too, so this is part of the attempt.
         let input = self.parse(prepared).map_err(|InvalidMessage(why)| {
             let _first = not_called.set(self.invalid(prepared.message, &why));
             Failure::permanent(why)
@@ -134,17 +134,17 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Waits until a handler may run. `None` if none may in time.
+    /// Waits until a handler may run. `None` if that takes too long.
     async fn place_of_handler<'a>(&self, batch: &'a Batch) -> Option<SemaphorePermit<'a>> {
         let (handlers, deadline) = (&batch.places().handlers, batch.deadline());
-        // Without a wait, the time is the one that the mode has checked.
+        // If we need not wait, the mode has just checked the time.
         if let Ok(place) = handlers.try_acquire() {
             return Some(place);
         }
-        let place = timeout_at(deadline.latest_start(), handlers.acquire()).await;
-        // A handler that was cut off leaves its place too late. Lambda may have frozen the process
-        // beyond the lease.
-        let in_time = deadline.may_start() && self.mode.now() <= deadline.at();
+        let place = timeout_at(deadline.start_by(), handlers.acquire()).await;
+        // If the previous handler was cut off, the slot comes too late. Lambda may also have frozen the
+        // process until the lease was over.
+        let in_time = deadline.may_start() && self.mode.now() <= deadline.invocation_end();
         place.ok()?.ok().filter(|_| in_time)
     }
 }

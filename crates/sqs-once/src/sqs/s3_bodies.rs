@@ -12,31 +12,32 @@ use crate::{
     s3::{Bucket, ReadError, client},
 };
 
-/// Ten such bodies and the handlers' types fit into the memory of template.yaml.
+/// Ten bodies of this size and the handler's values fit into the memory that template.yaml sets.
 const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() };
 
-/// Reads the body of a message from S3 where the message is a pointer, as the Amazon SQS Extended
-/// Client sends it:
+/// Reads the body of a message from S3, if the message is a pointer as the Amazon SQS Extended Client sends
+/// it:
 ///
 /// ```json
 /// ["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "order-bodies", "s3Key": "..."}]
 /// ```
 ///
 /// The class name of older clients, `com.amazon.sqs.javamessaging.MessageS3Pointer`, works too. With an
-/// [`Envelope`](super::Envelope), the pointer is inside of the envelope. Key, fingerprint and handler
-/// see the body from S3. Copies in a dead-letter queue have the pointer.
+/// [`Envelope`](super::Envelope), the pointer is inside the envelope. Key, fingerprint and handler see the
+/// body from S3. A copy in a dead-letter queue carries the pointer.
 ///
-/// A message is read when it runs, before its claim. Its body stays in memory until the message ends.
-/// At most [`Consumer::concurrency`](crate::Consumer::concurrency) bodies of one batch are in memory.
+/// The consumer reads a body when its message runs, before the claim, and keeps it in memory until the
+/// message ends. At most [`Consumer::concurrency`](crate::Consumer::concurrency) bodies of one batch are in
+/// memory.
 ///
 /// | result of the read | outcome |
 /// | --- | --- |
 /// | longer than the limit, not UTF-8, no such object (`NoSuchKey`) | [`Invalid`](Outcome::Invalid) |
-/// | pointer to another bucket, access denied, no such bucket, no answer in time, every other error | [`NoEffect`](Outcome::NoEffect) |
+/// | pointer to a different bucket, access denied, no such bucket, no response in time, every other error | [`NoEffect`](Outcome::NoEffect) |
 ///
-/// The role needs `s3:GetObject` on the objects of the buckets. It needs `s3:ListBucket` on the buckets
-/// too: without it, S3 answers 403 in place of 404 for an object that does not exist. A bucket with a
-/// KMS key needs `kms:Decrypt`. The consumer never deletes objects: give the bucket a lifecycle rule.
+/// The role needs `s3:GetObject` on the objects of the buckets. It also needs `s3:ListBucket` on the buckets,
+/// because otherwise S3 responds with 403 and not with 404 for an object that does not exist. A bucket with a
+/// KMS key needs `kms:Decrypt`. The consumer never deletes objects, so give the bucket a lifecycle rule.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::S3Bodies};
@@ -54,10 +55,10 @@ pub struct S3Bodies {
 }
 
 impl S3Bodies {
-    /// Reads bodies from these buckets alone. A pointer to another bucket leads to no request.
+    /// Reads bodies only from these buckets. A pointer to a different bucket causes no request.
     ///
-    /// A configuration with an endpoint of its own, such as an emulator's, has the bucket's name in
-    /// the path of the request.
+    /// If the configuration sets an endpoint, as for an emulator, the bucket's name goes into the path of the
+    /// request.
     #[must_use]
     pub fn new<B: Into<String>>(config: &SdkConfig, buckets: impl IntoIterator<Item = B>) -> Self {
         Self {
@@ -67,8 +68,8 @@ impl S3Bodies {
         }
     }
 
-    /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and is
-    /// not read to its end.
+    /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and the
+    /// consumer stops reading it at the limit.
     ///
     /// Each message in progress may hold a body of this size, and its parsed form.
     ///
@@ -89,7 +90,7 @@ impl ReadBodies for S3Bodies {
         Box::pin(async move {
             let allowed = self.buckets.iter().find(|name| **name == pointer.bucket);
             let bucket = allowed.ok_or_else(|| {
-                // The setting may be wrong, so the message is retried.
+                // The setting may be wrong, and that is not the message's fault, so the message is retried.
                 Outcome::NoEffect(
                     "the body is a pointer to a bucket that CONSUMER_S3_BUCKETS does not name; nothing \
                      was read"

@@ -1,4 +1,4 @@
-//! [`S3Pointer`]: the body of a message whose content the Amazon SQS Extended Client stored in S3.
+//! [`S3Pointer`]: says where in S3 the Amazon SQS Extended Client stored the body of a message.
 
 use std::fmt::Debug;
 
@@ -8,13 +8,13 @@ use serde_json::value::RawValue;
 
 use crate::{handler::InvalidMessage, once::Outcome};
 
-/// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` does.
+/// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
 pub trait ReadBodies: Debug + Send + Sync {
     /// Reads the body behind a pointer.
     ///
     /// # Errors
     ///
-    /// The outcome of the message without its body. Its text should have no payload.
+    /// The outcome of the message. Its text should not contain payload.
     fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>>;
 }
 
@@ -31,23 +31,23 @@ pub struct S3Pointer {
     pub key: String,
 }
 
-/// Name of the Java class that Jackson puts before an object of a class that is not final.
+/// Name of the Java class. Jackson puts it before an object whose class is not final.
 #[derive(Deserialize)]
 enum PointerClass {
     #[serde(rename = "software.amazon.payloadoffloading.PayloadS3Pointer")]
     PayloadS3Pointer,
-    /// Before version 1.1 of the Java library; other clients write it on request.
+    /// Used before version 1.1 of the Java library. Other clients write it on request.
     #[serde(rename = "com.amazon.sqs.javamessaging.MessageS3Pointer")]
     MessageS3Pointer,
 }
 
 impl S3Pointer {
-    /// Reads a body that is a pointer. `None` for other bodies.
+    /// Parses a body that is a pointer. `None` for other bodies.
     ///
-    /// The clients add the attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`. The class name is
-    /// evidence enough, and survives services that drop attributes.
+    /// The clients add the attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`. We look only for the
+    /// class name, which survives services that drop attributes.
     pub(super) fn find(body: &str) -> Option<Result<Self, InvalidMessage>> {
-        // Ends at the first character that no pointer has.
+        // Parsing stops at the first character that a pointer cannot have.
         let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(body).ok()?;
         let pointer = serde_json::from_str::<Self>(place.get())
             .ok()
@@ -61,7 +61,8 @@ impl S3Pointer {
         }))
     }
 
-    /// A request without key lists the bucket. A proxy may resolve `..` into another bucket.
+    /// Returns whether the key is safe to request. A request without a key would list the bucket, and a proxy
+    /// may resolve `..` into a different bucket.
     fn is_sound(&self) -> bool {
         let mut segments = self.key.split('/');
         !self.key.is_empty() && segments.all(|segment| segment != "." && segment != "..")

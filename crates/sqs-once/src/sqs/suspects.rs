@@ -20,17 +20,17 @@ pub(super) struct Suspects(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// The lanes that run or can still start, and the suspects that wait.
+    /// Lanes that run or can still start, and suspects that wait.
     waiting: Waiting,
     wake: HashMap<usize, oneshot::Sender<()>>,
-    /// Turns by the message's place in the batch. They are kept here, so that they end with the answer
-    /// of the batch, also if a handler still blocks its thread.
+    /// Turns by the message's place in the batch. They are kept here so that they end with the response of
+    /// the batch, even if a handler still blocks its thread.
     turns: HashMap<usize, Turn>,
     is_answered: bool,
 }
 
 impl Suspects {
-    /// Begins with so many lanes.
+    /// Starts with this many lanes.
     pub(super) fn begin(&self, lanes: usize) {
         self.state().waiting.active = lanes;
     }
@@ -40,15 +40,15 @@ impl Suspects {
         !self.state().waiting.suspects.is_empty()
     }
 
-    /// Takes note that lanes ended, or will not start.
+    /// Records that lanes have ended or will not start.
     pub(super) fn lanes_ended(&self, lanes: usize) {
         let mut state = self.state();
         state.waiting.active = state.waiting.active.saturating_sub(lanes);
         state.start_next();
     }
 
-    /// Waits until every other lane has ended or waits too, and this suspect is the next. Calls
-    /// `parked` once it waits. Returns false if that took until `latest`.
+    /// Waits until every other lane has ended or waits too, and this suspect is the next one. Calls `parked`
+    /// once it waits. Returns false if that took until `latest`.
     pub(super) async fn wait_for_others(
         &self,
         place: usize,
@@ -77,7 +77,7 @@ impl Suspects {
         false
     }
 
-    /// Keeps the turn of a message. Returns false if the batch was answered.
+    /// Keeps the turn of a message. Returns false if the response was already sent.
     pub(super) fn keep(&self, place: usize, turn: Turn) -> bool {
         let mut state = self.state();
         if !state.is_answered {
@@ -91,7 +91,7 @@ impl Suspects {
         let _ended = self.state().turns.remove(&place);
     }
 
-    /// Ends every turn: the batch is about to be answered.
+    /// Ends every turn, because the response is about to be sent.
     pub(super) fn answered(&self) {
         let mut state = self.state();
         state.is_answered = true;
@@ -109,7 +109,7 @@ impl State {
         while let Some(next) = next_suspect(&self.waiting) {
             self.waiting.suspects.retain(|(_, place)| *place != next);
             let woken = self.wake.remove(&next).map(|wake| wake.send(()));
-            // A suspect that was dropped meanwhile starts nothing.
+            // If the suspect was dropped meanwhile, nothing starts.
             if woken == Some(Ok(())) {
                 self.waiting.active += 1;
             }

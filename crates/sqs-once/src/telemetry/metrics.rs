@@ -13,19 +13,18 @@ use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use crate::{InvalidValue, protocol::Timestamp};
 
-/// Limit of the embedded metric format for the values of one metric in one line.
+/// The most values of one metric in one line, a limit of the embedded metric format.
 const MAX_VALUES: usize = 100;
 
-/// Limit of CloudWatch for names of namespaces and for values of dimensions.
+/// Longest namespace and longest value of a dimension, limits of CloudWatch.
 const MAX_LENGTH: usize = 255;
 
 /// Metrics of a consumer, in CloudWatch's embedded metric format.
 ///
-/// The log line of each batch then carries metrics: `docs/metrics.md` lists them. The line goes to
-/// standard output at every log level. On a terminal, the line is that of a consumer without
-/// metrics.
+/// The log line of each batch then carries metrics: `docs/metrics.md` lists them. The line goes to standard
+/// output at every log level. On a terminal, the line is that of a consumer without metrics.
 ///
-/// Clones count as one process: one of them writes the metric `ColdStart`.
+/// Clones belong to one process, so only one of them writes the metric `ColdStart`.
 ///
 /// ```
 /// use sqs_once::telemetry::Metrics;
@@ -44,7 +43,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Creates metrics of this namespace, with `service` as the value of the dimension `service`.
+    /// Creates metrics in this namespace, with `service` as the value of the dimension `service`.
     ///
     /// # Errors
     ///
@@ -66,7 +65,7 @@ impl Metrics {
         Ok(Self::checked(namespace, service))
     }
 
-    /// Creates metrics of names that were checked before.
+    /// Creates metrics with names that have already been checked.
     pub(crate) fn checked(namespace: String, service: String) -> Self {
         Self {
             namespace,
@@ -76,35 +75,35 @@ impl Metrics {
         }
     }
 
-    /// Namespace and service.
+    /// Returns namespace and service.
     #[cfg(test)]
     pub(crate) fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.service)
     }
 
-    /// Returns whether lines with metrics are written: not where standard output is a terminal.
+    /// Returns whether lines with metrics are written. They are not if standard output is a terminal.
     #[must_use]
     pub fn writes(&self) -> bool {
         self.writes
     }
 
-    /// Returns true once for all clones.
+    /// Returns true once among all clones.
     pub(crate) fn is_cold_start(&self) -> bool {
         self.cold.swap(false, Ordering::Relaxed)
     }
 
-    /// Writes a batch's line to standard output, and further lines for values beyond 100.
+    /// Writes a batch's line to standard output, and more lines for values beyond the first 100.
     pub(crate) fn write(&self, fields: &BatchFields, metrics: &[Metric], request_id: Option<&str>) {
         match self.lines(fields, metrics, request_id, Timestamp::now()) {
-            // One write: lines of concurrent invocations do not mix. An error of standard output
-            // cannot be reported anywhere.
+            // We write each line at once, so that lines of concurrent invocations do not mix. An error of
+            // standard output cannot be reported anywhere.
             Ok(lines) => _ = io::stdout().lock().write_all(&lines),
             Err(error) => tracing::warn!(%error, "could not write the metrics of a batch"),
         }
     }
 
-    /// Writes one line with this message and these metrics to standard output, if [`writes`](Self::writes). Of
-    /// [several](Value::Several) values, the first 100 count.
+    /// Writes one line with this message and these metrics to standard output, if [`writes`](Self::writes)
+    /// returns true. Writes at most the first 100 of [several](Value::Several) values.
     pub fn write_line(&self, message: &'static str, metrics: &[Metric], request_id: Option<&str>) {
         if !self.writes {
             return;
@@ -222,7 +221,7 @@ pub enum Value {
     Several(Vec<f64>),
 }
 
-/// The values for the line of this number. Line 0 has the first values and all other metrics.
+/// Returns the values for the line with this number. Line 0 has the first values and all other metrics.
 fn values_of_line(metrics: &[Metric], number: usize) -> Vec<Metric> {
     let several = metrics.iter().filter_map(|metric| match &metric.value {
         Value::Several(values) => Some((metric, values.chunks(MAX_VALUES).nth(number)?)),
@@ -261,7 +260,7 @@ impl Line<'_> {
     }
 }
 
-/// As the JSON lines of `tracing` name the invocation.
+/// Names the invocation as the JSON lines of `tracing` do.
 #[derive(Serialize)]
 struct Span<'a> {
     #[serde(rename = "requestId")]
@@ -305,7 +304,7 @@ impl Serialize for Values<'_> {
     }
 }
 
-/// The rules of CloudWatch for namespaces (*Amazon CloudWatch API Reference*, "PutMetricData").
+/// Checks a namespace against the rules of CloudWatch (*Amazon CloudWatch API Reference*, "PutMetricData").
 pub(crate) fn checked_namespace(namespace: &str) -> Result<String, InvalidValue> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_/#: ".contains(c);
     if namespace.trim().is_empty()
@@ -320,7 +319,7 @@ pub(crate) fn checked_namespace(namespace: &str) -> Result<String, InvalidValue>
     Ok(namespace.to_owned())
 }
 
-/// The rules of CloudWatch for values of dimensions (*Amazon CloudWatch API Reference*,
+/// Checks the value of a dimension against the rules of CloudWatch (*Amazon CloudWatch API Reference*,
 /// "Dimension").
 pub(crate) fn checked_service(service: &str) -> Result<String, InvalidValue> {
     let allowed = |c: char| c == ' ' || c.is_ascii_graphic();

@@ -6,7 +6,7 @@ pub(crate) mod tracer;
 use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
 
 pub use metrics::{Metric, Metrics, Unit, Value};
-pub use sqs_once_core::handler::DeliveryFacts;
+pub use sqs_once_core::handler::DeliveryMetadata;
 pub use tracer::{Parent, Tracer, set_tracer};
 
 use tracing::{Level, Subscriber};
@@ -19,21 +19,19 @@ use tracing_subscriber::{
     util::{SubscriberInitExt as _, TryInitError},
 };
 
-/// Sends logs to standard output: JSON lines with RFC 3339 timestamps, or plain text where that is
-/// a terminal.
+/// Sends logs to standard output: JSON lines with RFC 3339 timestamps, or plain text on a terminal.
 ///
-/// The level comes from `AWS_LAMBDA_LOG_LEVEL` (*AWS Lambda Developer Guide*, "Configuring
-/// advanced logging controls"), else from `RUST_LOG`, which may name targets too
-/// (`warn,sqs_once=debug`), else it is `info`. A value that can't be read counts as `info`, and a
-/// warning names the variable.
+/// The level comes from `AWS_LAMBDA_LOG_LEVEL` (*AWS Lambda Developer Guide*, "Configuring advanced logging
+/// controls"), otherwise from `RUST_LOG`, which may name targets too (`warn,sqs_once=debug`), and otherwise
+/// it is `info`. If the value cannot be parsed, the level is `info` and a warning names the variable.
 ///
 /// For traces, call `init` of the crate `sqs-once-otel` instead (`docs/traces.md`).
 ///
-/// Replaces the panic hook, see [`set_panic_hook`].
+/// Also replaces the panic hook: see [`set_panic_hook`].
 ///
 /// # Panics
 ///
-/// If a subscriber is set already: see [`try_init`].
+/// If a subscriber is already set: see [`try_init`].
 ///
 /// ```
 /// sqs_once::telemetry::init();
@@ -67,7 +65,8 @@ pub fn try_init() -> Result<(), TryInitError> {
     Ok(())
 }
 
-/// Like [`try_init`], with another layer beside that of the logs. The level of the logs does not apply to it.
+/// Like [`try_init`], with a second layer beside the one for logs. The level of the logs does not apply to
+/// it.
 ///
 /// # Errors
 ///
@@ -97,9 +96,9 @@ where
     Ok(())
 }
 
-/// The layer that [`init`] installs, to combine with others, such as that of OpenTelemetry.
+/// Returns the layer that [`init`] installs, so that you can combine it with others, such as OpenTelemetry's.
 ///
-/// The level applies to this layer alone. A value that can't be read counts as `info` without a
+/// The level applies to this layer alone. If the value cannot be parsed, the level is `info`, without a
 /// warning. Call [`set_panic_hook`] as well.
 ///
 /// ```
@@ -122,23 +121,23 @@ where
     let lines = if std::io::stdout().is_terminal() {
         fmt::layer().boxed()
     } else {
-        // Flat, so that a metric filter reads `$.outcome`.
+        // Flat, so that a metric filter can read `$.outcome`.
         let json = fmt::layer().json().flatten_event(true);
         json.with_span_list(false).boxed()
     };
     lines.with_filter(filter.unwrap_or_else(info))
 }
 
-/// Logs panics with their place and without their message, which may quote payload; at the level
-/// `trace` with it.
+/// Installs a panic hook that logs where a panic happened. It logs the panic's message only at the level
+/// `trace`, because the message may quote payload.
 pub fn set_panic_hook() {
-    // Not the subscriber's decision: another layer may take all levels.
+    // We do not ask the subscriber, because a different layer may accept all levels.
     let filter = setting().and_then(|(_, text)| level(&text));
     let with_text = filter.is_some_and(|filter| filter.would_enable(module_path!(), &Level::TRACE));
     std::panic::set_hook(Box::new(move |panic| log_panic(panic, with_text)));
 }
 
-/// The variable that sets the level, and its value.
+/// Returns the variable that sets the level, and its value.
 fn setting() -> Option<(&'static str, String)> {
     let mut names = ["AWS_LAMBDA_LOG_LEVEL", "RUST_LOG"].into_iter();
     names.find_map(|name| {
@@ -147,8 +146,7 @@ fn setting() -> Option<(&'static str, String)> {
     })
 }
 
-/// Returns whether the consumer logs lines at INFO, and with them its metrics, at this value of
-/// `RUST_LOG`.
+/// Returns whether the consumer logs lines at INFO, and so its metrics, with this value of `RUST_LOG`.
 #[must_use]
 pub fn logs_info(setting: &str) -> bool {
     let filter = level(setting).unwrap_or_else(info);
@@ -163,14 +161,14 @@ fn log_panic(panic: &PanicHookInfo<'_>, with_text: bool) {
     }
 }
 
-/// Messages of PostgreSQL beside an answer: a trigger may write a row into one.
+/// Target of the notices that PostgreSQL sends beside a response. A trigger may write a row into one.
 const NOTICES: &str = "sqlx::postgres::notice";
 
 fn info() -> Targets {
     without_notices(Targets::new().with_default(LevelFilter::INFO))
 }
 
-/// Leaves the texts of NOTICE and WARNING out at every level but `trace`, which may show payload.
+/// Leaves out the texts of NOTICE and WARNING at every level but `trace`, which may show payload.
 fn without_notices(filter: Targets) -> Targets {
     if filter.would_enable(NOTICES, &Level::TRACE) {
         filter
@@ -179,19 +177,19 @@ fn without_notices(filter: Targets) -> Targets {
     }
 }
 
-/// Milliseconds, rounded to the microsecond.
+/// Returns milliseconds, rounded to the microsecond.
 pub(crate) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Lambda's levels are Rust's, and FATAL.
+/// Parses a level: Lambda's levels are Rust's, and FATAL.
 fn level(text: &str) -> Option<Targets> {
     if text.eq_ignore_ascii_case("fatal") {
         return Some(without_notices(
             Targets::new().with_default(LevelFilter::ERROR),
         ));
     }
-    // On its own, a word that is no level would be taken for a target, and all else be silent.
+    // A single word that is not a level would be taken for a target, and everything else would be silent.
     let readable = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
     let filter = text.split(',').all(readable).then(|| text.parse().ok())?;
     filter.map(without_notices)

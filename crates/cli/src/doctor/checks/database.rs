@@ -16,10 +16,10 @@ use crate::{
     output::in_words,
 };
 
-/// Age of the oldest event from which the template's alarm `EventsDelayed` fires.
+/// Age of the oldest event at which the template's alarm `EventsDelayed` fires.
 const MAX_AGE: Duration = Duration::from_secs(300);
 
-/// The database of `IDEMPOTENCY_POSTGRES_URL`.
+/// The database that `IDEMPOTENCY_POSTGRES_URL` names.
 #[derive(Clone, Copy)]
 pub(super) struct Address<'a> {
     pub(super) user: &'a str,
@@ -29,7 +29,7 @@ pub(super) struct Address<'a> {
 }
 
 impl<'a> Address<'a> {
-    /// A part that the URL does not name is empty.
+    /// Reads the address. Parts that the URL does not name are empty.
     pub(super) fn of(function: &'a Deployed) -> Self {
         let url = function
             .variable("IDEMPOTENCY_POSTGRES_URL")
@@ -48,25 +48,25 @@ impl<'a> Address<'a> {
     }
 }
 
-/// A function, and what it needs of its database.
+/// A function, and what it needs from its database.
 pub(crate) struct Client {
     function: String,
     pub(crate) user: String,
     database: String,
-    /// A pooler limits the connections of the server.
+    /// True if a pooler limits the connections to the server.
     has_pooler: bool,
-    /// The URL lets RDS Proxy refuse the login.
+    /// True if RDS Proxy would reject the login because of the URL.
     is_refused_by_proxy: bool,
-    /// The user may be the one in a secret.
+    /// True if the user may be the one in a secret.
     has_secret: bool,
-    /// Most connections of all environments. `None` without a limit.
+    /// The most connections of all environments together. `None` without a limit.
     connections: Option<u32>,
     is_consumer: bool,
     sends_events: bool,
 }
 
 impl Client {
-    /// `None` for records in DynamoDB.
+    /// Creates the client of a consumer. `None` for records in DynamoDB.
     pub(crate) fn consumer(consumer: &Consumer) -> Option<Self> {
         let Records::Postgres { reserved } = consumer.records else {
             return None;
@@ -89,7 +89,8 @@ impl Client {
         })
     }
 
-    /// `None` for events in DynamoDB. The schedule starts one environment at a time.
+    /// Creates the client of a relay. `None` for events in DynamoDB. The schedule starts one environment at a
+    /// time.
     pub(crate) fn relay(relay: &Relay) -> Option<Self> {
         let Source::Postgres { .. } = relay.source else {
             return None;
@@ -122,7 +123,7 @@ impl Client {
             user: user.to_owned(),
             has_pooler: is_rds_proxy || is_for_poolers,
             is_refused_by_proxy: is_rds_proxy && !is_for_poolers,
-            // The default of PostgreSQL.
+            // PostgreSQL's default.
             database: if database.is_empty() { user } else { database }.to_owned(),
             has_secret: auth.starts_with("arn:"),
             connections: None,
@@ -131,7 +132,7 @@ impl Client {
         }
     }
 
-    /// Checks what the function's settings show.
+    /// Checks what the function's settings tell.
     pub(crate) fn check(&self, findings: &mut Findings) {
         findings.about(format!("function {}", self.function));
         if self.connections.is_none() && !self.has_pooler {
@@ -152,7 +153,7 @@ impl Client {
         }
     }
 
-    /// Says that the database was not read.
+    /// Reports that the database was not read.
     pub(crate) fn was_not_read(&self, reason: &str, findings: &mut Findings) {
         findings.about(format!("function {}", self.function));
         let database = &self.database;
@@ -161,7 +162,7 @@ impl Client {
         ));
     }
 
-    /// Checks tables and privileges in the database. Returns whether it is that of the function.
+    /// Checks tables and privileges in the database. Returns whether it is the function's database.
     pub(crate) fn check_in(&self, server: &Server, findings: &mut Findings) -> bool {
         if server.database != self.database {
             let reason = format!("--postgres names the database {}", server.database);
@@ -221,7 +222,7 @@ impl Client {
             findings.add(
                 Check::PostgresPrivileges,
                 format!("the database has no user {user}"),
-                "every login is refused: messages and events wait",
+                "every login is rejected: messages and events wait",
                 format!("CREATE USER {user}, with the privileges of docs/effects-in-postgresql.md#privileges"),
             );
             return;
@@ -263,11 +264,11 @@ impl Client {
     }
 }
 
-/// The answer of `PostgresStore::examine`.
+/// The response of `PostgresStore::examine`.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Server {
     database: String,
-    /// Connections for ordinary users.
+    /// How many connections ordinary users can have.
     connections: i64,
     has_user: bool,
     records: TableInPostgres,

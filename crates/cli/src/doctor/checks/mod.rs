@@ -1,4 +1,4 @@
-//! The checks: from the facts of a function to findings. No I/O.
+//! The checks: they turn the facts about a function into findings, without I/O.
 
 mod database;
 mod permissions;
@@ -81,7 +81,7 @@ pub(crate) struct Finding {
     pub(crate) check: Check,
     pub(crate) resource: String,
     pub(crate) found: String,
-    /// The effect on messages and records if it stays.
+    /// The consequence for messages and records if nobody fixes it.
     pub(crate) consequence: &'static str,
     pub(crate) fix: String,
 }
@@ -135,7 +135,7 @@ impl Findings {
         });
     }
 
-    /// Says of the resource that something was not checked.
+    /// Records that something about the resource was not checked.
     pub(crate) fn skip(&mut self, reason: impl Into<String>) {
         self.not_checked.push(NotChecked {
             resource: self.resource.clone(),
@@ -143,19 +143,19 @@ impl Findings {
         });
     }
 
-    /// The resource that the next findings are about.
+    /// Sets the resource of the next findings.
     pub(crate) fn about(&mut self, resource: impl Into<String>) {
         self.resource = resource.into();
     }
 }
 
-/// Checks a consumer, its queues, its tables in DynamoDB and its role.
+/// Checks a consumer, its queues, its DynamoDB tables and its role.
 pub(crate) fn check(consumer: &Consumer, findings: &mut Findings) {
     let function = &consumer.function;
     findings.about(format!("function {}", function.name));
     let kind = match &consumer.records {
         Records::DynamoDb(_) => Kind::Consumer,
-        Records::Postgres { .. } => Kind::InPostgres,
+        Records::Postgres { .. } => Kind::PostgresMode,
     };
     settings::settings(function, kind, findings);
     if consumer.mappings.is_empty() {
@@ -191,7 +191,7 @@ pub(crate) fn check_relay(relay: &Relay, resources: &[Resource], findings: &mut 
     permissions::of_relay(relay, findings);
 }
 
-/// Checks where the alarms of a stack notify, as its output says.
+/// Checks where the alarms of a stack send notifications, as its output says.
 pub(crate) fn notifications(stack: &str, told: &str) -> Option<Finding> {
     let nobody = told.starts_with("NONE");
     nobody.then(|| Finding {
@@ -204,7 +204,7 @@ pub(crate) fn notifications(stack: &str, told: &str) -> Option<Finding> {
     })
 }
 
-/// The name at the end of an ARN.
+/// Returns the name at the end of an ARN.
 fn name(arn: &str) -> &str {
     arn.rsplit([':', '/']).next().unwrap_or(arn)
 }

@@ -17,7 +17,7 @@ impl Bucket {
     }
 }
 
-/// The buckets from which the consumer reads bodies.
+/// Returns the buckets from which the consumer reads bodies.
 fn buckets(consumer: &Consumer) -> Vec<Bucket> {
     let names = consumer.function.variable("CONSUMER_S3_BUCKETS");
     names
@@ -27,13 +27,13 @@ fn buckets(consumer: &Consumer) -> Vec<Bucket> {
         .collect()
 }
 
-/// The bucket of large outputs.
+/// Returns the bucket for large outputs.
 fn result_bucket(consumer: &Consumer) -> Option<Bucket> {
     let name = consumer.function.variable("IDEMPOTENCY_RESULT_BUCKET");
     Some(Bucket::new(consumer, name?, "results/*"))
 }
 
-/// A permission that a role needs: action, resource, and the consequence without it.
+/// A permission that a role needs: action, resource, and what happens without it.
 type Needed<'a> = (&'a str, String, &'static str);
 
 /// Checks the permissions of a consumer's role.
@@ -110,7 +110,7 @@ fn on_records<'a>(function: &Deployed, arn: &str, needed: &mut Vec<Needed<'a>>) 
     ] {
         add(action, "every message fails");
     }
-    if function.variable("IDEMPOTENCY_GROUPING") != Some("off") {
+    if function.variable("IDEMPOTENCY_BATCHED_WRITES") != Some("off") {
         let alone = "in claim mode each process logs a warning, and sends each write alone";
         for action in ["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"] {
             add(action, alone);
@@ -136,7 +136,7 @@ fn on_queues<'a>(consumer: &Consumer, needed: &mut Vec<Needed<'a>>) {
             needed.extend(actions.map(|action| (action, queue.arn.clone(), waits)));
         }
         if let DeadLetters::Queue(dead) = &queue.dead_letters
-            && is_on("CONSUMER_DEAD_LETTER")
+            && is_on("CONSUMER_DIRECT_DEAD_LETTERING")
             && is_on("CONSUMER_VISIBILITY")
         {
             let actions = ["sqs:GetQueueUrl", "sqs:SendMessage"];
@@ -164,7 +164,7 @@ fn on_buckets<'a>(consumer: &Consumer, needed: &mut Vec<Needed<'a>>) {
     }
 }
 
-/// The targets of published events, and the queue of refused ones.
+/// Adds the targets of published events, and the queue for rejected ones.
 fn on_targets<'a>(function: &Deployed, consequence: &'static str, needed: &mut Vec<Needed<'a>>) {
     let targets = function
         .variable("OUTBOX_TARGETS")
@@ -189,7 +189,7 @@ fn on_targets<'a>(function: &Deployed, consequence: &'static str, needed: &mut V
     }
 }
 
-/// The ARN of the queue with this URL: `https://sqs.REGION.amazonaws.com/ACCOUNT/NAME`.
+/// Returns the ARN of the queue with this URL: `https://sqs.REGION.amazonaws.com/ACCOUNT/NAME`.
 fn queue_arn(function: &Deployed, url: &str) -> Option<String> {
     let (_, address) = url.split_once("://")?;
     let parts: Vec<_> = address.split('/').collect();
@@ -213,8 +213,8 @@ fn on_logs<'a>(function: &Deployed, needed: &mut Vec<Needed<'a>>) {
     }
 }
 
-/// Checks the permission by which a function gets its password of PostgreSQL. The ARN of a database user
-/// has the id of the instance, which no variable names.
+/// Checks the permission with which a function gets its PostgreSQL password. The ARN of a database user
+/// contains the id of the instance, which no variable names.
 fn login(function: &Deployed, consequence: &'static str, findings: &mut Findings) {
     let Some(policies) = &function.policies else {
         return;
@@ -231,7 +231,7 @@ fn login(function: &Deployed, consequence: &'static str, findings: &mut Findings
             is_allowed,
         )
     } else if auth.starts_with("arn:") {
-        // A partial ARN lacks the hyphen and six characters that Secrets Manager adds.
+        // A partial ARN lacks the hyphen and the six characters that Secrets Manager adds.
         let action = "secretsmanager:GetSecretValue";
         let whole = format!("{auth}-AbCdEf");
         let is_allowed = [auth, &whole]

@@ -16,8 +16,8 @@ use crate::{
 
 /// How long an outage must last before messages may move to the dead-letter queue.
 const SHORTEST_WAY: Duration = Duration::from_secs(12 * 3600);
-/// Visibility timeout that AWS recommends, in function timeouts (*AWS Lambda Developer Guide*,
-/// "Using Lambda with Amazon SQS").
+/// The visibility timeout that AWS recommends, as a multiple of the function timeout (*AWS Lambda Developer
+/// Guide*, "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
 
 pub(super) fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
@@ -73,7 +73,7 @@ pub(super) fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Find
 
 pub(super) fn queue(consumer: &Consumer, mapping: &Mapping, findings: &mut Findings) {
     let queue: &SourceQueue = &mapping.queue;
-    // A crash in PostgreSQL rolls the claim back, so no message is known to have crashed.
+    // In PostgreSQL a crash rolls the claim back, so we cannot know which message crashed.
     let isolates = matches!(consumer.records, Records::DynamoDb(_));
     if isolates && consumer.function.variable(CONSUMER_CRASH_ISOLATION.name) == Some("off") {
         findings.add(
@@ -186,8 +186,8 @@ fn dead_letter_retention(queue: &SourceQueue, dead: &DeadLetterQueue, findings: 
     }
 }
 
-/// Receives of a message that ends its process until it is `crashed`: one for each death, one or more conflicts
-/// while it rests, and the last.
+/// Returns how often a message that ends its process is received until it is `crashed`: once for each death,
+/// one or more times as a conflict while it rests, and once at the end.
 fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> u64 {
     let waits = CrashWaits::default();
     let waits: Vec<_> = (1..).map_while(|n| waits.after_death(n)).collect();
@@ -199,7 +199,7 @@ fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> u64 {
             1
         }
     };
-    // The first death is beside others. The last one alone has no rest.
+    // The first death happens beside other handlers. There is no rest after the last one alone.
     let deaths = waits.len() as u64 + 2;
     deaths + waits.iter().map(conflicts).sum::<u64>() + 1
 }

@@ -5,9 +5,9 @@ use serde_json::Value;
 use super::{Check, Findings};
 use crate::doctor::facts::{Relay, Resource, Schedules, Source, Stream};
 
-/// The alarms of the templates that notice a relay which does not run, or does not send.
+/// The alarms of the templates that notice a relay which does not run or does not send.
 const ALARMS: [&str; 3] = ["EventsDeadLettered", "EventsDelayed", "RelayStopped"];
-/// Those of the relay of PostgreSQL, which has no `IteratorAge`.
+/// The same for the PostgreSQL relay, which has no `IteratorAge`.
 const ALARMS_IN_POSTGRES: [&str; 2] = ["EventsFailed", "RelayFails"];
 
 /// Checks the sources of a relay and the alarms of its stack.
@@ -109,7 +109,7 @@ fn stream(stream: &Stream, findings: &mut Findings) {
     }
 }
 
-/// Returns whether the filter lets each new item pass: it names nothing but `eventName`, and `INSERT`.
+/// Returns whether the filter lets every new item pass: it names only `eventName`, and `INSERT`.
 fn lets_events_pass(pattern: &str) -> bool {
     let Ok(Value::Object(pattern)) = serde_json::from_str(pattern) else {
         return false;

@@ -1,4 +1,4 @@
-//! Checks of the variables of a function, and of the log level that drops its metrics.
+//! Checks the variables of a function, and whether its log level drops its metrics.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use sqs_once_core::settings::table::{CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_STAR
 use super::{Check, Findings};
 use crate::doctor::facts::Deployed;
 
-/// Time kept back at the end of an invocation, unless the code of the consumer says otherwise.
+/// Time kept back at the end of an invocation, unless the consumer's code sets it.
 const DEADLINE_RESERVE: Duration = Duration::from_millis(500);
 
-/// The settings that a function reads.
+/// Which settings a function reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Consumer,
-    InPostgres,
+    PostgresMode,
     Relay,
 }
 
 impl Kind {
-    /// Reads the settings, which then know their errors. Returns false if this tool was built without the
+    /// Reads the settings, which then contain their errors. Returns false if this tool was built without the
     /// feature that reads them.
     fn read(self, settings: &mut Settings) -> bool {
         match self {
             Self::Consumer => settings.read_once(),
             #[cfg(feature = "postgres")]
-            Self::InPostgres => {
+            Self::PostgresMode => {
                 let _errors_are_kept = sqs_once_outbox::DatabaseWithRelay::read(settings);
                 settings.read_consumer();
             }
@@ -39,7 +39,7 @@ impl Kind {
                 let _errors_are_kept = sqs_once_outbox::RelaySettings::read(settings);
             }
             #[cfg(not(feature = "postgres"))]
-            Self::InPostgres => return false,
+            Self::PostgresMode => return false,
         }
         true
     }
@@ -103,7 +103,7 @@ pub(super) fn time_to_start(function: &Deployed, findings: &mut Findings) {
     }
 }
 
-/// Metrics are lines at INFO.
+/// Checks the log level, because metrics are lines at INFO.
 pub(super) fn log_level(function: &Deployed, findings: &mut Findings) {
     if function.variable(CONSUMER_METRICS.name) == Some("off") {
         return;
@@ -112,7 +112,7 @@ pub(super) fn log_level(function: &Deployed, findings: &mut Findings) {
         (Some(level @ (Level::Warn | Level::Error | Level::Fatal)), _) => {
             ("LoggingConfig.ApplicationLogLevel", level.as_str())
         }
-        // With JSON logs, Lambda passes its own level, which comes before this variable.
+        // With JSON logs, Lambda passes its log level, which takes precedence over this variable.
         (None, Some(level)) if !telemetry::logs_info(level) => ("RUST_LOG", level),
         _ => return,
     };
@@ -135,7 +135,7 @@ mod tests {
     fn every_setting_is_read() {
         for (reader, kind) in [
             (Reader::Consumer, Kind::Consumer),
-            (Reader::Postgres, Kind::InPostgres),
+            (Reader::Postgres, Kind::PostgresMode),
             (Reader::Relay, Kind::Relay),
         ] {
             for setting in SETTINGS.iter().filter(|setting| setting.reader == reader) {

@@ -1,4 +1,4 @@
-//! Checks of the tables in DynamoDB: that of the records, and that of published events.
+//! Checks the DynamoDB tables: the one for records, and the one for published events.
 
 use aws_sdk_dynamodb::types::{KeyType, StreamViewType};
 use sqs_once_dynamodb::store::Field;
@@ -6,7 +6,7 @@ use sqs_once_dynamodb::store::Field;
 use super::{Check, Findings};
 use crate::doctor::facts::{Consumer, Records, Table};
 
-/// Checks the table of the records and that of events.
+/// Checks the table for records and the table for events.
 pub(super) fn tables(consumer: &Consumer, findings: &mut Findings) {
     let name = |variable| consumer.function.variable(variable).unwrap_or_default();
     match &consumer.records {
@@ -67,7 +67,7 @@ fn outbox_table(table: Option<&Table>, findings: &mut Findings) {
 /// A key attribute: its name, its role, and whether its type is string.
 type KeyAttribute = (String, KeyType, bool);
 
-/// How the primary key of a table differs from the one that the consumer writes.
+/// Returns how the primary key of a table differs from the one that the consumer writes.
 fn other_key(table: &Table, wanted: &[KeyAttribute]) -> Option<String> {
     (table.keys != wanted).then(|| {
         let (found, wanted) = (text(&table.keys), text(wanted));
@@ -75,7 +75,7 @@ fn other_key(table: &Table, wanted: &[KeyAttribute]) -> Option<String> {
     })
 }
 
-/// The key attributes, with their roles and types.
+/// Returns the key attributes as text, with their roles and types.
 fn text(keys: &[KeyAttribute]) -> String {
     let text = |(name, role, string): &KeyAttribute| {
         let kind = if *string { "string" } else { "no string" };
@@ -84,7 +84,7 @@ fn text(keys: &[KeyAttribute]) -> String {
     keys.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// The name of a record's attribute in this consumer's layout.
+/// Returns the name of a record's attribute in this consumer's layout.
 fn attribute(consumer: &Consumer, field: Field) -> String {
     let names = consumer
         .function

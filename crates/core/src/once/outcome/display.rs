@@ -5,8 +5,7 @@ use std::fmt;
 use super::Outcome;
 use crate::protocol::{Owner, record::MAX_FAILED_MESSAGES};
 
-/// Describes the outcome and its consequence for operators. The text contains no payload and no
-/// result.
+/// Describes the outcome and its consequence for operators, without payload and without the result.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -20,12 +19,12 @@ impl fmt::Display for Outcome {
                     .map_or("another program or transaction", Owner::as_str),
             ),
             Self::PayloadConflict { open_since } => {
-                f.write_str("an attempt with another payload under this key is open")?;
+                f.write_str("an attempt with a different payload under this key is open")?;
                 if let Some(since) = open_since {
                     write!(f, " since {since}")?;
                 }
                 f.write_str(
-                    ": check whether that attempt had its effect, then delete the record of this key (`sqs-once record forget KEY`)",
+                    ": check whether that attempt had its effect, then delete the record of this key (`sqs-once record delete KEY`)",
                 )
             }
             Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),
@@ -43,10 +42,10 @@ impl fmt::Display for Outcome {
             Self::TooManyFailures(error) => write!(
                 f,
                 "{MAX_FAILED_MESSAGES} messages failed permanently under this key; no further message \
-                 runs until the record is deleted (`sqs-once record forget KEY`); last error: {error}"
+                 runs until the record is deleted (`sqs-once record delete KEY`); last error: {error}"
             ),
             Self::KeyReused => f.write_str(
-                "the idempotency key was used before for another payload: choose a key that is \
+                "the idempotency key was used earlier for a different payload: choose a key that is \
                  unique to each operation",
             ),
             Self::Invalid(why) => f.write_str(why),
@@ -77,7 +76,7 @@ impl fmt::Display for Outcome {
             ),
             Self::CommitUnknown(error) => write!(
                 f,
-                "the database did not answer the commit; the next attempt will show whether the writes were applied: {error}"
+                "the database did not respond to the commit; the next attempt will show whether the writes were applied: {error}"
             ),
             Self::StoreUnavailable(error) => write!(
                 f,

@@ -12,7 +12,7 @@ struct Facts {
 }
 
 impl Outcome {
-    /// Table of all outcomes. A new outcome needs a row here and a text in `Display`.
+    /// Returns the properties of this outcome. A new outcome needs a row here and a text in `Display`.
     const fn facts(&self) -> Facts {
         use {Retry::*, Severity::*};
         #[rustfmt::skip]
@@ -74,7 +74,7 @@ impl Outcome {
         self.facts().severity
     }
 
-    /// Returns the time of the next attempt that can have another outcome.
+    /// Returns when a retry could succeed.
     #[must_use]
     pub const fn retry(&self) -> Retry {
         self.facts().retry
@@ -92,8 +92,8 @@ impl Outcome {
         self.facts().http_status
     }
 
-    /// Returns whether the operation is recorded as completed, or the message carries none. Delete a
-    /// message from the queue only if this method returns true.
+    /// Returns whether the message is done: its operation is recorded as completed, or it carries no
+    /// operation. Delete a message from the queue only if this method returns true.
     #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(
@@ -102,7 +102,7 @@ impl Outcome {
         )
     }
 
-    /// Returns whether every further attempt with this message fails.
+    /// Returns whether every further attempt with this message would fail.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(self.retry(), Retry::Never) && !self.is_success()
@@ -199,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn outcomes_page_has_the_facts_of_every_outcome() {
-        let page = include_str!("../../../../../docs/outcomes.md");
+    fn logs_page_has_the_facts_of_every_outcome() {
+        let page = include_str!("../../../../../docs/logs.md");
         let rows: Vec<_> = (page.lines())
             .filter(|line| line.starts_with("| ["))
             .map(|line| line.trim_matches('|').split(" | ").map(str::trim))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{
     handler::Failure,
-    protocol::{Owner, Refusal, StoredResult, Timestamp, record::MAX_ERROR_BYTES},
+    protocol::{Owner, Rejection, StoredResult, Timestamp, record::MAX_ERROR_BYTES},
     store::StoreError,
 };
 
@@ -36,8 +36,7 @@ use crate::{
 pub enum Outcome {
     /// The handler ran, and its result is recorded.
     Completed(StoredResult),
-    /// An earlier attempt completed the operation. Holds the recorded result. The handler did not
-    /// run.
+    /// An earlier attempt completed the operation. Holds the recorded result. The handler did not run.
     Duplicate(StoredResult),
     /// Another worker holds the claim. The handler did not run.
     Conflict {
@@ -46,8 +45,8 @@ pub enum Outcome {
         /// End of the other worker's lease.
         lease_until: Timestamp,
     },
-    /// An attempt with the same key and another payload is open, and its lease expired. The handler
-    /// did not run.
+    /// An attempt with the same key and a different payload is open, and its lease expired. The handler did
+    /// not run.
     ///
     /// This payload does not run under this key until one of these events:
     ///
@@ -63,64 +62,65 @@ pub enum Outcome {
     /// The handler returned a retryable failure without an effect, or the message's body could not be
     /// read from S3.
     NoEffect(String),
-    /// Another transaction was in the way: a serialization failure or a deadlock. Nothing was written.
-    /// A consumer runs the handler again while there is time.
+    /// The transaction collided with a different one: a serialization failure or a deadlock. Nothing was
+    /// written. A consumer runs the handler again while there is time.
     Contended(String),
     /// The handler returned a permanent failure.
     PermanentFailure(String),
-    /// The message failed permanently before. Holds the recorded error. The handler did not run.
+    /// The message failed permanently in an earlier attempt. Holds the recorded error. The handler did not
+    /// run.
     FailedBefore(String),
-    /// Twenty messages failed permanently under this key, so no further message runs. Holds the
-    /// last recorded error. The handler did not run.
+    /// Twenty messages failed permanently under this key, so no more messages run. Holds the last recorded
+    /// error. The handler did not run.
     TooManyFailures(String),
-    /// The process ended each time that the handler of this message ran alone, once more than
-    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and
-    /// the failure is recorded. An earlier attempt may have had its effect.
+    /// The process died every time this message ran alone, once more often than
+    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the
+    /// failure is recorded. An earlier attempt may have had its effect.
     Crashed(String),
-    /// The key was used before for another payload. The handler did not run, and the record is
+    /// The key was used earlier for a different payload. The handler did not run, and the record is
     /// unchanged.
     KeyReused,
-    /// The message has no body, no key, or a body that is not of the handler's type, or its body is not
-    /// in S3. The handler did not run.
+    /// The message is invalid: it has no body or no key, its body does not have the handler's type, or the
+    /// body is missing in S3. The handler did not run.
     Invalid(String),
-    /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and
-    /// nothing is recorded.
+    /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and nothing
+    /// is recorded.
     Ignored,
     /// Too little time was left before the deadline. The handler did not run.
     NotStarted,
-    /// An earlier message of the same FIFO group failed. The handler did not run.
+    /// An earlier message of the same message group failed. The handler did not run.
     BehindFailure,
-    /// The circuit breaker is open: the last handlers of this process failed one after the other. The
+    /// The circuit breaker is open, because the last handlers of this process failed one after the other. The
     /// message was not claimed, and the handler did not run.
     CircuitOpen {
         /// Earliest time at which a message can show whether handlers succeed again.
         next_probe: Timestamp,
     },
-    /// The handler panicked. After a claim, the next attempt is informed.
+    /// The handler panicked. After a claim, the next attempt sees the prior attempt.
     Panicked,
-    /// The handler was cut off at the deadline. After a claim, the next attempt is informed.
+    /// The handler was cut off at the deadline. After a claim, the next attempt sees the prior attempt.
     OutOfTime,
-    /// The lease expired before the worker recorded the attempt's result, and another attempt took
-    /// over. The record of the other attempt decides.
+    /// The lease expired before the worker recorded the attempt's result, and another worker took over. The
+    /// record of that worker decides.
     LeaseLost,
-    /// The handler succeeded, but its result could not be recorded. The claim stays until its lease
-    /// expires, and the next attempt is informed.
+    /// The handler succeeded, but its result could not be recorded. The claim stays until its lease expires,
+    /// and the next attempt sees the prior attempt.
     CompletionUnrecorded(Arc<StoreError>),
     /// The handler failed permanently, but the failure could not be recorded. The message runs
     /// again.
     FailureUnrecorded {
         /// Text of the failure.
         error: String,
-        /// Reason why the failure is not recorded.
+        /// Why the failure could not be recorded.
         cause: Arc<StoreError>,
     },
-    /// The database did not answer the commit of the handler's writes. Either all writes were applied
-    /// or no write.
+    /// The database did not respond to the commit of the handler's writes. It applied either all of them or
+    /// none.
     ///
-    /// The condition of the next attempt's commit prevents a second application.
+    /// The condition on the next attempt's commit prevents a second application.
     CommitUnknown(Arc<StoreError>),
-    /// The claim could not be written, or in an inbox the commit. The handler did not run, or its writes
-    /// were not applied. A claim without an answer may be in the table until its lease ends.
+    /// The claim (in a transactional mode, the commit) could not be written, so nothing was changed. If a
+    /// claim got no response, it may be in the table until its lease ends.
     StoreUnavailable(Arc<StoreError>),
 }
 
@@ -135,18 +135,18 @@ pub enum Severity {
     Error,
 }
 
-/// Time of the next attempt that can have another outcome.
+/// When a retry could succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// No retry: the operation is completed, or every attempt fails.
+    /// Never: the operation is completed, or every attempt would fail.
     Never,
-    /// Retry at once; from the second receive on, a consumer's messages wait for a back-off.
+    /// At once. From the second receive on, a consumer makes its messages wait for a back-off.
     Now,
-    /// Retry after a back-off.
+    /// After a back-off.
     Backoff,
-    /// Retry after a back-off, and not before this time.
+    /// After a back-off, and not before this time.
     BackoffUntil(Timestamp),
-    /// Retry after this time, the end of another worker's lease.
+    /// At this time, when another worker's lease ends.
     At(Timestamp),
 }
 
@@ -163,7 +163,7 @@ impl Outcome {
         }
     }
 
-    /// The same without the output, and with the first 4 KB of an error's text.
+    /// Returns this outcome without the output, and with the first 4 KB of an error's text.
     pub fn shortened(mut self) -> Self {
         match &mut self {
             Self::Completed(result) | Self::Duplicate(result) => drop(result.take()),
@@ -183,23 +183,23 @@ impl Outcome {
         self
     }
 
-    /// The claim was not written, or its answer is unknown.
+    /// Creates the outcome of a claim that was not written, or got no response.
     pub fn store_unavailable(error: StoreError) -> Self {
         Self::StoreUnavailable(Arc::new(error))
     }
 
-    /// The commit got no answer.
+    /// Creates the outcome of a commit that got no response.
     pub fn commit_unknown(error: StoreError) -> Self {
         Self::CommitUnknown(Arc::new(error))
     }
 
-    /// The handler ran, and its completion was not recorded.
+    /// Creates the outcome of a handler that ran and whose completion was not recorded.
     pub fn completion_unrecorded(error: StoreError) -> Self {
         Self::CompletionUnrecorded(Arc::new(error))
     }
 }
 
-/// The outcome of a handler's failure, if no record is needed.
+/// Converts a handler's failure to the outcome, when no record is needed.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
@@ -210,15 +210,15 @@ impl From<Failure> for Outcome {
     }
 }
 
-impl From<Refusal> for Outcome {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::KeyReused => Self::KeyReused,
-            Refusal::Duplicate(result) => Self::Duplicate(result),
-            Refusal::FailedBefore(error) => Self::FailedBefore(error),
-            Refusal::TooManyFailures(error) => Self::TooManyFailures(error),
-            Refusal::Conflict { owner, lease_until } => Self::Conflict { owner, lease_until },
-            Refusal::PayloadConflict { open_since } => Self::PayloadConflict { open_since },
+impl From<Rejection> for Outcome {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::KeyReused => Self::KeyReused,
+            Rejection::Duplicate(result) => Self::Duplicate(result),
+            Rejection::FailedBefore(error) => Self::FailedBefore(error),
+            Rejection::TooManyFailures(error) => Self::TooManyFailures(error),
+            Rejection::Conflict { owner, lease_until } => Self::Conflict { owner, lease_until },
+            Rejection::PayloadConflict { open_since } => Self::PayloadConflict { open_since },
         }
     }
 }

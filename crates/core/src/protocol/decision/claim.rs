@@ -1,6 +1,6 @@
-//! Which claims are admitted, and the meaning of a refused one.
+//! [`may_claim`]: which claims are admitted, and why the condition of a claim failed.
 
-use super::{Claimed, Settlement, SettlementRefused, settlement_refused};
+use super::{FailedSettlement, PriorState, Settlement, failed_settlement};
 use crate::protocol::record::{
     AfterFailure, ClaimRequest, MAX_FAILED_MESSAGES, Owner, Record, State, StoredResult, Timestamp,
 };
@@ -14,11 +14,11 @@ use crate::protocol::record::{
 /// | `COMPLETED` | never |
 /// | `FAILED` | with [`AfterFailure::Retry`], below [`MAX_FAILED_MESSAGES`] failed messages |
 ///
-/// While the record is kept, a message in `failed_message_ids` is always refused.
+/// While the record is kept, no message in `failed_message_ids` can claim it.
 ///
-/// This function is the condition of every claim. `DynamoStore` writes the same
-/// rule as a condition expression. [`crate::store::MemoryStore`] calls this function. One
-/// conformance suite compares both stores with it.
+/// This function is the condition of every claim. `DynamoStore` expresses the same rule as a condition
+/// expression, and [`crate::store::MemoryStore`] calls the function. The conformance suite compares both
+/// stores with it.
 #[must_use]
 pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
     let Some(record) = record.filter(|record| !record.is_expired(request.now)) else {
@@ -34,7 +34,8 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
             *lease_until < request.now && same_payload(record, request)
         }
         State::Completed { .. } => false,
-        // A new send, or a redrive from the dead-letter queue, with a corrected payload too.
+        // The message was sent anew, or redriven from the dead-letter queue. Its payload may have been
+        // corrected.
         State::Failed => {
             request.after_failure == AfterFailure::Retry && failed.len() < MAX_FAILED_MESSAGES
         }
@@ -43,9 +44,9 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
 
 /// Compares the fingerprints of record and claim.
 ///
-/// If the record or the claim has no fingerprint, the payloads count as the same. Fingerprints
-/// may be switched off, and a record may be older than the setting. So are fingerprints of two known
-/// schemes: the setting changed while the record lives.
+/// If the record or the claim has no fingerprint, we treat the payloads as equal: fingerprints may be
+/// switched off, and a record may be older than the setting. We do the same for fingerprints of two different
+/// known schemes, because then the setting changed during the record's retention.
 fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     match (&record.fingerprint, &request.fingerprint) {
         (Some(recorded), Some(claimed)) => !recorded.differs_from(claimed),
@@ -53,27 +54,27 @@ fn same_payload(record: &Record, request: &ClaimRequest) -> bool {
     }
 }
 
-/// The meaning of a refused claim or insert.
+/// Why the condition of a claim or insert failed.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClaimRefused {
-    /// The record carries this claim's owner: the request was applied and its answer was lost.
-    /// The worker holds the claim.
-    Held(Claimed),
-    /// Another claim, or another program, wrote the record. The handler must not run.
-    Refused(Refusal),
+pub enum FailedClaim {
+    /// The record carries this claim's owner: the request was applied and its response was lost. The worker
+    /// holds the claim.
+    Held(PriorState),
+    /// Another claim or another program wrote the record. The handler must not run.
+    Rejected(Rejection),
 }
 
-/// The reason why the handler must not run.
+/// Why the handler must not run.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The key was used before for another payload. The record stays unchanged.
+pub enum Rejection {
+    /// The key was used earlier for a different payload. The record stays unchanged.
     KeyReused,
     /// The operation is completed. Holds the stored result.
     Duplicate(StoredResult),
-    /// This message failed permanently before, or another message with this key and
-    /// [`AfterFailure::Replay`] is set. Holds the stored error.
+    /// This message has failed permanently, or another message with this key has and [`AfterFailure::Replay`]
+    /// is set. Holds the stored error.
     FailedBefore(String),
     /// [`MAX_FAILED_MESSAGES`] messages failed permanently under this key. Holds the last error.
     TooManyFailures(String),
@@ -84,70 +85,70 @@ pub enum Refusal {
         /// End of the other claim's lease, which may have passed.
         lease_until: Timestamp,
     },
-    /// An attempt with another payload is open, and the lease of its claim expired.
+    /// An attempt with a different payload is open, and the lease of its claim expired.
     PayloadConflict {
         /// Claim time of the earliest open attempt, if the record has it.
         open_since: Option<Timestamp>,
     },
 }
 
-/// Interprets the record that refused a claim.
+/// Interprets the record on which the condition of a claim failed.
 #[doc(hidden)]
 #[must_use]
-pub fn claim_refused(record: Record, request: &ClaimRequest) -> ClaimRefused {
+pub fn failed_claim(record: Record, request: &ClaimRequest) -> FailedClaim {
     let in_progress = matches!(record.state, State::InProgress { .. });
     if in_progress && record.owner.as_ref() == Some(&request.owner) {
-        return ClaimRefused::Held(Claimed::recovered(&record, request));
+        return FailedClaim::Held(PriorState::recovered(&record, request));
     }
-    ClaimRefused::Refused(refusal(record, request))
+    FailedClaim::Rejected(rejection(record, request))
 }
 
-/// Interprets the record that refused an insert.
+/// Interprets the record on which the condition of an insert failed.
 ///
 /// An insert is a claim and its `settlement` in one write.
 #[doc(hidden)]
 #[must_use]
-pub fn insert_refused(
+pub fn failed_insert(
     record: Record,
     request: &ClaimRequest,
     settlement: &Settlement,
-) -> ClaimRefused {
+) -> FailedClaim {
     let fence = request.fence();
-    match settlement_refused(Some(&record), &fence, settlement) {
-        SettlementRefused::AlreadySettled => {
-            ClaimRefused::Held(Claimed::recovered(&record, request))
+    match failed_settlement(Some(&record), &fence, settlement) {
+        FailedSettlement::AlreadySettled => {
+            FailedClaim::Held(PriorState::recovered(&record, request))
         }
-        SettlementRefused::LeaseLost => ClaimRefused::Refused(refusal(record, request)),
+        FailedSettlement::LeaseLost => FailedClaim::Rejected(rejection(record, request)),
     }
 }
 
-/// Interprets a refused claim whose `record` belongs to another owner.
+/// Interprets the `record` of another owner on which the condition of a claim failed.
 #[doc(hidden)]
 #[must_use]
-pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
+pub fn rejection(record: Record, request: &ClaimRequest) -> Rejection {
     let same_payload = same_payload(&record, request);
     let error = (record.error).unwrap_or_else(|| "no error was stored".into());
     match record.state {
-        State::Completed { result } if same_payload => Refusal::Duplicate(result),
+        State::Completed { result } if same_payload => Rejection::Duplicate(result),
         _ if record.failed_message_ids.contains(&request.message_id) => {
-            Refusal::FailedBefore(error)
+            Rejection::FailedBefore(error)
         }
-        State::Completed { .. } | State::Failed if !same_payload => Refusal::KeyReused,
+        State::Completed { .. } | State::Failed if !same_payload => Rejection::KeyReused,
         State::InProgress { lease_until } if !same_payload && lease_until < request.now => {
-            Refusal::PayloadConflict {
+            Rejection::PayloadConflict {
                 open_since: record
                     .first_claimed_at
                     .filter(|at| *at != Timestamp::default()),
             }
         }
-        State::InProgress { lease_until } => Refusal::Conflict {
+        State::InProgress { lease_until } => Rejection::Conflict {
             owner: record.owner,
             lease_until,
         },
         State::Failed if record.failed_message_ids.len() >= MAX_FAILED_MESSAGES => {
-            Refusal::TooManyFailures(error)
+            Rejection::TooManyFailures(error)
         }
-        State::Failed | State::Completed { .. } => Refusal::FailedBefore(error),
+        State::Failed | State::Completed { .. } => Rejection::FailedBefore(error),
     }
 }
 
@@ -155,17 +156,17 @@ pub fn refusal(record: Record, request: &ClaimRequest) -> Refusal {
 mod tests {
     use super::*;
     use crate::protocol::decision::{
-        Before,
+        PreviousRecord,
         fixtures::{
             EARLIER, NOW, completed, ended, failed_record, full_record, live, record, request,
             settlements,
         },
     };
 
-    fn not_mine(record: Record, request: &ClaimRequest) -> Refusal {
-        match claim_refused(record, request) {
-            ClaimRefused::Refused(refusal) => refusal,
-            ClaimRefused::Held(claimed) => panic!("mine: {claimed:?}"),
+    fn not_mine(record: Record, request: &ClaimRequest) -> Rejection {
+        match failed_claim(record, request) {
+            FailedClaim::Rejected(rejection) => rejection,
+            FailedClaim::Held(claimed) => panic!("mine: {claimed:?}"),
         }
     }
 
@@ -233,8 +234,8 @@ mod tests {
         assert!(!may_claim(Some(&kept), &request("m-1", "payload")));
         assert!(may_claim(Some(&kept), &other));
         kept.error = Some("declined".into());
-        let refusal = not_mine(kept, &request("m-1", "payload"));
-        assert_eq!(refusal, Refusal::FailedBefore("declined".into()));
+        let rejection = not_mine(kept, &request("m-1", "payload"));
+        assert_eq!(rejection, Rejection::FailedBefore("declined".into()));
     }
 
     #[test]
@@ -244,7 +245,7 @@ mod tests {
         assert!(!may_claim(Some(&full), &next));
         assert_eq!(
             not_mine(full.clone(), &next),
-            Refusal::TooManyFailures("declined".into())
+            Rejection::TooManyFailures("declined".into())
         );
         full.failed_message_ids.pop_first();
         assert!(may_claim(Some(&full), &next));
@@ -253,17 +254,17 @@ mod tests {
     #[test]
     fn own_record_means_lost_response() {
         let mine = request("m-1", "payload");
-        let recovered = |record: Record| match claim_refused(record, &mine) {
-            ClaimRefused::Held(claimed) => claimed,
-            refused @ ClaimRefused::Refused(_) => panic!("{refused:?}"),
+        let recovered = |record: Record| match failed_claim(record, &mine) {
+            FailedClaim::Held(claimed) => claimed,
+            refused @ FailedClaim::Rejected(_) => panic!("{refused:?}"),
         };
         let first = recovered(mine.record(None));
-        assert_eq!(first, Claimed::over(None));
+        assert_eq!(first, PriorState::over(None));
         // A takeover from an earlier attempt that is open.
         let second = recovered(mine.record(Some(&record(&request("m-1", "payload"), ended()))));
-        assert_eq!(second.before, Before::Unknown);
+        assert_eq!(second.before, PreviousRecord::Unknown);
         assert_eq!((second.open_since, second.attempts), (Some(EARLIER), 1));
-        // A takeover from another program, which counts no attempts.
+        // A takeover from a program that does not count attempts.
         let foreign = Record {
             owner: None,
             attempts: 0,
@@ -272,7 +273,7 @@ mod tests {
             ..record(&request("m-1", "payload"), ended())
         };
         let over_foreign = recovered(mine.record(Some(&foreign)));
-        assert_eq!(over_foreign.before, Before::Unknown);
+        assert_eq!(over_foreign.before, PreviousRecord::Unknown);
         assert_eq!(over_foreign.open_since, Some(Timestamp::default()));
         let failed = Record {
             attempts: 0,
@@ -280,10 +281,10 @@ mod tests {
             ..failed_record(&mine, ["m-0".into()])
         };
         let over_failed = recovered(mine.record(Some(&failed)));
-        assert_eq!(over_failed.before, Before::Unknown);
+        assert_eq!(over_failed.before, PreviousRecord::Unknown);
         // A claim over a record without an open attempt.
         let third = recovered(mine.record(Some(&failed_record(&mine, ["m-0".into()]))));
-        assert_eq!(third.before, Before::Unknown);
+        assert_eq!(third.before, PreviousRecord::Unknown);
         assert!(third.is_first_open());
     }
 
@@ -293,8 +294,8 @@ mod tests {
         let [complete, fail, ..] = settlements();
         for settlement in [complete.clone(), fail.clone()] {
             let inserted = settlement.apply(&mine.record(None), NOW).unwrap();
-            let refused = insert_refused(inserted, &mine, &settlement);
-            assert!(matches!(refused, ClaimRefused::Held(_)), "{settlement:?}");
+            let refused = failed_insert(inserted, &mine, &settlement);
+            assert!(matches!(refused, FailedClaim::Held(_)), "{settlement:?}");
         }
         for other in [
             complete.apply(&theirs.record(None), NOW).unwrap(),
@@ -302,8 +303,8 @@ mod tests {
             fail.apply(&mine.record(None), NOW).unwrap(),
             record(&mine, completed()),
         ] {
-            let refused = insert_refused(other, &mine, &complete);
-            assert!(matches!(refused, ClaimRefused::Refused(_)), "{refused:?}");
+            let refused = failed_insert(other, &mine, &complete);
+            assert!(matches!(refused, FailedClaim::Rejected(_)), "{refused:?}");
         }
     }
 
@@ -313,10 +314,10 @@ mod tests {
         let mine = request("m-2", "another payload");
         assert_eq!(
             not_mine(record(&theirs, completed()), &mine),
-            Refusal::KeyReused
+            Rejection::KeyReused
         );
-        assert_eq!(not_mine(full_record(&theirs), &mine), Refusal::KeyReused);
-        let conflict = Refusal::Conflict {
+        assert_eq!(not_mine(full_record(&theirs), &mine), Rejection::KeyReused);
+        let conflict = Rejection::Conflict {
             owner: Some(theirs.owner.clone()),
             lease_until: NOW,
         };
@@ -332,7 +333,7 @@ mod tests {
             };
             assert_eq!(
                 not_mine(left, &mine),
-                Refusal::PayloadConflict { open_since }
+                Rejection::PayloadConflict { open_since }
             );
         }
     }
@@ -341,7 +342,10 @@ mod tests {
     fn completed_record_returns_its_result() {
         let kept = record(&request("m-1", "p"), completed());
         let refused = not_mine(kept, &request("m-2", "p"));
-        assert_eq!(refused, Refusal::Duplicate(StoredResult::Json("1".into())));
+        assert_eq!(
+            refused,
+            Rejection::Duplicate(StoredResult::Json("1".into()))
+        );
     }
 
     #[test]
@@ -353,7 +357,7 @@ mod tests {
         };
         for asker in [request("m-1", "p"), request("m-1", "other"), strict] {
             let refused = not_mine(kept.clone(), &asker);
-            assert_eq!(refused, Refusal::FailedBefore("declined".into()));
+            assert_eq!(refused, Rejection::FailedBefore("declined".into()));
         }
     }
 
@@ -361,7 +365,7 @@ mod tests {
     fn live_lease_is_conflict() {
         let theirs = request("m-1", "p");
         let refused = not_mine(record(&theirs, live()), &request("m-1", "p"));
-        let conflict = Refusal::Conflict {
+        let conflict = Rejection::Conflict {
             owner: Some(theirs.owner),
             lease_until: NOW,
         };

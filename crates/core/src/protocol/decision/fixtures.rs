@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Before, Claimed, Settlement};
+use super::{PreviousRecord, PriorState, Settlement};
 use crate::protocol::{
     key::{Fingerprint, Key, Namespace},
     record::{
@@ -27,7 +27,7 @@ pub(super) fn request(message_id: &str, payload: &str) -> ClaimRequest {
     }
 }
 
-/// Record in this state, written by the claim `theirs`.
+/// Returns a record in this state, written by the claim `theirs`.
 pub(super) fn record(theirs: &ClaimRequest, state: State) -> Record {
     let mut record = Record {
         first_claimed_at: Some(EARLIER),
@@ -70,26 +70,26 @@ pub(super) fn completed() -> State {
     }
 }
 
-/// Every settlement, with `Restore` of an absent, a failed, a taken-over and an unknown record.
+/// Returns every settlement, with `Restore` over an absent, a failed, a taken-over and an unknown record.
 pub(super) fn settlements() -> [Settlement; 7] {
     let expires_at = NOW.as_secs() + 3600;
     let theirs = request("m-0", "p");
-    let over = |record| Settlement::Restore(Claimed::over(record));
+    let over = |record| Settlement::Restore(PriorState::over(record));
     [
         Settlement::Complete {
             result: StoredResult::Json("2".into()),
             expires_at,
         },
         Settlement::fail("declined".into(), "m-1", true, expires_at),
-        Settlement::EndLease {
+        Settlement::Release {
             last_end: Some(AttemptEnd::Panic),
         },
         over(None),
         over(Some(failed_record(&theirs, ["m-0".into()]))),
         over(Some(record(&theirs, ended()))),
-        Settlement::Restore(Claimed {
-            before: Before::Unknown,
-            ..Claimed::over(None)
+        Settlement::Restore(PriorState {
+            before: PreviousRecord::Unknown,
+            ..PriorState::over(None)
         }),
     ]
 }

@@ -1,15 +1,14 @@
-//! Rules of claims and settlements, and the meaning of a refused write.
+//! The rules of claims and settlements, and what a failed condition means.
 //!
-//! DynamoDB returns the existing item when a condition check fails
-//! (`ReturnValuesOnConditionCheckFailure`). That record and the request decide everything that
-//! follows, without a second read.
+//! DynamoDB returns the existing item when a condition check fails (`ReturnValuesOnConditionCheckFailure`).
+//! That record and the request decide everything that follows, without a second read.
 
 mod claim;
-mod claimed;
 #[cfg(test)]
 mod fixtures;
+mod prior_state;
 mod settlement;
 
-pub use claim::{ClaimRefused, Refusal, claim_refused, insert_refused, may_claim, refusal};
-pub use claimed::{Before, Claimed};
-pub use settlement::{Settlement, SettlementRefused, may_settle, settlement_refused};
+pub use claim::{FailedClaim, Rejection, failed_claim, failed_insert, may_claim, rejection};
+pub use prior_state::{PreviousRecord, PriorState};
+pub use settlement::{FailedSettlement, Settlement, failed_settlement, may_settle};

@@ -1,17 +1,16 @@
-//! [`Settlement`]: the end or the renewal of a claim, and the meaning of a refused one.
+//! [`Settlement`]: ends a claim or renews its lease. Also explains why the condition of a settlement failed.
 
-use super::{Before, Claimed};
+use super::{PreviousRecord, PriorState};
 use crate::protocol::record::{
-    AttemptEnd, Fence, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
+    AttemptEnd, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
 };
 
-/// The end of a claim, or the renewal of its lease: one write, on the condition of the claim's
-/// [`Fence`].
+/// Ends a claim or renews its lease, with one write on the condition of the claim's [`FencingToken`].
 ///
 /// ```
 /// use sqs_once::protocol::Settlement;
 ///
-/// assert_eq!(Settlement::EndLease { last_end: None }.name(), "end_lease");
+/// assert_eq!(Settlement::Release { last_end: None }.name(), "release");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settlement {
@@ -28,20 +27,20 @@ pub enum Settlement {
         error: String,
         /// The message that failed. It never runs again.
         message_id: String,
-        /// True if this claim set `first_claimed_at` ([`Claimed::is_first_open`]). The settlement
+        /// True if this claim set `first_claimed_at` ([`PriorState::is_first_open`]). The settlement
         /// then removes `first_claimed_at`.
         first_open: bool,
         /// End of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// The attempt may have had its effect. The lease ends now, and the next attempt is informed of
-    /// this attempt.
+    /// The attempt may have had its effect. The lease ends now, and the next attempt sees this one as the
+    /// prior attempt.
     ///
-    /// The lease ends at the settling worker's time, not at 0. A claim that was sent earlier and
-    /// arrives late must not pass the condition.
+    /// The lease ends at the settling worker's time and not at 0, so that a claim that was sent earlier and
+    /// arrives late does not meet the condition.
     ///
-    /// The end of a handler that began removes the count of attempts alone.
-    EndLease {
+    /// If the handler had started, this also removes the count of attempts alone.
+    Release {
         /// End of the attempt. `None` if unknown.
         last_end: Option<AttemptEnd>,
     },
@@ -53,16 +52,16 @@ pub enum Settlement {
     /// | `FAILED` | `FAILED` |
     /// | `IN_PROGRESS`, or unknown | the lease ends now |
     ///
-    /// The count of attempts alone is as before the claim, or removed if the handler began
-    /// ([`Claimed::with_recorded_end`]).
-    Restore(Claimed),
-    /// The handler still runs, or is about to run alone, and the lease ends later. The claim goes on.
+    /// The count of attempts alone returns to its value before the claim. If the handler had started, it is
+    /// removed ([`PriorState::with_recorded_end`]).
+    Restore(PriorState),
+    /// The handler still runs or is about to run alone, so the lease ends later and the claim goes on.
     ///
-    /// The fence of a renewal has the end of the lease so far ([`Fence::with_lease`]).
+    /// The fencing token of a renewal includes the current end of the lease ([`FencingToken::with_lease`]).
     Renew {
         /// New end of the lease.
         lease_until: Timestamp,
-        /// End of the record's retention, in seconds since the epoch. Not before the lease.
+        /// End of the record's retention, in seconds since the epoch. Never before the end of the lease.
         expires_at: u64,
         /// The number of the attempt that is about to run alone. `None` leaves the count as it is.
         exclusive_attempts: Option<u64>,
@@ -70,7 +69,7 @@ pub enum Settlement {
 }
 
 impl Settlement {
-    /// [`Settlement::Fail`] with `error` cut to [`MAX_ERROR_BYTES`], between two characters.
+    /// Creates a [`Settlement::Fail`], with `error` cut to [`MAX_ERROR_BYTES`] at a character boundary.
     #[must_use]
     pub fn fail(
         mut error: String,
@@ -93,7 +92,7 @@ impl Settlement {
         match self {
             Self::Complete { .. } => "complete",
             Self::Fail { .. } => "fail",
-            Self::EndLease { .. } => "end_lease",
+            Self::Release { .. } => "release",
             Self::Restore(_) => "restore",
             Self::Renew { .. } => "renew",
         }
@@ -133,7 +132,7 @@ impl Settlement {
                     record.first_claimed_at = None;
                 }
             }
-            Self::EndLease { last_end } => {
+            Self::Release { last_end } => {
                 record.state = State::InProgress { lease_until: now };
                 record.last_end = *last_end;
                 if last_end.is_some() {
@@ -148,8 +147,8 @@ impl Settlement {
                 record.exclusive_attempts = claimed.exclusive_attempts;
                 record.state = State::InProgress { lease_until: now };
                 match &claimed.before {
-                    Before::Nothing => return None,
-                    Before::Record(before) => {
+                    PreviousRecord::Nothing => return None,
+                    PreviousRecord::Record(before) => {
                         record.fingerprint = before.fingerprint.clone();
                         record.message_id = before.message_id.clone();
                         if before.state == State::Failed {
@@ -157,7 +156,7 @@ impl Settlement {
                             record.expires_at = before.expires_at;
                         }
                     }
-                    Before::Unknown => {}
+                    PreviousRecord::Unknown => {}
                 }
             }
             Self::Renew {
@@ -176,13 +175,13 @@ impl Settlement {
     }
 }
 
-/// Returns whether the claim of `fence` may settle `record`.
+/// Returns whether the claim with this fencing token may settle `record`.
 ///
-/// This function is the condition of every write after the claim. The record must have the
-/// fence's owner and be `IN_PROGRESS`, with the fence's end of the lease and the fence's time of the
-/// earliest open attempt if it has them.
+/// This function is the condition of every write after the claim. The record must be `IN_PROGRESS` and have
+/// the token's owner. If the token names an end of the lease or the time of the earliest open attempt, the
+/// record must have those too.
 #[must_use]
-pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
+pub fn may_settle(record: Option<&Record>, fence: &FencingToken) -> bool {
     let Some(record) = record else { return false };
     let State::InProgress { lease_until } = record.state else {
         return false;
@@ -193,33 +192,33 @@ pub fn may_settle(record: Option<&Record>, fence: &Fence) -> bool {
     record.owner.as_ref() == Some(&fence.owner) && same_lease && same_first
 }
 
-/// The meaning of a refused settlement.
+/// Why the condition of a settlement failed.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SettlementRefused {
-    /// An earlier request applied the settlement, and its answer was lost.
+pub enum FailedSettlement {
+    /// An earlier request applied the settlement, and its response was lost.
     AlreadySettled,
     /// The lease expired and another worker took over, or the record was deleted. Nothing was
     /// written.
     LeaseLost,
 }
 
-/// Interprets the record (`None`: no record exists) that refused a settlement.
+/// Interprets the record (`None`: no record exists) on which the condition of a settlement failed.
 #[doc(hidden)]
 #[must_use]
-pub fn settlement_refused(
+pub fn failed_settlement(
     record: Option<&Record>,
-    fence: &Fence,
+    fence: &FencingToken,
     wanted: &Settlement,
-) -> SettlementRefused {
+) -> FailedSettlement {
     let as_wanted = match (wanted, record) {
-        (Settlement::Restore(claimed), None) => claimed.before == Before::Nothing,
+        (Settlement::Restore(claimed), None) => claimed.before == PreviousRecord::Nothing,
         (_, None) => false,
         (wanted, Some(record)) => {
             record.owner.as_ref() == Some(&fence.owner)
                 && match (wanted, &record.state) {
-                    // A program that writes without a fence may have stored its own result under
-                    // this owner.
+                    // A program that writes without fencing tokens may have stored its own result under this
+                    // owner.
                     (Settlement::Complete { result, .. }, State::Completed { result: kept }) => {
                         result == kept
                     }
@@ -243,9 +242,9 @@ pub fn settlement_refused(
         }
     };
     if as_wanted {
-        SettlementRefused::AlreadySettled
+        FailedSettlement::AlreadySettled
     } else {
-        SettlementRefused::LeaseLost
+        FailedSettlement::LeaseLost
     }
 }
 
@@ -274,8 +273,8 @@ mod tests {
             assert!(!may_settle(Some(&foreign(state.clone())), &mine.fence()));
             for wanted in settlements() {
                 assert_eq!(
-                    settlement_refused(Some(&foreign(state.clone())), &mine.fence(), &wanted),
-                    SettlementRefused::LeaseLost
+                    failed_settlement(Some(&foreign(state.clone())), &mine.fence(), &wanted),
+                    FailedSettlement::LeaseLost
                 );
             }
         }
@@ -304,8 +303,8 @@ mod tests {
                 continue;
             }
             assert_eq!(
-                settlement_refused(left.as_ref(), &mine.fence(), &wanted),
-                SettlementRefused::AlreadySettled,
+                failed_settlement(left.as_ref(), &mine.fence(), &wanted),
+                FailedSettlement::AlreadySettled,
                 "{wanted:?}"
             );
         }
@@ -316,8 +315,8 @@ mod tests {
         let mine = request("m-1", "p");
         let [complete, ..] = settlements();
         assert_eq!(
-            settlement_refused(Some(&record(&mine, completed())), &mine.fence(), &complete),
-            SettlementRefused::LeaseLost
+            failed_settlement(Some(&record(&mine, completed())), &mine.fence(), &complete),
+            FailedSettlement::LeaseLost
         );
     }
 
@@ -327,14 +326,14 @@ mod tests {
         for wanted in settlements() {
             for state in [live(), ended(), completed(), State::Failed] {
                 assert_eq!(
-                    settlement_refused(Some(&record(&theirs, state)), &mine.fence(), &wanted),
-                    SettlementRefused::LeaseLost,
+                    failed_settlement(Some(&record(&theirs, state)), &mine.fence(), &wanted),
+                    FailedSettlement::LeaseLost,
                     "{wanted:?}"
                 );
             }
             let deletes = wanted.apply(&mine.record(None), NOW).is_none();
-            let gone = settlement_refused(None, &mine.fence(), &wanted);
-            assert_eq!(gone == SettlementRefused::AlreadySettled, deletes);
+            let gone = failed_settlement(None, &mine.fence(), &wanted);
+            assert_eq!(gone == FailedSettlement::AlreadySettled, deletes);
         }
     }
 
@@ -357,7 +356,7 @@ mod tests {
                 ..failed_record(&request("m-1", "p"), ["m-1".into()])
             };
             let mine = request("m-2", "p");
-            let claimed = Claimed::over(Some(before.clone()));
+            let claimed = PriorState::over(Some(before.clone()));
             let fail = Settlement::fail("no".into(), "m-2", claimed.is_first_open(), 1);
             let failed = fail.apply(&mine.record(Some(&before)), NOW).unwrap();
             assert_eq!(failed.first_claimed_at, kept);
@@ -369,11 +368,11 @@ mod tests {
     #[test]
     fn restore_returns_record_before_claim() {
         let mine = request("m-2", "corrected payload");
-        let fresh = Settlement::Restore(Claimed::over(None));
+        let fresh = Settlement::Restore(PriorState::over(None));
         assert_eq!(fresh.apply(&mine.record(None), NOW), None);
 
         let failed = failed_record(&request("m-1", "p"), ["m-1".into()]);
-        let restore = Settlement::Restore(Claimed::over(Some(failed.clone())));
+        let restore = Settlement::Restore(PriorState::over(Some(failed.clone())));
         let restored = restore.apply(&mine.record(Some(&failed)), NOW).unwrap();
         let expected = Record {
             owner: Some(mine.owner.clone()),
@@ -385,7 +384,7 @@ mod tests {
 
         let mut open = record(&request("m-1", "p"), ended());
         open.last_end = Some(AttemptEnd::Deadline);
-        let restore = Settlement::Restore(Claimed::over(Some(open.clone())));
+        let restore = Settlement::Restore(PriorState::over(Some(open.clone())));
         let restored = restore.apply(&mine.record(Some(&open)), NOW).unwrap();
         assert_eq!(restored.state, State::InProgress { lease_until: NOW });
         assert_eq!(restored.first_claimed_at, Some(EARLIER));

@@ -1,4 +1,5 @@
-//! [`ClaimRequest`]: the contents of a claim. [`Fence`]: the condition of every write after it.
+//! [`ClaimRequest`]: the contents of a claim. [`FencingToken`]: the fencing token, which is the condition of
+//! every write after it.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +8,8 @@ use crate::protocol::key::{Fingerprint, Key};
 
 /// The contents of one claim.
 ///
-/// The worker reads the clock before it sends the request. So a slow answer shortens the lease and
-/// never extends the lease.
+/// The worker reads the clock before it sends the request, so a slow response shortens the lease and never
+/// extends it.
 ///
 /// [`Store`](crate::store::Store) shows a claim in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,25 +28,25 @@ pub struct ClaimRequest {
     pub lease_until: Timestamp,
     /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
-    /// Effect of a `FAILED` record on another message.
+    /// How a `FAILED` record affects other messages.
     pub after_failure: AfterFailure,
 }
 
-/// The effect of a `FAILED` record on another message with the same key.
+/// How a `FAILED` record affects other messages with the same key.
 ///
-/// A message that failed permanently itself gets the stored error again in both cases.
+/// In both cases, a message that failed permanently itself gets the stored error again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// Another message (sent anew, or redriven from the dead-letter queue) runs the handler, until
+    /// A different message, whether sent anew or redriven from the dead-letter queue, runs the handler, until
     /// [`MAX_FAILED_MESSAGES`](super::MAX_FAILED_MESSAGES) messages have failed.
     #[default]
     Retry,
-    /// Another message gets the stored error while the record is kept.
+    /// A different message gets the stored error while the record is kept.
     Replay,
 }
 
 impl ClaimRequest {
-    /// A claim without a fingerprint, which another message's failure does not stop
+    /// Creates a claim without a fingerprint that runs even after a different message failed
     /// ([`AfterFailure::Retry`]).
     ///
     /// `expires_at` is in seconds since the epoch.
@@ -78,7 +79,7 @@ impl ClaimRequest {
     #[must_use]
     pub fn record(&self, replaces: Option<&Record>) -> Record {
         let first_claimed_at = match replaces {
-            // Another program made the claim, so the time of its attempt is unknown.
+            // Another program made that claim, so we do not know when its attempt began.
             Some(record) if record.is_foreign_claim() => Timestamp::default(),
             _ => replaces
                 .and_then(|r| r.first_claimed_at)
@@ -104,10 +105,10 @@ impl ClaimRequest {
         }
     }
 
-    /// Returns the condition of this claim's later writes.
+    /// Returns the fencing token for this claim's later writes.
     #[must_use]
-    pub fn fence(&self) -> Fence {
-        Fence {
+    pub fn fence(&self) -> FencingToken {
+        FencingToken {
             key: self.key.clone(),
             owner: self.owner.clone(),
             lease_until: None,
@@ -116,27 +117,27 @@ impl ClaimRequest {
     }
 }
 
-/// The condition of every write after the claim: the record still has this owner and is still
-/// `IN_PROGRESS`.
+/// The fencing token of a claim: the condition of every write after the claim. The record must still have
+/// this owner and still be `IN_PROGRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fence {
+pub struct FencingToken {
     /// Key of the operation.
     pub key: Key,
     /// Owner token of the claim.
     pub owner: Owner,
     /// End of the lease that the record must have. `None` accepts every lease.
     ///
-    /// Renewals set it. A renewal that arrives after the worker ended the lease changes nothing.
+    /// Renewals set it, so that a renewal that arrives after the worker ended the lease changes nothing.
     pub lease_until: Option<Timestamp>,
     /// Claim time of the earliest open attempt that the record must have. `None` accepts every time.
     ///
-    /// The abandon of a claim without an answer sets it to the time of that claim, and so records
-    /// [`AttemptEnd::NotStarted`](super::AttemptEnd::NotStarted) only where no earlier attempt is open.
+    /// When the worker abandons a claim that got no response, it sets this to the time of that claim. So it
+    /// records [`AttemptEnd::NotStarted`](super::AttemptEnd::NotStarted) only if no earlier attempt is open.
     pub first_claimed_at: Option<Timestamp>,
 }
 
-impl Fence {
-    /// Returns this fence for records whose lease ends at `lease_until`.
+impl FencingToken {
+    /// Returns this token for records whose lease ends at `lease_until`.
     #[must_use]
     pub fn with_lease(self, lease_until: Timestamp) -> Self {
         Self {
@@ -145,7 +146,7 @@ impl Fence {
         }
     }
 
-    /// Returns this fence for records whose earliest open attempt was claimed at `first_claimed_at`.
+    /// Returns this token for records whose earliest open attempt was claimed at `first_claimed_at`.
     #[must_use]
     pub fn with_first_claim(self, first_claimed_at: Timestamp) -> Self {
         Self {

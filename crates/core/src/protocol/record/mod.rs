@@ -1,4 +1,4 @@
-//! [`Record`]: the table item for one key. [`Fence`]: the condition of every write after a claim.
+//! [`Record`]: the table item for one key. [`FencingToken`]: the fencing token of a claim.
 
 mod claim;
 mod result;
@@ -6,7 +6,7 @@ mod timestamp;
 
 use std::{collections::BTreeSet, fmt};
 
-pub use claim::{AfterFailure, ClaimRequest, Fence};
+pub use claim::{AfterFailure, ClaimRequest, FencingToken};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
 
@@ -18,8 +18,7 @@ pub const MAX_ITEM_BYTES: usize = 400 * 1024;
 
 /// Maximum size of a handler's output in a record, in bytes of JSON.
 ///
-/// The rest of [`MAX_ITEM_BYTES`] is for the key (at most 2 KB), a message id and the other
-/// attributes.
+/// We leave the rest of [`MAX_ITEM_BYTES`] for the key (at most 2 KB), a message id and the other attributes.
 pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 
 /// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
@@ -68,7 +67,7 @@ impl fmt::Display for Owner {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A worker holds a claim, or left a claim without a settlement.
+    /// A worker holds a claim, or left it without a settlement.
     InProgress {
         /// End of the lease. Until then the claim is exclusive. Afterwards another worker can take
         /// over.
@@ -112,8 +111,8 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
-    /// The handler was never started: the claim got no answer and was abandoned. Only the abandon of
-    /// a claim that set `first_claimed_at` writes this.
+    /// The worker never started the handler: the claim got no response and the worker abandoned it. Only
+    /// written if the abandoned claim set `first_claimed_at`.
     NotStarted,
 }
 
@@ -144,18 +143,18 @@ impl AttemptEnd {
 
 /// The item for one key in the idempotency table.
 ///
-/// A record of another program (see `Layout::powertools`) may
-/// lack the owner, the message and the times. Without an owner, no worker can settle the record.
+/// A record that another program wrote (see `Layout::powertools`) may lack the owner, the message and the
+/// times. Without an owner, no worker can settle the record.
 ///
-/// An attempt is *open* if it may have had its effect and no record confirms or denies the effect.
+/// An attempt is *open* if it may have had its effect, and the record does not say whether it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Status of the operation.
     pub state: State,
     /// Owner token of the current or last claim.
     pub owner: Option<Owner>,
-    /// End of the retention, in seconds since the epoch. Afterwards the record counts as absent,
-    /// deleted or not: DynamoDB's TTL deletes expired items "within a few days".
+    /// End of the retention, in seconds since the epoch. From then on we treat the record as absent, deleted
+    /// or not: DynamoDB's TTL deletes expired items "within a few days".
     pub expires_at: u64,
     /// Fingerprint that later payloads must have.
     pub fingerprint: Option<Fingerprint>,
@@ -168,8 +167,7 @@ pub struct Record {
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt. `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Attempts in a row that ran alone and have no recorded end
-    /// ([`isolation`](super::isolation)).
+    /// Number of attempts in a row that ran alone and have no recorded end ([`isolation`](super::isolation)).
     pub exclusive_attempts: u64,
     /// Text of the last permanent failure. A record in progress keeps the text of an earlier
     /// message.
@@ -183,8 +181,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record with this status, and nothing else known. A [`Store`](crate::store::Store) that
-    /// reads a record sets the other fields from its table.
+    /// Creates a record with this status and nothing else. A [`Store`](crate::store::Store) that reads a
+    /// record sets the other fields from its table.
     ///
     /// ```
     /// use sqs_once::protocol::{Record, State};
@@ -212,7 +210,7 @@ impl Record {
         }
     }
 
-    /// Returns whether the record is past `expires_at` and so counts as absent.
+    /// Returns whether the record is past `expires_at`, so that claims treat it as absent.
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at < now.as_secs()
@@ -220,8 +218,8 @@ impl Record {
 
     /// Returns whether another program, or an earlier version of this crate, made the claim.
     ///
-    /// Every claim of this version counts attempts, so a record without attempts has another
-    /// origin. No worker of this version can settle that record.
+    /// Every claim of this version counts attempts, so a record without attempts comes from elsewhere. No
+    /// worker of this version can settle it.
     pub const fn is_foreign_claim(&self) -> bool {
         matches!(self.state, State::InProgress { .. }) && self.attempts == 0
     }

@@ -9,18 +9,17 @@ use sha2::{Digest as _, Sha256};
 use super::{MAX_RESULT_BYTES, Owner};
 use crate::protocol::key::{Key, hex};
 
-/// A handler's output as stored in the record.
+/// A handler's output as the record stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredResult {
     /// The output, as JSON text.
     Json(String),
     /// The output is an object in S3.
     InS3(Box<ResultPointer>),
-    /// The output could not be stored. The text states the reason and the output's size.
+    /// The output is not stored. The text says why, and how large the output was.
     ///
-    /// The record is `COMPLETED` nevertheless, because the effect has occurred. A consumer also puts this
-    /// in place of an output when a message has ended, so that a batch does not keep all its outputs in
-    /// memory.
+    /// The record is `COMPLETED` nevertheless, because the effect has happened. A consumer also replaces an
+    /// output by this value when its message has ended, so that a batch does not keep all outputs in memory.
     Omitted(String),
 }
 
@@ -40,11 +39,11 @@ pub enum StoredResult {
 pub struct ResultPointer {
     /// Name of the bucket.
     pub bucket: String,
-    /// Key of the object: `results/`, the SHA-256 of the idempotency key, the owner of the claim, and
-    /// the SHA-256 of the output.
+    /// Key of the object: `results/`, the SHA-256 of the idempotency key, the owner of the claim, and the
+    /// SHA-256 of the output.
     ///
-    /// Each pair of key and output has one owner, so a late write of one attempt never replaces the
-    /// object of another.
+    /// Each attempt has a different owner, so a late write of one attempt never replaces the object of
+    /// another.
     pub key: String,
     /// SHA-256 of the output, lower-case hex.
     pub sha256: String,
@@ -77,13 +76,13 @@ impl ResultPointer {
         }
     }
 
-    /// Returns whether `output` is the output that was stored, by its digest.
+    /// Returns whether `output` is the output that was stored, judging by its digest.
     #[must_use]
     pub fn is_of(&self, output: &[u8]) -> bool {
         hex(&Sha256::digest(output)) == self.sha256
     }
 
-    /// The pointer as a record holds it.
+    /// Returns the pointer as JSON, the form in which a record stores it.
     pub fn to_json(&self) -> String {
         let Self {
             bucket,
@@ -102,19 +101,19 @@ impl fmt::Display for ResultPointer {
     }
 }
 
-/// The reason in a record whose output was not to be stored.
+/// Why an output is not stored, if the settings say so.
 const NOT_WANTED: &str = "Results::none()";
 
-/// The reason in place of an output that is in the record, and no longer in memory.
+/// Why the output is not in memory, when the record has it.
 const IN_RECORD: &str = "the output is in the record";
 
 impl StoredResult {
-    /// The result of an operation whose output is not to be stored.
+    /// Returns the result of an operation whose output the settings do not store.
     pub(crate) fn not_wanted() -> Self {
         Self::Omitted(NOT_WANTED.to_owned())
     }
 
-    /// The reason why an output is not stored that was to be stored.
+    /// Returns why an output is missing that should have been stored.
     pub fn missing(&self) -> Option<&str> {
         match self {
             Self::Omitted(why) if why != NOT_WANTED && why != IN_RECORD => Some(why),
@@ -122,7 +121,7 @@ impl StoredResult {
         }
     }
 
-    /// Takes the output out, and leaves what is known of it beside its text.
+    /// Takes the output out, and leaves a value that says where it is.
     pub fn take(&mut self) -> Self {
         match self {
             Self::Json(_) => mem::replace(self, Self::Omitted(IN_RECORD.to_owned())),
@@ -130,7 +129,7 @@ impl StoredResult {
         }
     }
 
-    /// Returns `json` up to [`MAX_RESULT_BYTES`], and [`StoredResult::Omitted`] beyond.
+    /// Returns `json` if it has at most [`MAX_RESULT_BYTES`], otherwise [`StoredResult::Omitted`].
     ///
     /// ```
     /// use sqs_once::protocol::{StoredResult, record::MAX_RESULT_BYTES};

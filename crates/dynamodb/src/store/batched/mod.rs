@@ -1,39 +1,37 @@
-//! [`Batched`]: claims and settlements of concurrent messages in common requests.
+//! [`Batched`]: batched writes, which send the claims and settlements of concurrent messages in one request.
 
-mod answer;
 mod queue;
+mod response;
 mod statement;
 
-use queue::{Groups, Tried};
+use queue::{BatchResult, Batcher};
 use sqs_once_core::{
-    protocol::{ClaimRequest, Fence, Key, Record, Settlement, Timestamp},
-    store::{ClaimAnswer, RequestContext, SettleAnswer, Store, StoreError},
+    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
 
 use super::{DynamoStore, Request};
-use crate::transactional::{Commit, CommitAnswer, TransactionalStore};
+use crate::transactional::{Commit, CommitResponse, TransactionalStore};
 
-/// A [`DynamoStore`] that sends claims and settlements of concurrent messages in batches
-/// (`BatchExecuteStatement`): one request instead of up to 25.
+/// A [`DynamoStore`] with batched writes: it sends up to 25 claims and settlements of concurrent messages in
+/// one request (`BatchExecuteStatement`).
 ///
-/// | write | in a batch |
+/// | write | in a batched write |
 /// | --- | --- |
 /// | claim of a message at its first receive | `INSERT` |
-/// | completion, permanent failure | `UPDATE` with the fence as its condition |
+/// | completion, permanent failure | `UPDATE` with the fencing token as its condition |
 /// | claim at a later receive, other settlements, results over 16 KB, transactions | never |
 ///
-/// An `INSERT` that finds a record is followed by the ordinary request. So a second message with the same key
+/// If an `INSERT` finds a record, the ordinary request follows. So a second message with the same key
 /// consumes two write units instead of one.
 ///
-/// - A call waits for one turn of the runtime, and shares a request with the calls of that turn.
-///   A call without company goes as the ordinary request.
-/// - While four requests are in flight, a batch that is not full waits for further calls, for at most
-///   100 ms.
-/// - A call waits for its batch at most half of its time left. A batch that gets no answer goes out
-///   once more as a batch; after that, its calls go out as ordinary requests.
-/// - Needs the permissions `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB
-///   denies access, or sends an answer of an unknown form, the store logs a warning, and sends ordinary
-///   requests from then on.
+/// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
+///   no others, it goes out as the ordinary request.
+/// - While four requests are in flight, a batch that is not full waits for further calls, for at most 100 ms.
+/// - A call waits for its batch at most half of its time left. If a batch gets no response, it goes out once
+///   more as a batch, and after that its calls go out as ordinary requests.
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, or its
+///   response has an unknown form, the store logs a warning and sends only ordinary requests from then on.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};
@@ -45,17 +43,17 @@ use crate::transactional::{Commit, CommitAnswer, TransactionalStore};
 #[derive(Clone, Debug)]
 pub struct Batched {
     store: DynamoStore,
-    groups: Groups,
+    batcher: Batcher,
 }
 
 impl Batched {
-    /// Batches the writes of `store`, whose settings stay as they are.
+    /// Adds batched writes to `store`, whose settings stay as they are.
     #[must_use]
     pub fn new(store: DynamoStore) -> Self {
         Self::from(store, 2)
     }
 
-    /// Sends even a call without company as a batch, for tests.
+    /// Sends even a single call as a batch, for tests.
     #[doc(hidden)]
     #[must_use]
     pub fn with_lone_calls(store: DynamoStore) -> Self {
@@ -63,8 +61,8 @@ impl Batched {
     }
 
     fn from(store: DynamoStore, smallest: usize) -> Self {
-        let groups = Groups::new(&store, smallest);
-        Self { store, groups }
+        let batcher = Batcher::new(&store, smallest);
+        Self { store, batcher }
     }
 }
 
@@ -73,7 +71,7 @@ impl Store for Batched {
         &self,
         request: &ClaimRequest,
         context: &RequestContext,
-    ) -> Result<ClaimAnswer, StoreError> {
+    ) -> Result<ClaimResponse, StoreError> {
         self.store.check_claim(request)?;
         let place = if context.expects_record() {
             None
@@ -81,43 +79,49 @@ impl Store for Batched {
             let item = self.store.layout.item(&request.key, &request.record(None));
             let insert = statement::claim(&self.store.table, item);
             let key = request.key.as_str();
-            match self.groups.send(Request::Claim, key, insert, context).await {
-                Tried::Applied => return Ok(ClaimAnswer::Applied { replaced: None }),
-                // Never seen: an `INSERT` carries no condition.
-                Tried::Refused(_) | Tried::RefusedWithoutItem => None,
-                Tried::Ordinary(place) => place,
-                Tried::Failed(kind, why) => {
+            match self
+                .batcher
+                .send(Request::Claim, key, insert, context)
+                .await
+            {
+                BatchResult::Applied => return Ok(ClaimResponse::Applied { replaced: None }),
+                // This never happens, because an `INSERT` has no condition.
+                BatchResult::ConditionFailed(_) | BatchResult::ConditionFailedWithoutItem => None,
+                BatchResult::Ordinary(place) => place,
+                BatchResult::Failed(kind, why) => {
                     return Err(self.store.unanswered(kind, "claim", &request.key, &why));
                 }
             }
         };
         let answer = self.store.claim_in(place, request, context).await;
-        self.groups.dispatch();
+        self.batcher.dispatch();
         answer
     }
 
     async fn settle(
         &self,
-        fence: &Fence,
+        fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
         context: &RequestContext,
-    ) -> Result<SettleAnswer, StoreError> {
+    ) -> Result<SettleResponse, StoreError> {
         self.store.check_settlement(fence, settlement)?;
         let DynamoStore { layout, table, .. } = &self.store;
         let tried = match statement::settle(layout, table, fence, settlement, now) {
             Some(update) => {
                 let key = fence.key.as_str();
-                self.groups.send(Request::Other, key, update, context).await
+                self.batcher
+                    .send(Request::Other, key, update, context)
+                    .await
             }
-            None => Tried::Ordinary(None),
+            None => BatchResult::Ordinary(None),
         };
         let (place, lacks_item) = match tried {
-            Tried::Applied => return Ok(SettleAnswer::Applied),
-            Tried::Refused(item) => return self.store.refused(fence, Some(&item)),
-            Tried::RefusedWithoutItem => (None, true),
-            Tried::Ordinary(place) => (place, false),
-            Tried::Failed(kind, why) => {
+            BatchResult::Applied => return Ok(SettleResponse::Applied),
+            BatchResult::ConditionFailed(item) => return self.store.refused(fence, Some(&item)),
+            BatchResult::ConditionFailedWithoutItem => (None, true),
+            BatchResult::Ordinary(place) => (place, false),
+            BatchResult::Failed(kind, why) => {
                 let action = settlement.name();
                 return Err(self.store.unanswered(kind, action, &fence.key, &why));
             }
@@ -126,22 +130,22 @@ impl Store for Batched {
             .store
             .settle_in(place, fence, settlement, now, context)
             .await;
-        if lacks_item && matches!(answer, Ok(SettleAnswer::Refused(Some(_)))) {
-            self.groups.item_is_missing(context);
+        if lacks_item && matches!(answer, Ok(SettleResponse::ConditionFailed(Some(_)))) {
+            self.batcher.item_is_missing(context);
         }
-        self.groups.dispatch();
+        self.batcher.dispatch();
         answer
     }
 }
 
 impl TransactionalStore for Batched {
-    async fn look(
+    async fn get_record(
         &self,
         key: &Key,
         context: &RequestContext,
     ) -> Result<Option<Record>, StoreError> {
-        let found = self.store.look(key, context).await;
-        self.groups.dispatch();
+        let found = self.store.get_record(key, context).await;
+        self.batcher.dispatch();
         found
     }
 
@@ -149,9 +153,9 @@ impl TransactionalStore for Batched {
         &self,
         commit: &Commit,
         context: &RequestContext,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<CommitResponse, StoreError> {
         let answer = self.store.commit(commit, context).await;
-        self.groups.dispatch();
+        self.batcher.dispatch();
         answer
     }
 }

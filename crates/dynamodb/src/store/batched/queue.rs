@@ -1,16 +1,16 @@
-//! Group commit: claims and settlements of concurrent messages in one `BatchExecuteStatement`.
+//! The queue of batched writes: claims and settlements of concurrent messages in one `BatchExecuteStatement`.
 //!
 //! ```text
 //! call ── one turn of the runtime ──┬── alone: the ordinary request
-//!                                   └── group: applied, refused or failed, or else the ordinary request
+//!                                   └── batch: applied, condition failed or failed, or else the ordinary request
 //! ```
 //!
-//! Each statement of a group makes the same write as the ordinary request, on the same or stricter
-//! conditions. To the protocol, a group followed by an ordinary request looks like a request that was
-//! sent twice.
+//! Each statement makes the same write as the ordinary request, with the same or a stricter condition. To the
+//! protocol, a batched write followed by an ordinary request looks like a duplicate request, and the explorer
+//! already covers duplicates.
 //!
-//! If DynamoDB does not answer a group, all its calls fail together. Their callers retry in the same turn
-//! of the runtime, so the calls form a group again. If that group gets no answer either, each caller
+//! If DynamoDB does not respond to a batch, all its calls fail together. Their callers retry in the same turn
+//! of the runtime, so the calls become one batch again. If that batch gets no response either, each caller
 //! sends its third try as an ordinary request.
 
 use std::{
@@ -36,101 +36,100 @@ use tokio::{
 
 use tracing::Instrument as _;
 
-use super::answer::{Answer, Answers, EndOfGroups};
+use super::response::{BatchResponse, BatchingEnd, StatementResponse};
 use crate::{
     item::Item,
     store::{DynamoStore, Place, Places, Request},
 };
-use sqs_once_core::{protocol::Unavailability, store::RequestContext};
+use sqs_once_core::{protocol::RequestErrorKind, store::RequestContext};
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// While this many requests are in flight, a partial group and a lone request wait for more writes to
+/// While this many requests are in flight, a batch that is not full and a single call wait for more writes to
 /// join them.
 const MOST_FOR_PART: usize = 4;
-/// Longest such wait, because the requests in flight may never be answered.
+/// Longest such wait, because the requests in flight may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
-/// Longest that a call waits for its group: longer than the client of `aws::config` waits.
+/// Longest time that a call waits for its batch: longer than the client of `aws::config` waits.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// So many responses without the item cannot all be races.
+/// After this many responses without the item, a race can no longer explain them.
 const MANY_MISSING: u32 = 3;
-/// How long writes are not grouped after DynamoDB left two groups in a row unanswered.
+/// How long writes are not batched after DynamoDB did not respond to two batches in a row.
 const REST: Duration = Duration::from_secs(10);
 
-/// The groups of one store. Clones share the groups.
+/// The batches of one store. Clones share them.
 #[derive(Clone)]
-pub(super) struct Groups(Arc<Shared>);
+pub(super) struct Batcher(Arc<Shared>);
 
 struct Shared {
     /// Client without the SDK's retries.
     client: Client,
     table: String,
     capacity: Option<ReturnConsumedCapacity>,
-    /// Calls fewer than this go as ordinary requests.
+    /// Fewer calls than this go out as ordinary requests.
     smallest: usize,
     queue: Mutex<Queue>,
     places: Places,
     silence: Mutex<Silence>,
-    /// True after the last group.
+    /// True after the last batch.
     off: AtomicBool,
-    /// Failed condition checks without their items.
+    /// How many failed condition checks came without their items.
     missing_items: AtomicU32,
 }
 
-/// Calls that wait for a group, in the order of their arrival.
+/// Calls that wait for a batch, in the order of their arrival.
 #[derive(Default)]
-struct Queue(VecDeque<Call>);
+struct Queue(VecDeque<PendingWrite>);
 
 /// One statement, and the caller that waits for its turn.
-struct Call {
+struct PendingWrite {
     key: String,
     kind: Request,
     statement: BatchStatementRequest,
-    /// End of the caller's wait.
+    /// When the caller stops waiting.
     until: Instant,
-    turn: oneshot::Sender<Turn>,
+    turn: oneshot::Sender<WaitEnd>,
 }
 
-/// The result of a call's wait.
-enum Turn {
-    /// The caller sends the ordinary request, in this place.
+/// How a call's wait ended.
+enum WaitEnd {
+    /// The caller sends the ordinary request, in this slot.
     Alone(Place),
-    /// The statement's answer, its share of the write units, and whether it was in the last group.
-    Answered(Answer, f64, bool),
+    /// The statement's response, its share of the write units, and whether it was in the last batch.
+    Answered(StatementResponse, f64, bool),
 }
 
-/// The end of a call.
-pub(super) enum Tried {
+/// How a call ended.
+pub(super) enum BatchResult {
     Applied,
     /// The condition check failed because of this item.
-    Refused(Item),
-    /// The condition check failed, and no item came with the answer. The ordinary request follows.
-    RefusedWithoutItem,
-    /// The ordinary request follows, in this place if the call has one.
+    ConditionFailed(Item),
+    /// The condition check failed, and the response has no item. The ordinary request follows.
+    ConditionFailedWithoutItem,
+    /// The ordinary request follows, in this slot if the call has one.
     Ordinary(Option<Place>),
     /// The call failed, for this reason.
-    Failed(Unavailability, Arc<str>),
+    Failed(RequestErrorKind, Arc<str>),
 }
 
-/// When a group got no answer.
+/// When batches got no response.
 #[derive(Default)]
 struct Silence {
-    /// Since then no group got an answer.
+    /// Since then, no batch got a response.
     since: Option<Instant>,
-    /// End of the time without groups.
+    /// Until then, writes are not batched.
     until: Option<Instant>,
 }
 
-impl fmt::Debug for Groups {
-    /// Without the calls, which hold payload.
+impl fmt::Debug for Batcher {
+    /// Leaves out the calls, which contain payload.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Groups").finish_non_exhaustive()
+        f.debug_struct("Batcher").finish_non_exhaustive()
     }
 }
 
-impl Groups {
-    /// Creates groups of statements on the table of `store`. Calls fewer than `smallest` go as ordinary
-    /// requests.
+impl Batcher {
+    /// Creates the batches for the table of `store`. Fewer calls than `smallest` go out as ordinary requests.
     pub(super) fn new(store: &DynamoStore, smallest: usize) -> Self {
         Self(Arc::new(Shared {
             client: store.writing.clone(),
@@ -145,28 +144,28 @@ impl Groups {
         }))
     }
 
-    /// Sends a statement with those of other calls, and waits at most half of the time left.
+    /// Sends a statement together with those of other calls. Waits at most half of the time left.
     pub(super) async fn send(
         &self,
         kind: Request,
         key: &str,
         statement: BatchStatementRequest,
         context: &RequestContext,
-    ) -> Tried {
+    ) -> BatchResult {
         if self.0.off.load(Relaxed) || self.0.silence().is_rest() {
-            return Tried::Ordinary(None);
+            return BatchResult::Ordinary(None);
         }
         let until = Instant::now() + wait(context);
         let (turn, mut answer) = oneshot::channel();
-        self.0.queue().0.push_back(Call {
+        self.0.queue().0.push_back(PendingWrite {
             key: key.to_owned(),
             kind,
             statement,
             until,
             turn,
         });
-        // Calls of the same turn share a group. Each of them starts groups, so that none depends on
-        // another, which may be dropped.
+        // Calls of the same turn share a batch. Each of them starts batches, so that none depends on another
+        // call, which may be dropped.
         yield_now().await;
         self.0.dispatch(MOST_FOR_PART);
         let turn = timeout_at(until, async {
@@ -178,47 +177,49 @@ impl Groups {
             }
         });
         match turn.await {
-            Ok(Some(Turn::Alone(place))) => Tried::Ordinary(Some(place)),
-            Ok(Some(Turn::Answered(answer, units, is_last))) => {
+            Ok(Some(WaitEnd::Alone(place))) => BatchResult::Ordinary(Some(place)),
+            Ok(Some(WaitEnd::Answered(answer, units, is_last))) => {
                 context.add_write_units(units);
                 if is_last {
                     context.batches_ended();
                 }
                 match answer {
-                    Answer::Applied => Tried::Applied,
-                    Answer::Refused(item) => Tried::Refused(item),
-                    Answer::RefusedWithoutItem => Tried::RefusedWithoutItem,
-                    Answer::NotApplied => Tried::Ordinary(None),
-                    Answer::Failed(kind, why) => Tried::Failed(kind, why),
+                    StatementResponse::Applied => BatchResult::Applied,
+                    StatementResponse::ConditionFailed(item) => BatchResult::ConditionFailed(item),
+                    StatementResponse::ConditionFailedWithoutItem => {
+                        BatchResult::ConditionFailedWithoutItem
+                    }
+                    StatementResponse::NotApplied => BatchResult::Ordinary(None),
+                    StatementResponse::Failed(kind, why) => BatchResult::Failed(kind, why),
                 }
             }
-            // No answer in time, or the group's task ended without one.
+            // There was no response in time, or the batch's task ended without one.
             Ok(None) | Err(_) => {
-                Tried::Failed(Unavailability::Unanswered, "no answer in time".into())
+                BatchResult::Failed(RequestErrorKind::Unanswered, "no answer in time".into())
             }
         }
     }
 
-    /// Counts a failed condition check whose response lacks the item, although the item exists. The first
-    /// may be a race: the record was deleted, and a different worker then claimed the key. After a few, the
-    /// other side must be an emulator that omits items, and writes are no longer grouped.
+    /// Counts a failed condition check whose response lacks the item, although the item exists. The first one
+    /// may be a race: the record was deleted, and then another worker claimed the key. After a few, we must
+    /// be talking to an emulator that leaves out items, and writes are no longer batched.
     pub(super) fn item_is_missing(&self, context: &RequestContext) {
         if self.0.missing_items.fetch_add(1, Relaxed) + 1 < MANY_MISSING {
             return;
         }
         let why = "no item of a failed condition check".into();
-        if self.0.end(&EndOfGroups::UnknownAnswer(why)) {
+        if self.0.end(&BatchingEnd::UnknownAnswer(why)) {
             context.batches_ended();
         }
     }
 
-    /// Starts the groups that waited for the end of another request.
+    /// Starts the batches that waited for the end of a request.
     pub(super) fn dispatch(&self) {
         self.0.dispatch(MOST_FOR_PART);
     }
 }
 
-/// Time that a call waits for its group: at most half of the time left.
+/// Returns how long a call waits for its batch: at most half of the time left.
 fn wait(context: &RequestContext) -> Duration {
     let left = context.time_left();
     left.map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
@@ -229,11 +230,11 @@ impl Silence {
         self.until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Notes a group that was sent then and got no answer.
+    /// Records that a batch sent at this time got no response.
     fn unanswered(&mut self, sent: Instant) {
         let now = Instant::now();
         match self.since {
-            // It is the second copy of a group, or was sent after one that got no answer.
+            // This is the second copy of a batch, or it was sent after one that got no response.
             Some(since) if sent >= since => self.until = Some(now + REST),
             Some(_) => {}
             None => self.since = Some(now),
@@ -254,8 +255,8 @@ impl Shared {
         self.silence.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next group and its place. After the last group, each call is alone.
-    fn next_group(&self, most_for_part: usize) -> Option<(Place, Vec<Call>)> {
+    /// Takes the next batch and its slot. After the last batch, each call is alone.
+    fn next_group(&self, most_for_part: usize) -> Option<(Place, Vec<PendingWrite>)> {
         let mut queue = self.queue();
         if queue.0.len() < MAX_STATEMENTS && self.places.in_flight() >= most_for_part {
             return None;
@@ -272,13 +273,13 @@ impl Shared {
         Some((place, group))
     }
 
-    /// Starts groups while calls wait and places are free. A partial group waits while
-    /// `most_for_part` requests are in flight.
+    /// Starts batches while calls wait and slots are free. While `most_for_part` requests are in flight, a
+    /// batch that is not full waits.
     fn dispatch(self: &Arc<Self>, most_for_part: usize) {
         while let Some((place, mut group)) = self.next_group(most_for_part) {
             if group.len() >= self.smallest {
-                // A task of its own: a caller may be dropped, and the others need their answers.
-                // Without a runtime the calls are dropped, and count as unanswered.
+                // A separate task, because a caller may be dropped while the others still need their
+                // responses. Without a runtime, the calls are dropped and treated as if they got no response.
                 if let Ok(runtime) = Handle::try_current() {
                     let shared = Arc::clone(self);
                     let sent = async move {
@@ -286,19 +287,19 @@ impl Shared {
                         drop(place);
                         shared.dispatch(MOST_FOR_PART);
                     };
-                    // In a trace, the group is part of the message that started it.
+                    // In a trace, the batch is part of the message that started it.
                     runtime.spawn(sent.in_current_span());
                 }
             } else if let Some(call) = group.pop() {
-                // A caller that is gone drops the place.
-                let _gone = call.turn.send(Turn::Alone(place));
+                // If the caller is gone, this drops the slot.
+                let _gone = call.turn.send(WaitEnd::Alone(place));
             }
         }
     }
 
-    async fn send(&self, group: Vec<Call>) {
+    async fn send(&self, group: Vec<PendingWrite>) {
         let sent = Instant::now();
-        // No caller waits longer.
+        // No caller waits longer than this.
         let until = group
             .iter()
             .map(|call| call.until)
@@ -313,46 +314,50 @@ impl Shared {
             .batch_execute_statement()
             .set_statements(Some(statements))
             .set_return_consumed_capacity(self.capacity.clone());
-        let Answers {
+        let BatchResponse {
             answers,
             units,
             end,
         } = match timeout_at(until, request.send()).await {
-            Ok(Ok(output)) => Answers::of(output, turns.len()),
-            Ok(Err(error)) => Answers::of_failure(&error, turns.len()),
-            Err(_elapsed) => Answers::unanswered("no answer in time", turns.len()),
+            Ok(Ok(output)) => BatchResponse::of(output, turns.len()),
+            Ok(Err(error)) => BatchResponse::of_failure(&error, turns.len()),
+            Err(_elapsed) => BatchResponse::unanswered("no answer in time", turns.len()),
         };
-        let is_unanswered =
-            |answer: &Answer| matches!(answer, Answer::Failed(Unavailability::Unanswered, _));
+        let is_unanswered = |answer: &StatementResponse| {
+            matches!(
+                answer,
+                StatementResponse::Failed(RequestErrorKind::Unanswered, _)
+            )
+        };
         if answers.iter().all(is_unanswered) {
             self.silence().unanswered(sent);
         } else {
             self.silence().answered();
         }
-        // One call tells the metrics.
+        // One call reports it to the metrics.
         let mut is_last = end.is_some_and(|end| self.end(&end));
         for (turn, answer) in turns.into_iter().zip(answers) {
-            // A caller that is gone needs no answer.
-            let told = turn.send(Turn::Answered(answer, units, is_last)).is_ok();
+            // If the caller is gone, it needs no response.
+            let told = turn.send(WaitEnd::Answered(answer, units, is_last)).is_ok();
             is_last &= !told;
         }
     }
 
-    /// Ends the groups of this store, and says so once. Returns true at the first call.
-    fn end(&self, why: &EndOfGroups) -> bool {
+    /// Stops batching for this store, and logs that once. Returns true at the first call.
+    fn end(&self, why: &BatchingEnd) -> bool {
         if self.off.swap(true, Relaxed) {
             return false;
         }
         match why {
-            EndOfGroups::Denied => tracing::warn!(
+            BatchingEnd::Denied => tracing::warn!(
                 table = self.table,
                 needs = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate",
-                "DynamoDB denied access to a batch of writes: each write is sent alone until this process ends"
+                "DynamoDB denied access to batched writes: each write is sent alone until this process ends"
             ),
-            EndOfGroups::UnknownAnswer(answer) => tracing::warn!(
+            BatchingEnd::UnknownAnswer(answer) => tracing::warn!(
                 table = self.table,
                 answer = &**answer,
-                "DynamoDB answered a batch of writes in an unknown way: each write is sent alone until this process ends"
+                "DynamoDB's response to a batched write has an unknown form: each write is sent alone until this process ends"
             ),
         }
         true
@@ -360,10 +365,10 @@ impl Shared {
 }
 
 impl Queue {
-    /// Takes the next group, of distinct keys. Claims stay in the queue if only places for other
-    /// requests are free.
-    fn next(&mut self, place: Request, most: usize) -> Option<Vec<Call>> {
-        let mut group: Vec<Call> = Vec::new();
+    /// Takes the next batch, whose keys are distinct. If only slots for other requests are free, claims stay
+    /// in the queue.
+    fn next(&mut self, place: Request, most: usize) -> Option<Vec<PendingWrite>> {
+        let mut group: Vec<PendingWrite> = Vec::new();
         let mut left = VecDeque::new();
         while let Some(call) = self.0.pop_front() {
             if group.len() == most {
@@ -393,12 +398,12 @@ mod tests {
 
     use super::*;
 
-    fn groups() -> Groups {
+    fn groups() -> Batcher {
         let config = aws_sdk_dynamodb::Config::builder()
             .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
             .build();
         let client = Client::from_conf(config);
-        Groups::new(&DynamoStore::new(client, "table"), 2)
+        Batcher::new(&DynamoStore::new(client, "table"), 2)
     }
 
     #[tokio::test(start_paused = true)]
@@ -414,10 +419,10 @@ mod tests {
         }
     }
 
-    fn call(queue: &mut Queue, kind: Request, key: &str) -> oneshot::Receiver<Turn> {
+    fn call(queue: &mut Queue, kind: Request, key: &str) -> oneshot::Receiver<WaitEnd> {
         let (turn, answer) = oneshot::channel();
         let statement = BatchStatementRequest::builder().statement("");
-        queue.0.push_back(Call {
+        queue.0.push_back(PendingWrite {
             key: key.into(),
             kind,
             statement: statement.build().unwrap(),
@@ -427,7 +432,7 @@ mod tests {
         answer
     }
 
-    fn keys(group: Option<Vec<Call>>) -> Option<Vec<String>> {
+    fn keys(group: Option<Vec<PendingWrite>>) -> Option<Vec<String>> {
         Some(group?.into_iter().map(|call| call.key).collect())
     }
 
@@ -464,7 +469,7 @@ mod tests {
 
     #[tokio::test]
     async fn part_of_a_group_waits_for_others() {
-        let Groups(shared) = groups();
+        let Batcher(shared) = groups();
         let numbers: Vec<_> = (0..30).map(|n| n.to_string()).collect();
         let callers = |queue: &mut Queue| {
             let calls = numbers.iter();
@@ -486,9 +491,9 @@ mod tests {
 
     #[tokio::test]
     async fn calls_that_wait_at_the_end_of_groups_go_alone() {
-        let Groups(shared) = groups();
+        let Batcher(shared) = groups();
         let _callers = ["a", "b"].map(|key| call(&mut shared.queue(), Request::Other, key));
-        assert!(shared.end(&EndOfGroups::Denied));
+        assert!(shared.end(&BatchingEnd::Denied));
         for key in ["a", "b"] {
             let (_place, group) = shared.next_group(MOST_FOR_PART).unwrap();
             assert_eq!(keys(Some(group)).unwrap(), [key]);
@@ -501,7 +506,7 @@ mod tests {
         let mut silence = Silence::default();
         let sent = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
-        // Of one turn.
+        // Two in one turn.
         silence.unanswered(sent);
         silence.unanswered(sent);
         assert!(!silence.is_rest());

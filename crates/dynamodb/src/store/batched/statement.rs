@@ -1,7 +1,7 @@
-//! PartiQL twins of a claim over nothing, and of the two settlements that end most claims.
+//! PartiQL statements for a claim over nothing, and for the two settlements that end most claims.
 //!
-//! Each statement makes the write of its ordinary request in `expressions`, on the same or a
-//! stricter condition.
+//! Each statement makes the same write as its ordinary request in `expressions`, with the same or a stricter
+//! condition.
 
 use aws_sdk_dynamodb::types::{
     AttributeValue, BatchStatementRequest, ReturnValuesOnConditionCheckFailure::AllOld,
@@ -16,10 +16,10 @@ use crate::{
         layout::Layout,
     },
 };
-use sqs_once_core::protocol::{Fence, Settlement, Timestamp};
+use sqs_once_core::protocol::{FencingToken, Settlement, Timestamp};
 
-/// Settlements with a longer text go as ordinary requests. A large write gains little from a group,
-/// and would delay the others. The record of a claim has at most 8 KB.
+/// Settlements with a longer text go out as ordinary requests. A large write gains little from batching, and
+/// would delay the others. The record of a claim has at most 8 KB.
 const MAX_BYTES: usize = 16 * 1024;
 
 /// A statement, with its values in the order of its placeholders.
@@ -57,7 +57,7 @@ impl Statement {
         push_quoted(&mut self.text, '"', layout.name(field));
     }
 
-    /// `set_add` creates the set if the record has none.
+    /// Adds a member to a set. `set_add` creates the set if the record has none.
     fn add_to_set(&mut self, layout: &Layout, field: Field, member: &str) {
         let name = layout.name(field);
         self.text.push_str(" SET ");
@@ -76,9 +76,9 @@ impl Statement {
         }
     }
 
-    /// The condition of the fence. Implements
+    /// Adds the condition of the fencing token. Implements
     /// [`may_settle`](sqs_once_core::protocol::decision::may_settle).
-    fn fenced(&mut self, layout: &Layout, fence: &Fence) {
+    fn fenced(&mut self, layout: &Layout, fence: &FencingToken) {
         let mut before = " WHERE ";
         for (name, value) in sorted(layout.primary_key(fence.key.as_str())) {
             self.push(before, &name, " = ?", value);
@@ -114,14 +114,14 @@ impl Statement {
 
 /// Builds the statement that writes a claim's record, `item`, if no item exists.
 ///
-/// DynamoDB never returns the existing item (`DuplicateItem`). An expired item exists too, until TTL
+/// DynamoDB does not return the existing item (`DuplicateItem`). An expired item also exists until TTL
 /// deletes it.
 pub(super) fn claim(table: &str, item: Item) -> BatchStatementRequest {
     let mut insert = Statement::new("INSERT INTO ", table, " VALUE {");
     let mut before = "";
     for (name, value) in sorted(item) {
         insert.text.push_str(before);
-        // Attribute names are keys of a tuple here, so they are string literals.
+        // Attribute names are keys of a tuple here, so we write them as string literals.
         push_quoted(&mut insert.text, '\'', &name);
         insert.text.push_str(": ?");
         insert.values.push(value);
@@ -131,15 +131,16 @@ pub(super) fn claim(table: &str, item: Item) -> BatchStatementRequest {
     insert.build()
 }
 
-/// Builds the statement that settles a claim. `None` if this settlement has no twin, or is too large
-/// for a group.
+/// Builds the statement that settles a claim. `None` if there is no statement for this settlement, or it is
+/// too large for a batch.
 ///
-/// Completions and permanent failures have a twin. A conditional `DELETE` of a missing item succeeds
-/// silently, so a claim that is undone has none. An end or a renewal of a lease is rare.
+/// There are statements for completions and permanent failures. There is none to undo a claim, because a
+/// conditional `DELETE` of a missing item succeeds silently, and none to end or renew a lease, because that
+/// is rare.
 pub(super) fn settle(
     layout: &Layout,
     table: &str,
-    fence: &Fence,
+    fence: &FencingToken,
     settlement: &Settlement,
     now: Timestamp,
 ) -> Option<BatchStatementRequest> {
@@ -177,7 +178,7 @@ pub(super) fn settle(
                 update.remove(layout, Field::FirstClaimedAt);
             }
         }
-        Settlement::EndLease { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => {
+        Settlement::Release { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => {
             return None;
         }
     }
@@ -185,14 +186,14 @@ pub(super) fn settle(
     Some(update.build())
 }
 
-/// Attributes by name, so that equal requests have equal text.
+/// Sorts attributes by name, so that equal requests have equal text.
 fn sorted(item: Item) -> Vec<(String, AttributeValue)> {
     let mut attributes: Vec<_> = item.into_iter().collect();
     attributes.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     attributes
 }
 
-/// Quotes a name. A quote inside of a name is doubled.
+/// Quotes a name. A quote inside the name is doubled.
 fn push_quoted(text: &mut String, quote: char, name: &str) {
     text.push(quote);
     for part in name.split_inclusive(quote) {

@@ -11,10 +11,10 @@ use crate::{
     store::{field::Field, layout::Layout},
 };
 
-/// Builder of update and condition expressions, with names and values of their placeholders.
+/// Builds update and condition expressions, with names and values of their placeholders.
 ///
-/// The placeholders contain the attribute's native name: `#owner` for the attribute, and `:owner`
-/// for its new value. Values that several parts share have names of their own: `:now`.
+/// A placeholder contains the attribute's native name: `#owner` for the attribute, and `:owner` for its new
+/// value. A value that several parts share has a separate name: `:now`.
 pub(super) struct Expression<'a> {
     pub(super) layout: &'a Layout,
     /// True for each field in `names`, by the field's number.
@@ -33,7 +33,7 @@ impl<'a> Expression<'a> {
             named: [false; Field::ALL.len()],
             // A claim has 13, a completion 10.
             names: HashMap::with_capacity(14),
-            // A claim has 11, a completion 6. Space for 14 exceeds the sizes that malloc finds quickly.
+            // A claim has 11, a completion 6. Space for 14 would exceed the sizes that malloc finds quickly.
             values: HashMap::with_capacity(7),
             set: String::with_capacity(384),
             remove: String::with_capacity(128),
@@ -112,9 +112,9 @@ impl<'a> Expression<'a> {
         expression
     }
 
-    /// The condition that these attributes are as in `found`.
+    /// Returns the condition that these attributes are as in `found`.
     pub(super) fn unchanged(&mut self, found: &Item, fields: &[Field]) -> String {
-        // The values as DynamoDB returned them: another program's numbers may have fractions.
+        // The values as DynamoDB returned them, because numbers from another program may have fractions.
         let unchanged = fields.iter().map(|&field| {
             let name = self.name(field);
             match found.get(self.layout.name(field)) {

@@ -15,7 +15,7 @@ use sqs_once_core::protocol::{
 const NOW: &str = ":now";
 
 impl Expression<'_> {
-    /// The part of a claim's condition for records that are not expired.
+    /// Returns the part of a claim's condition for records that are not expired.
     ///
     /// With `own`, a takeover requires a record of this crate, which counts attempts.
     fn claimable(&mut self, request: &ClaimRequest, own: bool) -> String {
@@ -57,11 +57,11 @@ impl Expression<'_> {
         format!("NOT contains(#failed_message_ids, :message_id) AND {state}")
     }
 
-    /// The condition of a claim by `UpdateItem`.
+    /// Returns the condition of a claim by `UpdateItem`.
     ///
-    /// An update keeps attributes of the record, so the record must not be expired. This condition
-    /// is stricter than [`may_claim`](sqs_once_core::protocol::decision::may_claim). [`put_over`] replaces
-    /// the other records that `may_claim` admits.
+    /// An update keeps attributes of the record, so the record must not be expired. So this condition is
+    /// stricter than [`may_claim`](sqs_once_core::protocol::decision::may_claim). [`put_over`] replaces the
+    /// other records that `may_claim` admits.
     fn claim_by_update(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::Id, Field::ExpiresAt]);
         self.value(":now_s", number(request.now.as_secs()));
@@ -69,7 +69,7 @@ impl Expression<'_> {
         format!("attribute_not_exists(#id) OR (#expires_at >= :now_s AND {claimable})")
     }
 
-    /// The condition of a claim by `PutItem`, which keeps no attribute of the record. Implements
+    /// Returns the condition of a claim by `PutItem`, which keeps no attribute of the record. Implements
     /// [`may_claim`](sqs_once_core::protocol::decision::may_claim).
     fn claim_by_put(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::Id, Field::ExpiresAt]);
@@ -85,7 +85,7 @@ impl Expression<'_> {
         self.set_or_remove(Field::FingerprintScheme, scheme.map(string));
     }
 
-    /// Sets the attributes common to claims and inserts of a failure.
+    /// Sets the attributes that claims and inserts of a failure have in common.
     fn set_claim(&mut self, request: &ClaimRequest, expires_at: u64) {
         self.set(Field::Owner, string(request.owner.as_str()));
         self.set(Field::ExpiresAt, number(expires_at));
@@ -111,7 +111,7 @@ pub(in crate::store) fn claim(layout: &Layout, table: &str, request: &ClaimReque
     with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
 
-/// Builds the put of an inbox: a COMPLETED record, on the condition of a claim.
+/// Builds the put of an inbox: a COMPLETED record, with the condition of a claim.
 pub(in crate::store) fn insert_completed(
     layout: &Layout,
     table: &str,
@@ -123,7 +123,7 @@ pub(in crate::store) fn insert_completed(
     with.into_put(table, layout.item(&request.key, record), condition)
 }
 
-/// Builds the update of an inbox that records a permanent failure, on the condition of a claim.
+/// Builds the update of an inbox that records a permanent failure, with the condition of a claim.
 pub(in crate::store) fn insert_failed(
     layout: &Layout,
     table: &str,
@@ -141,10 +141,9 @@ pub(in crate::store) fn insert_failed(
     with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
 
-/// Builds a put that replaces `found`, an item that is expired or another program's.
+/// Builds a put that replaces `found`, an item that is expired or was written by another program.
 ///
-/// An update cannot replace such an item. The put's condition is that `found` is unchanged or was
-/// deleted.
+/// An update cannot replace such an item. The put requires that `found` is unchanged or was deleted.
 pub(in crate::store) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -> Put {
     let mut with = Expression::new(layout);
     let unchanged = with.unchanged(

@@ -1,4 +1,4 @@
-//! Expressions of settlements, whose condition is the fence of the claim.
+//! Expressions of settlements, whose condition is the fencing token of the claim.
 
 use aws_sdk_dynamodb::types::{
     AttributeValue, Delete, ReturnValuesOnConditionCheckFailure::AllOld, Update,
@@ -13,7 +13,9 @@ use crate::{
         layout::Layout,
     },
 };
-use sqs_once_core::protocol::{Before, Fence, Settlement, State, Timestamp, decision::Claimed};
+use sqs_once_core::protocol::{
+    FencingToken, PreviousRecord, Settlement, State, Timestamp, decision::PriorState,
+};
 
 /// Attributes that a completion removes: those of the claim and of earlier attempts.
 pub(in crate::store) const REMOVED_BY_COMPLETION: [Field; 6] = [
@@ -26,9 +28,9 @@ pub(in crate::store) const REMOVED_BY_COMPLETION: [Field; 6] = [
 ];
 
 impl Expression<'_> {
-    /// The condition of the fence. Implements
+    /// Returns the condition of the fencing token. Implements
     /// [`may_settle`](sqs_once_core::protocol::decision::may_settle).
-    fn fenced(&mut self, fence: &Fence) -> String {
+    fn fenced(&mut self, fence: &FencingToken) -> String {
         self.name(Field::Owner);
         self.value(":me", string(fence.owner.as_str()));
         let mut condition = format!("#owner = :me AND {}", self.in_progress());
@@ -50,7 +52,7 @@ impl Expression<'_> {
 pub(in crate::store) fn settle(
     layout: &Layout,
     table: &str,
-    fence: &Fence,
+    fence: &FencingToken,
     settlement: &Settlement,
     now: Timestamp,
 ) -> Option<Update> {
@@ -82,7 +84,7 @@ pub(in crate::store) fn settle(
                 with.remove(Field::FirstClaimedAt);
             }
         }
-        Settlement::EndLease { last_end } => {
+        Settlement::Release { last_end } => {
             with.set(Field::LeaseUntil, millis(now));
             with.set_or_remove(Field::LastEnd, last_end.map(|end| string(end.name())));
             if last_end.is_some() {
@@ -107,10 +109,10 @@ pub(in crate::store) fn settle(
     Some(with.into_update(table, key, condition))
 }
 
-fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Option<()> {
+fn restore(with: &mut Expression<'_>, claimed: &PriorState, now: Timestamp) -> Option<()> {
     match &claimed.before {
-        Before::Nothing => return None,
-        Before::Record(before) => {
+        PreviousRecord::Nothing => return None,
+        PreviousRecord::Record(before) => {
             if before.state == State::Failed {
                 with.set_failed();
                 with.set(Field::ExpiresAt, number(before.expires_at));
@@ -121,7 +123,7 @@ fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Opti
             let message_id = before.message_id.as_deref();
             with.set_or_remove(Field::MessageId, message_id.map(string));
         }
-        Before::Unknown => with.set(Field::LeaseUntil, millis(now)),
+        PreviousRecord::Unknown => with.set(Field::LeaseUntil, millis(now)),
     }
     let last_end = claimed.last_end.map(|end| string(end.name()));
     with.set_or_remove(Field::LastEnd, last_end);
@@ -134,7 +136,7 @@ fn restore(with: &mut Expression<'_>, claimed: &Claimed, now: Timestamp) -> Opti
 }
 
 /// Builds the delete of a claim that had no effect and replaced no record.
-pub(in crate::store) fn delete(layout: &Layout, table: &str, fence: &Fence) -> Delete {
+pub(in crate::store) fn delete(layout: &Layout, table: &str, fence: &FencingToken) -> Delete {
     let mut with = Expression::new(layout);
     let condition = with.fenced(fence);
     Delete::builder()

@@ -19,7 +19,7 @@ impl Expression<'_> {
         self.set_or_remove(Field::LeaseUntil, shared.then(|| number(0)));
     }
 
-    /// The placeholder of the status word IN_PROGRESS.
+    /// Returns the placeholder of the status word IN_PROGRESS.
     pub(super) fn in_progress_word(&mut self) -> &'static str {
         let word = string(&*self.layout.words.in_progress);
         self.value(IN_PROGRESS, word);
@@ -37,7 +37,7 @@ impl Expression<'_> {
         self.status(":failed", "=")
     }
 
-    /// The condition that the record has this status.
+    /// Returns the condition that the record has this status.
     ///
     /// If FAILED and IN_PROGRESS have the same word, the condition compares `lease_until` with 0.
     fn status(&mut self, placeholder: &str, lease: &str) -> String {

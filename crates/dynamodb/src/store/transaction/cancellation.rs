@@ -1,18 +1,18 @@
-//! The meaning of a cancelled transaction, from the reasons that DynamoDB returns.
+//! [`Cancelled`]: why a transaction was cancelled, from the reasons that DynamoDB returns.
 
 use aws_sdk_dynamodb::types::CancellationReason;
 
 use super::Sent;
 use crate::{
+    condition_failed::{ConditionFailed, FailedWrite},
     explain::without_quotes,
-    refused::{Refused, RefusedWrite},
     store::DynamoStore,
-    transactional::{Commit, CommitAnswer},
+    transactional::{Commit, CommitResponse},
     write::{Place, table},
 };
 use sqs_once_core::store::StoreError;
 
-/// The meaning of a cancelled transaction. Nothing was written.
+/// Why a transaction was cancelled. Nothing was written.
 #[expect(
     clippy::large_enum_variant,
     reason = "one value lives at a time, and is matched at once"
@@ -24,8 +24,8 @@ pub(super) enum Cancelled {
 }
 
 impl DynamoStore {
-    /// Interprets the cancellation reasons. They have the order of the actions, so the first one
-    /// belongs to the record.
+    /// Interprets the cancellation reasons. They are in the order of the actions, so the first one belongs to
+    /// the record.
     pub(super) fn cancelled(
         &self,
         commit: &Commit,
@@ -39,7 +39,7 @@ impl DynamoStore {
                 None => None,
                 Some(item) => Some((self.read(commit.record.key(), item)?, item.clone())),
             };
-            return Ok(Cancelled::Sent(Sent::Refused(found)));
+            return Ok(Cancelled::Sent(Sent::ConditionFailed(found)));
         }
         let first = |kind| {
             let (index, reason) = reasons
@@ -52,17 +52,17 @@ impl DynamoStore {
                 Some(write) => format!("{} on {}", describe(reason), Place::of(index - 1, write)),
             })
         };
-        // Contention comes before failed conditions: the other transaction may change an item that
-        // a failed condition depends on. A retry gets a definite answer.
+        // We look for contention before failed conditions, because the other transaction may change an item
+        // that a failed condition depends on. A retry gets a definite response.
         if let Some(why) = first(ReasonKind::Contended) {
             return Ok(Cancelled::Contended(Some(why)));
         }
         if let Some(why) = first(ReasonKind::Invalid) {
-            return Ok(Cancelled::Sent(Sent::Other(CommitAnswer::Invalid(why))));
+            return Ok(Cancelled::Sent(Sent::Other(CommitResponse::Invalid(why))));
         }
         let refused: Vec<_> = (commit.writes.iter().zip(others).enumerate())
             .filter(|(_, (_, why))| ReasonKind::of(why) == ReasonKind::ConditionCheckFailed)
-            .map(|(index, (write, reason))| RefusedWrite {
+            .map(|(index, (write, reason))| FailedWrite {
                 index,
                 label: write.label.clone(),
                 table: table(&write.action).to_owned(),
@@ -72,7 +72,7 @@ impl DynamoStore {
         if refused.is_empty() {
             return Ok(Cancelled::Contended(None));
         }
-        let answer = CommitAnswer::Cancelled(Refused::new(refused));
+        let answer = CommitResponse::Cancelled(ConditionFailed::new(refused));
         Ok(Cancelled::Sent(Sent::Other(answer)))
     }
 }
@@ -96,8 +96,8 @@ impl ReasonKind {
             None | Some("None") => Self::NotFailed,
             Some("ConditionalCheckFailed") => Self::ConditionCheckFailed,
             Some("ValidationError" | "ItemCollectionSizeLimitExceeded") => Self::Invalid,
-            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that
-            // are unknown today. The message stays in the queue.
+            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that are unknown
+            // today. The message stays in the queue.
             Some(_) => Self::Contended,
         }
     }

@@ -17,13 +17,13 @@ use super::{
 use crate::{
     explain::{explain, kind},
     item::{self as items, Item},
-    transactional::{Commit, CommitAnswer, RecordWrite, TransactionalStore},
+    transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
     write::{add_write_units, table},
 };
 use cancellation::Cancelled;
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Key, Record, Settlement, Timestamp, Unavailability, decision::may_claim,
+        ClaimRequest, Key, Record, RequestErrorKind, Settlement, Timestamp, decision::may_claim,
         record::MAX_ITEM_BYTES,
     },
     store::{RequestContext, StoreError},
@@ -33,7 +33,11 @@ use sqs_once_core::{
 const NEEDS: &str = "dynamodb:PutItem, UpdateItem, DeleteItem or ConditionCheckItem";
 
 impl TransactionalStore for DynamoStore {
-    async fn look(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+    async fn get_record(
+        &self,
+        key: &Key,
+        _: &RequestContext,
+    ) -> Result<Option<Record>, StoreError> {
         let get = self
             .client
             .get_item()
@@ -50,7 +54,7 @@ impl TransactionalStore for DynamoStore {
         &self,
         commit: &Commit,
         context: &RequestContext,
-    ) -> Result<CommitAnswer, StoreError> {
+    ) -> Result<CommitResponse, StoreError> {
         if commit.sent_over.get().is_none() {
             let record = match commit.sent.get() {
                 Some(sent) => sent.clone(),
@@ -60,19 +64,19 @@ impl TransactionalStore for DynamoStore {
                 }
             };
             match (self.send(commit, record, commit.token.clone(), context)).await? {
-                Sent::Refused(Some((found, item))) => {
+                Sent::ConditionFailed(Some((found, item))) => {
                     match self.over(&commit.record, &found, &item)? {
                         Some(over) => commit.sent_over.get_or_init(|| over),
-                        None => return Ok(CommitAnswer::Refused(Some(found))),
+                        None => return Ok(CommitResponse::ConditionFailed(Some(found))),
                     }
                 }
                 sent => return Ok(sent.into()),
             };
         }
         let Some(over) = commit.sent_over.get() else {
-            return Ok(CommitAnswer::Refused(None));
+            return Ok(CommitResponse::ConditionFailed(None));
         };
-        // This is another transaction, so it needs another `ClientRequestToken`.
+        // This is a different transaction, so it needs a different `ClientRequestToken`.
         let token = format!("{}o", commit.token);
         Ok(self
             .send(commit, over.clone(), token, context)
@@ -81,16 +85,16 @@ impl TransactionalStore for DynamoStore {
     }
 }
 
-/// DynamoDB's answer, with the unchanged item that refused the record's write.
+/// DynamoDB's response, with the unchanged item if the record's condition failed.
 enum Sent {
-    Refused(Option<(Record, Item)>),
-    Other(CommitAnswer),
+    ConditionFailed(Option<(Record, Item)>),
+    Other(CommitResponse),
 }
 
-impl From<Sent> for CommitAnswer {
+impl From<Sent> for CommitResponse {
     fn from(sent: Sent) -> Self {
         match sent {
-            Sent::Refused(found) => Self::Refused(found.map(|(record, _)| record)),
+            Sent::ConditionFailed(found) => Self::ConditionFailed(found.map(|(record, _)| record)),
             Sent::Other(answer) => answer,
         }
     }
@@ -116,7 +120,7 @@ impl DynamoStore {
         match sent.await {
             Ok(answer) => {
                 add_write_units(context, answer.consumed_capacity());
-                Ok(Sent::Other(CommitAnswer::Applied))
+                Ok(Sent::Other(CommitResponse::Applied))
             }
             Err(error) => self.not_committed(commit, error),
         }
@@ -168,8 +172,8 @@ impl DynamoStore {
         .build())
     }
 
-    /// Builds a put instead of a refused update of the record. `None` if the rules protect the
-    /// record `found`.
+    /// Builds a put to replace an update of the record whose condition failed. `None` if the rules protect
+    /// the record `found`.
     fn over(
         &self,
         record: &RecordWrite,
@@ -205,12 +209,12 @@ impl DynamoStore {
                     Cancelled::Sent(sent) => Ok(sent),
                     Cancelled::Contended(why) => {
                         let why = why.unwrap_or_else(|| explain(&error, NEEDS));
-                        Err(self.not_answered(commit, Unavailability::Contended, why, error))
+                        Err(self.not_answered(commit, RequestErrorKind::Contended, why, error))
                     }
                 }
             }
             Some(service) if service.code() == Some("ValidationException") => {
-                Ok(Sent::Other(CommitAnswer::Invalid(explain(&error, NEEDS))))
+                Ok(Sent::Other(CommitResponse::Invalid(explain(&error, NEEDS))))
             }
             // The caller sends the same transaction again, after contention too.
             _ => {
@@ -223,7 +227,7 @@ impl DynamoStore {
     fn not_answered(
         &self,
         commit: &Commit,
-        kind: Unavailability,
+        kind: RequestErrorKind,
         reason: String,
         error: SdkError<TransactWriteItemsError>,
     ) -> StoreError {
@@ -241,7 +245,7 @@ impl DynamoStore {
     }
 }
 
-/// Returns the record after an insert. `over` is the record before, and is `None` if expired.
+/// Returns the record after an insert. `over` is the record before, or `None` if that was expired.
 fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Record>) -> Record {
     let claimed = request.record(over);
     let settled = settlement.apply(&claimed, request.now);

@@ -23,10 +23,10 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
-    lanes::{self, First, Lane, LaneFacts},
+    lanes::{self, First, Lane, LaneInputs},
     message::Message,
     message_outcome::MessageOutcome,
-    processed::Processed,
+    message_result::MessageResult,
     suspects::Suspects,
 };
 use crate::{
@@ -37,8 +37,8 @@ use progress::HandlerRun;
 
 pub(super) use progress::Progress;
 
-/// Messages of a batch that are logged and named one by one where they did not start. A batch may hold
-/// ten thousand, and Lambda waits for its answer.
+/// How many messages that did not start are logged and named one by one. A batch may have ten thousand, and
+/// Lambda waits for our response.
 const NAMED: usize = 100;
 
 /// The messages of one invocation, and the result of each.
@@ -48,24 +48,24 @@ pub(super) struct Batch {
     deadline: Deadline,
     /// Share of the completed messages that are logged.
     log_sample_completed: f64,
-    /// Lines so far about messages that did not start.
+    /// Number of lines logged so far about messages that did not start.
     not_started_lines: AtomicUsize,
     places: Places,
     suspects: Suspects,
-    /// Asks for another worker, since one waits with a suspect.
+    /// Asks for another worker, because one waits with a suspect.
     parked: OnceLock<mpsc::UnboundedSender<()>>,
     /// Time for handlers when the batch began.
     time: Duration,
 }
 
-/// Places that messages wait for, beside the worker that runs them: as many places of each kind as handlers may
-/// run. A message that waits for one kind never takes up a place of the others.
+/// Slots that a message waits for, besides the worker that runs it. Each kind has as many slots as handlers
+/// may run. A message that waits for one kind never occupies a slot of the other kinds.
 pub(super) struct Places {
     /// For handlers.
     pub(super) handlers: Semaphore,
-    /// For `on_duplicate`. Handlers that hang do not keep a duplicate from its answer.
+    /// For `on_duplicate`. Handlers that hang must not keep a duplicate from its response.
     pub(super) duplicates: Semaphore,
-    /// For bodies from S3. Messages that are claimed ahead hold none.
+    /// For bodies from S3. Messages that are claimed ahead occupy none of these.
     pub(super) bodies: Arc<Semaphore>,
 }
 
@@ -102,21 +102,21 @@ impl Batch {
         &self.suspects
     }
 
-    /// Returns whether a handler may start beside others: in time, and while a suspect waits only in the
-    /// first half of the time.
+    /// Returns whether a handler may start beside others: there must be time, and while a suspect waits, only
+    /// the first half of the time is available.
     pub(super) fn may_start(&self) -> bool {
         let (deadline, wait) = (self.deadline, self.suspects.wait());
         deadline.may_start() && may_start_beside(wait, self.time, deadline.time_left())
     }
 
-    /// Waits until this suspect is the next of the batch, and no lane runs. Another worker takes the
-    /// lanes meanwhile.
+    /// Waits until this suspect is the next of the batch and no lane runs. Meanwhile, another worker takes
+    /// over the lanes.
     pub(super) async fn wait_for_others(&self, index: usize, exclusive_attempts: u64) -> bool {
         let parked = || {
-            // Without a receiver the batch has been answered.
+            // Without a receiver, the response of the batch was already sent.
             let _sent = self.parked.get().map(|parked| parked.send(()));
         };
-        let latest = self.deadline.latest_start();
+        let latest = self.deadline.start_by();
         let turn = (self.suspects).wait_for_others(index, exclusive_attempts, latest, parked);
         turn.await
     }
@@ -133,9 +133,8 @@ impl Batch {
         &self.progress[index]
     }
 
-    /// Runs the lanes, at most `workers` at a time, until all have ended or the batch must be
-    /// answered. Lanes that have not begun when no handler may start are left to
-    /// [`close`](Self::close).
+    /// Runs the lanes, at most `workers` at a time, until all have ended or it is time to respond. When no
+    /// more handlers may start, leaves the remaining lanes to [`close`](Self::close).
     pub(super) async fn run<F>(
         self: &Arc<Self>,
         workers: NonZeroUsize,
@@ -147,7 +146,7 @@ impl Batch {
         let lanes = VecDeque::from(self.lanes(first));
         self.suspects.begin(lanes.len());
         let lanes = Arc::new(Mutex::new(lanes));
-        // Dropped by the last worker: one wake-up for the whole batch.
+        // The last worker drops it, so the whole batch causes one wake-up.
         let (working, done) = oneshot::channel::<Infallible>();
         let working = Arc::new(working);
         let (parked, mut parks) = mpsc::unbounded_channel();
@@ -156,12 +155,12 @@ impl Batch {
         let spawn = |running: &mut JoinSet<()>, working: Arc<oneshot::Sender<Infallible>>| {
             let (batch, run_lane) = (Arc::clone(self), run_lane.clone());
             let lanes = Arc::clone(&lanes);
-            // Boxed, since each wrapper and the task would copy the future: some 10 KB.
+            // Boxed, because otherwise each wrapper and the task would copy the future, about 10 KB.
             let worker = Box::pin(async move {
                 let next = || {
                     let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
                     if !batch.may_start() {
-                        // Left to `close`. A suspect that waits need not wait for them.
+                        // `close` handles these lanes. A suspect that waits need not wait for them.
                         batch.suspects.lanes_ended(lanes.len());
                         lanes.clear();
                     }
@@ -178,7 +177,7 @@ impl Batch {
         for _ in 0..workers.get().min(self.messages.len()) {
             spawn(&mut running, Arc::clone(&working));
         }
-        // The worker of a suspect that waits holds it too.
+        // The worker of a waiting suspect holds a clone too.
         let still_working = Arc::downgrade(&working);
         drop(working);
         let all_ended = async {
@@ -190,9 +189,9 @@ impl Batch {
                 }
             }
         };
-        // Handlers are cut off, and their outcomes written, before this. Dropping the workers ends
-        // those that can be ended.
-        let _in_time = timeout_at(self.deadline.answer(), all_ended).await;
+        // By now, handlers have been cut off and their outcomes written. Dropping the workers ends everything
+        // that can be ended.
+        let _in_time = timeout_at(self.deadline.respond_by(), all_ended).await;
     }
 
     /// All messages, in the order of the event.
@@ -201,7 +200,7 @@ impl Batch {
     }
 
     fn lanes(&self, first: First) -> Vec<Lane> {
-        let facts = self.messages.iter().map(|message| LaneFacts {
+        let facts = self.messages.iter().map(|message| LaneInputs {
             key: message.key(),
             fifo_group: message.fifo_group(),
             receive_count: message.receive_count(),
@@ -214,12 +213,12 @@ impl Batch {
         let _first = self.progress[index].started.set(Instant::now());
     }
 
-    /// Records and logs the result of a message. Returns false for a message that has a result already,
-    /// as after [`close`](Self::close), and then does neither.
+    /// Records and logs the result of a message. If the message already has a result, as after
+    /// [`close`](Self::close), does nothing and returns false.
     ///
-    /// Of the result's text only a part is kept: outputs of a whole batch may be larger than the
+    /// Keeps only part of the result's text, because the outputs of a whole batch may be larger than the
     /// function's memory.
-    pub(super) fn end(&self, index: usize, processed: Processed) -> bool {
+    pub(super) fn end(&self, index: usize, processed: MessageResult) -> bool {
         let Progress { started, ended, .. } = &self.progress[index];
         let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
         let detail = processed.detail();
@@ -242,8 +241,8 @@ impl Batch {
         }
     }
 
-    /// Ends the messages without a result, and names in one log line those that the deadline ended.
-    /// The handlers of `blocking` messages did not yield, so they could not be cut off.
+    /// Ends the messages without a result, and names those that the deadline ended in one log line. The
+    /// handlers of `blocking` messages did not yield, so they could not be cut off.
     pub(super) fn close(&self) {
         self.suspects.answered();
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
@@ -258,7 +257,7 @@ impl Batch {
             };
             let ends_here = progress.ended.get().is_none() && self.end(index, open.into());
             let ended = progress.ended.get();
-            match ended.map(Processed::outcome) {
+            match ended.map(MessageResult::outcome) {
                 Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),
@@ -277,7 +276,7 @@ impl Batch {
         }
     }
 
-    /// How each message ended, in the order of the event.
+    /// Returns how each message ended, in the order of the event.
     pub(super) fn outcomes(&self) -> Vec<MessageOutcome<'_>> {
         let all = self.messages.iter().zip(&self.progress);
         let ended = all.filter_map(|(message, progress)| {
@@ -302,7 +301,7 @@ impl Batch {
     }
 }
 
-/// The first message ids, for a log line. Logs hold at most so many of one batch.
+/// Joins the first message ids for a log line. Logs name at most this many messages of a batch.
 fn ids(ids: &[&str]) -> String {
     ids[..ids.len().min(NAMED)].join(" ")
 }

@@ -4,7 +4,7 @@ use std::{sync::OnceLock, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{handler::History, meter::Meter, sqs::processed::Processed};
+use crate::{handler::History, meter::Meter, sqs::message_result::MessageResult};
 
 /// Progress of one message.
 #[derive(Default)]
@@ -12,7 +12,7 @@ pub(in crate::sqs) struct Progress {
     pub(super) started: OnceLock<Instant>,
     pub(super) handler: OnceLock<HandlerRun>,
     pub(super) meter: Meter,
-    pub(super) ended: OnceLock<Processed>,
+    pub(super) ended: OnceLock<MessageResult>,
 }
 
 /// The one run of a message's handler.
@@ -34,7 +34,7 @@ impl Drop for HandlerRunning<'_> {
 }
 
 impl HandlerRun {
-    /// Time of the handler, so far if it blocks its thread beyond the deadline.
+    /// Returns how long the handler ran, or has run so far if it blocks its thread beyond the deadline.
     pub(super) fn duration(&self) -> Duration {
         let ended = self.duration.get().copied();
         ended.unwrap_or_else(|| self.started.elapsed())
@@ -47,7 +47,7 @@ impl Progress {
         &self.meter
     }
 
-    /// Records the start of the handler. Its end is the drop of the returned value.
+    /// Records the start of the handler. Dropping the returned value records its end.
     pub(in crate::sqs) fn handler_starts(&self, history: &History) -> HandlerRunning<'_> {
         let _first = self.handler.set(HandlerRun {
             history: history.clone(),

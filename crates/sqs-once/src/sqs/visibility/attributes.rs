@@ -1,4 +1,4 @@
-//! [`Attributes`]: a queue's redrive policy and retention, read off the response path.
+//! [`Attributes`]: a queue's redrive policy and retention, read without delaying the response.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use tokio::{
 
 use super::queues::{Bound, CallError, Queues, lock};
 
-/// How often the attributes are read again, because a redrive policy may change.
+/// How long attributes stay valid. A redrive policy may change, so we read it again.
 const VALID: Duration = Duration::from_secs(60 * 60);
 /// Pause after SQS refused to return the attributes.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
@@ -38,17 +38,17 @@ pub(super) struct Attributes {
 struct Known {
     facts: Option<Arc<Facts>>,
     reading: bool,
-    /// A read has ended, with or without the attributes.
+    /// True if a read has ended, with or without the attributes.
     was_read: bool,
     /// Earliest time of the next read.
     next: Option<Instant>,
     warned_of_no_dead_letter_queue: bool,
-    /// SQS refused the last read. Only the first refusal is warned of.
+    /// True if SQS refused the last read. We warn only of the first refusal.
     refused: bool,
     warned_of_refused_copies: bool,
 }
 
-/// Attributes of a queue, as far as the consumer acts on them.
+/// The attributes of a queue that the consumer needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     /// The ARN of its dead-letter queue.
@@ -66,7 +66,7 @@ impl Attributes {
         }
     }
 
-    /// Sets the retention of records. A queue with a longer retention gets a warning.
+    /// Sets how long records are kept. A queue that keeps messages longer causes a warning.
     pub(super) fn record_retention(self, record_retention: Duration) -> Self {
         Self {
             record_retention: Some(record_retention),
@@ -74,7 +74,7 @@ impl Attributes {
         }
     }
 
-    /// The attributes of a queue as they were last read.
+    /// Returns the attributes of a queue as they were last read.
     pub(super) fn known(&self, arn: &str) -> Option<Arc<Facts>> {
         let of_queue = lock(&self.of_queue);
         of_queue.get(arn)?.borrow().facts.clone()
@@ -82,9 +82,9 @@ impl Attributes {
 
     /// Returns whether a permanent failure of this queue ends in a dead-letter queue.
     ///
-    /// Assumes so while the first read is in flight: the batch that starts this read seldom sees its
-    /// end, and each receive may meet a new worker. A queue without a dead-letter queue costs such a
-    /// worker one early receive.
+    /// Assumes so while the first read is in flight, because the batch that starts this read seldom sees its
+    /// end, and a new worker may handle each receive. If the queue has no dead-letter queue, that costs such
+    /// a worker one early receive.
     pub(super) fn may_have_dead_letter_queue(&self, arn: &str) -> bool {
         let of_queue = lock(&self.of_queue);
         of_queue.get(arn).is_some_and(|look| {
@@ -96,9 +96,9 @@ impl Attributes {
         })
     }
 
-    /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so
-    /// no response to Lambda waits. Lambda may freeze the process before SQS answers; then the next
-    /// invocation finds the answer, or the SDK repeats the request.
+    /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so the
+    /// response to Lambda does not wait. Lambda may freeze the process before SQS responds. Then the next
+    /// invocation finds the response, or the SDK repeats the request.
     pub(super) fn read_in_background(self: &Arc<Self>, arn: &str) {
         let begins = {
             let mut of_queue = lock(&self.of_queue);
@@ -119,7 +119,7 @@ impl Attributes {
         }
     }
 
-    /// The attributes of a queue. Waits until `until` for a read in the background to end.
+    /// Returns the attributes of a queue. Waits until `until` for a read in the background to end.
     pub(super) async fn wait(&self, arn: &str, until: Instant) -> Option<Arc<Facts>> {
         let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);
         if let Some(mut look) = look
@@ -173,7 +173,7 @@ impl Attributes {
                 Some(now + VALID)
             }
             Err(CallError::Refused(_)) => Some(now + REFUSED),
-            // Other calls log that SQS is out of reach.
+            // Other calls log that SQS cannot be reached.
             Err(_) => None,
         };
         let of_queue = lock(&self.of_queue);
@@ -207,7 +207,7 @@ impl Attributes {
         });
     }
 
-    /// Warns of a queue that keeps messages longer than records are kept: such a message runs again.
+    /// Warns if a queue keeps messages longer than records are kept, because such a message runs again.
     fn compare_retention(&self, arn: &str, facts: &Facts) {
         if let (Some(of_queue), Some(of_records)) = (facts.retention, self.record_retention)
             && of_queue > of_records

@@ -11,9 +11,9 @@ use super::{
     queues::{Bound, CallError, Queue, lock},
 };
 
-/// Entries of one call, a limit of SQS.
+/// Most entries of one call, a limit of SQS.
 const PER_CALL: usize = 10;
-/// Calls of one batch at a time.
+/// How many calls of one batch run at a time.
 const CALLS: usize = 4;
 
 impl Visibility {
@@ -24,7 +24,7 @@ impl Visibility {
         bound: Bound,
         otherwise: &'static str,
     ) {
-        // An event source mapping sends the messages of one queue; nothing here relies on it.
+        // An event source mapping sends only messages of one queue, but we do not rely on that.
         let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for change in changes {
             of_queue.entry(change.queue_arn).or_default().push(change);
@@ -89,7 +89,7 @@ impl Visibility {
         for failed in answer.failed() {
             let index = failed.id().parse::<usize>().ok();
             let change = index.and_then(|index| changes.get(index));
-            // Without its message, which may quote the receipt handle.
+            // Leaves out the text, which may quote the receipt handle.
             tracing::warn!(
                 message_id = change.map(|change| change.message_id.as_str()),
                 code = failed.code(),
@@ -101,7 +101,7 @@ impl Visibility {
 }
 
 fn not_changed(queue: &str, messages: usize, error: &CallError, otherwise: &str) {
-    // The first call that failed was logged.
+    // The first call that failed was already logged.
     if *error != CallError::Paused {
         tracing::warn!(
             queue,

@@ -34,15 +34,15 @@ const REASON: &str = "SqsOnceReason";
 const ERROR: &str = "SqsOnceError";
 const KEY: &str = "SqsOnceKey";
 
-/// Bytes of the error that a copy carries.
+/// How many bytes of the error a copy carries.
 const MAX_ERROR_BYTES: usize = 1024;
-/// Attributes of a message, a limit of SQS.
+/// Most attributes of a message, a limit of SQS.
 const MAX_ATTRIBUTES: usize = 10;
-/// Size of a message with its attributes, a limit of SQS (*API Reference*, `SendMessageBatch`).
+/// Largest message with its attributes, a limit of SQS (*API Reference*, `SendMessageBatch`).
 const MAX_BYTES: usize = 1024 * 1024;
-/// Entries of one call, a limit of SQS.
+/// Most entries of one call, a limit of SQS.
 const MAX_ENTRIES: usize = 10;
-/// Size of a call with more than one entry: the limit of SQS before 2025, which every endpoint
+/// Largest call with more than one entry. This was the limit of SQS before 2025, which every endpoint
 /// accepts.
 const MAX_CALL_BYTES: usize = 256 * 1024;
 
@@ -60,7 +60,7 @@ struct MessageCopy<'a> {
     bytes: usize,
 }
 
-/// The reason why a message cannot be copied.
+/// Why a message cannot be copied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum NoCopy {
     #[error("it has no body")]
@@ -72,8 +72,8 @@ enum NoCopy {
 }
 
 impl DeadLetters<'_> {
-    /// Copies each message to the dead-letter queue of its own queue, once for each id. Returns the
-    /// ids whose copies SQS confirmed: only these messages may be deleted.
+    /// Copies each message to the dead-letter queue of its queue, once for each id. Returns the ids whose
+    /// copies SQS confirmed. Only these messages may be deleted.
     pub(super) async fn send<'a>(&self, failed: &[&MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
         let mut seen = HashSet::new();
         let mut of_queue: BTreeMap<&str, Vec<_>> = BTreeMap::new();
@@ -89,9 +89,9 @@ impl DeadLetters<'_> {
             let sent = self.send_of(arn, &failed, &mut confirmed).await;
             let Err(error) = sent else { continue };
             let is_news = match error {
-                // A missing permission or queue stays missing: one warning, and the metric.
+                // A missing permission or queue stays missing, so one warning and the metric are enough.
                 CallError::Refused(_) => self.attributes.is_first_refused_copy(arn),
-                // The first call that an endpoint left unanswered was logged.
+                // The first call that got no response was already logged.
                 CallError::Paused => false,
                 _ => true,
             };
@@ -113,7 +113,7 @@ impl DeadLetters<'_> {
         failed: &[&MessageOutcome<'a>],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
-        // A refused read and a queue without a dead-letter queue were warned of when they were read.
+        // Reading the attributes already warned of a rejected read and of a queue without a dead-letter queue.
         let facts = match self.attributes.wait(arn, self.until).await {
             Some(facts) => facts,
             None if self.attributes.is_refused(arn) => return Ok(()),
@@ -135,7 +135,7 @@ impl DeadLetters<'_> {
                 ),
             }
         }
-        // One call after the other: a FIFO group keeps its order.
+        // One call after the other, so that a message group keeps its order.
         for call in calls(copies) {
             self.call(&queue, call, confirmed).await?;
         }
@@ -172,7 +172,7 @@ impl DeadLetters<'_> {
         let successful = answer.successful().iter();
         confirmed.extend(successful.filter_map(|entry| message_id(entry.id())));
         for entry in answer.failed() {
-            // Without its message, which may quote the payload.
+            // Leaves out the text, which may quote the payload.
             tracing::warn!(
                 message_id = message_id(entry.id()).map(MessageId::as_str),
                 code = entry.code(),
@@ -201,7 +201,7 @@ impl<'a> MessageCopy<'a> {
         if let Some(key) = message.key() {
             set(KEY, &printable(key));
         }
-        // The id that the producer chose: an earlier copy carries it already.
+        // The id that the producer chose. An earlier copy already carries it.
         if let Some(id) = &sent.deduplication_id
             && message.fifo_group().is_some()
             && !message
@@ -224,7 +224,7 @@ impl<'a> MessageCopy<'a> {
         let mut entry = Entry::builder()
             .message_body(body)
             .set_message_attributes(Some(values));
-        // As SQS itself does when it moves a message. A standard queue has groups too, for fairness.
+        // As SQS does when it moves a message. A standard queue has message groups too, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
             entry = entry.message_deduplication_id(message.id().as_str());
@@ -261,7 +261,7 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
     calls
 }
 
-/// The stored error where there is one, in characters that SQS takes.
+/// Returns the stored error if there is one, in characters that SQS accepts.
 fn error(outcome: &Outcome) -> String {
     let text = match outcome {
         Outcome::PermanentFailure(error)
@@ -275,7 +275,7 @@ fn error(outcome: &Outcome) -> String {
     error
 }
 
-/// The key, or its SHA-256 where SQS rejects its characters.
+/// Returns the key, or its SHA-256 if SQS rejects its characters.
 fn printable(key: &Key) -> Cow<'_, str> {
     if key.as_str().chars().all(is_allowed) {
         Cow::Borrowed(key.as_str())
@@ -285,7 +285,7 @@ fn printable(key: &Key) -> Cow<'_, str> {
     }
 }
 
-/// The characters of XML 1.0, the only ones that SQS takes in a body or an attribute.
+/// Returns whether SQS accepts a character in a body or an attribute. It accepts only those of XML 1.0.
 fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
 }
@@ -297,7 +297,7 @@ fn text(value: &str) -> Attribute {
     }
 }
 
-/// The attribute as it was sent, its type to the letter.
+/// Converts an attribute exactly as it was sent, with the same type.
 fn value(Attribute { data_type, value }: Attribute) -> Option<MessageAttributeValue> {
     let builder = MessageAttributeValue::builder().data_type(data_type);
     let builder = match value {
@@ -307,7 +307,8 @@ fn value(Attribute { data_type, value }: Attribute) -> Option<MessageAttributeVa
     builder.build().ok()
 }
 
-/// Name, type and value count (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").
+/// Returns the size of an attribute: name, type and value (*Amazon SQS Developer Guide*, "Amazon SQS message
+/// metadata").
 fn size((name, attribute): (&String, &Attribute)) -> usize {
     let value = match &attribute.value {
         AttributeValue::Text(text) => text.len(),

@@ -1,4 +1,4 @@
-//! Visibility timeouts of failed messages: the rule, without the calls.
+//! Computes the visibility timeouts of failed messages, without any calls.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,13 +8,14 @@ use crate::{
     sqs::{message::MessageId, message_outcome::MessageOutcome},
 };
 
-/// SQS hides a message for 12 hours from its *receive* at most, and refuses a longer timeout. A
-/// batching window (5 minutes) and an invocation (15) may be over by now.
+/// SQS hides a message for at most 12 hours from its *receive*, and rejects a longer timeout. A batching
+/// window (5 minutes) and an invocation (15) may be over by now.
 pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
 
-/// Added to another's lease, in seconds: the next worker's clock may be behind ours.
+/// Seconds to add to another worker's lease, because the next worker's clock may be behind ours.
 const CLOCKS: u64 = 1;
-/// And at most this much by chance, so that all who wait for one lease do not come at once.
+/// The most seconds to add at random, so that the messages that wait for one lease do not all come back at
+/// once.
 const SPREAD: u64 = 2;
 
 /// Waits between the receives of a message whose failure is retryable.
@@ -34,9 +35,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// `base` after the first receive, doubled with each one after it, up to `cap`; half of that
-    /// is fixed, and the rest jitter. The fixed half is the outage that every message survives.
-    /// In seconds, as SQS counts.
+    /// Returns the wait in whole seconds, as SQS counts: `base` after the first receive, doubled with each
+    /// further one, up to `cap`. Half of it is fixed and the rest is jitter. The fixed half decides how long
+    /// an outage every message survives.
     fn seconds(self, receive_count: u32, jitter: impl FnOnce(u64) -> u64) -> u64 {
         let doubled = 1_u32
             .checked_shl(receive_count.saturating_sub(1))
@@ -47,10 +48,10 @@ impl Backoff {
     }
 }
 
-/// A permanent failure is visible again at once for so many receives, where a dead-letter queue may
-/// take the message. Each receive costs a write unit, and a queue may allow more than a hundred.
+/// For this many receives, a permanent failure is visible again at once if a dead-letter queue may take the
+/// message. Each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
-/// After them, the longest wait on a FIFO queue, in seconds: the message's group waits too.
+/// Longest wait after them on a FIFO queue, in seconds, because the message group waits too.
 const FIFO_LONGEST: u64 = 30;
 
 /// One receive of a message, and its queue.
@@ -59,13 +60,13 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// The wait of the failed message before it in its FIFO group.
+    /// Wait of the failed message before it in its message group.
     ahead: Option<u16>,
 }
 
 #[cfg(test)]
 impl Receive {
-    /// A receive from a standard queue whose attributes are unknown.
+    /// Creates a receive from a standard queue whose attributes are unknown.
     pub(super) const fn of_standard_queue(count: u32) -> Self {
         Self {
             count,
@@ -80,12 +81,12 @@ impl Receive {
 pub(super) struct Rule {
     pub(super) now: Timestamp,
     pub(super) backoff: Backoff,
-    /// A number up to the one given.
+    /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
 }
 
 impl Rule {
-    /// The visibility timeout in seconds; `None` leaves it to the queue.
+    /// Returns the visibility timeout in seconds. `None` leaves it to the queue.
     pub(super) fn seconds(&self, outcome: &Outcome, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         let seconds = match outcome.retry() {
@@ -97,7 +98,8 @@ impl Rule {
             Retry::Now => match receive.ahead {
                 Some(ahead) => ahead.into(),
                 None if receive.count <= 1 => 0,
-                // A batch larger than its time must not circle until its receives are used up.
+                // The messages of a batch that is larger than its time must not circle until their receives
+                // are used up.
                 None => backoff(),
             },
             Retry::At(end) if end > self.now => {
@@ -105,14 +107,14 @@ impl Rule {
                 lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
             }
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
-            // A conflict with an ended lease too: the record stays as it is until another attempt or
-            // a person changes it.
+            // Also for a conflict with a lease that has ended: the record stays as it is until another
+            // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff(),
         };
         Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
     }
 
-    /// The changes for a batch.
+    /// Returns the changes for a batch.
     pub(super) fn plan<'a>(
         &self,
         batch: &[MessageOutcome<'a>],

@@ -8,12 +8,12 @@ use tokio::time::{Instant, sleep_until};
 use super::{BUDGET, Bound, LONGEST, Visibility, delay::TimeoutChange};
 use crate::sqs::{batch::Batch, message::Message};
 
-/// Part of the timeout after which it is extended again. Two more tries fit into the rest.
+/// Part of the timeout after which it is extended. The rest leaves time for two more tries.
 const EXTENDED_AFTER: u32 = 3;
 
 impl Visibility {
-    /// Awaits `run`, and meanwhile extends the visibility timeouts of the batch. Messages with a result
-    /// too: SQS gets no response for them before the batch ends.
+    /// Awaits `run` and extends the visibility timeouts of the batch meanwhile. This includes messages that
+    /// have a result, because SQS gets no response for them before the batch ends.
     pub(in crate::sqs) async fn while_extended(
         &self,
         batch: &Batch,
@@ -57,7 +57,7 @@ impl Visibility {
     }
 }
 
-/// The next timeout, in whole seconds. SQS hides a message for at most 12 hours from its receive.
+/// Returns the next timeout in whole seconds. SQS hides a message for at most 12 hours from its receive.
 fn seconds(timeout: Duration, since_receive: Duration) -> u16 {
     let left = Duration::from_secs(LONGEST.into()).saturating_sub(since_receive);
     u16::try_from(timeout.min(left).as_secs()).unwrap_or(LONGEST)

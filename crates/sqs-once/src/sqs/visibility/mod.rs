@@ -22,33 +22,26 @@ use queues::{Bound, Queues};
 use super::{message::Message, message_outcome::MessageOutcome};
 use crate::{protocol::Timestamp, system};
 
-/// For all of a batch, however much of the invocation is left: one attempt that goes unanswered
-/// ([`crate::aws::config`]) and another.
+/// Time for all calls of a batch, however much of the invocation is left: enough for one attempt without a
+/// response ([`crate::aws::config`]) and a second one.
 const BUDGET: Duration = Duration::from_secs(2);
 
-/// Sets the visibility timeout of each failed message, in place of the queue's one timeout for
-/// all.
+/// Sets the visibility timeout of each failed message by its outcome. Without it, the queue's own timeout
+/// applies to all of them. The table of timeouts is in
+/// [docs/operations.md](https://github.com/sqs-once/sqs-once/blob/main/docs/operations.md).
 ///
-/// | outcome | visibility timeout |
-/// | --- | --- |
-/// | conflict | until the other lease ends, and one to three seconds more; a back-off if it has ended |
-/// | retryable failure, panic, out of time, lease lost, completion unrecorded, commit unknown, store unavailable | a back-off, see [`backoff`](Self::backoff) |
-/// | permanent failure, now or before; no key, key reused | where the queue has a dead-letter queue, 0 for three receives; then a back-off, on FIFO queues of 30 seconds at most |
-/// | not started | 0 after the first receive, then a back-off |
-/// | behind a failure in its FIFO group | that of the failed message |
+/// This is best effort. It happens after the outcomes are recorded, takes at most two seconds, and ends
+/// before the response is due. If a timeout cannot be changed, the consumer logs that, and the message comes
+/// back after the queue's own visibility timeout. If an endpoint cannot be reached or does not respond within
+/// a second and a half, the consumer does not call it again for five minutes.
 ///
-/// This is best effort: after the outcomes are recorded, within two seconds and before the
-/// batch must be answered. A timeout that can't be changed is logged, and the message comes back
-/// after the queue's own visibility timeout. An endpoint that can't be reached, or gives no answer
-/// within a second and a half, is not asked again for five minutes.
-///
-/// The first permanent failure makes the consumer read the queue's redrive policy and retention, and
-/// again after an hour; no response to Lambda waits for them. A queue without a dead-letter queue is
-/// warned of once.
+/// At the first permanent failure, the consumer reads the queue's redrive policy and retention, and it reads
+/// them again after an hour. The response to Lambda does not wait for them. The consumer warns once of a
+/// queue without a dead-letter queue.
 ///
 /// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
-/// `sqs:ChangeMessageVisibility`. A queue of another account must allow these; one of another region
-/// is called there.
+/// `sqs:ChangeMessageVisibility`. A queue in a different account must allow these. A queue in a different
+/// Region is called there.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
@@ -70,11 +63,12 @@ pub struct Visibility {
 }
 
 impl Visibility {
-    /// The longest back-off. SQS hides a message for 12 hours from its receive at most; half an
-    /// hour of them is left for the batch.
+    /// The longest back-off. SQS hides a message for at most 12 hours from its receive, and we leave half an
+    /// hour of that for the batch.
     pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
 
-    /// With a back-off from 10 seconds to 15 minutes, and [direct dead-lettering](Self::dead_letter).
+    /// Sets visibility timeouts with a back-off from 10 seconds to 15 minutes, and with [direct
+    /// dead-lettering](Self::dead_letter).
     #[must_use]
     pub fn new(client: Client) -> Self {
         let queues = Arc::new(Queues::new(client));
@@ -88,18 +82,18 @@ impl Visibility {
         }
     }
 
-    /// Sets the visibility timeout of the messages of a batch after each third of `timeout`, until the
-    /// batch ends. `None`, the default, leaves them the queue's visibility timeout, which must be longer
-    /// than a third of `timeout`. Messages with a result are extended too, since SQS gets the response
-    /// for all messages at the end.
+    /// Extends the visibility timeout of the messages of a batch to `timeout`, again and again after a third
+    /// of it, until the batch ends. The queue's own visibility timeout must be longer than that third. With
+    /// `None`, the default, nothing is extended. Messages with a result are extended too, because SQS gets
+    /// the response for all messages at the end.
     ///
-    /// For handlers that run longer than the queue's visibility timeout; see
-    /// [`Once::heartbeat`](crate::Once::heartbeat) for their leases. SQS hides a message for at most
-    /// 12 hours from its receive, and the consumer stops half an hour before. SQS counts whole
-    /// seconds. Messages of a short batch cost no request.
+    /// Use it for handlers that run longer than the queue's visibility timeout; see
+    /// [`Once::heartbeat`](crate::Once::heartbeat) for their leases. SQS hides a message for at most 12 hours
+    /// from its receive, and the consumer stops half an hour before that. SQS counts whole seconds. A short
+    /// batch causes no request.
     ///
-    /// An extension that fails is logged. SQS may then deliver the message again, and the claim of
-    /// that delivery is a conflict while the lease lives.
+    /// The consumer logs an extension that fails. SQS may then deliver the message again, and that delivery
+    /// is a conflict until the lease ends.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -116,12 +110,12 @@ impl Visibility {
         }
     }
 
-    /// Waits after a retryable failure: `base` after the first receive, twice that after the
-    /// second, and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half
-    /// of each wait is fixed, and the other half is jitter. SQS counts whole seconds.
+    /// Sets the waits after a retryable failure: `base` after the first receive, twice that after the second,
+    /// and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half of each wait is
+    /// fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// Half the sum of the waits between the receives (the queue's `maxReceiveCount`, less one)
-    /// is an outage that every message survives.
+    /// Every message survives an outage that lasts half as long as all waits between its receives together.
+    /// There is one wait less than the queue's `maxReceiveCount`.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
         Self {
@@ -130,8 +124,8 @@ impl Visibility {
         }
     }
 
-    /// How long records are kept (see [`Once::retention`](crate::Once::retention)): a queue that
-    /// keeps its messages longer is warned of once.
+    /// Sets how long records are kept (see [`Once::retention`](crate::Once::retention)), so that the consumer
+    /// can warn of a queue that keeps its messages longer.
     ///
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
@@ -149,30 +143,29 @@ impl Visibility {
         }
     }
 
-    /// Switches direct dead-lettering on, the default, or off. A copy of each message that failed
-    /// permanently goes to its queue's dead-letter queue, and the message is acknowledged once SQS
-    /// confirmed the copy. Off, the message is received up to the queue's `maxReceiveCount`, at the cost
-    /// of a write unit each time.
+    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each
+    /// message that failed permanently to its queue's dead-letter queue, and acknowledges the message as soon
+    /// as SQS has confirmed the copy. When it is off, the message is received until the queue's
+    /// `maxReceiveCount`, at a write unit each time.
     ///
-    /// The copy has the body and the message attributes unchanged, and these attributes more:
+    /// The copy has the same body and message attributes, and these additional attributes:
     ///
     /// | attribute | value |
     /// | --- | --- |
     /// | `SqsOnceReason` | the outcome: `permanent_failure`, `failed_before`, `key_reused` or `invalid` |
     /// | `SqsOnceError` | the first 1,024 bytes of the error |
-    /// | `SqsOnceKey` | the idempotency key, where there is one; its SHA-256 where it has characters that SQS rejects |
-    /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's own deduplication id; the copy's is the id of the message, as where SQS moves it |
+    /// | `SqsOnceKey` | the idempotency key, if there is one; its SHA-256 if it has characters that SQS rejects |
+    /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
-    /// A message is reported as failed as with `false` where no copy can be made: the queue has no
-    /// dead-letter queue, or that is not known; the role may not send to it; the copy would have
-    /// more than ten attributes or 1 MiB; there was no time. The metric `DeadLettersNotSent` counts
-    /// these messages, and a process warns once of a missing queue or permission. A message that took
-    /// its outcome from another of its batch is reported as failed too. A crash between copy and
-    /// acknowledgement leaves two copies in the dead-letter queue, never none.
+    /// If no copy can be made, the message is reported as failed, as with `false`. That happens if the queue
+    /// has no dead-letter queue or we do not know it, if the role may not send to it, if the copy would have
+    /// more than ten attributes or 1 MiB, or if there was no time. The metric `DeadLettersNotSent` counts
+    /// these messages, and a process warns once of a missing queue or permission. A message that took its
+    /// outcome from another message of its batch is reported as failed too. After a crash between copy and
+    /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
     ///
-    /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move
-    /// copies back, `StartMessageMoveTask` and the console need the source queue named as
-    /// destination.
+    /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
+    /// with `StartMessageMoveTask` or the console, name the source queue as destination.
     ///
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
@@ -188,13 +181,13 @@ impl Visibility {
         }
     }
 
-    /// Another source of chance, for tests: a number up to the one given.
+    /// Replaces the random numbers, for tests. The function returns a number up to the given one.
     #[must_use]
     pub fn jitter(self, jitter: fn(u64) -> u64) -> Self {
         Self { jitter, ..self }
     }
 
-    /// A message failed permanently: its queue's attributes will be needed.
+    /// Prepares for a message that failed permanently, by reading its queue's attributes.
     pub(super) fn expect(&self, message: &Message) {
         if let Some(receipt) = message.receipt() {
             self.attributes.read_in_background(receipt.queue_arn);
@@ -202,8 +195,8 @@ impl Visibility {
     }
 
     /// Sends messages that failed permanently to their dead-letter queue, if that is switched on, and marks
-    /// those whose copies are confirmed. Returns the number of the others. Leaves half the time until
-    /// `answer`.
+    /// those whose copies are confirmed. Returns how many could not be sent. Uses at most half of the time
+    /// until `answer`.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],
@@ -218,7 +211,7 @@ impl Visibility {
             attributes: &self.attributes,
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
-        // Where the mode records no failures, there is nothing to record first.
+        // If the mode records no failures, nothing has to be recorded first.
         let failed = |of: &&MessageOutcome<'_>| of.processed.is_recorded_failure(true);
         let failed: Vec<_> = batch.iter().filter(failed).collect();
         let ids: HashSet<_> = failed.iter().map(|of| of.message_id).collect();
@@ -230,8 +223,8 @@ impl Visibility {
         not_sent
     }
 
-    /// Changes the visibility timeouts of a batch, but for messages in the dead-letter queue, as far as
-    /// there is time until `answer`.
+    /// Changes the visibility timeouts of a batch, except for messages that are in the dead-letter queue, as
+    /// long as there is time until `answer`.
     pub(super) async fn apply(
         &self,
         batch: &[MessageOutcome<'_>],

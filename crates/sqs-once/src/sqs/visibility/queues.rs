@@ -17,15 +17,15 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::dynamodb::explain::{causes, reason_of_denial, unanswered};
 
-/// A call without an answer for so long shows that the endpoint is out of reach. The first attempt
-/// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the
-/// second attempt then has half a second.
+/// A call without a response for this long shows that the endpoint cannot be reached. The first attempt
+/// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
+/// attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);
-/// Pause after an endpoint could not be reached or did not answer. Without the pause, in a VPC without
-/// an SQS endpoint every batch would wait for the whole budget.
+/// Pause after an endpoint could not be reached or did not respond. Without it, every batch in a VPC without
+/// an SQS endpoint would use up the whole budget.
 const PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// For an SDK client without timeouts of its own.
+/// Time limit of a background call, for an SDK client without timeouts.
 const BACKGROUND: Duration = Duration::from_secs(30);
 
 /// The queues that a process has called, by ARN.
@@ -38,11 +38,11 @@ pub(super) struct Queues {
 #[derive(Debug, Default)]
 struct Known {
     queues: BTreeMap<String, Queue>,
-    /// By region: when its endpoint may be asked again.
+    /// When each Region's endpoint may be called again.
     paused: BTreeMap<String, Instant>,
 }
 
-/// A queue as it is called.
+/// A queue, with everything that a call needs.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     pub(super) client: Client,
@@ -53,35 +53,35 @@ pub(super) struct Queue {
 /// Time limit of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
-    /// This time, for calls before the response to Lambda.
+    /// Until this time. For calls before the response to Lambda.
     Until(Instant),
-    /// This time, for calls while handlers run. No response waits for them, so they are sent during a
-    /// pause too, and cause none.
+    /// Until this time. For calls while handlers run. No response waits for them, so they are sent during a
+    /// pause too, and never cause a pause.
     WhileRunning(Instant),
-    /// [`BACKGROUND`], for calls beside the response. Lambda may freeze the process meanwhile, so a
-    /// missing answer proves nothing about the endpoint.
+    /// [`BACKGROUND`]. For calls beside the response. Lambda may freeze the process meanwhile, so a missing
+    /// response proves nothing about the endpoint.
     Background,
 }
 
-/// The reason why a call has no answer.
+/// Why a call has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CallError {
-    /// SQS refused the call, or the SDK did before it was sent.
+    /// SQS rejected the call, or the SDK did so before it was sent.
     #[error("{0}")]
     Refused(String),
-    /// The endpoint is not asked again for [`PAUSE`].
+    /// The endpoint did not respond, and is not called again for [`PAUSE`].
     #[error(
-        "the SQS endpoint of {region} gave no answer and is not asked again for 5 minutes: {cause}"
+        "the SQS endpoint of {region} did not respond and is not called again for 5 minutes: {cause}"
     )]
     Unreachable { region: String, cause: String },
-    /// The endpoint may be asked again.
-    #[error("the SQS endpoint of {region} gave no answer: {cause}")]
-    NoAnswer { region: String, cause: String },
-    /// Not sent: the endpoint could not be reached within the last five minutes.
+    /// The endpoint did not respond, but may be called again.
+    #[error("the SQS endpoint of {region} did not respond: {cause}")]
+    NoResponse { region: String, cause: String },
+    /// Not sent, because the endpoint could not be reached within the last five minutes.
     #[error("the SQS endpoint could not be reached within the last 5 minutes")]
     Paused,
-    /// The batch had to be answered.
-    #[error("no time was left for an answer of SQS")]
+    /// It was time to respond to Lambda.
+    #[error("no time was left for a response from SQS")]
     OutOfTime,
 }
 
@@ -93,7 +93,7 @@ impl Known {
 }
 
 impl CallError {
-    /// A member that SQS requires is missing.
+    /// Creates the error of a request that lacks a member that SQS requires.
     #[expect(clippy::needless_pass_by_value, reason = "passed by `map_err`")]
     pub(super) fn not_made(error: BuildError) -> Self {
         Self::Refused(error.to_string())
@@ -108,7 +108,7 @@ impl Queues {
         }
     }
 
-    /// Held for a lookup or an insertion, never during a call.
+    /// Locks the known queues, for a lookup or an insertion and never during a call.
     fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
     }
@@ -118,7 +118,7 @@ impl Queues {
         parse(arn).is_some_and(|(region, ..)| self.known().is_paused(region))
     }
 
-    /// The queue of an ARN. The URL is looked up once, except by concurrent callers.
+    /// Returns the queue of an ARN. Looks the URL up once, except that concurrent callers may each do so.
     pub(super) async fn queue(&self, arn: &str, bound: Bound) -> Result<Queue, CallError> {
         if let Some(queue) = self.known().queues.get(arn) {
             return Ok(queue.clone());
@@ -126,7 +126,7 @@ impl Queues {
         let (region, account, name) = parse(arn)
             .ok_or_else(|| CallError::Refused("this is not the ARN of a queue".into()))?;
         let config = self.client.config();
-        // The region tells the partition too.
+        // The Region determines the partition too.
         let client = if config.region().is_some_and(|own| own.as_ref() == region) {
             self.client.clone()
         } else {
@@ -199,7 +199,7 @@ impl Queues {
         };
         let region = region.to_owned();
         let Bound::Until(_) = bound else {
-            return Err(CallError::NoAnswer { region, cause });
+            return Err(CallError::NoResponse { region, cause });
         };
         let end = Instant::now() + PAUSE;
         self.known().paused.insert(region.clone(), end);
@@ -207,16 +207,16 @@ impl Queues {
     }
 }
 
-/// Locks also after a panic: no code under these locks leaves a change half made.
+/// Locks even after a panic. No code under these locks leaves a change half done.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The cause of an error that shows that the endpoint could not be reached or did not answer.
+/// Returns the cause of an error which shows that the endpoint could not be reached or did not respond.
 fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
     match error {
         SdkError::TimeoutError(_) => Some("no answer in time".into()),
-        // A connector's errors hold addresses and causes, no bodies.
+        // A connector's errors contain addresses and causes, but no bodies.
         SdkError::DispatchFailure(failure) if failure.is_io() || failure.is_timeout() => Some(
             failure
                 .as_connector_error()
@@ -226,7 +226,7 @@ fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
     }
 }
 
-/// Region, account and name: `arn:aws:sqs:eu-central-1:123456789012:orders`.
+/// Returns Region, account and name of `arn:aws:sqs:eu-central-1:123456789012:orders`.
 fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     let mut parts = arn.split(':');
     if parts.next() != Some("arn") || parts.next()?.is_empty() || parts.next() != Some("sqs") {
@@ -237,7 +237,7 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     (whole && parts.next().is_none()).then_some((region, account, name))
 }
 
-/// Code and advice, without the request, which may hold payload.
+/// Returns code and advice, without the request, which may contain payload.
 fn explain_rejection<E>(error: &SdkError<E>, permission: &str) -> String
 where
     E: ProvideErrorMetadata + Error + 'static,
@@ -246,7 +246,7 @@ where
         return unanswered(error);
     };
     let code = service.code().unwrap_or("unknown error");
-    // `KmsAccessDenied` too: the queue's key denies, and the reason names the action of KMS.
+    // Includes `KmsAccessDenied`: the queue's key denies access, and the reason names the KMS action.
     let advice = if code.contains("AccessDenied") {
         let reason = reason_of_denial(service.message());
         format!(": this role may not {permission} on it; {reason}")

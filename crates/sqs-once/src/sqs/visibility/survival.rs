@@ -1,5 +1,5 @@
-//! Messages in an outage of half a day, with the template's values: bounds of the way to the
-//! dead-letter queue, and a simulation of whole batches with the code's own waits.
+//! Tests that messages survive an outage of half a day with the template's values. Computes bounds for the
+//! way to the dead-letter queue, and simulates whole batches with the waits from the code.
 //!
 //! `make outage` prints the table of the simulation.
 
@@ -42,9 +42,9 @@ fn queue(template: &Template) -> Queue {
             base: duration("CONSUMER_BACKOFF_BASE"),
             cap: duration("CONSUMER_BACKOFF_CAP"),
         },
-        // As `Consumer::new` has it.
+        // The value that `Consumer::new` sets.
         reserve: Duration::from_millis(500),
-        // The fewest that `auto` can mean.
+        // The smallest number that `auto` can mean.
         handlers: variable("CONSUMER_CONCURRENCY").parse().unwrap_or(10),
         invocations: template
             .text(&json!({"!Ref": "MaximumConcurrency"}))
@@ -62,7 +62,7 @@ struct Queue {
     retention: u64,
     backoff: Backoff,
     reserve: Duration,
-    /// Of one batch at a time.
+    /// Handlers of one batch that run at a time.
     handlers: usize,
     invocations: usize,
 }
@@ -86,12 +86,14 @@ impl Queue {
         rule.seconds(outcome, receive).unwrap().into()
     }
 
-    /// The waits between the receives of a message, each of the cause that gives the shortest.
+    /// Returns the sum of the waits between the receives of a message, each with the cause that gives the
+    /// shortest wait.
     fn shortest(&self, wait: impl Fn(u32) -> u64) -> u64 {
         (1..self.receives).map(wait).sum()
     }
 
-    /// Time in which a message surely has used up its receives, if it never waits for an invocation.
+    /// Returns the time in which a message has certainly used up its receives, if it never waits for an
+    /// invocation.
     fn longest(&self, window: u64) -> u64 {
         let failed = retryable();
         let failing = |count| self.wait(&failed, count, most) + self.timeout + window;
@@ -116,10 +118,10 @@ fn timeouts() -> Vec<String> {
         .collect()
 }
 
-/// Back-offs after the first receive, of which a template may admit some.
+/// Back-offs after the first receive. A template may allow some of them.
 const BASES: [&str; 8] = ["1ms", "500ms", "1s", "2s", "10s", "1m", "999m", "99999s"];
 
-/// Waits of a message whose handlers fail, and of one whose workers die. A message that is not
+/// Returns the waits of a message whose handlers fail, and of one whose workers die. A message that is not
 /// started at its first receive is visible again at once.
 fn shortest_waits(queue: &Queue) -> [impl Fn(u32) -> u64; 2] {
     let (failed, dies) = (retryable(), [false, true]);
@@ -258,16 +260,16 @@ fn template_refuses_receives_that_outlive_the_queue() {
 
 // ---- the simulation ------------------------------------------------------------------------------
 
-/// The trouble that lasts for half a day.
+/// The cause of an outage of half a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cause {
-    /// The called system refuses each call at once: messages use up receives as fast as they can.
+    /// The called system rejects each call at once, so messages use up receives as fast as they can.
     SystemRefuses,
     /// Calls of the called system time out.
     SystemHangs,
-    /// No claim has an answer.
+    /// No claim gets a response.
     StoreSilent,
-    /// Each worker ends within a second, without an answer to Lambda.
+    /// Each worker ends within a second, without a response to Lambda.
     WorkersDie,
 }
 
@@ -280,9 +282,9 @@ const CAUSES: [Cause; 4] = [
 
 const SECOND: u64 = 1000;
 const OUTAGE: u64 = 12 * HOUR * SECOND;
-/// Messages in the queue when the outage begins; after it one more arrives each second.
+/// Messages in the queue when the outage begins. Then one more arrives each second.
 const WAITING: usize = 2000;
-/// A handler of a healthy system.
+/// Duration of a handler when the called system works, in milliseconds.
 const HEALTHY: u64 = 200;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -292,7 +294,7 @@ struct Message {
     done: bool,
 }
 
-/// The waits of an outcome after each receive: the least, and the part that is jitter.
+/// The waits of an outcome after each receive: the minimum, and the part that is jitter.
 type Waits = Vec<(u64, u64)>;
 
 /// A queue with its consumer, in virtual milliseconds. SQS counts visibility timeouts in seconds.
@@ -305,21 +307,21 @@ struct Simulation<'a> {
     now: u64,
     messages: Vec<Message>,
     visible: VecDeque<usize>,
-    /// By the second in which they are visible again.
+    /// Messages by the second in which they become visible again.
     hidden: BTreeMap<u64, Vec<usize>>,
     /// Ends of the invocations in progress.
     running: BinaryHeap<Reverse<u64>>,
     result: Survival,
 }
 
-/// How the messages that were sent before the end of the outage fared.
+/// How the messages fared that were sent before the end of the outage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Survival {
     done: usize,
     dead: usize,
     expired: usize,
     receives: u32,
-    /// The age of the oldest message when it was done, in milliseconds.
+    /// Age of the oldest message when it was done, in milliseconds.
     oldest: u64,
     /// When the last one was done.
     last: u64,
@@ -398,7 +400,7 @@ impl<'a> Simulation<'a> {
         self.hidden.entry(second).or_default().push(message);
     }
 
-    /// Receives a batch, and processes it up to its end.
+    /// Receives a batch and processes it to its end.
     fn invoke(&mut self) {
         let mut batch = Vec::new();
         while batch.len() < self.batch
@@ -430,9 +432,9 @@ impl<'a> Simulation<'a> {
         let stop = self.now + self.queue.timeout * SECOND - millis(self.queue.reserve);
         let trouble = match self.cause {
             Cause::SystemRefuses => 50,
-            // The template's handler has 5 seconds, and the function more.
+            // The template's handler takes at most 5 seconds, and the function has more.
             Cause::SystemHangs => 5 * SECOND,
-            // Three attempts of 5 seconds, and an abandon.
+            // Three attempts of 5 seconds each, and the release of the claim.
             Cause::StoreSilent => 16 * SECOND,
             Cause::WorkersDie => 0,
         };
@@ -480,7 +482,7 @@ fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap()
 }
 
-/// Simulates the outage of each cause with the values for these function timeouts.
+/// Simulates the outage for each cause, with the template's values for these function timeouts.
 fn survivals(timeouts: &[String], batches: &[usize]) -> Vec<(Queue, Cause, usize, Survival)> {
     let of = |timeout: &String| queue(&Template::with(&[("FunctionTimeout", timeout)]));
     let queues: Vec<_> = timeouts.iter().map(of).collect();
@@ -537,7 +539,7 @@ fn every_message_survives_with_every_function_timeout() {
     assert_all_survive(&timeouts(), &[10, 100, 1000]);
 }
 
-/// Too few receives, and batches that circle, end in the dead-letter queue.
+/// With too few receives, and in batches that circle, messages end in the dead-letter queue.
 #[test]
 fn simulation_finds_too_few_receives_and_circling_messages() {
     let queue = queue(&Template::with(&[]));

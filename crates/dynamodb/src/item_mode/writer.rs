@@ -1,20 +1,20 @@
-//! [`ChangeWriter`]: writes a change, and finds out whether the operation was completed before.
+//! [`ChangeWriter`]: writes a change, and finds out whether the operation was already completed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 
 use super::{
-    OnItem,
+    ItemMode,
     change::{Change, Kind, Modify, OTHER_ITEM},
     processed_keys::{Lookup, ProcessedKeys},
     send::Sent,
     version::Unchanged,
 };
 use crate::{
-    declined::{Declined, DeclinedAnswer},
+    condition_failed::{ConditionFailed, FailedWrite},
     item::Item,
-    refused::{Refused, RefusedWrite},
+    not_written::{NotWritten, UnwrittenOutput},
     write::{Action, Write},
 };
 use sqs_once_core::{
@@ -29,7 +29,7 @@ const MAX_COLLISIONS: usize = 20;
 
 /// Writes the changes of one operation.
 pub(super) struct ChangeWriter<'a> {
-    pub(super) on_item: &'a OnItem,
+    pub(super) item_mode: &'a ItemMode,
     pub(super) key: &'a Key,
     /// `None` if payloads are not compared.
     pub(super) fingerprint: Option<Fingerprint>,
@@ -37,17 +37,17 @@ pub(super) struct ChangeWriter<'a> {
     pub(super) meter: Meter,
 }
 
-/// An outcome, or the reason why nothing was written.
-type WriteResult = Result<Outcome, Declined>;
+/// An outcome, or why nothing was written.
+type WriteResult = Result<Outcome, NotWritten>;
 
 impl ChangeWriter<'_> {
-    /// Writes a change. After the first round, the change must apply to the `item` of the first.
+    /// Writes a change. From the second round on, the change must apply to the `item` of the first.
     pub(super) async fn write<O>(
         &self,
         round: usize,
         change: Change<O>,
         item: Option<&(String, Item)>,
-    ) -> Result<Outcome, DeclinedAnswer<Change<O>>> {
+    ) -> Result<Outcome, UnwrittenOutput<Change<O>>> {
         if round > 0 && item.is_none_or(|item| !change.kind.applies_to(item)) {
             return Ok(Outcome::PermanentFailure(OTHER_ITEM.into()));
         }
@@ -56,17 +56,17 @@ impl ChangeWriter<'_> {
             Kind::Update { update, result } => self.update(update, result).await,
             Kind::Modify { target, modify } => self.modify(target, modify).await,
         };
-        written.map_err(|declined| DeclinedAnswer {
+        written.map_err(|declined| UnwrittenOutput {
             declined,
-            on_refused: change.on_refused,
+            on_condition_failed: change.on_condition_failed,
         })
     }
 
     fn processed_keys(&self) -> ProcessedKeys<'_> {
         ProcessedKeys {
             key: self.key,
-            now: (self.on_item.clock)(),
-            retention: self.on_item.retention,
+            now: (self.item_mode.clock)(),
+            retention: self.item_mode.retention,
             fingerprint: self.fingerprint.as_ref(),
         }
     }
@@ -75,7 +75,7 @@ impl ChangeWriter<'_> {
         let keys = self.processed_keys();
         let put = serializable(put)?;
         if !put.action.item.contains_key(key) {
-            return Err(Declined::Invalid(format!(
+            return Err(NotWritten::Invalid(format!(
                 "the item to create lacks the primary key attribute `{key}`; nothing was written"
             )));
         }
@@ -105,12 +105,12 @@ impl ChangeWriter<'_> {
             let mut write = keys.compose(update.clone(), &facts);
             write = write.return_item();
             let sent = self.update_item(&write.action).await;
-            if let Sent::Refused { item, .. } = &sent
+            if let Sent::ConditionFailed { item, .. } = &sent
                 && keys.reads_before_update()
                 && !keys.facts_hold(&facts, item.as_ref())
                 && known_outcome(&keys, item.as_ref()).is_none()
             {
-                // Another worker changed the processed keys meanwhile.
+                // Another worker has changed the processed keys.
                 continue;
             }
             return self.changed(&keys, sent, &write, result);
@@ -122,11 +122,11 @@ impl ChangeWriter<'_> {
         let target = serializable(target)?.action;
         let (table, key) = (&target.table_name, &target.key);
         let Some(key_name) = key.keys().next() else {
-            return Err(Declined::Invalid(
+            return Err(NotWritten::Invalid(
                 "the change has no primary key; nothing was written".into(),
             ));
         };
-        let mut pauses = RetryPauses::until(self.deadline.stop());
+        let mut pauses = RetryPauses::until(self.deadline.handler_cutoff());
         let mut found = match self.read(table, key, None).await {
             Ok(found) => found,
             Err(outcome) => return Ok(outcome),
@@ -143,7 +143,7 @@ impl ChangeWriter<'_> {
                 Ok(Err(failure)) => return Ok(failure.into()),
                 Err(_panic) => return Ok(Outcome::Panicked),
             };
-            let unchanged = Unchanged::since(found.as_ref()).map_err(Declined::Invalid)?;
+            let unchanged = Unchanged::since(found.as_ref()).map_err(NotWritten::Invalid)?;
             item.extend(key.clone());
             keys.copy(found.as_ref(), &mut item);
             keys.insert(&mut item);
@@ -153,8 +153,10 @@ impl ChangeWriter<'_> {
             }
             put = put.return_item();
             match self.put(&put.action).await {
-                // An earlier copy of the request that arrives later fails its version condition.
-                Sent::Refused { item, .. } if known_outcome(&keys, item.as_ref()).is_none() => {
+                // If an earlier copy of the request arrives later, its version condition fails.
+                Sent::ConditionFailed { item, .. }
+                    if known_outcome(&keys, item.as_ref()).is_none() =>
+                {
                     found = item;
                 }
                 sent => return self.changed(&keys, sent, &put, result),
@@ -176,23 +178,25 @@ impl ChangeWriter<'_> {
     ) -> WriteResult {
         match sent {
             Sent::Applied => Ok(Outcome::Completed(result)),
-            Sent::Refused { item, unanswered } => {
+            Sent::ConditionFailed { item, unanswered } => {
                 if let Some(known) = known_outcome(keys, item.as_ref()) {
                     return Ok(known);
                 }
                 if let Some(error) = unanswered {
-                    // The earlier copy may still arrive, and its condition may then be met.
+                    // The earlier copy may still arrive, and then its condition may be met.
                     return Ok(Outcome::commit_unknown(error));
                 }
                 check_processed_keys(item.as_ref())?;
-                Err(Declined::Conditions(Refused::new(vec![RefusedWrite {
-                    index: 0,
-                    label: write.label.clone(),
-                    table: write.table().to_owned(),
-                    item,
-                }])))
+                Err(NotWritten::Conditions(ConditionFailed::new(vec![
+                    FailedWrite {
+                        index: 0,
+                        label: write.label.clone(),
+                        table: write.table().to_owned(),
+                        item,
+                    },
+                ])))
             }
-            Sent::Invalid(why) => Err(Declined::Invalid(why)),
+            Sent::Invalid(why) => Err(NotWritten::Invalid(why)),
             Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
             Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
             Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
@@ -201,17 +205,17 @@ impl ChangeWriter<'_> {
 }
 
 /// Returns the write, if all its values could be serialized.
-fn serializable<A>(write: Write<A>) -> Result<Write<A>, Declined> {
+fn serializable<A>(write: Write<A>) -> Result<Write<A>, NotWritten> {
     match write.fault {
-        Some(error) => Err(Declined::Invalid(format!("{error}; nothing was written"))),
+        Some(error) => Err(NotWritten::Invalid(format!("{error}; nothing was written"))),
         None => Ok(write),
     }
 }
 
 /// Checks that the item's processed keys are readable.
-fn check_processed_keys(item: Option<&Item>) -> Result<(), Declined> {
+fn check_processed_keys(item: Option<&Item>) -> Result<(), NotWritten> {
     match item.and_then(ProcessedKeys::type_error) {
-        Some(error) => Err(Declined::Invalid(error)),
+        Some(error) => Err(NotWritten::Invalid(error)),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Answers to the statements of a group.
+//! [`BatchResponse`]: the responses to the statements of a batch.
 
 use std::sync::Arc;
 
@@ -15,44 +15,44 @@ use crate::{
     explain::{explain, kind},
     item::Item,
 };
-use sqs_once_core::protocol::Unavailability;
+use sqs_once_core::protocol::RequestErrorKind;
 
-/// The answer to a statement.
-pub(super) enum Answer {
+/// The response to a statement.
+pub(super) enum StatementResponse {
     Applied,
     /// The condition check failed because of this item.
-    Refused(Item),
-    /// The condition check failed, and no item came with the answer: there is none, or an emulator left it out.
-    RefusedWithoutItem,
-    /// Not applied. The ordinary request may be.
+    ConditionFailed(Item),
+    /// The condition check failed, and the response has no item: there is none, or an emulator left it out.
+    ConditionFailedWithoutItem,
+    /// Not applied, but the ordinary request may succeed.
     NotApplied,
-    /// The statement failed for this reason. If it got no answer, it may have been applied.
-    Failed(Unavailability, Arc<str>),
+    /// The statement failed for this reason. If it got no response, it may have been applied.
+    Failed(RequestErrorKind, Arc<str>),
 }
 
-/// The reason why a process sends no more groups.
+/// Why a process stops batching.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum EndOfGroups {
+pub(super) enum BatchingEnd {
     /// The role may not send statements.
     Denied,
-    /// The answer has a form that DynamoDB is not known to send.
+    /// The response has a form that DynamoDB is not known to send.
     UnknownAnswer(Arc<str>),
 }
 
-/// Answers to the statements of a group, in their order.
-pub(super) struct Answers {
-    pub(super) answers: Vec<Answer>,
-    /// Set if this group is the last.
-    pub(super) end: Option<EndOfGroups>,
-    /// Each statement's share of the group's write units.
+/// The responses to the statements of a batch, in their order.
+pub(super) struct BatchResponse {
+    pub(super) answers: Vec<StatementResponse>,
+    /// Set if this batch must be the last.
+    pub(super) end: Option<BatchingEnd>,
+    /// Each statement's share of the batch's write units.
     pub(super) units: f64,
 }
 
-impl Answers {
-    /// Reads the responses to this number of statements. All are unknown if there are fewer or more
-    /// responses than statements.
+impl BatchResponse {
+    /// Reads the responses to this number of statements. If there are fewer or more responses than
+    /// statements, all are unknown.
     pub(super) fn of(output: BatchExecuteStatementOutput, statements: usize) -> Self {
-        // DynamoDB reports one sum for each table, refused statements included.
+        // DynamoDB reports one sum for each table, including statements whose condition failed.
         let units: f64 = output
             .consumed_capacity()
             .iter()
@@ -62,13 +62,13 @@ impl Answers {
         if responses.len() != statements {
             let why = format!("{} responses to {statements} statements", responses.len());
             return Self {
-                end: Some(EndOfGroups::UnknownAnswer(why.into())),
+                end: Some(BatchingEnd::UnknownAnswer(why.into())),
                 ..Self::unanswered("the answer could not be read", statements)
             };
         }
         let mut end = None;
         let answers = responses.into_iter().map(|response| {
-            let (answer, ends) = Answer::of(response);
+            let (answer, ends) = StatementResponse::of(response);
             end = end.take().or(ends);
             answer
         });
@@ -79,7 +79,7 @@ impl Answers {
         }
     }
 
-    /// Interprets the failure of a whole group.
+    /// Interprets the failure of a whole batch.
     pub(super) fn of_failure(
         error: &SdkError<BatchExecuteStatementError>,
         statements: usize,
@@ -87,25 +87,25 @@ impl Answers {
         let why: Arc<str> = explain(error, "dynamodb:PartiQLInsert and PartiQLUpdate").into();
         if error.code() == Some("AccessDeniedException") {
             return Self {
-                end: Some(EndOfGroups::Denied),
-                ..Self::all(statements, || Answer::NotApplied)
+                end: Some(BatchingEnd::Denied),
+                ..Self::all(statements, || StatementResponse::NotApplied)
             };
         }
         Self::all(statements, || match kind(error) {
-            Unavailability::Denied | Unavailability::Invalid => Answer::NotApplied,
-            kind => Answer::Failed(kind, Arc::clone(&why)),
+            RequestErrorKind::Denied | RequestErrorKind::Invalid => StatementResponse::NotApplied,
+            kind => StatementResponse::Failed(kind, Arc::clone(&why)),
         })
     }
 
-    /// The answers of a group that got none.
+    /// Returns the results of a batch that got no response.
     pub(super) fn unanswered(why: &str, statements: usize) -> Self {
         let why: Arc<str> = why.into();
         Self::all(statements, || {
-            Answer::Failed(Unavailability::Unanswered, Arc::clone(&why))
+            StatementResponse::Failed(RequestErrorKind::Unanswered, Arc::clone(&why))
         })
     }
 
-    fn all(statements: usize, answer: impl Fn() -> Answer) -> Self {
+    fn all(statements: usize, answer: impl Fn() -> StatementResponse) -> Self {
         Self {
             answers: (0..statements).map(|_| answer()).collect(),
             end: None,
@@ -114,21 +114,21 @@ impl Answers {
     }
 }
 
-impl Answer {
-    /// Reads the response to one statement, and whether it shows that this group should be the last.
-    fn of(response: BatchStatementResponse) -> (Self, Option<EndOfGroups>) {
+impl StatementResponse {
+    /// Reads the response to one statement. Also returns whether it shows that this batch must be the last.
+    fn of(response: BatchStatementResponse) -> (Self, Option<BatchingEnd>) {
         let Some(BatchStatementError { code, item, .. }) = response.error else {
             return (Self::Applied, None);
         };
         let why: Arc<str> = code.as_ref().map_or("no code", Code::as_str).into();
         let answer = match (code, item) {
             (Some(Code::AccessDenied), _) => {
-                return (Self::NotApplied, Some(EndOfGroups::Denied));
+                return (Self::NotApplied, Some(BatchingEnd::Denied));
             }
             (Some(Code::ConditionalCheckFailed), Some(item)) if !item.is_empty() => {
-                Self::Refused(item)
+                Self::ConditionFailed(item)
             }
-            (Some(Code::ConditionalCheckFailed), _) => Self::RefusedWithoutItem,
+            (Some(Code::ConditionalCheckFailed), _) => Self::ConditionFailedWithoutItem,
             (
                 Some(
                     Code::ProvisionedThroughputExceeded
@@ -137,7 +137,7 @@ impl Answer {
                     | Code::TransactionConflict,
                 ),
                 _,
-            ) => Self::Failed(Unavailability::Contended, why),
+            ) => Self::Failed(RequestErrorKind::Contended, why),
             (
                 Some(
                     // An `INSERT` found an item.
@@ -148,11 +148,11 @@ impl Answer {
                 ),
                 _,
             ) => Self::NotApplied,
-            (Some(Code::InternalServerError), _) => Self::Failed(Unavailability::Unanswered, why),
-            // No code, and codes that are unknown today.
+            (Some(Code::InternalServerError), _) => Self::Failed(RequestErrorKind::Unanswered, why),
+            // No code, or one that is unknown today.
             _ => {
-                let end = EndOfGroups::UnknownAnswer(format!("the error code {why}").into());
-                return (Self::Failed(Unavailability::Unanswered, why), Some(end));
+                let end = BatchingEnd::UnknownAnswer(format!("the error code {why}").into());
+                return (Self::Failed(RequestErrorKind::Unanswered, why), Some(end));
             }
         };
         (answer, None)

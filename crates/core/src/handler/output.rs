@@ -1,26 +1,27 @@
-//! [`Answer`]: the type of a handler's answer.
+//! [`HandlerOutput`]: the types that a handler can return.
 
 use serde::Serialize;
 
 use crate::protocol::StoredResult;
 
-/// The type of a handler's answer. `sqs-once` does not export it: the answers are outputs, and those of the modes.
+/// A type that a handler can return. `sqs-once` does not export this trait: outputs and the return types of
+/// the modes implement it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the output of a handler: it does not implement `serde::Serialize`",
     label = "the output is recorded as JSON, so it must implement `serde::Serialize`",
     note = "add `#[derive(serde::Serialize)]` to `{Self}`, or return `()` where there is nothing to record"
 )]
-pub trait Answer: Send {
-    /// The result that is stored, as JSON.
+pub trait HandlerOutput: Send {
+    /// The result that the record stores as JSON.
     type Result: Serialize + Send;
 }
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send> Answer for O {
+impl<O: Serialize + Send> HandlerOutput for O {
     type Result = O;
 }
 
-/// The output as JSON that fits into an item.
+/// Returns the output as JSON that fits into an item.
 pub fn to_result<O: Serialize>(output: &O) -> StoredResult {
     match to_output(output) {
         StoredResult::Json(json) => StoredResult::fit(json),
@@ -28,7 +29,7 @@ pub fn to_result<O: Serialize>(output: &O) -> StoredResult {
     }
 }
 
-/// The output as JSON, of any length. The effect has occurred, so this must not fail.
+/// Returns the output as JSON of any length. The effect has happened, so this must not fail.
 pub fn to_output<O: Serialize>(output: &O) -> StoredResult {
     match serde_json::to_string(output) {
         Ok(json) => StoredResult::Json(json),

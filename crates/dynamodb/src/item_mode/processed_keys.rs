@@ -10,16 +10,16 @@ use crate::{
 };
 use sqs_once_core::protocol::{Fingerprint, Key, Timestamp};
 
-/// String set of all keys, without a retention or payload comparison.
+/// String set of all keys, used if there is neither a retention nor a payload comparison.
 const EVENTS: &str = "processed_events";
-/// Map from each key to the end of its retention in seconds since the epoch, with a retention or
+/// Map from each key to the end of its retention in seconds since the epoch, used with a retention or a
 /// payload comparison.
 ///
-/// The decimals of the number are the [`fingerprint_digits`] of the payload. Conditions compare the
-/// number with whole seconds, so the decimals do not change the end.
+/// The decimals of the number are the [`fingerprint_digits`] of the payload. Conditions compare the number
+/// with whole seconds, so the decimals do not change the end.
 const UNTIL: &str = "processed_until";
 
-/// End of the retention of a key without a retention: in the year 2286.
+/// End of the retention of a key that is kept forever: in the year 2286.
 const NEVER: u64 = 9_999_999_999;
 
 /// Maximum size of an expression, in bytes. An expression has at most 300 operators (*Amazon
@@ -39,17 +39,17 @@ pub(super) struct ProcessedKeys<'a> {
     pub(super) fingerprint: Option<&'a Fingerprint>,
 }
 
-/// Result of the lookup of an operation's key on an item.
+/// The result of looking up an operation's key on an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Lookup {
     Absent,
     /// The item has the key, with the same payload or without a fingerprint.
     Processed,
-    /// The item has the key, with another payload.
+    /// The item has the key, with a different payload.
     OtherPayload,
 }
 
-/// Facts about an item on which the expressions of an update depend.
+/// Facts about an item that the expressions of an update depend on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct UpdateFacts {
     /// True if the item has the map [`UNTIL`].
@@ -120,8 +120,8 @@ impl ProcessedKeys<'_> {
         })
     }
 
-    /// Copies the processed keys of `found` to an item that a handler made from `found`, and
-    /// replaces any keys that the handler's type wrote.
+    /// Copies the processed keys of `found` to an item that a handler made from `found`, and replaces any
+    /// keys that the handler's type has written.
     pub(super) fn copy(&self, found: Option<&Item>, item: &mut Item) {
         for name in [EVENTS, UNTIL] {
             match found.and_then(|found| found.get(name)) {
@@ -131,8 +131,8 @@ impl ProcessedKeys<'_> {
         }
     }
 
-    /// Adds the condition that the item has the processed keys of `found`. An update in the
-    /// meantime changes the keys and not the version.
+    /// Adds the condition that the item still has the processed keys of `found`. A concurrent update changes
+    /// the keys but not the version.
     pub(super) fn compose_unchanged(&self, mut put: Write<Put>, found: &Item) -> Write<Put> {
         for (name, placeholder) in [(EVENTS, "sqs_once_events"), (UNTIL, "sqs_once_until")] {
             put = put.name(format!("#{placeholder}"), name);
@@ -175,7 +175,7 @@ impl ProcessedKeys<'_> {
         self.retention.is_some() || self.fingerprint.is_some()
     }
 
-    /// Returns the facts about an item on which the expressions of an update depend.
+    /// Returns the facts about an item that the expressions of an update depend on.
     pub(super) fn update_facts(&self, item: Option<&Item>) -> UpdateFacts {
         let Some(ends) = item.and_then(|item| item.get(UNTIL)?.as_m().ok()) else {
             return UpdateFacts::default();
@@ -192,8 +192,8 @@ impl ProcessedKeys<'_> {
         }
     }
 
-    /// Returns whether the facts are true of this item. If not, a failed condition check may come
-    /// from the facts, and not from the update's own condition.
+    /// Returns whether the facts are true of this item. If not, the condition check may have failed because
+    /// of the facts, and not because of the update's own condition.
     pub(super) fn facts_hold(&self, facts: &UpdateFacts, item: Option<&Item>) -> bool {
         let ends = item.and_then(|item| item.get(UNTIL)?.as_m().ok());
         let is_expired = |key| {
@@ -203,15 +203,14 @@ impl ProcessedKeys<'_> {
         ends.is_some() == facts.has_map && facts.expired.iter().all(is_expired)
     }
 
-    /// Projection of the attributes for [`update_facts`](Self::update_facts) and
+    /// Projection expression with the attributes for [`update_facts`](Self::update_facts) and
     /// [`lookup`](Self::lookup).
     pub(super) const PROJECTION: &'static str = "processed_events, processed_until";
 
-    /// Extends an update: it stores the key, on condition that the item does not have the key.
+    /// Extends an update so that it stores the key, on the condition that the item does not have the key.
     pub(super) fn compose(&self, mut update: Write<Update>, facts: &UpdateFacts) -> Write<Update> {
         let key = self.key.as_str();
-        // Checks both attributes, because the options may have changed since the last change of
-        // the item.
+        // Checks both attributes, because the options may have changed since the item was last changed.
         update = update
             .when("NOT contains(#sqs_once_events, :sqs_once_key)")
             .when(
@@ -243,7 +242,7 @@ impl ProcessedKeys<'_> {
         prune(update, &facts.expired)
     }
 
-    /// Extends a put: it stores the key, on condition that no item exists. `key` is the name of an
+    /// Extends a put so that it stores the key, on the condition that no item exists. `key` is the name of an
     /// attribute of the primary key.
     pub(super) fn compose_create(&self, put: Write<Put>, key: &str) -> Write<Put> {
         let mut put = put
@@ -265,21 +264,21 @@ fn fingerprint_digits(fingerprint: &Fingerprint) -> String {
     format!("{number:020}1")
 }
 
-/// Extends an update: it removes expired keys, as far as the expressions have room.
+/// Extends an update so that it removes expired keys, as far as the expressions have room.
 ///
-/// The update's condition requires that the keys are still expired, because a new operation may have
-/// stored one of them again.
+/// The update's condition requires that the keys are still expired, because a new operation may have stored
+/// one of them again.
 fn prune(mut update: Write<Update>, expired: &[String]) -> Write<Update> {
     let condition = update.action.condition_expression.as_deref();
     let mut room = [
-        // 20 bytes are for the text that joins the parts.
+        // We reserve 20 bytes for the text that joins the parts.
         MAX_EXPRESSION_BYTES.saturating_sub(update.action.update_expression.len() + 20),
         MAX_EXPRESSION_BYTES.saturating_sub(condition.map_or(0, str::len) + 20),
     ];
     let (mut paths, mut still_expired) = (Vec::new(), Vec::new());
     for (n, key) in expired.iter().enumerate() {
         let path = format!("#sqs_once_until.#sqs_once_{n}");
-        // True of an absent key too: DynamoDB's comparison with an absent attribute is false.
+        // This is true of an absent key too, because DynamoDB's comparison with an absent attribute is false.
         let is_expired = format!("NOT {path} >= :sqs_once_now");
         let needed = [path.len() + ", ".len(), is_expired.len() + " AND ".len()];
         if room[0] < needed[0] || room[1] < needed[1] {
@@ -366,7 +365,7 @@ mod tests {
             (many, pruned.update_expression.len(), condition.len())
         };
         let most = |size| size <= MAX_EXPRESSION_BYTES;
-        // True if another key would not fit, with its longest text and the joining text.
+        // True if another key would not fit, even the longest one with the text that joins it.
         let full = |size: usize| size + 80 > MAX_EXPRESSION_BYTES;
         assert_eq!(pruned(1, 1).0, MAX_PRUNED);
         for length in (0..4000).step_by(7) {

@@ -1,4 +1,4 @@
-//! [`Processed`]: how one message of a batch ended, and its log line.
+//! [`MessageResult`]: how one message of a batch ended, and its log line.
 
 use std::time::Duration;
 
@@ -12,51 +12,53 @@ use crate::{
 
 /// How one message of a batch ended: an outcome, the attempt that had it, and the time it took.
 #[derive(Clone, Debug)]
-pub(super) struct Processed {
+pub(super) struct MessageResult {
     outcome: Outcome,
-    attempt: By,
+    attempt: ResultSource,
     duration: Duration,
 }
 
-/// The attempt that an outcome is of.
+/// Which attempt an outcome belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    /// The message's own.
+enum ResultSource {
+    /// The attempt of the message itself.
     Message,
-    /// The operation was completed before, and the handler's
-    /// [`on_duplicate`](crate::Handler::on_duplicate) failed.
+    /// The operation was already completed, and the handler's [`on_duplicate`](crate::Handler::on_duplicate)
+    /// failed.
     OnDuplicate,
-    /// Another delivery of the same key in the batch failed, and this one did not run.
+    /// Another delivery of the same key in the batch failed, so this one did not run.
     OtherDelivery,
 }
 
-impl From<Outcome> for Processed {
+impl From<Outcome> for MessageResult {
     fn from(outcome: Outcome) -> Self {
         Self {
             outcome,
-            attempt: By::Message,
+            attempt: ResultSource::Message,
             duration: Duration::ZERO,
         }
     }
 }
 
-impl Processed {
-    /// The result of a duplicate whose `on_duplicate` failed.
+impl MessageResult {
+    /// Creates the result of a duplicate whose `on_duplicate` failed.
     pub(super) fn by_on_duplicate(outcome: Outcome) -> Self {
         Self {
-            attempt: By::OnDuplicate,
+            attempt: ResultSource::OnDuplicate,
             ..outcome.into()
         }
     }
 
-    /// The result of a second delivery in the same batch.
+    /// Returns the result for a second delivery in the same batch.
     pub(super) fn of_other_delivery(&self) -> Self {
         let (outcome, attempt) = match (&self.outcome, self.attempt) {
-            (Outcome::Completed(result), By::Message) => {
-                (Outcome::Duplicate(result.clone()), By::Message)
+            (Outcome::Completed(result), ResultSource::Message) => {
+                (Outcome::Duplicate(result.clone()), ResultSource::Message)
             }
-            (outcome, By::Message) if outcome.is_success() => (outcome.clone(), By::Message),
-            (outcome, _) => (outcome.clone(), By::OtherDelivery),
+            (outcome, ResultSource::Message) if outcome.is_success() => {
+                (outcome.clone(), ResultSource::Message)
+            }
+            (outcome, _) => (outcome.clone(), ResultSource::OtherDelivery),
         };
         Self {
             attempt,
@@ -64,23 +66,23 @@ impl Processed {
         }
     }
 
-    /// Returns whether `other`, a further delivery of the key in the batch, takes this result of `message`.
-    /// A permanent failure is of its message alone: under the same key another message may succeed.
+    /// Returns whether `other`, a further delivery of the key in the batch, takes this result of `message`. A
+    /// permanent failure concerns only its own message: a different message under the same key may succeed.
     pub(super) fn is_shared(&self, message: &Message, other: &Message) -> bool {
         let same_payload = message.identity() == other.identity();
         same_payload && (!self.outcome.is_permanent() || message.id() == other.id())
     }
 
-    /// Takes the recorded result out of a duplicate, if it is of the message's own attempt.
+    /// Takes the recorded result out of a duplicate, if it belongs to the message's own attempt.
     pub(super) fn take_duplicate(&mut self) -> Option<StoredResult> {
         match (&mut self.outcome, self.attempt) {
-            (Outcome::Duplicate(result), By::Message) => Some(result.take()),
+            (Outcome::Duplicate(result), ResultSource::Message) => Some(result.take()),
             _ => None,
         }
     }
 
-    /// The same as it is kept: after this time, without the output, and with the first part of an error's
-    /// text.
+    /// Returns the result as the batch keeps it: with this duration, without the output, and with the first
+    /// part of an error's text.
     pub(super) fn kept(self, duration: Duration) -> Self {
         Self {
             outcome: self.outcome.shortened(),
@@ -97,17 +99,17 @@ impl Processed {
         &self.outcome
     }
 
-    /// The outcome, if it is of the message's own attempt.
+    /// Returns the outcome, if it belongs to the message's own attempt.
     pub(super) fn own_outcome(&self) -> Option<&Outcome> {
-        (self.attempt == By::Message).then_some(&self.outcome)
+        (self.attempt == ResultSource::Message).then_some(&self.outcome)
     }
 
     pub(super) fn is_success(&self) -> bool {
         self.own_outcome().is_some_and(Outcome::is_success)
     }
 
-    /// Returns whether this message itself failed permanently and never runs again: the failure is
-    /// recorded, or needs no record. `mode_records` says that the mode records permanent failures.
+    /// Returns whether this message itself failed permanently and never runs again, because the failure is
+    /// recorded or needs no record. `mode_records` says whether the mode records permanent failures.
     pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
         match self.own_outcome() {
             Some(Outcome::PermanentFailure(_)) => mode_records,
@@ -115,15 +117,15 @@ impl Processed {
         }
     }
 
-    /// The store's error, where it alone made the message fail. Throttling does not count: the
-    /// store is at work.
+    /// Returns the store's error, if it alone made the message fail. Leaves out throttling, because then the
+    /// store works.
     pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
         self.outcome.store_error().filter(|error| {
             let unavailable = matches!(
                 error,
                 StoreError::Unavailable { .. } | StoreError::OutOfTime { .. }
             );
-            unavailable && !error.is_throttled()
+            unavailable && !error.is_contended()
         })
     }
 
@@ -132,12 +134,12 @@ impl Processed {
         matches!(self.outcome, Outcome::NotStarted | Outcome::BehindFailure)
     }
 
-    /// The text of a failure, for the log.
+    /// Returns the text of a failure, for the log.
     pub(super) fn detail(&self) -> Option<String> {
         (!self.is_success()).then(|| self.outcome.to_string())
     }
 
-    /// Writes one log line, without any of the payload.
+    /// Writes one log line, without payload.
     pub(super) fn log(&self, message: &Message, detail: Option<&str>) {
         macro_rules! line {
             ($level:ident) => {

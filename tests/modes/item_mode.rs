@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::types::{AttributeValue, Update};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
-    Change, Done, Failure, OnItem, Outcome, Write,
+    Change, Done, Failure, ItemMode, Outcome, Write,
     protocol::{Fingerprint, StoredResult, Timestamp},
 };
 use support::{
@@ -23,9 +23,9 @@ use support::{
 use super::world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass};
 
 /// Runs the operation `key` with this change.
-async fn run<O: Serialize>(on_item: &OnItem, key: &str, change: Change<O>) -> Outcome {
+async fn run<O: Serialize>(item_mode: &ItemMode, key: &str, change: Change<O>) -> Outcome {
     let handler = async |_| Ok(change);
-    on_item.run(operation(key, ample()), handler).await
+    item_mode.run(operation(key, ample()), handler).await
 }
 
 /// Adds to the thing `a` for each call.
@@ -81,14 +81,14 @@ async fn concurrent_operations_on_item_add_up() {
     const OPERATIONS: i64 = 10;
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 1000})).await;
-    let (on_item, calls) = (world.on_item(&world.no_timeout_client()), Arc::default());
+    let (item_mode, calls) = (world.item_mode(&world.no_timeout_client()), Arc::default());
     let mut open: Vec<i64> = (1..=OPERATIONS).collect();
     while !open.is_empty() {
         // Four workers have each operation.
         let deliveries = open.iter().cycle().take(4 * open.len());
         let runs = deliveries.map(|n| {
-            let (on_item, calls) = (&on_item, &calls);
-            async move { (*n, run(on_item, &n.to_string(), add(*n, calls)).await) }
+            let (item_mode, calls) = (&item_mode, &calls);
+            async move { (*n, run(item_mode, &n.to_string(), add(*n, calls)).await) }
         });
         for (n, outcome) in futures_util::future::join_all(runs).await {
             assert!(
@@ -108,16 +108,16 @@ async fn concurrent_operations_on_item_add_up() {
 async fn modification_restarts_from_newer_item() {
     let world = World::start().await;
     world.has(json!({"id": "a", "n": 0})).await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let (first, second) = (Arc::default(), Arc::default());
     world.dynamo.reset_counts();
     world.dynamo.fail("PutItem", Fault::HoldRequest);
-    let mut held = Box::pin(run(&on_item, "first", add(1, &first)));
+    let mut held = Box::pin(run(&item_mode, "first", add(1, &first)));
     tokio::select! {
         outcome = &mut held => panic!("it ended: {outcome}"),
         () = world.met("PutItem") => {}
     }
-    let outcome = run(&on_item, "second", add(10, &second)).await;
+    let outcome = run(&item_mode, "second", add(10, &second)).await;
     assert_eq!(outcome.name(), "completed", "{outcome}");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
     assert_eq!(outcome.name(), "completed", "{outcome}");
@@ -127,7 +127,7 @@ async fn modification_restarts_from_newer_item() {
     let counts = world.dynamo.reset_counts();
     assert_eq!((counts["GetItem"], counts["PutItem"]), (2, 3));
 
-    let outcome = run(&on_item, "second", add(10, &second)).await;
+    let outcome = run(&item_mode, "second", add(10, &second)).await;
     assert_eq!(outcome.name(), "duplicate", "{outcome}");
     assert_eq!(
         second.load(Ordering::SeqCst),
@@ -139,7 +139,7 @@ async fn modification_restarts_from_newer_item() {
 #[tokio::test]
 async fn modification_sees_version_attribute() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let calls = Arc::default();
     world.has(json!({"id": "a", "n": 0})).await;
     for (key, theirs, n) in [
@@ -152,7 +152,7 @@ async fn modification_sees_version_attribute() {
     ] {
         world.dynamo.reset_counts();
         world.dynamo.fail("PutItem", Fault::HoldRequest);
-        let mut held = Box::pin(run(&on_item, key, add(1, &calls)));
+        let mut held = Box::pin(run(&item_mode, key, add(1, &calls)));
         tokio::select! {
             outcome = &mut held => panic!("{key}: it ended: {outcome}"),
             () = world.met("PutItem") => {}
@@ -172,9 +172,9 @@ async fn modification_sees_version_attribute() {
 #[tokio::test]
 async fn modification_keeps_unknown_attributes() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let calls = Arc::default();
-    let outcome = run(&on_item, "1", add(1, &calls)).await;
+    let outcome = run(&item_mode, "1", add(1, &calls)).await;
     assert_eq!(
         outcome.to_string(),
         "permanent failure: there is no such thing"
@@ -184,7 +184,10 @@ async fn modification_keeps_unknown_attributes() {
     world
         .has(json!({"id": "a", "n": 1, "owner": "Ada", "sizes": [1, 2]}))
         .await;
-    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "completed");
+    assert_eq!(
+        run(&item_mode, "1", add(1, &calls)).await.name(),
+        "completed"
+    );
     let item = world.a().await;
     assert_eq!((number(&item, "n"), text(&item, "owner")), (2, "Ada"));
     assert_eq!(item["sizes"].as_l().unwrap().len(), 2);
@@ -224,19 +227,19 @@ async fn modification_keeps_memory_of_item() {
             },
         )
     };
-    let on_item = world.on_item(&world.no_timeout_client());
-    let for_a_time = on_item.clone().retention(RETENTION);
-    for (on_item, key) in [
-        (&on_item, "1"),
-        (&on_item, "2"),
+    let item_mode = world.item_mode(&world.no_timeout_client());
+    let for_a_time = item_mode.clone().retention(RETENTION);
+    for (item_mode, key) in [
+        (&item_mode, "1"),
+        (&item_mode, "2"),
         (&for_a_time, "3"),
         (&for_a_time, "4"),
     ] {
-        let outcome = run(on_item, key, nosy()).await;
+        let outcome = run(item_mode, key, nosy()).await;
         assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
     }
     for key in ["1", "2", "3", "4"] {
-        let outcome = run(&on_item, key, nosy()).await;
+        let outcome = run(&item_mode, key, nosy()).await;
         assert_eq!(outcome.name(), "duplicate", "{key}: {outcome}");
     }
     let item = world.a().await;
@@ -248,9 +251,9 @@ async fn modification_keeps_concurrent_update() {
     let world = World::start().await;
     for retention in [None, Some(RETENTION)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        let mut on_item = world.on_item(&world.no_timeout_client());
+        let mut item_mode = world.item_mode(&world.no_timeout_client());
         if let Some(retention) = retention {
-            on_item = on_item.retention(retention);
+            item_mode = item_mode.retention(retention);
         }
         let calls = Arc::default();
         for before in ["", "an item with a memory: "] {
@@ -259,12 +262,12 @@ async fn modification_keeps_concurrent_update() {
             world.dynamo.reset_counts();
             world.dynamo.fail("PutItem", Fault::HoldRequest);
             let modified = key("modified");
-            let mut held = Box::pin(run(&on_item, &modified, add(10, &calls)));
+            let mut held = Box::pin(run(&item_mode, &modified, add(10, &calls)));
             tokio::select! {
                 outcome = &mut held => panic!("it ended: {outcome}"),
                 () = world.met("PutItem") => {}
             }
-            let updated = run(&on_item, &key("updated"), Change::update((), one_more())).await;
+            let updated = run(&item_mode, &key("updated"), Change::update((), one_more())).await;
             assert_eq!(updated.name(), "completed", "{updated}");
             let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
             assert_eq!(outcome.name(), "completed", "{outcome}");
@@ -273,7 +276,7 @@ async fn modification_keeps_concurrent_update() {
                 n + 11,
                 "{retention:?} {before}"
             );
-            let again = run(&on_item, &key("updated"), Change::update((), one_more())).await;
+            let again = run(&item_mode, &key("updated"), Change::update((), one_more())).await;
             assert_eq!(again.name(), "duplicate", "{retention:?} {before} {again}");
         }
     }
@@ -283,8 +286,8 @@ async fn modification_keeps_concurrent_update() {
 async fn update_composes_with_user_expression() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let set = world.on_item(&client);
-    let map = world.on_item(&client).retention(RETENTION);
+    let set = world.item_mode(&client);
+    let map = world.item_mode(&client).retention(RETENTION);
     let whole = || {
         update("SET #name = :name, seen = if_not_exists(seen, :none) REMOVE former ADD n :n DELETE tags :tags")
             .name("#name", "name")
@@ -298,14 +301,14 @@ async fn update_composes_with_user_expression() {
             .value(":yes", true)
             .label("room")
     };
-    for (name, on_item) in [("set", &set), ("map", &map)] {
+    for (name, item_mode) in [("set", &set), ("map", &map)] {
         let mut item: Item =
             serde_dynamo::to_item(json!({"id": "a", "n": 1, "former": 1})).unwrap();
         let tags = AttributeValue::Ss(vec!["x".into(), "y".into()]);
         item.insert("tags".into(), tags);
         world.dynamo.put(THINGS, item).await;
 
-        let outcome = run(on_item, "1", Change::update((), whole())).await;
+        let outcome = run(item_mode, "1", Change::update((), whole())).await;
         assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
         let item = world.a().await;
         assert_eq!(
@@ -320,7 +323,7 @@ async fn update_composes_with_user_expression() {
         );
         assert_eq!(item["tags"].as_ss().unwrap(), &["y".to_owned()], "{name}");
 
-        let outcome = run(on_item, "2", Change::update((), whole())).await;
+        let outcome = run(item_mode, "2", Change::update((), whole())).await;
         let why =
             "permanent failure: condition check failed for write 0, `room`, to table `things`";
         assert_eq!(outcome.to_string(), why, "{name}");
@@ -330,7 +333,7 @@ async fn update_composes_with_user_expression() {
             "{name}: a refused update changes nothing"
         );
         // A known operation is a duplicate, even if its own effect makes its condition fail now.
-        let outcome = run(on_item, "1", Change::update((), whole())).await;
+        let outcome = run(item_mode, "1", Change::update((), whole())).await;
         assert_eq!(outcome.name(), "duplicate", "{name}: {outcome}");
 
         // Each other way to begin a first update of an item.
@@ -341,7 +344,7 @@ async fn update_composes_with_user_expression() {
                 write = write.value(":v", 1);
             }
             for expected in ["completed", "duplicate"] {
-                let outcome = run(on_item, &id, Change::update((), write.clone())).await;
+                let outcome = run(item_mode, &id, Change::update((), write.clone())).await;
                 assert_eq!(outcome.name(), expected, "{id}: {outcome}");
             }
         }
@@ -352,8 +355,8 @@ async fn update_composes_with_user_expression() {
 async fn conditions_in_parentheses_hold() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let set = world.on_item(&client);
-    let map = world.on_item(&client).retention(RETENTION);
+    let set = world.item_mode(&client);
+    let map = world.item_mode(&client).retention(RETENTION);
     for (n, condition) in [
         "(n = :seven OR vip = :yes)",
         " ( (n = :seven) OR (vip = :yes) ) ",
@@ -370,10 +373,10 @@ async fn conditions_in_parentheses_hold() {
             (json!({"id": "a", "n": 1, "vip": true}), "completed"),
             (json!({"id": "a", "n": 1}), "permanent_failure"),
         ] {
-            for (name, on_item) in [("set", &set), ("map", &map)] {
+            for (name, item_mode) in [("set", &set), ("map", &map)] {
                 world.has(item.clone()).await;
                 let change = Change::update((), once_more());
-                let outcome = run(on_item, "1", change).await;
+                let outcome = run(item_mode, "1", change).await;
                 assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
                 assert!(
                     outcome.is_success() || outcome.to_string().contains("condition check failed"),
@@ -423,7 +426,7 @@ struct Nested {
 #[tokio::test]
 async fn sets_that_become_empty_are_removed() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let set_to = |n: u64| {
         Change::modify(THINGS, json!({ "id": "a" }), move |sets: Option<Sets>| {
             let had = sets.map_or(0, |sets| {
@@ -444,7 +447,7 @@ async fn sets_that_become_empty_are_removed() {
         })
     };
     for (key, n, had) in [("1", 2, 0), ("2", 0, 6), ("3", 0, 0), ("4", 1, 0)] {
-        let outcome = run(&on_item, key, set_to(n)).await;
+        let outcome = run(&item_mode, key, set_to(n)).await;
         let Outcome::Completed(StoredResult::Json(result)) = &outcome else {
             panic!("{key}: {outcome}")
         };
@@ -461,18 +464,18 @@ async fn sets_that_become_empty_are_removed() {
 #[tokio::test]
 async fn refused_change_may_be_replaced() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let taken = || {
         let put = Write::put(THINGS, json!({"id": "a", "n": 0})).label("id taken");
-        Change::create("made", "id", put).on_refused(|refused| {
+        Change::create("made", "id", put).on_condition_failed(|refused| {
             let item = refused.get("id taken").unwrap().item.as_ref().unwrap();
             assert_eq!(number(item, "n"), 7);
             Ok(Change::update("counted", one_more()))
         })
     };
     for expected in ["completed", "duplicate", "duplicate"] {
-        let outcome = run(&on_item, "1", taken()).await;
+        let outcome = run(&item_mode, "1", taken()).await;
         assert_eq!(outcome.name(), expected, "{outcome}");
     }
     assert_eq!(number(&world.a().await, "n"), 8);
@@ -482,7 +485,7 @@ async fn refused_change_may_be_replaced() {
 #[tokio::test]
 async fn refused_change_cannot_move_to_other_item() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     world.has(json!({"id": "b", "n": 0})).await;
     let other = || {
@@ -494,26 +497,26 @@ async fn refused_change_cannot_move_to_other_item() {
     for (name, change) in [
         (
             "an update",
-            Change::update("a", enough()).on_refused(move |_| Ok(other())),
+            Change::update("a", enough()).on_condition_failed(move |_| Ok(other())),
         ),
         (
             "a creation",
-            Change::create("a", "id", taken()).on_refused(move |_| Ok(other())),
+            Change::create("a", "id", taken()).on_condition_failed(move |_| Ok(other())),
         ),
         (
             "a creation into a creation",
             Change::create("a", "id", taken())
-                .on_refused(move |_| Ok(Change::create("a", "id", taken()))),
+                .on_condition_failed(move |_| Ok(Change::create("a", "id", taken()))),
         ),
         (
             "the third",
-            Change::update("a", enough()).on_refused(move |_| {
-                Ok(Change::update("a", enough()).on_refused(move |_| Ok(other())))
+            Change::update("a", enough()).on_condition_failed(move |_| {
+                Ok(Change::update("a", enough()).on_condition_failed(move |_| Ok(other())))
             }),
         ),
         (
             "another table",
-            Change::update("a", enough()).on_refused(|_| {
+            Change::update("a", enough()).on_condition_failed(|_| {
                 Ok(Change::update(
                     "?",
                     Write::update("others", "ADD n :one").key("id", "a"),
@@ -521,7 +524,7 @@ async fn refused_change_cannot_move_to_other_item() {
             }),
         ),
     ] {
-        let outcome = run(&on_item, name, change).await;
+        let outcome = run(&item_mode, name, change).await;
         assert_eq!(outcome.name(), "permanent_failure", "{name}: {outcome}");
         assert!(outcome.to_string().contains("another"), "{name}: {outcome}");
     }
@@ -535,10 +538,10 @@ async fn refused_change_cannot_move_to_other_item() {
 #[tokio::test]
 async fn item_without_key_is_not_created() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let put = Write::put(THINGS, json!({"id": "a", "n": 0}));
-    let outcome = run(&on_item, "1", Change::create((), "Id", put)).await;
+    let outcome = run(&item_mode, "1", Change::create((), "Id", put)).await;
     assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
     assert!(outcome.to_string().contains("`Id`"), "{outcome}");
     assert_eq!(number(&world.a().await, "n"), 7);
@@ -548,11 +551,11 @@ async fn item_without_key_is_not_created() {
 #[tokio::test]
 async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
-    let set = world.on_item(&world.no_timeout_client());
+    let set = world.item_mode(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let events = || json!({"id": "a", "n": 0, "processed_events": ["1"]});
     let until = || json!({"id": "a", "n": 0, "processed_until": "1"});
-    for (foreign, on_item, change) in [
+    for (foreign, item_mode, change) in [
         (events(), &set, Change::update(0, one_more())),
         (events(), &map, Change::update(0, one_more())),
         (events(), &set, add(1, &Arc::default())),
@@ -563,7 +566,7 @@ async fn item_with_foreign_memory_is_not_changed() {
     ] {
         world.has(foreign).await;
         let before = world.a().await;
-        let outcome = run(on_item, "1", change).await;
+        let outcome = run(item_mode, "1", change).await;
         assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
         assert!(!outcome.to_string().contains("400 KB"), "{outcome}");
         assert_eq!(world.a().await, before, "{outcome}");
@@ -573,19 +576,19 @@ async fn item_with_foreign_memory_is_not_changed() {
 #[tokio::test]
 async fn memory_counts_with_and_without_retention() {
     let world = World::start().await;
-    let set = world.on_item(&world.no_timeout_client());
+    let set = world.item_mode(&world.no_timeout_client());
     let map = set.clone().retention(RETENTION);
     let calls = Arc::default();
     for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
         world.has(json!({"id": "a", "n": 0})).await;
-        for (on_item, expected) in [
+        for (item_mode, expected) in [
             (first, "completed"),
             (then, "duplicate"),
             (first, "duplicate"),
         ] {
-            let outcome = run(on_item, "update", Change::update((), one_more())).await;
+            let outcome = run(item_mode, "update", Change::update((), one_more())).await;
             assert_eq!(outcome.name(), expected, "{name}: {outcome}");
-            let outcome = run(on_item, "modify", add(10, &calls)).await;
+            let outcome = run(item_mode, "modify", add(10, &calls)).await;
             assert_eq!(outcome.name(), expected, "{name}: {outcome}");
         }
         assert_eq!(number(&world.a().await, "n"), 11, "{name}");
@@ -594,14 +597,14 @@ async fn memory_counts_with_and_without_retention() {
 
 /// Runs the operation `key` for a message with this payload.
 async fn run_payload<'a, O: Serialize>(
-    on_item: &OnItem,
+    item_mode: &ItemMode,
     key: &str,
     payload: impl Into<Option<&'a Fingerprint>>,
     change: Change<O>,
 ) -> Outcome {
     let mut operation = operation(key, ample());
     operation.fingerprint = payload.into().cloned();
-    on_item.run(operation, async |_| Ok(change)).await
+    item_mode.run(operation, async |_| Ok(change)).await
 }
 
 /// Each change of `a`, by its name. A creation requires that the item is absent.
@@ -617,11 +620,11 @@ fn each_change() -> [(&'static str, Change<i64>); 3] {
 #[tokio::test]
 async fn differing_checked_payload_is_key_reused() {
     let world = World::start().await;
-    let checked = world.on_item(&world.no_timeout_client()).check_payload();
+    let checked = world.item_mode(&world.no_timeout_client()).check_payload();
     // As decimal digits, the last two differ in zeros alone.
     let payloads = ["1796af01bc", "", "000000000000000a", "0000000000000064"]
         .map(|print| Fingerprint::from_stored(format!("{print:0<64}")));
-    for on_item in [checked.clone(), checked.retention(RETENTION)] {
+    for item_mode in [checked.clone(), checked.retention(RETENTION)] {
         for (n, payload) in payloads.iter().enumerate() {
             for way in 0..3 {
                 let change = || each_change().into_iter().nth(way).unwrap();
@@ -630,11 +633,11 @@ async fn differing_checked_payload_is_key_reused() {
                 if name != "create" {
                     world.has(json!({"id": "a", "n": 0})).await;
                 }
-                let outcome = run_payload(&on_item, "1", payload, first).await;
+                let outcome = run_payload(&item_mode, "1", payload, first).await;
                 assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
                 let before = world.a().await;
                 for (other, again) in payloads.iter().enumerate() {
-                    let outcome = run_payload(&on_item, "1", again, change().1).await;
+                    let outcome = run_payload(&item_mode, "1", again, change().1).await;
                     let expected = if n == other {
                         "duplicate"
                     } else {
@@ -652,12 +655,12 @@ async fn differing_checked_payload_is_key_reused() {
 #[tokio::test]
 async fn checked_payload_costs_16_hex_digits_per_key() {
     let world = World::start().await;
-    let plain = world.on_item(&world.no_timeout_client());
+    let plain = world.item_mode(&world.no_timeout_client());
     let checked = plain.clone().check_payload();
-    let digits = async |on_item: &OnItem| {
+    let digits = async |item_mode: &ItemMode| {
         world.has(json!({"id": "a", "n": 0})).await;
         let update = Change::update((), one_more());
-        assert_eq!(run(on_item, "1", update).await.name(), "completed");
+        assert_eq!(run(item_mode, "1", update).await.name(), "completed");
         let item = world.a().await;
         assert!(!item.contains_key("processed_events"));
         ends(&item)["test#1"].as_n().unwrap().len()
@@ -673,20 +676,20 @@ async fn checked_payload_costs_16_hex_digits_per_key() {
 #[tokio::test]
 async fn unchecked_key_is_duplicate_for_checked_payload() {
     let world = World::start().await;
-    let plain = world.on_item(&world.no_timeout_client());
+    let plain = world.item_mode(&world.no_timeout_client());
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for unchecked in [plain.clone(), plain.retention(RETENTION)] {
         let checked = unchecked.clone().check_payload();
         for (first, then) in [(&unchecked, &checked), (&checked, &unchecked)] {
             world.has(json!({"id": "a", "n": 0})).await;
             for (key, way) in [("update", 1), ("modify", 2)] {
-                for (on_item, payload, expected) in [
+                for (item_mode, payload, expected) in [
                     (first, &one, "completed"),
                     (then, &one, "duplicate"),
                     (then, &other, "duplicate"),
                 ] {
                     let (name, change) = each_change().into_iter().nth(way).unwrap();
-                    let outcome = run_payload(on_item, key, payload, change).await;
+                    let outcome = run_payload(item_mode, key, payload, change).await;
                     assert_eq!(outcome.name(), expected, "{name}: {outcome}");
                 }
             }
@@ -695,7 +698,7 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
     }
     // Without a fingerprint the payload cannot be compared.
     world.has(json!({"id": "a", "n": 0})).await;
-    let checked = world.on_item(&world.no_timeout_client()).check_payload();
+    let checked = world.item_mode(&world.no_timeout_client()).check_payload();
     for expected in ["completed", "duplicate"] {
         let change = Change::update((), one_more());
         let outcome = run_payload(&checked, "1", None, change).await;
@@ -707,7 +710,7 @@ async fn unchecked_key_is_duplicate_for_checked_payload() {
 #[tokio::test]
 async fn checked_payload_detects_concurrent_reuse() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
+    let item_mode = world.item_mode(&world.no_timeout_client()).check_payload();
     let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
     for (way, request) in [(0, "PutItem"), (1, "UpdateItem"), (2, "PutItem")] {
         world.delete_a().await;
@@ -718,12 +721,12 @@ async fn checked_payload_detects_concurrent_reuse() {
         let (name, late) = change();
         world.dynamo.reset_counts();
         world.dynamo.fail(request, Fault::HoldRequest);
-        let mut held = Box::pin(run_payload(&on_item, "1", &one, late));
+        let mut held = Box::pin(run_payload(&item_mode, "1", &one, late));
         tokio::select! {
             outcome = &mut held => panic!("{name}: it ended: {outcome}"),
             () = world.met(request) => {}
         }
-        let outcome = run_payload(&on_item, "1", &other, change().1).await;
+        let outcome = run_payload(&item_mode, "1", &other, change().1).await;
         assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
         let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
         assert_eq!(outcome.name(), "key_reused", "{name}: {outcome}");
@@ -734,12 +737,12 @@ async fn checked_payload_detects_concurrent_reuse() {
 #[tokio::test]
 async fn checked_payload_expires_with_key() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client()).check_payload();
-    let on_item = on_item.retention(RETENTION);
+    let item_mode = world.item_mode(&world.no_timeout_client()).check_payload();
+    let item_mode = item_mode.retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = async |key: &str, payload: &[u8]| {
         let payload = Fingerprint::of(payload);
-        run_payload(&on_item, key, &payload, Change::update((), one_more())).await
+        run_payload(&item_mode, key, &payload, Change::update((), one_more())).await
     };
     assert_eq!(again("1", b"1").await.name(), "completed");
     assert_eq!(again("2", b"1").await.name(), "completed");
@@ -755,12 +758,12 @@ async fn checked_payload_expires_with_key() {
 async fn change_is_retried_after_sdk_gives_up() {
     const THROTTLED: usize = 5;
     let world = World::start().await;
-    let on_item = world.on_item(&world.short_timeout_client());
+    let item_mode = world.item_mode(&world.short_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     for _ in 0..THROTTLED {
         world.dynamo.fail("UpdateItem", Fault::Throttle);
     }
-    let outcome = run(&on_item, "1", Change::update((), one_more())).await;
+    let outcome = run(&item_mode, "1", Change::update((), one_more())).await;
     assert_eq!(outcome.name(), "completed", "{outcome}");
     assert_eq!(world.dynamo.heal().await["UpdateItem"], THROTTLED);
     assert_eq!(number(&world.a().await, "n"), 1);
@@ -770,10 +773,10 @@ async fn change_is_retried_after_sdk_gives_up() {
 async fn key_counts_until_retention_ends() {
     const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
     let world = World::start().await;
-    let on_item = world
-        .on_item(&world.no_timeout_client())
+    let item_mode = world
+        .item_mode(&world.no_timeout_client())
         .retention(RETENTION);
-    let on_item = on_item.clock(|| NOON);
+    let item_mode = item_mode.clock(|| NOON);
     for (end, expected) in [
         (NOON.as_secs(), "duplicate"),
         (NOON.as_secs() - 1, "completed"),
@@ -783,7 +786,7 @@ async fn key_counts_until_retention_ends() {
             world
                 .has(json!({"id": "a", "n": 0, "processed_until": ends}))
                 .await;
-            let outcome = run(&on_item, "1", change).await;
+            let outcome = run(&item_mode, "1", change).await;
             assert_eq!(outcome.name(), expected, "{end}: {outcome}");
         }
     }
@@ -792,8 +795,8 @@ async fn key_counts_until_retention_ends() {
 #[tokio::test]
 async fn expired_keys_are_removed() {
     let world = World::start().await;
-    let on_item = world
-        .on_item(&world.no_timeout_client())
+    let item_mode = world
+        .item_mode(&world.no_timeout_client())
         .retention(RETENTION);
     let over = |many: usize| {
         let end = now().as_secs() - 1;
@@ -802,7 +805,10 @@ async fn expired_keys_are_removed() {
     };
     let calls = Arc::default();
     world.has(over(250)).await;
-    assert_eq!(run(&on_item, "1", add(1, &calls)).await.name(), "completed");
+    assert_eq!(
+        run(&item_mode, "1", add(1, &calls)).await.name(),
+        "completed"
+    );
     assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
 
     // With any space that the user's own expressions leave.
@@ -823,7 +829,12 @@ async fn expired_keys_are_removed() {
         world.has(over(250)).await;
         let (mut left, mut n) = (250, 0);
         while left > 0 {
-            let outcome = run(&on_item, &n.to_string(), Change::update((), write.clone())).await;
+            let outcome = run(
+                &item_mode,
+                &n.to_string(),
+                Change::update((), write.clone()),
+            )
+            .await;
             assert_eq!(outcome.name(), "completed", "{name} {n}: {outcome}");
             n += 1;
             let still_left = ends(&world.a().await).len() - n;
@@ -841,34 +852,34 @@ async fn expired_keys_are_removed() {
 #[tokio::test]
 async fn cleanup_keeps_key_renewed_meanwhile() {
     let world = World::start().await;
-    let on_item = world
-        .on_item(&world.no_timeout_client())
+    let item_mode = world
+        .item_mode(&world.no_timeout_client())
         .retention(RETENTION);
     world.has(json!({"id": "a", "n": 0})).await;
     let again = || Change::update((), one_more());
-    assert_eq!(run(&on_item, "old", again()).await.name(), "completed");
+    assert_eq!(run(&item_mode, "old", again()).await.name(), "completed");
     pass(RETENTION + 2 * SECOND);
 
     world.dynamo.reset_counts();
     world.dynamo.fail("UpdateItem", Fault::HoldRequest);
-    let mut held = Box::pin(run(&on_item, "new", again()));
+    let mut held = Box::pin(run(&item_mode, "new", again()));
     tokio::select! {
         outcome = &mut held => panic!("it ended: {outcome}"),
         () = world.met("UpdateItem") => {}
     }
     // Its retention has ended, so the operation is new and happens once.
-    assert_eq!(run(&on_item, "old", again()).await.name(), "completed");
+    assert_eq!(run(&item_mode, "old", again()).await.name(), "completed");
     let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
     assert_eq!(outcome.name(), "completed", "{outcome}");
-    assert_eq!(run(&on_item, "old", again()).await.name(), "duplicate");
-    assert_eq!(run(&on_item, "new", again()).await.name(), "duplicate");
+    assert_eq!(run(&item_mode, "old", again()).await.name(), "duplicate");
+    assert_eq!(run(&item_mode, "new", again()).await.name(), "duplicate");
     assert_eq!(number(&world.a().await, "n"), 3);
 }
 
 #[tokio::test]
 async fn full_item_error_names_memory() {
     let world = World::start().await;
-    let on_item = world.on_item(&world.no_timeout_client());
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let full: Item = HashMap::from([
         ("id".to_owned(), AttributeValue::S("a".into())),
         ("n".to_owned(), AttributeValue::N("0".into())),
@@ -887,15 +898,15 @@ async fn full_item_error_names_memory() {
     for (name, outcome, grew) in [
         (
             "update",
-            run(&on_item, &key, Change::update((), one_more())).await,
+            run(&item_mode, &key, Change::update((), one_more())).await,
             "processed_events",
         ),
         (
             "modify",
-            run(&on_item, &key, add(1, &calls)).await,
+            run(&item_mode, &key, add(1, &calls)).await,
             "processed_events",
         ),
-        ("create", run(&on_item, &key, create()).await, "text"),
+        ("create", run(&item_mode, &key, create()).await, "text"),
     ] {
         assert_eq!(outcome.name(), "permanent_failure", "{name}: {outcome}");
         let text = outcome.to_string();

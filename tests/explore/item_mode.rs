@@ -1,4 +1,4 @@
-//! The mode whose effect is one change of one item, through the real SDK: `OnItem`.
+//! The mode whose effect is one change of one item, through the real SDK: `ItemMode`.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn keeps(way: ChangeKind, others: &[&'static str]) {
         "retryable_failure",
     ]);
     outcomes.extend(others);
-    let found = keeps_every_promise(&Scenario::on_item(way));
+    let found = keeps_every_promise(&Scenario::item_mode(way));
     assert_eq!(*found.seen.outcomes(), outcomes);
 }
 
@@ -48,7 +48,7 @@ fn explorer_finds_change_without_condition() {
         ChangeKind::Retain,
         ChangeKind::Modify,
     ] {
-        let flawed = Scenario::on_item(way).with(Flaw::ChangeWithoutCondition);
+        let flawed = Scenario::item_mode(way).with(Flaw::ChangeWithoutCondition);
         finds(&flawed, "P4");
     }
 }
@@ -56,7 +56,7 @@ fn explorer_finds_change_without_condition() {
 #[test]
 fn explorer_finds_refused_change_without_item() {
     for way in [ChangeKind::Create, ChangeKind::Update, ChangeKind::Retain] {
-        let flawed = Scenario::on_item(way).with(Flaw::RefusalWithoutItem);
+        let flawed = Scenario::item_mode(way).with(Flaw::RefusalWithoutItem);
         finds(&flawed, "P4");
     }
 }

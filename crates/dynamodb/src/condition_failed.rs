@@ -1,4 +1,4 @@
-//! [`Refused`]: writes whose condition checks failed.
+//! [`ConditionFailed`]: writes whose condition checks failed.
 
 use std::{borrow::Cow, fmt};
 
@@ -8,12 +8,12 @@ use super::{item::Item, write::Place};
 ///
 /// The text of this error lists each write by its position, label and table.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refused(Vec<RefusedWrite>);
+pub struct ConditionFailed(Vec<FailedWrite>);
 
-/// One write of [`Refused`].
+/// One write of [`ConditionFailed`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct RefusedWrite {
+pub struct FailedWrite {
     /// Position among the handler's writes, from 0.
     pub index: usize,
     /// Label of the write ([`Write::label`](crate::write::Write::label)).
@@ -25,26 +25,26 @@ pub struct RefusedWrite {
     pub item: Option<Item>,
 }
 
-impl Refused {
-    pub(crate) fn new(writes: Vec<RefusedWrite>) -> Self {
+impl ConditionFailed {
+    pub(crate) fn new(writes: Vec<FailedWrite>) -> Self {
         Self(writes)
     }
 
-    /// Returns all refused writes, in the handler's order.
+    /// Returns all writes whose condition failed, in the handler's order.
     #[must_use]
-    pub fn writes(&self) -> &[RefusedWrite] {
+    pub fn writes(&self) -> &[FailedWrite] {
         &self.0
     }
 
-    /// Returns the first refused write with this label.
+    /// Returns the first write with this label whose condition failed.
     #[must_use]
-    pub fn get(&self, label: &str) -> Option<&RefusedWrite> {
+    pub fn get(&self, label: &str) -> Option<&FailedWrite> {
         let mut writes = self.0.iter();
         writes.find(|write| write.label.as_deref() == Some(label))
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for ConditionFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, write) in self.0.iter().enumerate() {
             let comma = if n == 0 { "" } else { "; " };

@@ -1,31 +1,30 @@
-//! The effect of a record on the next delivery of its key.
+//! [`NextDelivery`]: what a record means for the next delivery of its key.
 
 use sqs_once::protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES};
 use sqs_once_core::store::StoredRecord;
 
-/// The end of a message that arrives now, by the record under its key. The fingerprint is not
-/// compared.
+/// The fate of a message that arrives now, judging by the record under its key. Ignores the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Verdict {
+pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and is informed of an earlier attempt that may have had its effect.
-    RunsInformed,
+    /// The handler runs, and sees a prior attempt that may have had its effect.
+    RunsWithPriorAttempt,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
-    /// An open transaction locks the record. The message waits for its end, and then finds the record
-    /// that the transaction leaves.
+    /// An open transaction locks the record. The message waits until it ends, and then finds the record that
+    /// the transaction leaves.
     WaitsForTransaction,
     /// The operation is completed. The message is acknowledged, and the handler does not run.
     Duplicate,
-    /// The message finds the stored failure, and the handler does not run.
+    /// The message gets the stored failure, and the handler does not run.
     StoredFailure,
-    /// The key, or the record, could not be read.
+    /// The key or the record could not be read.
     Unknown,
 }
 
-impl Verdict {
-    /// The verdict by a record as it was read.
+impl NextDelivery {
+    /// Returns what the next delivery does, given a record as it was read.
     pub(crate) fn by(stored: &StoredRecord, after: AfterFailure, now: Timestamp) -> Self {
         match &stored.record {
             _ if stored.locked_by.is_some() => Self::WaitsForTransaction,
@@ -34,7 +33,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict for another message than those that failed under the key.
+    /// Returns what the next delivery does if its message has not failed under the key before.
     pub(crate) fn of(record: Option<&Record>, after: AfterFailure, now: Timestamp) -> Self {
         let Some(record) = record.filter(|record| !record.is_expired(now)) else {
             return Self::Runs;
@@ -42,7 +41,7 @@ impl Verdict {
         match record.state {
             State::Completed { .. } => Self::Duplicate,
             State::InProgress { lease_until } if lease_until >= now => Self::Waits,
-            State::InProgress { .. } => Self::RunsInformed,
+            State::InProgress { .. } => Self::RunsWithPriorAttempt,
             State::Failed
                 if after == AfterFailure::Replay
                     || record.failed_message_ids.len() >= MAX_FAILED_MESSAGES =>
@@ -53,11 +52,11 @@ impl Verdict {
         }
     }
 
-    /// One word for JSON and tables.
+    /// Returns one word, for JSON and tables.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Runs => "runs",
-            Self::RunsInformed => "runs_informed",
+            Self::RunsWithPriorAttempt => "runs_with_prior_attempt",
             Self::Waits => "waits",
             Self::WaitsForTransaction => "waits_for_transaction",
             Self::Duplicate => "duplicate",
@@ -66,11 +65,11 @@ impl Verdict {
         }
     }
 
-    /// A sentence about a message that arrives now.
+    /// Returns a sentence about a message that arrives now.
     pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::Runs => "the handler runs",
-            Self::RunsInformed => {
+            Self::RunsWithPriorAttempt => {
                 "the handler runs, and is informed of an attempt that may have had its effect"
             }
             Self::Waits => "returns to the queue until the lease ends",
@@ -97,25 +96,31 @@ mod tests {
         let lease = |millis| State::InProgress {
             lease_until: Timestamp::from_millis(millis),
         };
-        let retry = |record: &Record| Verdict::of(Some(record), AfterFailure::Retry, now);
-        assert_eq!(Verdict::of(None, AfterFailure::Retry, now), Verdict::Runs);
-        assert_eq!(retry(&record(lease(1_800_000_000_001))), Verdict::Waits);
+        let retry = |record: &Record| NextDelivery::of(Some(record), AfterFailure::Retry, now);
+        assert_eq!(
+            NextDelivery::of(None, AfterFailure::Retry, now),
+            NextDelivery::Runs
+        );
+        assert_eq!(
+            retry(&record(lease(1_800_000_000_001))),
+            NextDelivery::Waits
+        );
         assert_eq!(
             retry(&record(lease(1_799_999_999_999))),
-            Verdict::RunsInformed
+            NextDelivery::RunsWithPriorAttempt
         );
         let result = sqs_once::protocol::StoredResult::Json("1".into());
         assert_eq!(
             retry(&record(State::Completed { result })),
-            Verdict::Duplicate
+            NextDelivery::Duplicate
         );
         let mut failed = record(State::Failed);
-        assert_eq!(retry(&failed), Verdict::Runs);
-        let replay = Verdict::of(Some(&failed), AfterFailure::Replay, now);
-        assert_eq!(replay, Verdict::StoredFailure);
+        assert_eq!(retry(&failed), NextDelivery::Runs);
+        let replay = NextDelivery::of(Some(&failed), AfterFailure::Replay, now);
+        assert_eq!(replay, NextDelivery::StoredFailure);
         failed.failed_message_ids = (0..20).map(|n| n.to_string()).collect();
-        assert_eq!(retry(&failed), Verdict::StoredFailure);
+        assert_eq!(retry(&failed), NextDelivery::StoredFailure);
         failed.expires_at = 1_799_999_999;
-        assert_eq!(retry(&failed), Verdict::Runs);
+        assert_eq!(retry(&failed), NextDelivery::Runs);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Unavailability`]: whether a failed request was applied, and whether a repetition can help.
+//! [`RequestErrorKind`]: whether a failed request was applied, and whether a repetition can help.
 
 /// Class of a failed request: whether the table applied it, and whether a repetition can help.
 ///
@@ -9,8 +9,8 @@
 /// | [`Invalid`](Self::Invalid) | no | fails again |
 /// | [`Unanswered`](Self::Unanswered) | perhaps | can succeed |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unavailability {
-    /// No answer arrived, or the answer could not be read. The request may have been applied.
+pub enum RequestErrorKind {
+    /// No response arrived, or it could not be read. The request may have been applied.
     Unanswered,
     /// Throttled, or in conflict with another write to the same item.
     Contended,

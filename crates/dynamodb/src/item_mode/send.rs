@@ -1,4 +1,4 @@
-//! Sends changes and reads, and interprets their answers.
+//! Sends changes and reads, and interprets the responses.
 
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata, SdkError},
@@ -19,7 +19,7 @@ use sqs_once_core::{
         Outcome,
         repeat::{Answered, Effort, GivenUp, repeat},
     },
-    protocol::Unavailability,
+    protocol::RequestErrorKind,
     store::StoreError,
 };
 
@@ -27,9 +27,9 @@ use sqs_once_core::{
 pub(super) enum Sent {
     Applied,
     /// The condition check failed for this item, or because no item exists (`None`).
-    Refused {
+    ConditionFailed {
         item: Option<Item>,
-        /// Error of an earlier try without an answer. DynamoDB may still apply that request.
+        /// Error of an earlier try that got no response. DynamoDB may still apply that request.
         unanswered: Option<StoreError>,
     },
     /// The change is invalid. A retry would fail again.
@@ -42,10 +42,10 @@ pub(super) enum Sent {
     Unwritten(StoreError),
 }
 
-/// DynamoDB's answer to one request of a change.
-enum Answer {
+/// DynamoDB's response to one request of a change.
+enum WriteResponse {
     Applied,
-    Refused(Option<Item>),
+    ConditionFailed(Option<Item>),
     Invalid(String),
     TooLarge,
 }
@@ -56,7 +56,7 @@ struct TooLarge;
 impl ChangeWriter<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
         let table = &put.table_name;
-        let request = || put_item(&self.on_item.changing, put.clone()).send();
+        let request = || put_item(&self.item_mode.changing, put.clone()).send();
         match self.send(table, "dynamodb:PutItem", request).await {
             Ok(sent) => sent,
             Err(TooLarge) => Sent::Invalid(too_large(table, Some(&put.item))),
@@ -65,7 +65,7 @@ impl ChangeWriter<'_> {
 
     pub(super) async fn update_item(&self, update: &Update) -> Sent {
         let (table, key) = (&update.table_name, &update.key);
-        let request = || update_item(&self.on_item.changing, update.clone()).send();
+        let request = || update_item(&self.item_mode.changing, update.clone()).send();
         match self.send(table, "dynamodb:UpdateItem", request).await {
             Ok(sent) => sent,
             Err(TooLarge) => {
@@ -75,8 +75,8 @@ impl ChangeWriter<'_> {
         }
     }
 
-    /// Sends a change, and repeats it until an answer or the deadline. An applied change stores its
-    /// key on the item, so a copy is harmless.
+    /// Sends a change, and repeats it until DynamoDB responds or the deadline comes. An applied change stores
+    /// its key on the item, so a copy is harmless.
     async fn send<T, E, F>(
         &self,
         table: &str,
@@ -88,26 +88,27 @@ impl ChangeWriter<'_> {
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let send = async || {
-            let _place = self.on_item.places.take(Request::Other).await;
+            let _place = self.item_mode.places.take(Request::Other).await;
             match request().await {
-                Ok(_) => Ok(Answer::Applied),
+                Ok(_) => Ok(WriteResponse::Applied),
                 Err(error) => self.answer(table, needs, error),
             }
         };
-        let effort = Effort::commit(self.deadline.end(), &self.meter);
+        let effort = Effort::commit(self.deadline.write_until(), &self.meter);
         Ok(match repeat(&effort, "change", self.key, send).await {
             Ok(Answered {
                 answer, unanswered, ..
             }) => match (answer, unanswered) {
-                (Answer::Applied, _) => Sent::Applied,
-                (Answer::Refused(item), unanswered) => Sent::Refused { item, unanswered },
-                // The copy without an answer can be valid when it arrives: that depends on the
-                // item.
-                (Answer::Invalid(_) | Answer::TooLarge, Some(unanswered)) => {
+                (WriteResponse::Applied, _) => Sent::Applied,
+                (WriteResponse::ConditionFailed(item), unanswered) => {
+                    Sent::ConditionFailed { item, unanswered }
+                }
+                // The copy that got no response may be valid when it arrives. That depends on the item.
+                (WriteResponse::Invalid(_) | WriteResponse::TooLarge, Some(unanswered)) => {
                     Sent::Unknown(unanswered)
                 }
-                (Answer::Invalid(why), None) => Sent::Invalid(why),
-                (Answer::TooLarge, None) => return Err(TooLarge),
+                (WriteResponse::Invalid(why), None) => Sent::Invalid(why),
+                (WriteResponse::TooLarge, None) => return Err(TooLarge),
             },
             Err(GivenUp {
                 error,
@@ -115,7 +116,7 @@ impl ChangeWriter<'_> {
             }) => Sent::Unknown(error),
             Err(GivenUp { error, .. }) => match error {
                 StoreError::Unavailable {
-                    kind: Unavailability::Contended,
+                    kind: RequestErrorKind::Contended,
                     reason,
                     ..
                 } => Sent::Contended(reason),
@@ -124,20 +125,25 @@ impl ChangeWriter<'_> {
         })
     }
 
-    fn answer<E>(&self, table: &str, needs: &str, error: SdkError<E>) -> Result<Answer, StoreError>
+    fn answer<E>(
+        &self,
+        table: &str,
+        needs: &str,
+        error: SdkError<E>,
+    ) -> Result<WriteResponse, StoreError>
     where
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let why = explain(&error, needs);
         let service = error.as_service_error();
         if let Some(item) = service.and_then(ConditionError::item) {
-            return Ok(Answer::Refused(item.cloned()));
+            return Ok(WriteResponse::ConditionFailed(item.cloned()));
         }
         match service.and_then(ProvideErrorMetadata::code) {
             // "Item size has exceeded ...", "Item size to update has exceeded ...".
-            Some("ValidationException") if why.contains("Item size") => Ok(Answer::TooLarge),
+            Some("ValidationException") if why.contains("Item size") => Ok(WriteResponse::TooLarge),
             Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
-                Ok(Answer::Invalid(why))
+                Ok(WriteResponse::Invalid(why))
             }
             _ => Err(unavailable("change", self.key, table, why, error)),
         }
@@ -150,14 +156,14 @@ impl ChangeWriter<'_> {
         key: &Item,
         projection: Option<&str>,
     ) -> Result<Option<Item>, Outcome> {
-        let get = (self.on_item.client)
+        let get = (self.item_mode.client)
             .get_item()
             .table_name(table)
             .set_key(Some(key.clone()))
             .consistent_read(true)
             .set_projection_expression(projection.map(Into::into));
         let error = match (self.meter)
-            .timed(timeout_at(self.deadline.stop(), get.send()))
+            .timed(timeout_at(self.deadline.handler_cutoff(), get.send()))
             .await
         {
             Ok(Ok(found)) => return Ok(found.item),
@@ -176,15 +182,15 @@ impl ChangeWriter<'_> {
 
 /// An error of a conditional write.
 trait ConditionError {
-    /// Returns the item whose condition check failed. `Some(None)` if no item exists, and `None`
-    /// for any other error.
+    /// Returns the item whose condition check failed: `Some(None)` if no item exists, and `None` for any
+    /// other error.
     fn item(&self) -> Option<Option<&Item>>;
 }
 
 impl ConditionError for PutItemError {
     fn item(&self) -> Option<Option<&Item>> {
         match self {
-            Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
+            Self::ConditionalCheckFailedException(failed) => Some(failed.item()),
             _ => None,
         }
     }
@@ -193,7 +199,7 @@ impl ConditionError for PutItemError {
 impl ConditionError for UpdateItemError {
     fn item(&self) -> Option<Option<&Item>> {
         match self {
-            Self::ConditionalCheckFailedException(refusal) => Some(refusal.item()),
+            Self::ConditionalCheckFailedException(failed) => Some(failed.item()),
             _ => None,
         }
     }
@@ -216,7 +222,7 @@ fn too_large(table: &str, item: Option<&Item>) -> String {
     };
     format!(
         "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{examples}. If `processed_events` is \
-         large: set OnItem::retention, and remove the attribute after the last possible redelivery of its keys. \
+         large: set ItemMode::retention, and remove the attribute after the last possible redelivery of its keys. \
          If `processed_until` is large: set or shorten the retention. Otherwise split the item"
     )
 }

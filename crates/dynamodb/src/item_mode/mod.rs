@@ -1,4 +1,4 @@
-//! [`OnItem`]: one conditional write changes an item and stores the key on the item.
+//! [`ItemMode`]: one conditional write changes an item and stores the key on the item.
 
 mod change;
 mod processed_keys;
@@ -15,7 +15,7 @@ pub use change::Change;
 use writer::ChangeWriter;
 
 use super::{
-    declined::write_until_accepted, empty_response::reject_empty_responses, store::Places,
+    empty_response::reject_empty_responses, not_written::write_until_accepted, store::Places,
     without_retries,
 };
 use sqs_once_core::{
@@ -24,10 +24,10 @@ use sqs_once_core::{
     protocol::Timestamp,
 };
 
-/// Mode for operations whose whole effect is one change of one item.
+/// The item mode: runs operations whose only effect is one change of one item.
 ///
-/// The idempotency table is not used. The item itself stores the idempotency keys of its changes,
-/// the *processed keys*.
+/// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the
+/// *processed keys*.
 ///
 /// ```text
 /// attempt 1  handler ── change, on condition that the item does not have the key
@@ -40,18 +40,18 @@ use sqs_once_core::{
 /// | [`Change::update`] | 1 | `processed_events` |
 /// | [`Change::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
 ///
-/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), new keys go into
-/// the attribute `processed_until` instead. This map holds the end of each key's retention, in
-/// epoch seconds. An update then takes 2 round trips.
+/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), new keys go into the
+/// attribute `processed_until` instead. This map holds the end of each key's retention, in epoch seconds. An
+/// update then takes 2 round trips.
 ///
 /// # Requirements for the handler
 ///
-/// - The message alone determines the item. With a new id, or the customer's current cart, the next
-///   delivery would change another item, which does not have the key.
-/// - The condition of the change, or the closure of `modify`, decides whether to make the change.
-///   Both are skipped once the change was applied. A handler that reads the item itself may fail
-///   because of its own earlier effect.
-/// - The handler and its closures have no other effect, because both may run again for a completed
+/// - The message alone must determine the item. If the handler uses a new id or the customer's current cart,
+///   the next delivery may change a different item, which does not have the key.
+/// - The condition of the change, or the closure of `modify`, must decide whether to make the change, because
+///   both are skipped once the change was applied. A handler that reads the item itself may fail because of
+///   its own earlier effect.
+/// - The handler and its closures must have no other effect, because both may run again for a completed
 ///   operation.
 ///
 /// # Not stored
@@ -60,25 +60,25 @@ use sqs_once_core::{
 /// | --- | --- |
 /// | results | a duplicate's result is [`StoredResult::Omitted`](sqs_once_core::protocol::StoredResult::Omitted) |
 /// | failures | a message that fails permanently runs again on each delivery |
-/// | fingerprints | a key with another payload is a duplicate |
+/// | fingerprints | a key with a different payload is a duplicate |
 ///
-/// So [`Handler::on_duplicate`](sqs_once_core::Handler::on_duplicate) gets no output. SQS moves a message
-/// that fails permanently to the dead-letter queue by the queue's redrive policy.
+/// So [`Handler::on_duplicate`](sqs_once_core::Handler::on_duplicate) gets no output. A message that fails
+/// permanently reaches the dead-letter queue through the queue's redrive policy.
 /// [`check_payload`](Self::check_payload) stores fingerprints.
 ///
-/// Other programs that write to the item must keep the processed keys. A deleted item loses its
-/// processed keys.
+/// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
+/// keys.
 ///
 /// # Limits
 ///
-/// An item has at most 400 KB, including the processed keys: about 10,000 keys of 36 bytes. A
-/// change beyond this limit is a permanent failure, whose error names the largest attributes.
+/// An item has at most 400 KB, including the processed keys: about 10,000 keys of 36 bytes. A change beyond
+/// this limit is a permanent failure, and its error names the largest attributes.
 ///
 /// The role needs `dynamodb:GetItem`, `PutItem` and `UpdateItem`, according to the changes used.
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
-/// use sqs_once::{Attempt, Change, Consumer, Failure, OnItem, Write, handler_fn, protocol::Namespace};
+/// use sqs_once::{Attempt, Change, Consumer, Failure, ItemMode, Write, handler_fn, protocol::Namespace};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
 ///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
@@ -86,24 +86,24 @@ use sqs_once_core::{
 ///
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let week = std::time::Duration::from_secs(7 * 24 * 3600);
-/// let on_item = OnItem::new(client).retention(week);
-/// let consumer = Consumer::new(on_item, Namespace::new("likes")?, handler_fn(like));
+/// let item_mode = ItemMode::new(client).retention(week);
+/// let consumer = Consumer::new(item_mode, Namespace::new("likes")?, handler_fn(like));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct OnItem {
+pub struct ItemMode {
     /// Client for reads, which the SDK retries.
     client: Client,
     /// Client for changes, without the SDK's retries. The mode retries changes until the deadline.
     changing: Client,
-    /// Bound on the changes in flight.
+    /// Limits the changes in flight.
     places: Places,
     retention: Option<Duration>,
     checks_payload: bool,
     clock: fn() -> Timestamp,
 }
 
-impl OnItem {
+impl ItemMode {
     /// Creates the mode without a [retention](Self::retention): items keep all processed keys.
     ///
     /// `aws::config` sets timeouts that suit a Lambda function.
@@ -122,11 +122,11 @@ impl OnItem {
 
     /// Sets the retention of processed keys.
     ///
-    /// A message that arrives after the retention runs again. Choose a longer time than the message
-    /// retention periods of the queue and its dead-letter queue together.
+    /// A message that arrives later runs again. So choose more than the retention periods of the queue and
+    /// its dead-letter queue together.
     ///
-    /// The option can be set at any time: keys in `processed_events` stay valid. They are never
-    /// removed. Remove the attribute after the last possible redelivery of its keys.
+    /// You can set this option at any time. Keys in `processed_events` stay valid and are never removed, so
+    /// remove that attribute yourself after the last possible redelivery of its keys.
     #[must_use]
     pub fn retention(self, retention: Duration) -> Self {
         Self {
@@ -135,26 +135,26 @@ impl OnItem {
         }
     }
 
-    /// Compares payloads. A key with another payload is then [`Outcome::KeyReused`], instead of a
-    /// duplicate.
+    /// Compares payloads. A key with a different payload is then [`Outcome::KeyReused`] and not a duplicate.
     ///
     /// The option is off by default because of its costs:
     ///
-    /// - The item stores 16 hex digits of the [fingerprint](Operation::fingerprint) for each key,
-    ///   as decimals of the number in `processed_until`.
-    /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without a
-    ///   retention, the number in `processed_until` is 9999999999, in the year 2286.
+    /// - For each key, the item stores 16 hex digits of the [fingerprint](Operation::fingerprint), as
+    ///   decimals of the number in `processed_until`.
+    /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without a retention, the
+    ///   number in `processed_until` is 9999999999, which is in the year 2286.
     ///
     /// You can switch the option on and off at any time. A key that was stored without the option matches
     /// every payload.
     ///
-    /// Don't change the source of the fingerprint (`IDEMPOTENCY_FINGERPRINT`) while the option is on.
-    /// The number has no room for what was hashed, so duplicates of earlier messages would be
-    /// [`Outcome::KeyReused`]. Switch the option off with the change, and on again after the retention.
+    /// Don't change the source of the fingerprint (`IDEMPOTENCY_FINGERPRINT`) while the option is on. The
+    /// number has no room to say what was hashed, so duplicates of earlier messages would be
+    /// [`Outcome::KeyReused`]. Switch the option off together with that change, and on again after the
+    /// retention.
     ///
     /// ```
-    /// # fn on_item(client: aws_sdk_dynamodb::Client) {
-    /// let on_item = sqs_once::OnItem::new(client).check_payload();
+    /// # fn item_mode(client: aws_sdk_dynamodb::Client) {
+    /// let item_mode = sqs_once::ItemMode::new(client).check_payload();
     /// # }
     /// ```
     #[must_use]
@@ -182,7 +182,7 @@ impl OnItem {
             fingerprint,
             delivery,
             deadline,
-            // Without a claim there is no isolation.
+            // Without a claim there is no isolation after a crash.
             gate: _,
             meter,
         } = operation;
@@ -191,17 +191,17 @@ impl OnItem {
         }
         let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
         let writer = ChangeWriter {
-            on_item: self,
+            item_mode: self,
             key: &key,
             fingerprint: fingerprint.filter(|_| self.checks_payload),
             deadline,
             meter,
         };
         let change = guard(deadline, async { work(attempt).await }).await;
-        // The next delivery begins with the first change. Only the item of that change can show
-        // that the operation is completed.
+        // The next delivery begins with the first change, and only the item of that change can show that the
+        // operation is completed.
         let item = match &change {
-            Ok(change) if change.on_refused.is_some() => Some(change.kind.item()),
+            Ok(change) if change.on_condition_failed.is_some() => Some(change.kind.item()),
             _ => None,
         };
         let write = |round, change| writer.write(round, change, item.as_ref());
@@ -212,10 +212,10 @@ impl OnItem {
     }
 }
 
-impl sqs_once_core::once::mode::sealed::Sealed for OnItem {}
+impl sqs_once_core::once::mode::sealed::Sealed for ItemMode {}
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send + 'static> Mode<Change<O>> for OnItem {
+impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
     where
         W: FnOnce(Attempt) -> F + Send,

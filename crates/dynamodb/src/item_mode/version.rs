@@ -1,4 +1,4 @@
-//! Optimistic locking: the condition that an item is unchanged since its read.
+//! Optimistic locking: the condition that an item is unchanged since it was read.
 
 use aws_sdk_dynamodb::types::Put;
 
@@ -10,7 +10,7 @@ use crate::{
 /// Name of the attribute that counts an item's changes.
 const VERSION: &str = "version";
 
-/// The condition that an item is unchanged since its read.
+/// The condition that an item is unchanged since it was read.
 #[derive(Debug, PartialEq)]
 pub(super) enum Unchanged {
     /// No item existed.
@@ -24,7 +24,7 @@ pub(super) enum Unchanged {
 impl Unchanged {
     /// Creates the condition from the item that was read.
     ///
-    /// The error text contains the attribute's name and never its value.
+    /// The error text contains the attribute's name, but never its value.
     pub(super) fn since(found: Option<&Item>) -> Result<Self, String> {
         let Some(item) = found else {
             return Ok(Self::None);

@@ -1,4 +1,4 @@
-//! Expressions of an operator's requests: to release, forget and list records.
+//! Expressions of an operator's requests: to release, delete and list records.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use sqs_once_core::{
     store::admin::{RecordFilter, RecordStatus},
 };
 
-/// The attributes that every claim and settlement changes, and those that another program changes.
+/// The attributes that every claim and settlement changes, and those that other programs change.
 const CHANGING: [Field; 6] = [
     Field::Status,
     Field::Owner,
@@ -24,7 +24,7 @@ const CHANGING: [Field; 6] = [
     Field::UpdatedAt,
 ];
 
-/// Builds the update by which an operator ends the lease of `found`, if the record is unchanged.
+/// Builds the update with which an operator ends the lease of `found`, if the record is unchanged.
 pub(in crate::store) fn release(
     layout: &Layout,
     table: &str,
@@ -39,8 +39,8 @@ pub(in crate::store) fn release(
     with.into_update(table, layout.primary_key_of(found), condition)
 }
 
-/// Builds the delete by which an operator removes the record `found`, if the record is unchanged.
-pub(in crate::store) fn forget(layout: &Layout, table: &str, found: &Item) -> Delete {
+/// Builds the delete with which an operator removes the record `found`, if the record is unchanged.
+pub(in crate::store) fn delete_record(layout: &Layout, table: &str, found: &Item) -> Delete {
     let mut with = Expression::new(layout);
     let condition = with.unchanged(found, &CHANGING);
     Delete::builder()
@@ -53,7 +53,7 @@ pub(in crate::store) fn forget(layout: &Layout, table: &str, found: &Item) -> De
         .expect("every required field is set")
 }
 
-/// Expressions of a page of records.
+/// Expressions for a page of records.
 pub(in crate::store) struct Listing {
     /// Condition on the primary key. `None` for a scan.
     pub(in crate::store) key_condition: Option<String>,
@@ -63,7 +63,7 @@ pub(in crate::store) struct Listing {
     pub(in crate::store) values: HashMap<String, AttributeValue>,
 }
 
-/// Builds the expressions that find records by `filter`. Results are not read.
+/// Builds the expressions that find records by `filter`. They leave out results.
 pub(in crate::store) fn list(layout: &Layout, filter: &RecordFilter, now: Timestamp) -> Listing {
     let mut with = Expression::new(layout);
     let mut conditions = vec![format!("{} >= :now_s", with.name(Field::ExpiresAt))];
@@ -75,7 +75,7 @@ pub(in crate::store) fn list(layout: &Layout, filter: &RecordFilter, now: Timest
             conditions.push(format!("{} = :completed", with.name(Field::Status)));
             with.value(":completed", string(&*layout.words.completed));
         }
-        // Items of other programs have no status.
+        // Items that are not records have no status.
         None => conditions.push(format!("attribute_exists({})", with.name(Field::Status))),
     }
     if filter.expired_lease {

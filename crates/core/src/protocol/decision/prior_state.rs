@@ -1,16 +1,15 @@
-//! [`Claimed`]: the history of a key, as the answer to a claim shows it.
+//! [`PriorState`]: the history of a key, as the response to a claim shows it.
 
 use crate::protocol::record::{AttemptEnd, ClaimRequest, Record, Timestamp};
 
-/// History of a key, as the answer to a successful claim shows it.
+/// The history of a key, as the response to a successful claim shows it.
 ///
-/// The history decides how the claim can be undone, and of which earlier attempts the handler is
-/// informed.
+/// The history decides how the claim can be undone, and which prior attempts the handler sees.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claimed {
+pub struct PriorState {
     /// The record before the claim.
-    pub before: Before,
+    pub before: PreviousRecord,
     /// Claim time of the earliest open attempt before this claim. `None` if no attempt was open;
     /// 0 if the time is unknown.
     pub open_since: Option<Timestamp>,
@@ -18,30 +17,30 @@ pub struct Claimed {
     pub last_end: Option<AttemptEnd>,
     /// Number of earlier claims since the record was created.
     pub attempts: u64,
-    /// Attempts alone without a recorded end, as the record before the claim has them.
+    /// Attempts alone without a recorded end, as counted in the record before the claim.
     pub exclusive_attempts: u64,
 }
 
 /// The record before a claim.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Before {
+pub enum PreviousRecord {
     /// No record existed, or only an expired one.
     Nothing,
     /// This record existed.
     Record(Box<Record>),
-    /// Unknown: the answer with the replaced record was lost.
+    /// Unknown, because the response with the replaced record was lost.
     Unknown,
 }
 
-impl Claimed {
-    /// History from the answer to a claim. `replaced` is the record before the claim, and is
-    /// `None` if that record was expired.
+impl PriorState {
+    /// Creates the history from the response to a claim. `replaced` is the record before the claim, or `None`
+    /// if that record was expired.
     #[must_use]
     pub fn over(replaced: Option<Record>) -> Self {
         let Some(record) = replaced else {
             return Self {
-                before: Before::Nothing,
+                before: PreviousRecord::Nothing,
                 open_since: None,
                 last_end: None,
                 attempts: 0,
@@ -57,13 +56,13 @@ impl Claimed {
             last_end: record.last_end,
             attempts: record.attempts,
             exclusive_attempts: record.exclusive_attempts,
-            before: Before::Record(Box::new(record)),
+            before: PreviousRecord::Record(Box::new(record)),
         }
     }
 
-    /// History from the `record` that this claim wrote, when the answer to the claim was lost.
+    /// Creates the history from the `record` that this claim wrote, when the response to the claim was lost.
     pub(super) fn recovered(record: &Record, request: &ClaimRequest) -> Self {
-        // `attempts` is not enough: after a takeover from another program it is 1 as well.
+        // `attempts` alone does not tell: it is 1 after a takeover from another program, too.
         let claimed_at = Some(request.now);
         let is_new = record.attempts == 1
             && (record.created_at, record.first_claimed_at) == (claimed_at, claimed_at)
@@ -71,20 +70,20 @@ impl Claimed {
             && record.failed_message_ids.is_empty();
         Self {
             before: if is_new {
-                Before::Nothing
+                PreviousRecord::Nothing
             } else {
-                Before::Unknown
+                PreviousRecord::Unknown
             },
             open_since: record.first_claimed_at.filter(|at| *at != request.now),
             last_end: None,
             attempts: record.attempts.saturating_sub(1),
-            // The claim kept it.
+            // The claim did not change the count.
             exclusive_attempts: record.exclusive_attempts,
         }
     }
 
-    /// Returns this history for a handler that began: its end removes the count of attempts alone,
-    /// also if it had no effect.
+    /// Returns this history for a handler that has started. Recording its end removes the count of attempts
+    /// alone, even if it had no effect.
     #[must_use]
     pub fn with_recorded_end(self) -> Self {
         Self {
@@ -130,7 +129,7 @@ mod tests {
         };
         let claimed = request("m-1", "p").record(Some(&foreign));
         assert_eq!(claimed.first_claimed_at, Some(Timestamp::default()));
-        let known = Claimed::over(Some(foreign));
+        let known = PriorState::over(Some(foreign));
         assert_eq!(known.open_since, Some(Timestamp::default()));
     }
 }

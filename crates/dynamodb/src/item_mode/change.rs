@@ -7,17 +7,17 @@ use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    done::OnRefused,
+    condition_failed::ConditionFailed,
+    done::OnConditionFailed,
     item::Item,
-    refused::Refused,
     write::{IntoWrite, Write},
 };
 use sqs_once_core::{
-    handler::{Answer, Failure, to_result},
+    handler::{Failure, HandlerOutput, to_result},
     protocol::StoredResult,
 };
 
-/// An output and a change of one item, for [`OnItem`](crate::on_item::OnItem).
+/// An output and a change of one item, for [`ItemMode`](crate::item_mode::ItemMode).
 ///
 /// The change is applied exactly once, because the item itself stores the idempotency keys of its
 /// changes.
@@ -41,7 +41,7 @@ use sqs_once_core::{
 #[must_use = "the change is made only if the handler returns this"]
 pub struct Change<O> {
     pub(super) kind: Kind,
-    pub(super) on_refused: Option<OnRefused<Change<O>>>,
+    pub(super) on_condition_failed: Option<OnConditionFailed<Change<O>>>,
     output: PhantomData<fn() -> O>,
 }
 
@@ -65,7 +65,7 @@ pub(super) enum Kind {
     },
 }
 
-/// The error of a replacement that changes another item.
+/// The error of a replacement that changes a different item.
 pub(super) const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
      changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
 
@@ -85,8 +85,8 @@ impl Kind {
         (table.to_owned(), attributes.clone())
     }
 
-    /// Returns whether this change applies to the given existing item. Always false for a create,
-    /// which requires that no item exists.
+    /// Returns whether this change applies to the given existing item. Always false for a create, because it
+    /// requires that no item exists.
     pub(super) fn applies_to(&self, (table, attributes): &(String, Item)) -> bool {
         let (own_table, own_key) = self.place();
         !matches!(self, Self::Create { .. })
@@ -96,15 +96,14 @@ impl Kind {
 }
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send> Answer for Change<O> {
+impl<O: Serialize + Send> HandlerOutput for Change<O> {
     type Result = O;
 }
 
 impl<O: Serialize> Change<O> {
-    /// Creates an item that must not exist yet. `key` is the name of an attribute of its primary
-    /// key.
+    /// Creates an item that must not exist yet. `key` is the name of an attribute of its primary key.
     ///
-    /// If the item exists and another operation created it, the condition check fails, as with a
+    /// If the item exists and a different operation created it, the condition check fails, just like a
     /// condition of the put.
     ///
     /// ```
@@ -121,7 +120,7 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Updates an item, on the update's conditions.
+    /// Updates an item, if the update's conditions are met.
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -133,21 +132,20 @@ impl<O: Serialize> Change<O> {
     ///
     /// `key` is the item's primary key: one attribute, or two if the table has a sort key.
     ///
-    /// If another worker changed the item meanwhile, the worker calls `modify` again with the
-    /// current item. So `modify` must have no effect of its own. `modify` gets `None` if no item
-    /// exists. The worker does not call `modify` for an operation whose key is on the item.
+    /// If another worker has changed the item in the meantime, `modify` runs again with the current item. So
+    /// `modify` must have no side effects. It gets `None` if no item exists. If the operation's key is
+    /// already on the item, `modify` does not run.
     ///
     /// Requirements for `T`:
     ///
-    /// - No `serde(deny_unknown_fields)`: the item has the processed keys and `version` as further
-    ///   attributes. Attributes without a field in `T` stay unchanged.
-    /// - A set is written as a list, unless the field uses `serde_dynamo::string_set` or a similar
-    ///   module.
-    /// - A field that is a set needs `#[serde(default)]`. DynamoDB stores no empty sets, so an
-    ///   empty set removes the attribute.
+    /// - No `serde(deny_unknown_fields)`, because the item also has the attributes `version` and those of the
+    ///   processed keys. Attributes without a field in `T` stay unchanged.
+    /// - A set is written as a list, unless the field uses `serde_dynamo::string_set` or a similar module.
+    /// - A field that is a set needs `#[serde(default)]`. DynamoDB stores no empty sets, so an empty set
+    ///   removes the attribute.
     ///
     /// The attribute `version` counts the changes. Programs that write to the item without
-    /// [`OnItem`](crate::on_item::OnItem) must increase it as well.
+    /// [`ItemMode`](crate::item_mode::ItemMode) must increase it as well.
     ///
     /// ```
     /// use serde::{Deserialize, Serialize};
@@ -207,22 +205,21 @@ impl<O: Serialize> Change<O> {
         })
     }
 
-    /// Sets the decision after a failed condition check. By default, the operation fails
-    /// permanently.
+    /// Sets what to do after a failed condition check. By default, the operation fails permanently.
     ///
-    /// `decide` returns a failure, or another change: an update or modification of the same item. A
-    /// change of another item is a permanent failure. The next delivery begins with the first
-    /// change, and looks up its key only on the item of that change. The condition of a
-    /// [`modify`](Self::modify) never fails.
+    /// `decide` returns a failure, or a replacement that updates or modifies the same item. To change a
+    /// different item is a permanent failure, because the next delivery begins with the first change and
+    /// looks up its key only on the item of that change. The condition of a [`modify`](Self::modify) never
+    /// fails.
     ///
-    /// Nothing was written when the worker calls `decide`. The function must have no effect,
-    /// because another delivery may call `decide` again.
-    pub fn on_refused(
+    /// When the worker calls `decide`, nothing has been written. The function must have no effect, because a
+    /// later delivery may call it again.
+    pub fn on_condition_failed(
         self,
-        decide: impl FnOnce(&Refused) -> Result<Self, Failure> + Send + 'static,
+        decide: impl FnOnce(&ConditionFailed) -> Result<Self, Failure> + Send + 'static,
     ) -> Self {
         Self {
-            on_refused: Some(Box::new(decide)),
+            on_condition_failed: Some(Box::new(decide)),
             ..self
         }
     }
@@ -230,18 +227,18 @@ impl<O: Serialize> Change<O> {
     fn new(kind: Kind) -> Self {
         Self {
             kind,
-            on_refused: None,
+            on_condition_failed: None,
             output: PhantomData,
         }
     }
 }
 
-/// A change as the write that would be sent, without the item's memory of keys.
+/// A change as the write that would be sent, without the processed keys.
 pub(crate) struct PlannedChange<O> {
     pub(crate) write: Write<TransactWriteItem>,
     pub(crate) result: StoredResult,
     item: (String, Item),
-    on_refused: Option<OnRefused<Change<O>>>,
+    on_condition_failed: Option<OnConditionFailed<Change<O>>>,
 }
 
 impl<O> Change<O> {
@@ -278,15 +275,15 @@ impl<O> Change<O> {
             write,
             result,
             item: of,
-            on_refused: self.on_refused,
+            on_condition_failed: self.on_condition_failed,
         })
     }
 }
 
 impl<O> PlannedChange<O> {
-    /// Asks the handler for another change after a refused condition.
-    pub(crate) fn refused(self, refused: &Refused) -> Result<Change<O>, Failure> {
-        let Some(decide) = self.on_refused else {
+    /// Asks the handler for a replacement after a failed condition.
+    pub(crate) fn refused(self, refused: &ConditionFailed) -> Result<Change<O>, Failure> {
+        let Some(decide) = self.on_condition_failed else {
             return Err(Failure::permanent(refused.to_string()));
         };
         let next = decide(refused)?;

@@ -1,0 +1,215 @@
+"""Asks before `make deploy` changes how a consumer recognizes messages, while its queues hold some.
+
+    python local/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
+
+It prints nothing if there is no stack yet, if no setting changes, or if the queues are empty. Without a terminal, the
+deployment stops here, unless MESSAGES_MAY_RUN_AGAIN is set. `sam deploy` alone does not run this check.
+"""
+
+import json
+import os
+import shlex
+import sys
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import boto3
+import yaml
+from botocore import xform_name
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+from cloud import Json, Template
+
+PAGE = "https://github.com/sqs-once/sqs-once/blob/main/docs/operations.md#changing-a-deployed-consumer"
+ALLOW = "MESSAGES_MAY_RUN_AGAIN"
+
+NOT_FOUND = """\
+The consumer does not find the records of these messages any more. It runs the handler again for those
+    that it processed before: an order that was charged is charged again."""
+UNREADABLE = """\
+The consumer reads these messages in the new form. Those that it cannot read fail permanently. Others may
+    get a different key, and then the handler runs again."""
+NOT_COMPARED = """\
+The consumer does not compare the payloads of these messages with those in the records, so it misses
+    keys that were reused. With a hash of Powertools, repeated messages fail permanently instead."""
+
+# The settings with which a consumer finds and compares the record of a message: default, and effect of a change.
+SETTINGS = {
+    "IDEMPOTENCY_KEY": ("message-id", NOT_FOUND),
+    "IDEMPOTENCY_NAMESPACE": ("", NOT_FOUND),
+    "IDEMPOTENCY_LAYOUT": ("native", NOT_FOUND),
+    "IDEMPOTENCY_ATTRIBUTES": ("", NOT_FOUND),
+    "IDEMPOTENCY_SORT_KEY": ("", NOT_FOUND),
+    "CONSUMER_ENVELOPE": ("none", UNREADABLE),
+    "CONSUMER_ENCODING": ("none", UNREADABLE),
+    "IDEMPOTENCY_FINGERPRINT": ("body", NOT_COMPARED),
+}
+
+
+class Unknown(Exception):
+    """The deployment cannot be compared with the deployed function; the message gives the reason."""
+
+
+@dataclass(frozen=True)
+class Aws:
+    """The account and Region that `sam deploy` uses: those of samconfig.toml, else those of this shell."""
+
+    profile: str | None
+    region: str | None
+
+    @cached_property
+    def session(self) -> Any:
+        return boto3.Session(profile_name=self.profile, region_name=self.region)
+
+    def read(self, service: str, operation: str, **arguments: Any) -> Json:
+        """All pages of an answer."""
+        name = xform_name(operation)
+        config = Config(connect_timeout=5, read_timeout=20, retries={"mode": "standard", "max_attempts": 3})
+        try:
+            client = self.session.client(service, config=config)
+            if client.can_paginate(name):
+                answer: Json = client.get_paginator(name).paginate(**arguments).build_full_result()
+            else:
+                answer = getattr(client, name)(**arguments)
+        except ClientError as problem:
+            denied = problem.response["Error"]["Code"].startswith("AccessDenied")
+            raise Unknown(f"your credentials need {service}:{operation}. {problem}" if denied else problem) from problem
+        except (BotoCoreError, ResponseParserError) as problem:
+            raise Unknown(f"no answer to {service}:{operation}. {problem}") from problem
+        return answer
+
+
+def given(words: list[str]) -> dict[str, str]:
+    """The values of parameters on the command line. SAM CLI splits each word once more, and removes quotes."""
+    values = {}
+    try:
+        for word in shlex.split(" ".join(words)):
+            name, equals, values[name] = word.partition("=")
+            if not equals or name == "ParameterKey":
+                raise Unknown("write each parameter as NAME=VALUE")
+    except ValueError as problem:
+        raise Unknown(f"the parameters have {str(problem).lower()}") from problem
+    return values
+
+
+def planned(template: Json, function: Json, parameters: dict[str, str]) -> dict[str, str]:
+    """The variables that the template gives to a function."""
+
+    def text(value: Any) -> str:
+        match value:
+            case {"Ref": str(parameter)} if parameter in parameters:
+                return parameters[parameter]
+            case dict():
+                return "a value that CloudFormation computes"
+        return str(value)
+
+    variables: Json = {}
+    for part in (template.get("Globals", {}).get("Function", {}), function["Properties"]):
+        variables |= part.get("Environment", {}).get("Variables", {})
+    return {name: text(value) for name, value in variables.items()}
+
+
+def changes(aws: Aws, name: str, planned: dict[str, str]) -> list[str]:
+    """The settings of the deployed function that would change."""
+    environment = aws.read("lambda", "GetFunctionConfiguration", FunctionName=name).get("Environment", {})
+    if error := environment.get("Error"):
+        raise Unknown(f"Lambda hides the variables of {name}. You may need kms:Decrypt. {error.get('Message', '')}")
+    lines = []
+    for setting, (default, effect) in SETTINGS.items():
+        implied = name if setting == "IDEMPOTENCY_NAMESPACE" else default
+        old, new = (values.get(setting) or implied for values in (environment.get("Variables", {}), planned))
+        if old != new:
+            lines.append(f"  {setting} is {old!r}, and would be {new!r}.\n    {effect}")
+    return lines
+
+
+def held(aws: Aws, name: str, mappings: list[str]) -> list[str]:
+    """The number of messages in each queue of a function, and in its dead-letter queue; empty queues are left out."""
+    counts: dict[str, int] = {}
+    for mapping in (aws.read("lambda", "GetEventSourceMapping", UUID=id) for id in mappings):
+        arn = mapping["EventSourceArn"]
+        # A mapping can invoke an alias of the function.
+        if f":function:{name}:" not in f"{mapping['FunctionArn']}:" or ":sqs:" not in arn:
+            continue
+        while arn and arn not in counts:
+            *_, account, queue = arn.split(":")
+            url = aws.read("sqs", "GetQueueUrl", QueueName=queue, QueueOwnerAWSAccountId=account)["QueueUrl"]
+            attributes = aws.read("sqs", "GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])["Attributes"]
+            states = ("", "NotVisible", "Delayed")
+            counts[arn] = sum(int(attributes[f"ApproximateNumberOfMessages{state}"]) for state in states)
+            arn = json.loads(attributes.get("RedrivePolicy", "{}")).get("deadLetterTargetArn")
+    if not counts:
+        raise Unknown(f"the stack has no event source mapping of {name} that names a queue")
+    return [f"  {arn.split(':')[-1]} holds about {count} of these messages." for arn, count in counts.items() if count]
+
+
+def warning(words: list[str]) -> str:
+    """The warning before a deployment that changes the meaning of messages in a queue; else an empty text."""
+    config = tomllib.loads(Path("samconfig.toml").read_text()).get("default", {})
+    options: Json = {}
+    for command in ("global", "deploy"):
+        options |= config.get(command, {}).get("parameters", {})
+    aws, stack = Aws(options.get("profile"), options.get("region")), options["stack_name"]
+    try:
+        (described,) = aws.read("cloudformation", "DescribeStacks", StackName=stack)["Stacks"]
+    except Unknown as problem:
+        if f"Stack with id {stack} does not exist" in str(problem):
+            return ""
+        raise
+    summaries = aws.read("cloudformation", "ListStackResources", StackName=stack)["StackResourceSummaries"]
+    resources = [r for r in summaries if "PhysicalResourceId" in r and r["ResourceStatus"] != "DELETE_COMPLETE"]
+    mappings = [r["PhysicalResourceId"] for r in resources if r["ResourceType"] == "AWS::Lambda::EventSourceMapping"]
+
+    built = Path(".aws-sam/build/template.yaml")
+    template = yaml.load((built if built.exists() else Path("template.yaml")).read_text(), Loader=Template)
+    parameters = {name: str(p["Default"]) for name, p in template.get("Parameters", {}).items() if "Default" in p}
+    # A parameter that the command line leaves out keeps its deployed value.
+    for deployed in described.get("Parameters", []):
+        parameters[deployed["ParameterKey"]] = deployed.get("ResolvedValue", deployed["ParameterValue"])
+    parameters |= given(words)
+
+    lines = []
+    for resource in resources:
+        name, function = resource["PhysicalResourceId"], template["Resources"].get(resource["LogicalResourceId"])
+        if function and resource["ResourceType"] == "AWS::Lambda::Function":
+            changed = changes(aws, name, planned(template, function, parameters))
+            if changed and (messages := held(aws, name, mappings)):
+                lines += [f"make deploy: {name} would recognize messages differently.", *changed, *messages]
+    if lines:
+        lines.append(
+            "To be safe, stop the producers, let the consumer empty the queue, and redrive or delete dead letters:"
+        )
+    return "\n".join(lines)
+
+
+def confirmed() -> bool:
+    if os.environ.get(ALLOW):
+        print(f"Deploying nevertheless, because {ALLOW} is set.", file=sys.stderr)
+        return True
+    if not sys.stdin.isatty():
+        print(f"Not deployed, because nobody can answer here. {ALLOW}=1 deploys nevertheless.", file=sys.stderr)
+        return False
+    try:
+        return input("Deploy nevertheless? [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
+
+
+def main(words: list[str]) -> int:
+    try:
+        text = warning(words)
+    except Unknown as problem:
+        text = f"make deploy: cannot compare the settings with those of the deployed function: {problem}"
+    if not text:
+        return 0
+    print(f"{text}\n{PAGE}", file=sys.stderr)
+    return 0 if confirmed() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

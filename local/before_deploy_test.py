@@ -1,0 +1,249 @@
+"""Tests of local/before_deploy.py against the template's stack on a local cloud.
+
+python local/before_deploy_test.py [-v] [TEST...]     a part of `make test`
+"""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import before_deploy
+import deployment
+import yaml
+from cloud import ROOT, Cloud, Json, Template, free_port, ministack, unwind_on_signals
+
+STACK = "sqs-once"
+# The values of the first deployment that are not the template's defaults.
+DEPLOYED = {"PaymentGatewayUrl": "sandbox", "IdempotencyKey": "body:/orderId", "ConsumerEncoding": "gzip"}
+NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
+CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
+
+
+@contextlib.contextmanager
+def denying() -> Iterator[str]:
+    """The URL of a service that denies every request."""
+
+    class Denies(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            code, message = "AccessDeniedException", "no identity-based policy allows it"
+            body = json.dumps({"__type": code, "message": message})
+            if request.startswith(b"Action="):
+                body = f"<Response><Error><Code>AccessDenied</Code><Message>{message}</Message></Error></Response>"
+            self.send_response(403)
+            self.send_header("x-amzn-ErrorType", "AccessDeniedException")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Denies) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class BeforeDeploy(unittest.TestCase):
+    cloud: Cloud
+    outputs: dict[str, str]
+    folder: Path
+    template: Json
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="before-deploy-")))
+        cls.cloud = cls.enterClassContext(ministack("before-deploy"))
+        cls.template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
+        function = cls.template["Resources"]["Consumer"]
+        function.pop("Metadata")  # how to build it
+        function["Properties"]["CodeUri"] = "."
+        (cls.folder / "bootstrap").write_text("")
+        cls.write(cls.template)
+        deployment.adapt(cls.folder / "template.yaml")
+        options = ("--template-file", str(cls.folder / "template.yaml"), "--capabilities", "CAPABILITY_IAM")
+        cls.outputs = deployment.deploy(cls.cloud, STACK, *options, "--resolve-s3", **DEPLOYED)
+        # The messages stay in the queue.
+        mapping = cls.outputs["EventSourceMappingId"]
+        cls.cloud.client("lambda").update_event_source_mapping(UUID=mapping, Enabled=False)
+
+    @classmethod
+    def write(cls, template: Json) -> None:
+        (cls.folder / "template.yaml").write_text(json.dumps(template))
+
+    def setUp(self) -> None:
+        self.write(self.template)
+        (self.folder / "samconfig.toml").write_text((ROOT / "samconfig.toml").read_text())
+        sqs = self.cloud.client("sqs")
+        queue, dead_letters = self.outputs["QueueUrl"], self.outputs["DeadLetterQueueUrl"]
+        for url in (queue, dead_letters):
+            sqs.purge_queue(QueueUrl=url)
+        # One in flight, one visible, one delayed, and two dead letters.
+        sqs.send_message(QueueUrl=queue, MessageBody="{}")
+        sqs.receive_message(QueueUrl=queue, VisibilityTimeout=300)
+        sqs.send_message(QueueUrl=queue, MessageBody="{}")
+        sqs.send_message(QueueUrl=queue, MessageBody="{}", DelaySeconds=300)
+        for _ in range(2):
+            sqs.send_message(QueueUrl=dead_letters, MessageBody="{}")
+
+    def check(
+        self, *words: str, stdin: int = subprocess.DEVNULL, but: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """The exit status and the output of the check, in an environment `but` for these variables."""
+        command = [sys.executable, str(ROOT / "local" / "before_deploy.py"), *words]
+        environment = self.cloud.environment()
+        environment.pop(before_deploy.ALLOW, None)
+        environment |= but or {}
+        ended = subprocess.run(command, cwd=self.folder, env=environment, stdin=stdin, capture_output=True, text=True)
+        return ended.returncode, ended.stdout + ended.stderr
+
+    def answered(self, answer: str) -> tuple[int, str]:
+        """The check with a new key on a terminal where this answer is typed."""
+        master, slave = pty.openpty()
+        os.write(master, f"{answer}\n".encode())
+        try:
+            return self.check(NEW_KEY, stdin=slave)
+        finally:
+            os.close(slave)
+            os.close(master)
+
+    def test_new_key_without_terminal_stops(self) -> None:
+        status, output = self.check(NEW_KEY)
+        assert status == 1, output
+        assert CHANGED in output
+        assert f"{STACK}-orders holds about 3 of these messages." in output, output
+        assert re.search(r"OrdersDeadLetterQueue\S* holds about 2 of", output), output
+        assert "charged again" in output
+        assert "MESSAGES_MAY_RUN_AGAIN=1 deploys nevertheless" in output
+        assert before_deploy.PAGE in output
+        assert "Traceback" not in output
+
+    def test_dead_letters_alone_stop(self) -> None:
+        self.cloud.client("sqs").purge_queue(QueueUrl=self.outputs["QueueUrl"])
+        status, output = self.check(NEW_KEY)
+        assert status == 1, output
+        assert "about 3" not in output
+        assert "about 2" in output
+
+    def test_empty_queues_are_silent(self) -> None:
+        for url in (self.outputs["QueueUrl"], self.outputs["DeadLetterQueueUrl"]):
+            self.cloud.client("sqs").purge_queue(QueueUrl=url)
+        assert self.check(NEW_KEY) == (0, "")
+
+    def test_same_settings_are_silent(self) -> None:
+        # A parameter that is left out keeps its deployed value, and quotes are those of SAM CLI.
+        for words in ([], ["IdempotencyKey=body:/orderId"], ["'IdempotencyKey=body:/orderId' MemorySize=512"]):
+            assert self.check(*words) == (0, ""), words
+
+    def test_each_setting_is_compared(self) -> None:
+        for words, line in (
+            ("IdempotencyNamespace=other", f"IDEMPOTENCY_NAMESPACE is '{STACK}-consumer', and would be 'other'"),
+            ("ConsumerEnvelope=sns", "CONSUMER_ENVELOPE is 'none', and would be 'sns'"),
+            ("ConsumerEncoding=none", "CONSUMER_ENCODING is 'gzip', and would be 'none'"),
+            ("IdempotencyFingerprint=off", "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
+            ("IdempotencyLayout=powertools", "IDEMPOTENCY_LAYOUT is 'native', and would be 'powertools'"),
+            ("IdempotencyAttributes=id=PK", "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
+            ("IdempotencySortKey=SK", "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),
+        ):
+            status, output = self.check(words)
+            assert status == 1, words
+            assert line in output, output
+            assert output.count(", and would be ") == 1, output
+
+    def test_values_of_the_template_are_compared(self) -> None:
+        template = json.loads(json.dumps(self.template))
+        variables = template["Resources"]["Consumer"]["Properties"]["Environment"]["Variables"]
+        del variables["IDEMPOTENCY_KEY"], variables["CONSUMER_ENVELOPE"]
+        variables["CONSUMER_ENCODING"] = {"Fn::Sub": "gzip"}
+        variables["IDEMPOTENCY_NAMESPACE"] = f"{STACK}-consumer"
+        self.write(template)
+        _, output = self.check()
+        assert "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'message-id'" in output, output
+        assert "CONSUMER_ENCODING is 'gzip', and would be 'a value that CloudFormation computes'" in output, output
+        assert output.count(", and would be ") == 2, output
+
+    def test_built_template_comes_first(self) -> None:
+        built = self.folder / ".aws-sam" / "build" / "template.yaml"
+        built.parent.mkdir(parents=True)
+        self.addCleanup(built.unlink)
+        built.write_text(json.dumps(self.template))
+        self.write({"Resources": {}})
+        assert self.check(NEW_KEY)[0] == 1
+
+    def test_missing_stack_is_silent(self) -> None:
+        config = (ROOT / "samconfig.toml").read_text().replace('"sqs-once"', '"another"')
+        (self.folder / "samconfig.toml").write_text(config)
+        assert self.check(NEW_KEY) == (0, "")
+
+    def test_answer_decides(self) -> None:
+        for answer, expected in (("y", 0), ("yes", 0), ("n", 1), ("", 1), ("\x04", 1)):
+            status, output = self.answered(answer)
+            assert status == expected, (answer, output)
+            assert "Deploy nevertheless? [y/N]" in output
+
+    def test_allowed_deployment_goes_on(self) -> None:
+        status, output = self.check(NEW_KEY, but={before_deploy.ALLOW: "1"})
+        assert status == 0
+        assert CHANGED in output
+
+    def test_denied_reads_stop(self) -> None:
+        with denying() as url:
+            for service, action in (
+                ("CLOUDFORMATION", "cloudformation:DescribeStacks"),
+                ("LAMBDA", "lambda:GetFunctionConfiguration"),
+                ("SQS", "sqs:GetQueueUrl"),
+            ):
+                status, output = self.check(NEW_KEY, but={f"AWS_ENDPOINT_URL_{service}": url})
+                assert status == 1, output
+                assert f"your credentials need {action}" in output, output
+                assert "Traceback" not in output
+
+    def test_unreachable_cloud_stops(self) -> None:
+        status, output = self.check(but={"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"})
+        assert status == 1
+        assert "no answer to cloudformation:DescribeStacks" in output, output
+
+    def test_missing_mapping_stops(self) -> None:
+        aws = before_deploy.Aws(None, None)
+        try:
+            messages = before_deploy.held(aws, "consumer", [])
+        except before_deploy.Unknown as problem:
+            messages = [str(problem)]
+        assert messages == ["the stack has no event source mapping of consumer that names a queue"]
+
+    def test_parameters_of_unknown_form_stop(self) -> None:
+        for word in ("file://parameters.json", "ParameterKey=IdempotencyKey,ParameterValue=message-id"):
+            status, output = self.check(word)
+            assert status == 1
+            assert "write each parameter as NAME=VALUE" in output, output
+        _, output = self.check("IdempotencyKey='body")
+        assert "the parameters have no closing quotation" in output, output
+
+    def test_defaults_are_those_of_the_consumer(self) -> None:
+        table = (ROOT / "crates/core/src/settings/table.rs").read_text()
+        for setting, (default, _) in before_deploy.SETTINGS.items():
+            row = re.search(rf'^    {setting}: \w+, "\w*", "(.*?)"', table, re.MULTILINE)
+            assert row, setting
+            assert row[1] == default, setting
+
+
+def main() -> int:
+    unwind_on_signals()
+    return 0 if unittest.main(exit=False).result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
