@@ -195,7 +195,7 @@ fn meant(heading: &str, line: &Value) -> bool {
         }
         "One message" => text("message_id") == "059f36b4",
         "One key" => text("key") == "payments#o-1",
-        "WriteSet that may be repeated" => {
+        "Effects that may be repeated" => {
             ["completion_unrecorded", "lease_lost"].contains(&outcome)
         }
         "Trouble with the table" => {

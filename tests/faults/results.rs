@@ -158,7 +158,7 @@ async fn failed_put_completes_without_output() {
                 S3Put::Error(404, "NoSuchBucket"),
                 "IDEMPOTENCY_RESULT_BUCKET",
             ),
-            (S3Put::Foreign, "not one of S3"),
+            (S3Put::Foreign, "did not come from S3"),
         ] {
             let case = (way, put);
             let world = World::start(way).await;

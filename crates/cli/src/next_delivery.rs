@@ -70,7 +70,7 @@ impl NextDelivery {
         match self {
             Self::Runs => "the handler runs",
             Self::RunsWithPriorAttempt => {
-                "the handler runs, and is informed of an attempt that may have had its effect"
+                "the handler runs; an earlier attempt may have had its effect, and the handler gets its data"
             }
             Self::Waits => "returns to the queue until the lease ends",
             Self::WaitsForTransaction => {

@@ -1,7 +1,8 @@
 //! The core of [sqs-once](https://docs.rs/sqs-once): rules, handlers, and the claim mode on any store.
 //!
 //! Functions depend on the crate `sqs-once`, which exports the same items under the same names. Depend on
-//! this crate only if you write a store. It contains no code for SQS, Lambda or the AWS SDK.
+//! this crate to write a store, or for a function behind a different trigger. It contains no code for SQS,
+//! Lambda or the AWS SDK.
 //!
 //! Each module imports only from modules below it.
 //!

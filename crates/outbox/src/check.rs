@@ -10,7 +10,7 @@ use crate::{Relay, send::Sent};
 /// Longest time of a check. Lambda gives the start of a function 10 seconds.
 const MAX_TIME: Duration = Duration::from_secs(2);
 
-/// Codes by which SQS, SNS and EventBridge say that they have no such queue, topic or event bus.
+/// Codes with which SQS, SNS and EventBridge say that a queue, topic or event bus does not exist.
 const MISSING: [&str; 6] = [
     "AWS.SimpleQueueService.NonExistentQueue",
     "QueueDoesNotExist",

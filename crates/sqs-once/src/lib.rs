@@ -79,8 +79,8 @@
 //! | `sqs-once-otel` | traces: spans of messages and requests, to X-Ray or to a collector |
 //! | `sqs-once-outbox` | the relay, which sends published events to SQS, SNS and EventBridge |
 //!
-//! A function behind another trigger needs only the crates `sqs-once-core` and `sqs-once-dynamodb`: rules,
-//! stores and modes.
+//! A function behind a different trigger needs only the crates `sqs-once-core` and `sqs-once-dynamodb`:
+//! rules, stores and modes.
 //!
 //! # Promises
 //!

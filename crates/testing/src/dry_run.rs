@@ -94,7 +94,7 @@ impl DryRun {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
     /// let register = handler_fn(async |email: String, _: Attempt| {
     ///     let put = Write::put("users", serde_json::json!({ "email": email })).label("user");
-    ///     let taken = |_: &sqs_once::Refused| Err(Failure::permanent("the address is taken"));
+    ///     let taken = |_: &sqs_once::ConditionFailed| Err(Failure::permanent("the address is taken"));
     ///     Ok(Change::create((), "email", put).on_condition_failed(taken))
     /// });
     /// let dry_run = DryRun::new();

@@ -40,8 +40,8 @@ def counted(scratch: Scratch, numbers: list[str], outcome: str) -> tuple[int, in
 
 @check()
 def orders_cost_as_the_page_says(scratch: Scratch) -> Seen:
-    """Each of 200 new orders takes two requests to DynamoDB, or its parts of two batched writes, and two write units. Sent
-    again, each takes one claim. Alone it is refused, and DynamoDB reports no units; in a group DynamoDB reports one.
+    """Each of 200 new orders takes two requests to DynamoDB, or its parts of two batched writes, and two write units.
+    Sent again, each takes one claim, whose condition fails: alone it reports no units, in a batched write one.
 
     Where:
     docs/costs.md: | new | 2 `UpdateItem` | 2 |
@@ -69,12 +69,12 @@ def total(scratch: Scratch, asked: Json) -> float:
 @check(slow=True, only_aws="emulators have no metrics of tables and queues")
 def metrics_of_table_and_queue_count_as_the_page_says(scratch: Scratch) -> Seen:
     """Of 200 new orders that are sent twice, the table's ConsumedWriteCapacityUnits has three units for each, or four:
-    a refused claim takes one, and one more in a group. The queue's NumberOfMessagesReceived and
+    a failed claim takes one, and one more in a batched write. The queue's NumberOfMessagesReceived and
     NumberOfMessagesDeleted have two. Takes up to 15 minutes.
 
     Where:
     docs/costs.md: | duplicate, conflict, stored failure | 1 `UpdateItem`, condition failed | 1 |
-    docs/costs.md: | duplicate by a producer: a second message under the key | its part of a batched write; 1 `UpdateItem`
+    docs/costs.md: | duplicate by a producer: a second message under the key | its part of a batched write;
     docs/metrics.md: `ConsumedWriteCapacityUnits` has them
     """
     # Whole minutes, so that nothing else is in them.

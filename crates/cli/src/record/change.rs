@@ -73,7 +73,7 @@ impl Change {
         }
         confirm("Shall the record be deleted?", self.yes)?;
         let applied = records.delete_record(&shown).await;
-        self.done(format, "forgotten", applied.map_err(Error::remote)?)
+        self.done(format, "deleted", applied.map_err(Error::remote)?)
     }
 
     /// Reads the record to change. If an open transaction locks it, that transaction decides about the

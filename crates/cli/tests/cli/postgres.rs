@@ -217,7 +217,7 @@ async fn open_claim_of_record_shows_as_lock() {
         }
         let listed = world.json(&["list"]).await;
         assert_eq!(listed["records"][0]["locked_by_session"], session);
-        for change in ["release", "forget"] {
+        for change in ["release", "delete"] {
             let ended = world.record(&[change, KEY, "--yes"]).await;
             assert_eq!(ended.code, 1, "{ended:?}");
             let told = format!(
@@ -291,18 +291,18 @@ async fn release_ends_lease_of_claim_mode() {
 }
 
 #[tokio::test]
-async fn forget_deletes_row() {
+async fn delete_removes_row() {
     let Some(world) = World::start().await else {
         return;
     };
     world.put_record(KEY, "FAILED", None).await;
     world.put_record("payments#order-2", "FAILED", None).await;
-    let unasked = world.record(&["forget", KEY]).await;
+    let unasked = world.record(&["delete", KEY]).await;
     assert_eq!((unasked.code, world.count().await), (2, 2), "{unasked:?}");
-    let forgotten = world.json(&["forget", KEY, "--yes"]).await;
-    assert_eq!(forgotten, json!({"key": KEY, "done": "forgotten"}));
+    let deleted = world.json(&["delete", KEY, "--yes"]).await;
+    assert_eq!(deleted, json!({"key": KEY, "done": "deleted"}));
     assert_eq!(world.count().await, 1);
-    let again = world.record(&["forget", KEY, "--yes"]).await;
+    let again = world.record(&["delete", KEY, "--yes"]).await;
     assert_eq!(again.code, 1, "{again:?}");
 }
 
@@ -552,9 +552,9 @@ async fn reader_without_insert_sees_records() {
     for wanted in ["an open transaction may claim the key", "check the table"] {
         assert!(absent.stderr.contains(wanted), "{absent:?}");
     }
-    let forget = reader.record(&["forget", KEY, "--yes"]).await;
-    assert_eq!(forget.code, 3, "{forget:?}");
-    assert!(forget.stderr.contains("permission denied"), "{forget:?}");
+    let delete = reader.record(&["delete", KEY, "--yes"]).await;
+    assert_eq!(delete.code, 3, "{delete:?}");
+    assert!(delete.stderr.contains("permission denied"), "{delete:?}");
 }
 
 #[tokio::test]

@@ -107,7 +107,7 @@ async fn show_explains_lease_history_and_next_message() {
         "owner         owner-1",
         "attempts      2",
         "end of the last attempt: panic",
-        "the handler runs, and is informed",
+        "the handler runs; an earlier attempt",
     ] {
         assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
     }
@@ -175,7 +175,7 @@ async fn result_in_s3_is_shown_with_its_place() {
 #[tokio::test]
 async fn absent_record_ends_with_1_and_no_table_with_3() {
     let world = World::new().await;
-    for command in ["show", "release", "forget"] {
+    for command in ["show", "release", "delete"] {
         let yes: &[&str] = if command == "show" { &[] } else { &["--yes"] };
         let ended = world.record(&[&[command, "absent"], yes].concat()).await;
         assert_eq!(ended.code, 1, "{ended:?}");
@@ -326,20 +326,20 @@ async fn release_ends_lease_and_keeps_record() {
 }
 
 #[tokio::test]
-async fn forget_deletes_the_record() {
+async fn delete_removes_the_record() {
     let world = World::new().await;
     world.put(KEY, "FAILED", &[("error", s("declined"))]).await;
-    let unasked = world.record(&["forget", KEY]).await;
+    let unasked = world.record(&["delete", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
     assert!(unasked.stderr.contains("declined"), "{unasked:?}");
     assert!(world.dynamo.record(TABLE, KEY).await.is_some());
-    let forgotten = world.json(&["forget", KEY, "--yes"]).await;
-    assert_eq!(forgotten, json!({"key": KEY, "done": "forgotten"}));
+    let deleted = world.json(&["delete", KEY, "--yes"]).await;
+    assert_eq!(deleted, json!({"key": KEY, "done": "deleted"}));
     assert!(world.dynamo.record(TABLE, KEY).await.is_none());
 }
 
 #[tokio::test]
-async fn changed_record_is_neither_released_nor_forgotten() {
+async fn changed_record_is_neither_released_nor_deleted() {
     let world = World::new().await;
     let store = world.store();
     let found = item(KEY, "IN_PROGRESS", &[("lease_until", after(600))]);
@@ -415,9 +415,9 @@ async fn layout_of_powertools_with_sort_key_is_read() {
             .collect();
         assert_eq!(keys, wanted, "{arguments:?}");
     }
-    let forget = ["record", "forget", "b#4", "--table", TABLE, "--yes"];
-    let forgotten = run(dynamo.endpoint(), &[&forget, &layout[..]].concat()).await;
-    assert_eq!(forgotten.code, 0, "{forgotten:?}");
+    let delete = ["record", "delete", "b#4", "--table", TABLE, "--yes"];
+    let deleted = run(dynamo.endpoint(), &[&delete, &layout[..]].concat()).await;
+    assert_eq!(deleted.code, 0, "{deleted:?}");
     assert_eq!(dynamo.records(TABLE).await.len(), 4);
 
     let layout = Layout::powertools().rename([("id", "pk")]).unwrap();

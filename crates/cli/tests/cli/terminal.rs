@@ -77,12 +77,12 @@ impl World {
 }
 
 #[tokio::test]
-async fn forget_deletes_after_yes_and_only_then() {
+async fn delete_removes_after_yes_and_only_then() {
     let world = World::new().await;
     let failed = item(KEY, "FAILED", &[("error", s("declined"))]);
     world.dynamo.put(TABLE, failed.clone()).await;
     for no in NO {
-        let asked = world.asked("forget").await;
+        let asked = world.asked("delete").await;
         assert!(asked.shown.contains("declined"), "{}", asked.shown);
         let ended = asked.answer(no).await;
         assert_eq!((ended.code, &*ended.stdout), (1, ""), "{no:?}: {ended:?}");
@@ -92,7 +92,7 @@ async fn forget_deletes_after_yes_and_only_then() {
     }
     for yes in ["y\n", "YES\n"] {
         world.dynamo.put(TABLE, failed.clone()).await;
-        let ended = world.asked("forget").await.answer(yes).await;
+        let ended = world.asked("delete").await.answer(yes).await;
         assert_eq!(ended.code, 0, "{yes:?}: {ended:?}");
         assert!(world.dynamo.record(TABLE, KEY).await.is_none());
     }
@@ -120,7 +120,7 @@ async fn release_ends_lease_after_yes_and_only_then() {
 #[tokio::test]
 async fn record_changed_after_question_is_not_touched() {
     let world = World::new().await;
-    for command in ["release", "forget"] {
+    for command in ["release", "delete"] {
         let held = item(KEY, "IN_PROGRESS", &[("lease_until", after(600))]);
         world.dynamo.put(TABLE, held.clone()).await;
         let asked = world.asked(command).await;

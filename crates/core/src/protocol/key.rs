@@ -134,10 +134,9 @@ impl Key {
         Self(text.into())
     }
 
-    /// Returns the key as the value of an HTTP header, such as `Idempotency-Key`: the key itself if
-    /// it has at most 255 visible ASCII characters (`VCHAR` of RFC 9110, section 5.5), else its
-    /// SHA-256 as 64 hex digits. 255 characters is the longest `Idempotency-Key` that payment
-    /// gateways commonly accept.
+    /// Returns the key as the value of an HTTP header, such as `Idempotency-Key`: the key itself if it has at
+    /// most 255 visible ASCII characters (`VCHAR` of RFC 9110, section 5.5), otherwise its SHA-256 as 64 hex
+    /// digits. 255 characters is the longest `Idempotency-Key` that payment gateways commonly accept.
     ///
     /// ```
     /// use sqs_once::protocol::{Key, Namespace};
