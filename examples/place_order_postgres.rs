@@ -55,7 +55,7 @@ pub enum Answer {
     Placed,
     /// There are too few pieces of this product.
     #[serde(rename_all = "camelCase")]
-    NotWritten {
+    Declined {
         /// The product.
         out_of_stock: String,
     },
@@ -82,7 +82,7 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, 
         let pieces = i64::from(pieces.get());
         if !take(&mut writes, &order.order_id, product, pieces).await? {
             writes.rollback().await?;
-            return Ok(tx.done(Answer::NotWritten {
+            return Ok(tx.done(Answer::Declined {
                 out_of_stock: product.clone(),
             }));
         }

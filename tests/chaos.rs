@@ -160,7 +160,7 @@ async fn orders_keyed_by_order_id_keep_promises() {
         "gateway fault, Unanswered",
         "outcome, conflict",
         "outcome, duplicate",
-        "in the dead-letter queue, NotWritten: permanent_failure",
+        "in the dead-letter queue, Declined: permanent_failure",
         "in the dead-letter queue, Undecodable: invalid",
         "messages acknowledged once more",
         "charged again after Killed",
@@ -204,7 +204,7 @@ async fn orders_keyed_by_message_id_keep_promises() {
         "workers, Killed",
         "gateway fault, Busy",
         "outcome, duplicate",
-        "in the dead-letter queue, NotWritten: permanent_failure",
+        "in the dead-letter queue, Declined: permanent_failure",
         "in the dead-letter queue, Undecodable: invalid",
         "messages acknowledged once more",
         "orders charged under",
@@ -387,7 +387,7 @@ async fn fifo_groups_are_charged_in_order() {
         "workers, FrozenUntilTimeout",
         "workers, thawed",
         "gateway fault, Busy",
-        "in the dead-letter queue, NotWritten: permanent_failure",
+        "in the dead-letter queue, Declined: permanent_failure",
         "in the dead-letter queue, Undecodable: invalid",
     ]);
 }
