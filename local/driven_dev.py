@@ -82,7 +82,7 @@ class Dev(Output):
             self.process.wait(ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             raise Failed("make dev did not end on Ctrl-C") from None
-        _, alive = psutil.wait_procs(running, timeout=1)
+        _, alive = psutil.wait_procs(running, timeout=ENDS_WITHIN)
         check(not alive, f"make dev left {[process.name() for process in alive]}")
         check("==> ended" in self.lines, "make dev did not say that it ended")
         return time.monotonic() - since
