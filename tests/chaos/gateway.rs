@@ -101,7 +101,7 @@ async fn charge(
         order: order.clone(),
         key,
         worker,
-        taken: !busy && kind != Kind::NotWritten,
+        taken: !busy && kind != Kind::Declined,
     });
     let others = {
         let mut open = desk.open.lock().unwrap();
@@ -142,7 +142,7 @@ async fn charge(
     };
     match kind {
         _ if busy => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-        Kind::NotWritten => StatusCode::PAYMENT_REQUIRED.into_response(),
+        Kind::Declined => StatusCode::PAYMENT_REQUIRED.into_response(),
         _ => {
             let receipt = json!({"chargeId": format!("ch_{order}")}).to_string();
             (StatusCode::CREATED, Body::from(receipt)).into_response()

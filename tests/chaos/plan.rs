@@ -60,7 +60,7 @@ pub(crate) enum Kind {
     /// The first call is charged, and its response cut off.
     Cut,
     /// 402 to all calls.
-    NotWritten,
+    Declined,
     /// Not an order: it never reaches the gateway.
     Undecodable,
     /// Each call ends the process of its caller.
@@ -75,7 +75,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// True if every attempt fails.
     pub(crate) fn never_succeeds(self) -> bool {
-        matches!(self, Kind::NotWritten | Kind::Undecodable) || self.always_kills()
+        matches!(self, Kind::Declined | Kind::Undecodable) || self.always_kills()
     }
 
     /// True if every attempt ends its process.
@@ -98,7 +98,7 @@ impl Kind {
             Kind::Busy,
             Kind::Slow,
             Kind::Cut,
-            Kind::NotWritten,
+            Kind::Declined,
             Kind::Killer,
             Kind::Hog,
             Kind::Hanging,
@@ -193,7 +193,7 @@ fn kind_of(roll: u32) -> Kind {
         0..5 => Kind::Busy,
         5..8 => Kind::Slow,
         8..11 => Kind::Cut,
-        11..16 => Kind::NotWritten,
+        11..16 => Kind::Declined,
         16..21 => Kind::Undecodable,
         _ => Kind::Good,
     }

@@ -325,7 +325,7 @@ fn charge_after_recorded_end_is_found() {
 /// A declined order that was sent in two messages: each message is charged once.
 #[test]
 fn second_message_of_failed_order_charges_once() {
-    let of_order_1 = |n| Event::Sent(Message::new(n, "o-1".into(), Kind::NotWritten, None));
+    let of_order_1 = |n| Event::Sent(Message::new(n, "o-1".into(), Kind::Declined, None));
     let attempt = |n, worker, at| {
         let declined = Event::Charge {
             order: "o-1".into(),
@@ -559,11 +559,11 @@ fn fifo_group_out_of_order_is_found() {
     clean(&group(2, 1, Some(dead_lettered(1))));
     // A recorded failure is settled; an unreadable message has nothing to settle.
     for (kind, settled) in [
-        (Kind::NotWritten, Some(settled(1, Settled::Failed))),
+        (Kind::Declined, Some(settled(1, Settled::Failed))),
         (Kind::Undecodable, None),
-        (Kind::NotWritten, None),
+        (Kind::Declined, None),
     ] {
-        let holds_back = kind == Kind::NotWritten && settled.is_none();
+        let holds_back = kind == Kind::Declined && settled.is_none();
         let mut events = vec![sent(1, kind, Some("g")), sent(2, Kind::Good, Some("g"))];
         events.push(delivered(1, 7));
         events.extend(settled);

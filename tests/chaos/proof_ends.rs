@@ -22,7 +22,7 @@ fn dead_lettered_message_needs_a_reason() {
         events
     };
     clean(&ends(
-        Kind::NotWritten,
+        Kind::Declined,
         &["permanent_failure", "failed_before"],
     ));
     clean(&ends(Kind::Undecodable, &["invalid"]));
@@ -105,7 +105,7 @@ fn copy_without_recorded_failure_is_found() {
             message: "m-1".into(),
             reason: reason.into(),
         };
-        let mut events = vec![sent(1, Kind::NotWritten, None), delivered(1, 7)];
+        let mut events = vec![sent(1, Kind::Declined, None), delivered(1, 7)];
         events.push(claimed(1, "a", 1000));
         events.extend(recorded);
         events.extend([copy, returned(1, 7, End::Acknowledged)]);
