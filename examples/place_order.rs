@@ -89,7 +89,7 @@ impl Handler for PlaceOrder {
                 let short: Vec<_> = labels
                     .flat_map(|label| label.strip_prefix("stock/"))
                     .collect();
-                // NotWritten is an answer too: it is recorded as COMPLETED, and the message is done with.
+                // A declined order is an answer too: it is recorded as COMPLETED, and the message is done with.
                 // Where somebody has to look at such an order, fail, and the message goes to the
                 // dead-letter queue: `Err(Failure::permanent("out of stock"))`.
                 Ok(Done::new(

@@ -44,7 +44,7 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
 fn visibility(sqs: &Sqs) -> Visibility {
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
     let visibility = visibility.backoff(4 * SECOND, 60 * SECOND);
-    // NotWritten messages stay: tests/dead_letter.rs has direct dead-lettering.
+    // Declined messages stay: tests/dead_letter.rs has direct dead-lettering.
     visibility.dead_letter(false)
 }
 
