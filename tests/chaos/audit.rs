@@ -318,6 +318,7 @@ impl Audit {
             | Event::Doomed { .. }
             | Event::Informed { .. }
             | Event::Late { .. }
+            | Event::Unreadable { .. }
             | Event::Answered { .. }
             | Event::Measured { .. } => {}
         }

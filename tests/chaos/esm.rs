@@ -218,10 +218,21 @@ impl Mapping {
 
     /// Notes the log lines of a worker about its deliveries, and its metrics.
     fn read(&self, worker: Worker, output: &[String]) {
-        let lines = output.iter();
-        let lines: Vec<Value> = lines
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect();
+        let mut lines: Vec<Value> = Vec::new();
+        let mut written = output
+            .iter()
+            .filter(|line| line.starts_with('{'))
+            .peekable();
+        while let Some(line) = written.next() {
+            match serde_json::from_str(line) {
+                Ok(line) => lines.push(line),
+                Err(_) if written.peek().is_none() => {}
+                Err(_) => {
+                    let line = line.clone();
+                    self.ledger.note(Event::Unreadable { worker, line });
+                }
+            }
+        }
         for batch in emf::batches(&lines) {
             let takeovers = emf::takeovers(&lines, &batch.request_id);
             self.ledger.note(Event::Measured {

@@ -49,6 +49,11 @@ pub(crate) enum Event {
         batch: BatchMetrics,
         takeovers: usize,
     },
+    /// A line of a worker's log that is no JSON, and is not the last one, which a kill may cut off.
+    Unreadable {
+        worker: Worker,
+        line: String,
+    },
     /// A worker sent a copy of the message to the dead-letter queue, for this reason.
     Copied {
         message: String,

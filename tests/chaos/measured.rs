@@ -29,8 +29,6 @@ struct Written<'a> {
     batch: &'a BatchMetrics,
     /// Number of log lines on a takeover.
     takeovers: usize,
-    /// True for the first metrics of the process.
-    first: bool,
 }
 
 /// A counter, its value in the events, and its value in the metrics.
@@ -44,7 +42,7 @@ pub(crate) struct Measurements<'a> {
     deaths: HashMap<Worker, Death>,
     /// Messages for which a worker's completion is in the table.
     completed: HashSet<(Worker, &'a str)>,
-    /// Metrics that belong to no batch, and request ids of two batches.
+    /// Metrics that belong to no batch, request ids of two batches, and lines that cannot be read.
     misplaced: Vec<String>,
 }
 
@@ -112,10 +110,13 @@ impl<'a> Measurements<'a> {
                     as_what: Settled::Completed,
                     ..
                 } => all.completed.extend(claims.get(&**owner)),
+                Event::Unreadable { worker, line } => {
+                    let found = format!("worker {worker} wrote a line that cannot be read: {line}");
+                    all.misplaced.push(found);
+                }
                 _ => {}
             }
         }
-        let mut started = HashSet::new();
         for event in events {
             let Event::Measured {
                 worker,
@@ -128,7 +129,6 @@ impl<'a> Measurements<'a> {
             let written = Written {
                 batch,
                 takeovers: *takeovers,
-                first: started.insert(*worker),
             };
             match requests.get(&(*worker, &*batch.request_id)) {
                 Some(place) => {
@@ -163,11 +163,44 @@ impl<'a> Measurements<'a> {
                 let compared = self.compared(*place, batch, written).into_iter();
                 let different = compared.filter(|(_, events, metrics)| events != metrics);
                 found.extend(different.map(|(what, events, metrics)| {
-                    format!("{name}: {what} is {metrics} in the metrics and {events} in the events")
+                    let logged = self.logged(batch);
+                    format!(
+                        "{name}: {what} is {metrics} in the metrics and {events} in the events ({logged})"
+                    )
                 }));
             }
         }
+        found.extend(self.cold_starts());
         found
+    }
+
+    /// The outcome that the worker logged for each message of the batch.
+    fn logged(&self, batch: &Batch<'_>) -> String {
+        let logged = batch.deliveries.iter().map(|delivery| {
+            let outcome = self.outcomes.get(delivery).copied();
+            format!("{} {}", delivery.0, outcome.unwrap_or("not logged"))
+        });
+        logged.collect::<Vec<_>>().join(", ")
+    }
+
+    /// One batch of each process has the cold start: the first that ended, whose line may be written
+    /// after that of a concurrent batch. A batch that did not write its metrics may have taken it along.
+    fn cold_starts(&self) -> Vec<String> {
+        let mut found: BTreeMap<Worker, (usize, bool)> = BTreeMap::new();
+        for ((worker, _), batch) in &self.batches {
+            let (sum, all_written) = found.entry(*worker).or_insert((0, true));
+            let metrics = batch.metrics.iter();
+            *sum += metrics
+                .map(|written| written.batch.sum("ColdStart") as usize)
+                .sum::<usize>();
+            *all_written &= !batch.metrics.is_empty();
+        }
+        let wrong = found
+            .into_iter()
+            .filter(|(_, (sum, all_written))| *sum > 1 || (*sum == 0 && *all_written));
+        wrong
+            .map(|(worker, (sum, _))| format!("worker {worker}: {sum} batches have its cold start"))
+            .collect()
     }
 
     fn compared(
@@ -207,7 +240,6 @@ impl<'a> Measurements<'a> {
                 sum("Completed"),
             ),
             ("Takeovers", written.takeovers, sum("Takeovers")),
-            ("ColdStart", usize::from(written.first), sum("ColdStart")),
             ("ResultsNotStored", 0, sum("ResultsNotStored")),
             ("BatchedWritesOff", 0, sum("BatchedWritesOff")),
         ]);
@@ -369,7 +401,7 @@ mod tests {
         let wrong = |changed: &[(&str, f64)]| vec![metrics("r-7", changed)];
         for (measured, differences) in [
             (vec![], 1),
-            // The second line is no cold start either.
+            // Both have the cold start.
             (vec![good(), good()], 2),
             (vec![good(), metrics("r-9", &[])], 1),
             (wrong(&[("BatchSize", 2.0)]), 1),
@@ -434,7 +466,12 @@ mod tests {
     /// Two batches at the same time in one process.
     #[test]
     fn metrics_of_concurrent_batches_are_told_apart() {
-        let both = |second_request: &str, swapped: bool| {
+        let completed = |request: &str, cold: f64| metrics(request, &[("ColdStart", cold)]);
+        let invalid = |request: &str, cold: f64| {
+            let counters = [("Completed", 0.0), ("Invalid", 1.0), ("ColdStart", cold)];
+            metrics(request, &counters)
+        };
+        let both = |second_request: &str, measured: [Event; 2]| {
             let mut events = vec![delivered(2, 7)];
             if let Event::Delivered { invocation, .. } = &mut events[0] {
                 *invocation = 2;
@@ -444,12 +481,6 @@ mod tests {
                 second_request.clone_into(request_id);
             }
             events.push(said);
-            let invalid = [("Completed", 0.0), ("Invalid", 1.0), ("ColdStart", 0.0)];
-            let measured = if swapped {
-                vec![metrics("r-8", &[]), metrics("r-7", &invalid)]
-            } else {
-                vec![good(), metrics("r-8", &invalid)]
-            };
             events.extend([
                 Event::Answered {
                     worker: 7,
@@ -457,13 +488,29 @@ mod tests {
                 },
                 returned(2, 7, End::ReportedFailed),
             ]);
-            events.extend(batch(measured));
+            events.extend(batch(measured.into()));
             violations(&events)
         };
-        assert_eq!(both("r-8", false), [""; 0]);
-        assert!(!both("r-8", true).is_empty());
-        let found = both("r-7", false);
+        let good = |first: f64, second: f64| [completed("r-7", first), invalid("r-8", second)];
+        assert_eq!(both("r-8", good(1.0, 0.0)), [""; 0]);
+        // The second batch ended first, but the first wrote its line first.
+        assert_eq!(both("r-8", good(0.0, 1.0)), [""; 0]);
+        for (cold_starts, (first, second)) in [(0, (0.0, 0.0)), (2, (1.0, 1.0))] {
+            let wanted = format!("worker 7: {cold_starts} batches have its cold start");
+            assert_eq!(both("r-8", good(first, second)), [wanted]);
+        }
+        let swapped = [completed("r-8", 1.0), invalid("r-7", 0.0)];
+        assert!(!both("r-8", swapped).is_empty());
+        let found = both("r-7", good(1.0, 0.0));
         let wanted = "worker 7, batch 2 and worker 7, batch 1 have one request id";
         assert!(found.iter().any(|found| found == wanted), "{found:?}");
+    }
+
+    #[test]
+    fn line_that_cannot_be_read_is_found() {
+        let line = "{\"message\":{".to_owned();
+        let found = violations(&[Event::Unreadable { worker: 7, line }]);
+        let wanted = "worker 7 wrote a line that cannot be read: {\"message\":{";
+        assert_eq!(found, [wanted]);
     }
 }

@@ -217,6 +217,7 @@ impl<'a> Receives<'a> {
             | Event::Thawed { .. }
             | Event::Informed { .. }
             | Event::Late { .. }
+            | Event::Unreadable { .. }
             | Event::Answered { .. }
             | Event::Measured { .. } => {}
         }

@@ -151,10 +151,10 @@ settings! {
     "sets the visibility timeout of each failed message; `off` leaves the queue's own"
 
     CONSUMER_BACKOFF_BASE: Consumer, "ConsumerBackoffBase", "10s";
-    "longest back-off after the first receive, doubled with each further receive"
+    "back-off after the first receive, doubled with each further receive. Half of each back-off is random: the first is 5 to 10 seconds"
 
     CONSUMER_BACKOFF_CAP: Consumer, "FunctionTimeout", "15m";
-    "longest back-off after any receive; at most `11h 30m`"
+    "the back-off grows no further than this; at most `11h 30m`. The template [derives it](template.md#function) from the function's timeout"
 
     CONSUMER_DIRECT_DEAD_LETTERING: Consumer, "ConsumerDirectDeadLettering", "on";
     "`on`: copies a message that failed permanently to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error"

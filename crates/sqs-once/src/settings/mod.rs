@@ -93,8 +93,8 @@ use crate::{
 /// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_BATCHED_WRITES` is `off` |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default` |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
-/// | `CONSUMER_BACKOFF_BASE` | `10s` | longest back-off after the first receive, doubled with each further receive |
-/// | `CONSUMER_BACKOFF_CAP` | `15m` | longest back-off after any receive; at most `11h 30m` |
+/// | `CONSUMER_BACKOFF_BASE` | `10s` | back-off after the first receive, doubled with each further receive. Half of each back-off is random: the first is 5 to 10 seconds |
+/// | `CONSUMER_BACKOFF_CAP` | `15m` | the back-off grows no further than this; at most `11h 30m`. The template derives it from the function's timeout |
 /// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | `on`: copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
