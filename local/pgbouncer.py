@@ -8,8 +8,8 @@ the lists of packages are old, it gets its own. Where apt is missing, or Debian 
 succeeds: the tests then look for an installed `pgbouncer`.
 
 The second form starts PgBouncer on a free port of the loopback interface, in front of the PostgreSQL server at PORT. It
-prints `ready PORT`, and PgBouncer ends with its caller. Each NAME=VALUE is a setting of PgBouncer. `user` is the user
-of the server's sessions. PGBOUNCER names another program.
+prints `ready PORT` and then the log, and PgBouncer ends with its caller. Each NAME=VALUE is a setting of PgBouncer.
+`user` is the user of the server's sessions. PGBOUNCER names another program.
 """
 
 import os
@@ -117,9 +117,14 @@ def start(folder: Path, server: int, settings: dict[str, str]) -> tuple["subproc
             break
     else:
         sys.exit("local/pgbouncer.py: PgBouncer ended:\n" + "".join(before))
-    # It stops when it cannot write its log.
-    threading.Thread(target=process.stdout.read, daemon=True).start()
     return process, port
+
+
+def copy_log(process: "subprocess.Popen[str]") -> None:
+    """Prints the log line by line. PgBouncer stops when it cannot write its log."""
+    assert process.stdout
+    for line in process.stdout:
+        print(line, end="", flush=True)
 
 
 def main() -> None:
@@ -133,6 +138,7 @@ def main() -> None:
     try:
         process, port = start(folder, int(server), dict(setting.split("=", 1) for setting in settings))
         print(f"ready {port}", flush=True)
+        threading.Thread(target=copy_log, args=(process,), daemon=True).start()
         sys.stdin.read()
     finally:
         if process:

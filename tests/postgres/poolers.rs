@@ -87,7 +87,11 @@ async fn rival_clients_run_their_own_statements() {
         .fetch_one(&pooled.world.pool)
         .await
         .unwrap();
-    assert!(sessions <= 3, "{sessions}: a failure has closed some");
+    let closed = pooled.pooler.closed_sessions();
+    assert!(
+        sessions <= 3,
+        "{sessions} sessions, of which PgBouncer closed {closed:#?}"
+    );
     let half = i64::try_from(CLIENTS * MESSAGES / 2).unwrap();
     assert_eq!(pooled.world.effect("more").await, half);
     assert_eq!(pooled.world.effect("less").await, -half);

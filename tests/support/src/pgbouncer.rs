@@ -5,6 +5,8 @@ use std::{
     io::{BufRead, BufReader},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
 };
 
 use super::{postgres::root, prerequisite::report_skipped};
@@ -13,6 +15,7 @@ use super::{postgres::root, prerequisite::report_skipped};
 pub struct PgBouncer {
     pub port: u16,
     process: Child,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl PgBouncer {
@@ -40,10 +43,24 @@ impl PgBouncer {
             );
             return None;
         };
-        Some(Self {
-            port: port.trim().parse().unwrap(),
-            process,
-        })
+        let port = port.trim().parse().unwrap();
+        let log = Arc::<Mutex<Vec<_>>>::default();
+        thread::spawn({
+            let log = log.clone();
+            move || {
+                for line in answers.lines().map_while(Result::ok) {
+                    log.lock().unwrap().push(line);
+                }
+            }
+        });
+        Some(Self { port, process, log })
+    }
+
+    /// The lines of its log that say why it closed sessions on the server.
+    pub fn closed_sessions(&self) -> Vec<String> {
+        let log = self.log.lock().unwrap();
+        let of_server = |line: &&String| line.contains(" S-") && line.contains(" closing because");
+        log.iter().filter(of_server).cloned().collect()
     }
 }
 
