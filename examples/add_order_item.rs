@@ -70,8 +70,8 @@ impl Handler for AddToOrder {
             .value(":item", vec![add.item])
             .value(":open", "open")
             .label("open order");
-        Ok(Change::update((), update).on_condition_failed(|refused| {
-            let order = refused
+        Ok(Change::update((), update).on_condition_failed(|failed| {
+            let order = failed
                 .get("open order")
                 .and_then(|write| write.item.as_ref());
             Err(match order {

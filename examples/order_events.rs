@@ -61,8 +61,8 @@ impl TrackOrders {
             .value(":status", status)
             .value(":detail", detail)
             .label("order");
-        Change::update((), update).on_condition_failed(|refused| {
-            let order = refused.get("order").and_then(|write| write.item.as_ref());
+        Change::update((), update).on_condition_failed(|failed| {
+            let order = failed.get("order").and_then(|write| write.item.as_ref());
             Err(match order {
                 Some(_) => Failure::permanent("the order is shipped or cancelled already"),
                 None => Failure::retryable("the order is not there, or not there yet"),

@@ -81,11 +81,11 @@ impl Handler for PlaceOrder {
         Ok(placed
             .with(put)
             .with_all(take)
-            .on_condition_failed(|refused| {
-                if refused.get("order").is_some() {
+            .on_condition_failed(|failed| {
+                if failed.get("order").is_some() {
                     return Err(Failure::permanent("an order with this id is there already"));
                 }
-                let labels = refused.writes().iter().flat_map(|write| &write.label);
+                let labels = failed.writes().iter().flat_map(|write| &write.label);
                 let short: Vec<_> = labels
                     .flat_map(|label| label.strip_prefix("stock/"))
                     .collect();

@@ -33,7 +33,7 @@ async fn rename(user: Value, _: Attempt) -> Result<Change<u64>, Failure> {
     let update = Write::update("users", "SET n = :n").key("id", &user["other"]);
     let other = update.value(":n", 2);
     Ok(
-        change.on_condition_failed(move |refused| match &refused.writes()[0].item {
+        change.on_condition_failed(move |failed| match &failed.writes()[0].item {
             Some(_) => Ok(Change::update(2, other)),
             None => Err(Failure::retryable("there is no such user yet")),
         }),
@@ -76,7 +76,7 @@ async fn duplicate_plans_nothing() {
 #[tokio::test]
 async fn refused_write_fails_whole_transaction() {
     let dry_run = DryRun::new();
-    dry_run.refuse("products");
+    dry_run.fail_condition("products");
     let outcome = dry_run.run(&handler_fn(place), message("o-1")).await;
     let Outcome::PermanentFailure(why) = outcome else {
         panic!("{outcome}")
@@ -97,14 +97,14 @@ async fn refusal_holds_for_one_write() {
     let handler = handler_fn(move |order: Value, _: Attempt| {
         let counter = Arc::clone(&counter);
         let again = put(&order);
-        let decide = move |refused: &ConditionFailed| {
-            counter.fetch_add(refused.writes().len(), Ordering::SeqCst);
+        let decide = move |failed: &ConditionFailed| {
+            counter.fetch_add(failed.writes().len(), Ordering::SeqCst);
             Ok(again)
         };
         async move { Ok(put(&order).on_condition_failed(decide)) }
     });
     let dry_run = DryRun::new();
-    dry_run.refuse("order");
+    dry_run.fail_condition("order");
     let outcome = dry_run.run(&handler, message("o-1")).await;
     assert_eq!(output::<String>(&outcome).as_deref(), Some("placed"));
     assert_eq!(
@@ -116,19 +116,19 @@ async fn refusal_holds_for_one_write() {
 #[tokio::test]
 async fn refused_change_sees_item() {
     let dry_run = DryRun::new();
-    dry_run.refuse("user");
+    dry_run.fail_condition("user");
     let outcome = dry_run.run(&handler_fn(rename), message("u-1")).await;
     let Outcome::RetryableFailure(why) = outcome else {
         panic!("{outcome}")
     };
     assert_eq!(why, "there is no such user yet");
 
-    dry_run.refuse_with("user", json!({ "id": "u-1", "n": 1 }));
+    dry_run.fail_condition_with("user", json!({ "id": "u-1", "n": 1 }));
     let same = Message::new("m-2", &json!({ "id": "u-1", "other": "u-1" }));
     let outcome = dry_run.run(&handler_fn(rename), same).await;
     assert_eq!(output::<u64>(&outcome), Some(2));
 
-    dry_run.refuse_with("user", json!({ "id": "u-1", "n": 1 }));
+    dry_run.fail_condition_with("user", json!({ "id": "u-1", "n": 1 }));
     let other = Message::new("m-3", &json!({ "id": "u-1", "other": "u-2" }));
     let outcome = dry_run.run(&handler_fn(rename), other).await;
     assert!(

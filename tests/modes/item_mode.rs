@@ -468,8 +468,8 @@ async fn refused_change_may_be_replaced() {
     world.has(json!({"id": "a", "n": 7})).await;
     let taken = || {
         let put = Write::put(THINGS, json!({"id": "a", "n": 0})).label("id taken");
-        Change::create("made", "id", put).on_condition_failed(|refused| {
-            let item = refused.get("id taken").unwrap().item.as_ref().unwrap();
+        Change::create("made", "id", put).on_condition_failed(|failed| {
+            let item = failed.get("id taken").unwrap().item.as_ref().unwrap();
             assert_eq!(number(item, "n"), 7);
             Ok(Change::update("counted", one_more()))
         })

@@ -142,10 +142,10 @@ async fn handler_interprets_refused_condition() {
             let name = key(name);
             let (world, done) = (&world, order(&name));
             async move {
-                let decide = move |refused: &sqs_once::ConditionFailed| {
-                    assert_eq!(refused.get("stock").map(|write| write.index), Some(1));
-                    assert_eq!(refused.get("stock").unwrap().table, THINGS);
-                    assert!(refused.get("order").is_none() && refused.writes().len() == 1);
+                let decide = move |failed: &sqs_once::ConditionFailed| {
+                    assert_eq!(failed.get("stock").map(|write| write.index), Some(1));
+                    assert_eq!(failed.get("stock").unwrap().table, THINGS);
+                    assert!(failed.get("order").is_none() && failed.writes().len() == 1);
                     decide()
                 };
                 let outcome = world
@@ -247,8 +247,8 @@ async fn refusal_holds_item_if_requested() {
             ("built", Done::new("?").with(built())),
             ("the SDK's", Done::new("?").with(sdks())),
         ] {
-            let done = done.on_condition_failed(|refused| {
-                let item = refused.writes()[0].item.as_ref().unwrap();
+            let done = done.on_condition_failed(|failed| {
+                let item = failed.writes()[0].item.as_ref().unwrap();
                 let left = number(item, "n");
                 Err(Failure::permanent(format!("{left} are left")))
             });

@@ -68,8 +68,8 @@ pub(super) async fn commit<S: TransactionalStore>(
         Ok(Answered { answer, .. }) => match answer {
             CommitResponse::Applied => Committed::Applied,
             CommitResponse::ConditionFailed(record) => Committed::ConditionFailed(record),
-            CommitResponse::Cancelled(refused) => {
-                Committed::NotWritten(NotWritten::Conditions(refused))
+            CommitResponse::Cancelled(failed) => {
+                Committed::NotWritten(NotWritten::Conditions(failed))
             }
             CommitResponse::Invalid(why) => Committed::NotWritten(NotWritten::Invalid(why)),
         },

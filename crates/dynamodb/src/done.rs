@@ -45,9 +45,9 @@ impl<O: Serialize + Send> HandlerOutput for Done<O> {
 ///                 .value(":one", 1)
 ///                 .label("stock"),
 ///         )
-///         .on_condition_failed(move |refused| match refused.get("stock") {
+///         .on_condition_failed(move |failed| match failed.get("stock") {
 ///             Some(_) => Ok(Done::new(declined)),
-///             None => Err(Failure::permanent(refused.to_string())),
+///             None => Err(Failure::permanent(failed.to_string())),
 ///         }))
 /// }
 /// ```
@@ -186,7 +186,7 @@ impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for ErasedDone {
             return Err(Failure::permanent(fault));
         }
         let plan = |decide: OnConditionFailed<Done<O>>| -> OnConditionFailed<Self> {
-            Box::new(|refused| decide(refused)?.try_into())
+            Box::new(|failed| decide(failed)?.try_into())
         };
         Ok(Self {
             output: to_output(&done.output),

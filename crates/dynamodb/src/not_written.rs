@@ -48,14 +48,14 @@ where
 impl<T> UnwrittenOutput<T> {
     /// Asks the handler for a replacement.
     fn ask(self) -> Result<T, NoOutput> {
-        let (refused, decide) = match (self.declined, self.on_condition_failed) {
-            (NotWritten::Conditions(refused), Some(decide)) => (refused, decide),
-            (NotWritten::Conditions(refused), None) => {
-                return Err(NoOutput::Failed(Failure::permanent(refused.to_string())));
+        let (failed, decide) = match (self.declined, self.on_condition_failed) {
+            (NotWritten::Conditions(failed), Some(decide)) => (failed, decide),
+            (NotWritten::Conditions(failed), None) => {
+                return Err(NoOutput::Failed(Failure::permanent(failed.to_string())));
             }
             (NotWritten::Invalid(why), _) => return Err(NoOutput::Failed(Failure::permanent(why))),
         };
-        match catch_unwind(AssertUnwindSafe(|| decide(&refused))) {
+        match catch_unwind(AssertUnwindSafe(|| decide(&failed))) {
             Ok(answer) => answer.map_err(NoOutput::Failed),
             Err(_panic) => Err(NoOutput::Panicked),
         }

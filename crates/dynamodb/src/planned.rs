@@ -97,7 +97,7 @@ impl<O: Serialize + Send + 'static> Planned for Change<O> {
                     plans.note_changed(key);
                     return Outcome::Completed(planned.result);
                 }
-                Err(refused) => planned.refused(&refused),
+                Err(failed) => planned.condition_failed(&failed),
             };
         }
     }

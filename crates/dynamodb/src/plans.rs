@@ -72,7 +72,7 @@ pub struct Plans {
 #[derive(Debug, Default)]
 struct State {
     writes: Vec<PlannedWrite>,
-    refusals: VecDeque<(String, Option<Item>)>,
+    failing: VecDeque<(String, Option<Item>)>,
     items: HashMap<String, Vec<Item>>,
     /// Operations whose change was made.
     changed: HashSet<Key>,
@@ -87,8 +87,8 @@ impl Plans {
 
     /// Makes the condition fail of the next write that has `name` as its label, or as its table if it has no
     /// label.
-    pub fn refuse(&self, name: String, item: Option<Item>) {
-        self.state().refusals.push_back((name, item));
+    pub fn fail_condition(&self, name: String, item: Option<Item>) {
+        self.state().failing.push_back((name, item));
     }
 
     /// Stores an item that changes may read.
@@ -110,13 +110,13 @@ impl Plans {
     /// Records the writes, unless the condition of one of them should fail.
     pub(crate) fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), ConditionFailed> {
         let mut state = self.state();
-        let mut refused = Vec::new();
+        let mut failed = Vec::new();
         for (index, write) in writes.iter().enumerate() {
             let table = table(&write.action);
             let name = write.label.as_deref().unwrap_or(table);
-            let place = (state.refusals.iter()).position(|(refused, _)| refused == name);
-            if let Some((_, item)) = place.and_then(|place| state.refusals.remove(place)) {
-                refused.push(FailedWrite {
+            let place = (state.failing.iter()).position(|(failed, _)| failed == name);
+            if let Some((_, item)) = place.and_then(|place| state.failing.remove(place)) {
+                failed.push(FailedWrite {
                     index,
                     label: write.label.clone(),
                     table: table.to_owned(),
@@ -124,8 +124,8 @@ impl Plans {
                 });
             }
         }
-        if !refused.is_empty() {
-            return Err(ConditionFailed::new(refused));
+        if !failed.is_empty() {
+            return Err(ConditionFailed::new(failed));
         }
         state.writes.extend(writes.iter().map(|write| PlannedWrite {
             label: write.label.as_deref().map(str::to_owned),
@@ -191,8 +191,8 @@ impl TransactionalStore for Plans {
         if !admitted {
             return Ok(CommitResponse::ConditionFailed(record));
         }
-        if let Err(refused) = self.write(&commit.writes) {
-            return Ok(CommitResponse::Cancelled(refused));
+        if let Err(failed) = self.write(&commit.writes) {
+            return Ok(CommitResponse::Cancelled(failed));
         }
         let (fence, settlement, now) = match &commit.record {
             RecordWrite::Settle {

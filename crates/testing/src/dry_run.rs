@@ -98,14 +98,14 @@ impl DryRun {
     ///     Ok(Change::create((), "email", put).on_condition_failed(taken))
     /// });
     /// let dry_run = DryRun::new();
-    /// dry_run.refuse("user");
+    /// dry_run.fail_condition("user");
     /// let outcome = dry_run.run(&register, Message::new("m-1", &"ada@example.com")).await;
     /// assert!(matches!(outcome, Outcome::PermanentFailure(why) if why == "the address is taken"));
     /// assert!(dry_run.writes().is_empty());
     /// # }
     /// ```
-    pub fn refuse(&self, name: impl Into<String>) {
-        self.plans.refuse(name.into(), None);
+    pub fn fail_condition(&self, name: impl Into<String>) {
+        self.plans.fail_condition(name.into(), None);
     }
 
     /// Does the same, and the handler finds `item` in [`FailedWrite::item`](sqs_once::FailedWrite::item).
@@ -113,8 +113,8 @@ impl DryRun {
     /// # Panics
     ///
     /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
-    pub fn refuse_with(&self, name: impl Into<String>, item: impl Serialize) {
-        self.plans.refuse(name.into(), Some(to_item(item)));
+    pub fn fail_condition_with(&self, name: impl Into<String>, item: impl Serialize) {
+        self.plans.fail_condition(name.into(), Some(to_item(item)));
     }
 
     /// Puts an item into a table, for [`Change::modify`](sqs_once::Change::modify) to read. A planned write

@@ -37,7 +37,7 @@
 //!     assert_eq!(output::<String>(&outcome).as_deref(), Some("placed"));
 //!     assert_eq!(dry_run.writes()[0].put_item::<Value>().unwrap()["id"], "o-1");
 //!
-//!     dry_run.refuse("stock");
+//!     dry_run.fail_condition("stock");
 //!     let outcome = dry_run.run(&handler_fn(place), order("o-2")).await;
 //!     assert_eq!(output::<String>(&outcome).as_deref(), Some("out of stock"));
 //! }

@@ -282,11 +282,11 @@ impl<O> Change<O> {
 
 impl<O> PlannedChange<O> {
     /// Asks the handler for a replacement after a failed condition.
-    pub(crate) fn refused(self, refused: &ConditionFailed) -> Result<Change<O>, Failure> {
+    pub(crate) fn condition_failed(self, failed: &ConditionFailed) -> Result<Change<O>, Failure> {
         let Some(decide) = self.on_condition_failed else {
-            return Err(Failure::permanent(refused.to_string()));
+            return Err(Failure::permanent(failed.to_string()));
         };
-        let next = decide(refused)?;
+        let next = decide(failed)?;
         if next.kind.applies_to(&self.item) {
             Ok(next)
         } else {

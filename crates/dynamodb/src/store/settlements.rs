@@ -36,7 +36,7 @@ impl DynamoStore {
             }
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
-                    self.refused(fence, failed.item())
+                    self.condition_failed(fence, failed.item())
                 }
                 _ => {
                     let action = settlement.name();
@@ -61,7 +61,7 @@ impl DynamoStore {
             }
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(failed)) => {
-                    self.refused(fence, failed.item())
+                    self.condition_failed(fence, failed.item())
                 }
                 _ => Err(self.unavailable("restore", "dynamodb:DeleteItem", &fence.key, error)),
             },
@@ -69,7 +69,7 @@ impl DynamoStore {
     }
 
     /// Reads the record on which a settlement's condition failed.
-    pub(super) fn refused(
+    pub(super) fn condition_failed(
         &self,
         fence: &FencingToken,
         item: Option<&Item>,
