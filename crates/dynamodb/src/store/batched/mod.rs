@@ -118,7 +118,9 @@ impl Store for Batched {
         };
         let (place, lacks_item) = match tried {
             BatchResult::Applied => return Ok(SettleResponse::Applied),
-            BatchResult::ConditionFailed(item) => return self.store.condition_failed(fence, Some(&item)),
+            BatchResult::ConditionFailed(item) => {
+                return self.store.condition_failed(fence, Some(&item));
+            }
             BatchResult::ConditionFailedWithoutItem => (None, true),
             BatchResult::Ordinary(place) => (place, false),
             BatchResult::Failed(kind, why) => {
