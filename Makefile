@@ -110,7 +110,7 @@ programs: $(VENV) ## Build the release programs that the tests run
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
 test-deep: ## Try every schedule with one deviation more than `make test` (25 minutes; EXPLORE_BOUND)
-	$(DEEP) --test explore -- promise loses
+	$(DEEP) --test model -- promise loses
 
 CHAOS_MESSAGES      ?= 20000
 CHAOS_FIFO_MESSAGES ?= 2000
@@ -130,7 +130,7 @@ soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
-	$(DEEP) --test chaos -- --nocapture
+	$(DEEP) --test process -- chaos:: --nocapture
 	$(DEEP) --test postgres -- chaos expired::table --nocapture
 	$(DEEP) --test outbox -- end_to_end --nocapture
 	$(TOOL)
@@ -140,7 +140,7 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL, for example LocalStack
 	@test -n "$(AWS_ENDPOINT_URL)" || { echo 'make test-localstack: start an emulator, and set AWS_ENDPOINT_URL: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
-	python local/cloud.py run -- $(TEST) --test integration
+	python local/cloud.py run -- $(TEST) --test cloud -- integration::
 
 .PHONY: test-inbox
 test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]
@@ -148,7 +148,7 @@ test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while work
 
 .PHONY: test-powertools
 test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions
-	$(TEST) --test powertools
+	$(TEST) --test process -- powertools::
 
 .PHONY: compare
 compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
@@ -170,7 +170,7 @@ outage: export OUTAGE_MESSAGES ?= 2000
 outage: $(VENV) ## Simulate an outage of twelve hours with the template's values, and run it 300 times faster; no message may be a dead letter
 	$(TEST) --lib -- --nocapture --include-ignored survival
 	$(CONSUMER)
-	$(TEST) --test chaos -- --nocapture outage_of_half_a_day
+	$(TEST) --test process -- --nocapture outage_of_half_a_day
 
 .PHONY: simulate
 simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md
@@ -180,7 +180,7 @@ simulate: $(VENV) ## Simulate queue, function and table under load; writes the t
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 
-# The growing corpus is in target/fuzz, failing inputs are in fuzz/artifacts. tests/fuzz_corpus.rs runs
+# The growing corpus is in target/fuzz, failing inputs are in fuzz/artifacts. tests/library/fuzz_corpus.rs runs
 # the committed corpus.
 .PHONY: fuzz
 fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SECONDS=600] for each
@@ -260,11 +260,11 @@ audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downlo
 
 .PHONY: straight-way
 straight-way: ## List the functions that one message crosses (needs valgrind)
-	$(TEST) --test runtime_api straight_way -- --ignored --nocapture
+	$(TEST) --test process straight_way -- --ignored --nocapture
 
 .PHONY: repeats
 repeats: $(VENV) ## Count the charges that a kill repeats, with and without batched writes (minutes)
-	python local/cloud.py run -- $(TEST) --test runtime_api repeats -- --ignored --nocapture
+	python local/cloud.py run -- $(TEST) --test process repeats -- --ignored --nocapture
 
 .PHONY: features
 features: ## Check the packages as they ship, and the features of the library one at a time

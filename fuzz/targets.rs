@@ -1,5 +1,5 @@
 //! Fuzz targets and their invariants. libFuzzer calls these functions with generated input,
-//! `tests/fuzz_corpus.rs` with the committed corpus.
+//! `tests/library/fuzz_corpus.rs` with the committed corpus.
 
 #![allow(
     dead_code,

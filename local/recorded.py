@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 FILE = ROOT / "local" / "verify_aws" / "requests.jsonl"
 RECORDING = STATE / "requests.txt"
-SUITES = ("store_conformance", "modes")
+SUITES = ("wire",)
 
 # The tables of the tests by their primary keys, and those whose layouts cover all forms: the others only rename.
 TABLES = (("PK", "SK"), ("id", "sk"), ("size",), ("pk",), ("id",))

@@ -20,9 +20,9 @@ from cloud import ROOT, unwind_on_signals
 
 # Suites that compute run one at a time. The others wait for most of their time, but for timeouts of some
 # hundred milliseconds: they run two at a time, and have the higher priority. Longest first in both.
-COMPUTING = ("explore", "store_conformance", "properties")
+COMPUTING = ("model",)
 WAITING_AT_ONCE = 2
-LONGEST = ("chaos", "outbox", "faults", "modes", "integration", "security")
+LONGEST = ("process", "wire", "postgres", "outbox", "cloud")
 
 # One compilation serves all packages.
 FEATURES = "consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres"

@@ -1,4 +1,4 @@
-"""`make compare`: tries the known failures of tests/known_failures.rs on other libraries.
+"""`make compare`: tries the known failures of tests/wire/known_failures on other libraries.
 
 Each scenario runs against functions with Powertools for AWS Lambda, Python (function.py) and TypeScript
 (function.mjs). They are set up as documented for SQS batches, and again with each setting that affects
@@ -35,11 +35,11 @@ SETTINGS = {
 
 
 def sqs_once() -> dict[str, str]:
-    """The result of each test of tests/known_failures.rs."""
-    command = ["cargo", "test", "--locked", "--test", "known_failures"]
+    """The result of each test of tests/wire/known_failures."""
+    command = ["cargo", "test", "--locked", "--test", "wire", "known_failures::"]
     ran = subprocess.run(command, cwd=cloud.ROOT, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
     print(ran.stdout)
-    results = dict(re.findall(r"^test (\w+) \.\.\. (\w+)", ran.stdout, re.MULTILINE))
+    results = dict(re.findall(r"^test known_failures::(\w+) \.\.\. (\w+)", ran.stdout, re.MULTILINE))
     if set(results) != set(SCENARIOS):
         raise cloud.Unavailable(f"tests and scenarios differ: {sorted(set(results) ^ set(SCENARIOS))}")
     return {name: "holds" if result == "ok" else f"fails: the test {result}" for name, result in results.items()}

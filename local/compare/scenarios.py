@@ -1,4 +1,4 @@
-"""The scenarios. Each has the name of its test in tests/known_failures.rs."""
+"""The scenarios. Each has the name of its test in tests/wire/known_failures."""
 
 import json
 import time

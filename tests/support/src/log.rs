@@ -3,26 +3,34 @@
 use std::{cell::RefCell, io, sync::Once};
 
 use serde_json::Value;
+use tracing::Level;
+use tracing_subscriber::{
+    Layer as _, filter::dynamic_filter_fn, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 thread_local! {
-    /// Lines logged on this thread, by the one test that runs on it.
-    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// Lines logged on this thread, by the one test that runs on it. `None` if that test reads no log.
+    static LOG: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
 }
 
-/// Logs every level of every test. A subscriber for one thread would race with the others for the
+/// Keeps the lines of this test, from INFO on. A subscriber for one thread would race with the others for the
 /// enabled callsites.
 pub fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let lines = tracing_subscriber::fmt().json().with_writer(|| Log);
-        tracing::subscriber::set_global_default(lines.finish()).unwrap();
+        let lines = tracing_subscriber::fmt::layer().json().with_writer(|| Log);
+        let of_test = dynamic_filter_fn(|metadata, _| {
+            *metadata.level() <= Level::INFO && LOG.with_borrow(Option::is_some)
+        });
+        let lines = lines.with_filter(of_test);
+        tracing_subscriber::registry().with(lines).init();
     });
-    LOG.take();
+    LOG.replace(Some(Vec::new()));
 }
 
 /// Lines since the last call.
 pub fn lines() -> Vec<Value> {
-    let bytes = LOG.take();
+    let bytes = LOG.replace(Some(Vec::new())).unwrap_or_default();
     let lines = bytes
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty());
@@ -52,7 +60,7 @@ struct Log;
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
+        LOG.with_borrow_mut(|log| log.get_or_insert_default().extend_from_slice(bytes));
         Ok(bytes.len())
     }
 

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each user has use for a part of it")]
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use regex_lite::Regex;
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
@@ -141,4 +141,99 @@ impl Template {
         let property = format!("/Resources/{resource}/Properties/{property}");
         self.text(self.parsed.pointer(&property).unwrap())
     }
+}
+
+/// The consumer's template.
+pub const CONSUMER: &str = "template.yaml";
+
+/// One value, or a list of values.
+pub fn list(value: &Value) -> Vec<&Value> {
+    match value {
+        Value::Null => Vec::new(),
+        Value::Array(items) => items.iter().collect(),
+        one => vec![one],
+    }
+}
+
+pub fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a Value)> {
+    let resources = template["Resources"].as_object().unwrap().iter();
+    resources
+        .filter(|(_, resource)| resource["Type"] == kind)
+        .map(|(name, resource)| (name.as_str(), &resource["Properties"]))
+        .collect()
+}
+
+/// Every statement of every policy in the template.
+pub fn statements(value: &Value) -> Vec<&Value> {
+    let inner = match value {
+        Value::Array(items) => items.iter().flat_map(statements).collect(),
+        Value::Object(members) => members.values().flat_map(statements).collect(),
+        _ => Vec::new(),
+    };
+    let own = if value["Statement"].is_null() {
+        Vec::new()
+    } else {
+        list(&value["Statement"])
+    };
+    [own, inner].concat()
+}
+
+/// The value under exactly these `conditions` of the template, or `None` for `AWS::NoValue`.
+pub fn met<'a>(value: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
+    let Some(choice) = value["!If"].as_array() else {
+        return (*value != json!({"!Ref": "AWS::NoValue"})).then_some(value);
+    };
+    let [condition, met_value, unmet] = choice.as_slice() else {
+        panic!("{value}");
+    };
+    let is_met = conditions.contains(&condition.as_str().unwrap());
+    met(if is_met { met_value } else { unmet }, conditions)
+}
+
+/// Pairs of an action and the resource that it is allowed on.
+pub fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, String)> {
+    assert_eq!(statement["Effect"], "Allow", "{statement}");
+    let mut allowed = BTreeSet::new();
+    for resource in list(&statement["Resource"]) {
+        let resource = met(resource, conditions).unwrap();
+        let mut names = ["!GetAtt", "!Ref", "!Sub"].into_iter();
+        let arn = names.find_map(|name| resource[name].as_str());
+        let arn = arn.unwrap_or_else(|| panic!("{statement}"));
+        for action in list(&statement["Action"]) {
+            allowed.insert((action.as_str().unwrap().to_owned(), arn.to_owned()));
+        }
+    }
+    allowed
+}
+
+/// The condition of direct dead-lettering.
+pub const DEAD_LETTERS: &str = "DirectlyDeadLetters";
+
+/// The condition of a table that the stack makes: it is met by default.
+pub const OWN_TABLE: &str = "MakesTable";
+
+/// Permissions of the consumer's role with a table of its own and under these conditions, as
+/// (action, resource).
+pub fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
+    function_may(CONSUMER, &[conditions, &[OWN_TABLE]].concat())
+}
+
+pub fn is_assumed_by(role: &Value, service: &str) -> bool {
+    let document = role["AssumeRolePolicyDocument"].to_string();
+    document.contains(&format!("{service}.amazonaws.com"))
+}
+
+pub fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, String)> {
+    let template = read(template);
+    let mut roles = of_type(&template, "AWS::IAM::Role");
+    roles.retain(|(_, role)| is_assumed_by(role, "lambda"));
+    let [(_, role)] = roles.as_slice() else {
+        panic!("more than the function's role: {roles:?}");
+    };
+    let policies = list(&role["Policies"]).into_iter();
+    let documents = policies.map(|policy| &policy["PolicyDocument"]);
+    let statements = documents.flat_map(statements);
+    let statements = statements.filter_map(|statement| met(statement, conditions));
+    let allowed = statements.flat_map(|statement| allowed(statement, conditions));
+    allowed.collect()
 }

@@ -2,7 +2,7 @@
 //!
 //! A row has the default and the documentation. Code reads a setting through its row
 //! ([`Variables::setting`]), so each default stands only here. The hint for unknown names uses the rows too,
-//! and `tests/security/parameters.rs` compares docs and template with them. To add a setting, add a row and
+//! and `tests/cloud/parameters.rs` compares docs and template with them. To add a setting, add a row and
 //! the code that reads it.
 //!
 //! [`Variables::setting`]: super::Variables::setting

@@ -527,6 +527,7 @@ fn assert_all_survive(timeouts: &[String], batches: &[usize]) {
     }
 }
 
+/// Promise 7.
 #[test]
 fn every_message_survives_an_outage_of_twelve_hours() {
     assert_all_survive(&["30".into()], &[10, 1000]);

@@ -1,0 +1,42 @@
+//! The shipped sample, with values that its builder methods take and no setting does. Tests and the benchmark set
+//! them here, so that kills, conflicts and outages fit into seconds. The `TEST_` variables exist in this program alone.
+
+// The tests of the sample's modules belong to the sample.
+#![cfg(not(test))]
+
+#[path = "../../../src/charge.rs"]
+mod charge;
+#[path = "../../../src/gateway.rs"]
+mod gateway;
+#[path = "../../../src/order.rs"]
+mod order;
+
+use sqs_once::{Settings, protocol::isolation::CrashWaits};
+use sqs_once_core::settings::parse::positive;
+
+fn main() -> Result<(), lambda_runtime::Error> {
+    sqs_once::telemetry::init();
+    let mut settings = Settings::from_env();
+    settings.runtime()?.block_on(run(settings))
+}
+
+async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
+    let reserve = settings.duration("TEST_DEADLINE_RESERVE", "500ms")?;
+    let assumed_timeout = settings.duration("TEST_ASSUMED_TIMEOUT", "5m")?;
+    let margin = settings.duration("TEST_LEASE_MARGIN", "1s")?;
+    let waits = settings.changed("TEST_CRASH_WAIT", CrashWaits::default(), |_, text| {
+        Ok(CrashWaits::new([positive(text)?; 3]))
+    })?;
+    let fails = settings.optional("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "true", str::parse)?;
+    let warm_up = settings.optional("TEST_PRIME", "true", str::parse)?;
+    let charge = charge::Charge::read(&mut settings);
+    let consumer = settings
+        .warm_up(warm_up)
+        .once(charge)
+        .await?
+        .deadline_reserve(reserve)
+        .assumed_timeout(assumed_timeout)
+        .fail_when_store_unavailable(fails)
+        .map_mode(|once| once.lease_margin(margin).crash_waits(waits));
+    sqs_once::run(consumer).await
+}

@@ -1,0 +1,508 @@
+//! Messages that end their process run alone, rest after each death, and end as `crashed`.
+//!
+//! A death is played by dropping the batch's future, and with it its tasks: nothing is recorded any more.
+
+use std::{
+    collections::BTreeMap,
+    num::NonZeroUsize,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Outcome,
+    protocol::{Key, Record, State, Timestamp, isolation::CrashWaits},
+    sqs::FingerprintSource,
+    store::{MemoryStore, Store},
+};
+use support::{
+    consumer::{namespace, process},
+    dynamo::Dynamo,
+    event::{batch, in_group, record},
+};
+use tokio::sync::Notify;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Milliseconds by which the wall clock of a test is ahead, by the name of its thread: each test has a
+/// runtime of one thread.
+static AHEAD: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
+
+fn test_name() -> String {
+    std::thread::current().name().unwrap_or_default().to_owned()
+}
+
+fn clock() -> Timestamp {
+    let ahead = AHEAD.lock().unwrap().get(&test_name()).copied();
+    Timestamp::now() + Duration::from_millis(ahead.unwrap_or_default())
+}
+
+fn advance(by: Duration) {
+    let by = u64::try_from(by.as_millis()).unwrap();
+    *AHEAD.lock().unwrap().entry(test_name()).or_default() += by;
+}
+
+fn within(budget: Duration) -> Deadline {
+    Deadline::after(clock(), budget, budget / 4)
+}
+
+/// The script of a test's handlers, and a log of their runs.
+#[derive(Clone, Default)]
+struct World(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// Ends the process.
+    death: Notify,
+    /// Messages whose handlers began, in that order, with the number of handlers then running.
+    began: Mutex<Vec<(String, usize)>>,
+    running: AtomicUsize,
+    deaths: AtomicU64,
+}
+
+/// Does what the message says: `{"do": "succeed" | "kill" | "refuse" | "slow"}`.
+struct Scripted(World);
+
+impl Handler for Scripted {
+    type Message = Value;
+    type Output = u32;
+
+    async fn handle(&self, order: Value, attempt: Attempt) -> Result<u32, Failure> {
+        struct Running<'a>(&'a AtomicUsize);
+        impl Drop for Running<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, SeqCst);
+            }
+        }
+        let world = &self.0.0;
+        let others = world.running.fetch_add(1, SeqCst);
+        let _running = Running(&world.running);
+        let began = (attempt.message_id().to_owned(), others);
+        world.began.lock().unwrap().push(began);
+        tokio::task::yield_now().await;
+        match order["do"].as_str().unwrap() {
+            "kill" => {
+                world.deaths.fetch_add(1, SeqCst);
+                world.death.notify_one();
+                std::future::pending().await
+            }
+            "refuse" => Err(Failure::no_effect("connection refused")),
+            "fail" => Err(Failure::retryable("scripted")),
+            "slow" => {
+                tokio::time::sleep(200 * Duration::from_millis(1)).await;
+                Ok(1)
+            }
+            _ => Ok(1),
+        }
+    }
+}
+
+impl World {
+    fn consumer<S: Store>(&self, store: S) -> Consumer<Once<S>, Scripted> {
+        let once = Once::new(store).clock(clock);
+        // The same message does something else later: its bug is corrected.
+        Consumer::new(once, namespace(), Scripted(self.clone()))
+            .fingerprint(FingerprintSource::Off)
+            .circuit_breaker(false)
+    }
+
+    /// Processes a batch in a process of its own. `None` if it died.
+    async fn receive<S: Store + Clone>(
+        &self,
+        store: &S,
+        messages: Vec<Value>,
+    ) -> Option<Vec<String>> {
+        let consumer = Arc::new(self.consumer(store.clone()));
+        let answer = process(&consumer, batch(messages), within(20 * SECOND));
+        tokio::select! {
+            answer = answer => Some(answer),
+            () = self.0.death.notified() => None,
+        }
+    }
+
+    fn began(&self) -> Vec<String> {
+        let began = std::mem::take(&mut *self.0.began.lock().unwrap());
+        began.into_iter().map(|(id, _)| id).collect()
+    }
+
+    fn deaths(&self) -> u64 {
+        self.0.deaths.load(SeqCst)
+    }
+}
+
+fn order(id: &str, what: &str) -> Value {
+    record(id, &json!({"do": what}))
+}
+
+fn key(id: &str) -> Key {
+    Key::new(&namespace(), [id]).unwrap()
+}
+
+fn kept(store: &MemoryStore, id: &str) -> Record {
+    store.get(&key(id)).unwrap()
+}
+
+/// Leaves an open attempt without an end: its process died in a crowd.
+async fn died_in_a_crowd(store: &MemoryStore, ids: &[String]) {
+    for id in ids {
+        let once = Once::new(store.clone()).clock(clock);
+        let operation = Operation::new(key(id), None, id.as_str(), within(SECOND));
+        let run = once.run(operation, async |_| -> Result<u32, Failure> {
+            std::future::pending().await
+        });
+        assert!(run.now_or_never().is_none(), "{id} ended");
+    }
+    advance(MINUTE);
+}
+
+/// Promise 6.
+#[tokio::test]
+async fn nine_neighbours_succeed_and_killer_is_crashed() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let ids: Vec<_> = (0..10).map(|n| format!("m-{n}")).collect();
+    let mut waiting: Vec<_> = ids.iter().map(String::as_str).collect();
+    let start = clock();
+    for _receive in 0..200 {
+        let what = |id: &str| if id == "m-4" { "kill" } else { "succeed" };
+        let messages = waiting.iter().map(|id| order(id, what(id))).collect();
+        if let Some(failed) = world.receive(&store, messages).await {
+            waiting.retain(|id| failed.iter().any(|failed| failed == id));
+        }
+        if waiting == ["m-4"] && kept(&store, "m-4").state == State::Failed {
+            break;
+        }
+        advance(6 * MINUTE);
+    }
+    assert_eq!(world.deaths(), 5);
+    let crashed = kept(&store, "m-4");
+    assert_eq!(
+        (crashed.state, crashed.exclusive_attempts),
+        (State::Failed, 0)
+    );
+    assert!(crashed.error.unwrap().contains("ran alone"), "no reason");
+    for id in ids.iter().filter(|id| *id != "m-4") {
+        assert!(
+            matches!(kept(&store, id).state, State::Completed { .. }),
+            "{id}"
+        );
+    }
+    let took = start.until(clock());
+    assert!(12 * HOUR < took && took < 14 * HOUR, "{took:?}");
+}
+
+/// With ten workers, suspects that waited for the rest in a worker's place would wait for ever.
+#[tokio::test]
+async fn twenty_suspects_first_in_batch_of_100_finish() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let suspects: Vec<_> = (0..20).map(|n| format!("s-{n}")).collect();
+    died_in_a_crowd(&store, &suspects).await;
+    let others = (0..80).map(|n| format!("m-{n}"));
+    let messages = suspects.iter().cloned().chain(others);
+    let messages = messages.map(|id| order(&id, "succeed")).collect();
+    let failed = world.receive(&store, messages).await;
+    assert_eq!(failed, Some(vec![]));
+    let began = world.0.began.lock().unwrap();
+    assert_eq!(began.len(), 100);
+    assert!(began[..80].iter().all(|(id, _)| id.starts_with("m-")));
+    assert!(
+        began[80..].iter().all(|(_, others)| *others == 0),
+        "{began:?}"
+    );
+}
+
+#[tokio::test]
+async fn suspects_with_fewest_deaths_alone_start_first() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["twice".into(), "never".into(), "once".into()]).await;
+    for (id, deaths, rest) in [("twice", 2, 3 * HOUR), ("once", 1, HOUR)] {
+        for _ in 0..deaths {
+            assert_eq!(world.receive(&store, vec![order(id, "kill")]).await, None);
+            advance(rest);
+        }
+    }
+    world.began();
+    let ids = ["twice", "never", "once"];
+    let messages = ids.map(|id| order(id, "succeed")).into();
+    assert_eq!(world.receive(&store, messages).await, Some(vec![]));
+    assert_eq!(world.began(), ["never", "once", "twice"]);
+}
+
+#[tokio::test]
+async fn suspects_of_two_invocations_in_a_process_run_alone() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let suspects = ["s-1".to_owned(), "s-2".to_owned()];
+    died_in_a_crowd(&store, &suspects).await;
+    let consumer = Arc::new(world.consumer(store.clone()));
+    let batch_of = |n: u32| {
+        let others = (0..5).map(|m| order(&format!("m-{n}-{m}"), "slow"));
+        let suspect = order(&format!("s-{n}"), "slow");
+        batch(others.chain([suspect]))
+    };
+    let invocation = |n| process(&consumer, batch_of(n), within(20 * SECOND));
+    let (one, other) = tokio::join!(invocation(1), invocation(2));
+    assert_eq!((one, other), (vec![], vec![]));
+    let began = world.0.began.lock().unwrap();
+    assert_eq!(began.len(), 12);
+    for (id, others) in began.iter().filter(|(id, _)| id.starts_with("s-")) {
+        assert_eq!(*others, 0, "{id} ran beside others");
+    }
+    drop(began);
+    for id in suspects {
+        assert!(matches!(kept(&store, &id).state, State::Completed { .. }));
+    }
+}
+
+/// The handler still blocks its thread when its batch is answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn blocked_handler_keeps_no_turn_after_the_answer() {
+    struct Blocking;
+    impl Handler for Blocking {
+        type Message = Value;
+        type Output = ();
+        async fn handle(&self, order: Value, _: Attempt) -> Result<(), Failure> {
+            if order["do"] == "block" {
+                std::thread::sleep(3 * SECOND);
+            }
+            Ok(())
+        }
+    }
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone());
+    let consumer =
+        Arc::new(Consumer::new(once, namespace(), Blocking).fingerprint(FingerprintSource::Off));
+    let blocked = process(
+        &consumer,
+        batch([order("m-1", "block")]),
+        Deadline::after(Timestamp::now(), SECOND / 2, SECOND / 4),
+    );
+    assert_eq!(blocked.await, ["m-1"]);
+    assert_eq!(kept(&store, "m-1").last_end, None);
+    // Its lease of half a second and the margin end.
+    tokio::time::sleep(SECOND + SECOND * 7 / 10).await;
+    let again = process(
+        &consumer,
+        batch([order("m-1", "succeed")]),
+        Deadline::after(Timestamp::now(), SECOND, SECOND / 4),
+    );
+    assert_eq!(again.await, [""; 0], "the suspect got no turn");
+}
+
+/// Promise 7.
+#[tokio::test]
+async fn outage_between_attempts_alone_crashes_nobody() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table("idempotency").await;
+    let store = sqs_once::store::DynamoStore::new(dynamo.client(), "idempotency");
+    let world = World::default();
+    let kill = || vec![order("m-1", "kill")];
+    for _ in 0..4 {
+        assert_eq!(world.receive(&store, kill()).await, None);
+        advance(11 * HOUR);
+    }
+    // A table that is not there answers no claim. Nothing is recorded.
+    let away = sqs_once::store::DynamoStore::new(dynamo.client(), "another-table");
+    for _ in 0..20 {
+        let failed = world.receive(&away, vec![order("m-1", "succeed")]).await;
+        assert_eq!(failed, Some(vec!["m-1".to_owned()]));
+        advance(HOUR);
+    }
+    let done = world.receive(&store, vec![order("m-1", "succeed")]).await;
+    assert_eq!(done, Some(vec![]));
+}
+
+#[tokio::test]
+async fn suspect_without_time_keeps_its_count() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    assert_eq!(
+        world.receive(&store, vec![order("m-1", "kill")]).await,
+        None
+    );
+    assert_eq!(kept(&store, "m-1").exclusive_attempts, 1);
+    advance(HOUR);
+    world.began();
+    // The other message takes all of the time.
+    let consumer = world.consumer(store.clone());
+    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(2).unwrap()));
+    let messages = batch([order("m-1", "succeed"), order("m-2", "slow")]);
+    let budget = 100 * Duration::from_millis(1);
+    let failed = process(&consumer, messages, within(budget)).await;
+    assert_eq!(failed, ["m-1", "m-2"]);
+    assert_eq!(world.began(), ["m-2"]);
+    let left = kept(&store, "m-1");
+    assert_eq!((left.exclusive_attempts, left.last_end), (1, None));
+}
+
+#[tokio::test]
+async fn failure_without_effect_alone_removes_the_count() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    assert_eq!(
+        world.receive(&store, vec![order("m-1", "kill")]).await,
+        None
+    );
+    advance(HOUR);
+    // A gateway that refuses connections for a day: its process never ends.
+    for _ in 0..30 {
+        let failed = world.receive(&store, vec![order("m-1", "refuse")]).await;
+        assert_eq!(failed, Some(vec!["m-1".to_owned()]));
+        let left = kept(&store, "m-1");
+        assert_eq!((left.exclusive_attempts, left.last_end), (0, None));
+        advance(HOUR);
+    }
+    let done = world.receive(&store, vec![order("m-1", "succeed")]).await;
+    assert_eq!(done, Some(vec![]));
+}
+
+#[tokio::test]
+async fn redriven_crashed_message_runs_after_the_fix() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let of_order = |id: &str, what: &str| record(id, &json!({"do": what, "order": "o-1"}));
+    let receive = async |message: Value| {
+        let consumer = world
+            .consumer(store.clone())
+            .key("body:/order".parse().unwrap());
+        let consumer = Arc::new(consumer);
+        let answer = process(&consumer, batch([message]), within(20 * SECOND));
+        tokio::select! {
+            answer = answer => Some(answer),
+            () = world.0.death.notified() => None,
+        }
+    };
+    for _ in 0..5 {
+        assert_eq!(receive(of_order("m-1", "kill")).await, None);
+        advance(11 * HOUR);
+    }
+    let crashed = receive(of_order("m-1", "kill")).await;
+    assert_eq!(crashed, Some(vec!["m-1".to_owned()]));
+    let failed = kept(&store, "o-1");
+    assert_eq!(
+        (failed.state, failed.exclusive_attempts),
+        (State::Failed, 0)
+    );
+    assert!(
+        failed.first_claimed_at.is_some(),
+        "the attempts may have had their effect"
+    );
+    // The same bug kills again: the redriven message starts anew, alone.
+    assert_eq!(receive(of_order("m-2", "kill")).await, None);
+    assert_eq!(kept(&store, "o-1").exclusive_attempts, 1);
+    advance(HOUR);
+    assert_eq!(receive(of_order("m-2", "succeed")).await, Some(vec![]));
+}
+
+#[tokio::test]
+async fn retry_after_recorded_end_runs_beside_others() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let failed = world.receive(&store, vec![order("m-1", "fail")]).await;
+    assert_eq!(failed, Some(vec!["m-1".to_owned()]));
+    advance(MINUTE);
+    let others = (0..3).map(|n| order(&format!("n-{n}"), "slow"));
+    let messages = [order("m-1", "slow")].into_iter().chain(others).collect();
+    assert_eq!(world.receive(&store, messages).await, Some(vec![]));
+    let began = world.0.began.lock().unwrap();
+    assert!(began.iter().any(|(_, others)| *others == 3), "{began:?}");
+}
+
+#[tokio::test]
+async fn fifo_group_of_suspect_comes_last_and_in_order() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["a-1".into()]).await;
+    let fifo = |id: &str, group: &str| in_group(order(id, "succeed"), group);
+    let messages = vec![
+        fifo("a-1", "a"),
+        fifo("a-2", "a"),
+        fifo("b-1", "b"),
+        fifo("b-2", "b"),
+    ];
+    assert_eq!(world.receive(&store, messages).await, Some(vec![]));
+    assert_eq!(world.began(), ["b-1", "b-2", "a-1", "a-2"]);
+}
+
+#[tokio::test]
+async fn body_that_kills_its_decoder_is_isolated() {
+    /// Decoding a hostile body ends the process.
+    struct Hostile(bool);
+    impl<'de> serde::Deserialize<'de> for Hostile {
+        fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let value = Value::deserialize(deserializer)?;
+            assert_ne!(value["do"], "kill", "played by a panic");
+            Ok(Self(true))
+        }
+    }
+    async fn handle(message: Hostile, _: Attempt) -> Result<bool, Failure> {
+        Ok(message.0)
+    }
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock);
+    let consumer = Consumer::new(once, namespace(), sqs_once::handler_fn(handle));
+    let messages = batch([order("m-1", "kill"), order("m-2", "succeed")]);
+    let failed = process(&Arc::new(consumer), messages, within(20 * SECOND)).await;
+    assert_eq!(failed, ["m-1"]);
+    // The body was decoded under a claim: a death would have left it.
+    assert_eq!(kept(&store, "m-1").attempts, 1);
+}
+
+#[tokio::test]
+async fn without_waits_nobody_is_isolated() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let once = Once::new(store.clone())
+        .clock(clock)
+        .crash_waits(CrashWaits::off());
+    let consumer = Arc::new(Consumer::new(once, namespace(), Scripted(world.clone())));
+    let messages = batch([order("m-1", "slow"), order("m-2", "slow")]);
+    assert_eq!(
+        process(&consumer, messages, within(20 * SECOND)).await,
+        [""; 0]
+    );
+    let began = world.0.began.lock().unwrap();
+    assert!(began.iter().any(|(_, others)| *others == 1), "{began:?}");
+}
+
+/// Without a queue: an HTTP handler, say.
+#[tokio::test]
+async fn suspect_outside_of_batches_runs_alone() {
+    let store = MemoryStore::default();
+    died_in_a_crowd(&store, &["s-1".into()]).await;
+    let once = Once::new(store.clone()).clock(clock);
+    let running = AtomicUsize::new(0);
+    let run = async |id: &'static str| {
+        let operation = Operation::new(key(id), None, id, within(20 * SECOND));
+        let work = async |_| {
+            let others = running.fetch_add(1, SeqCst);
+            tokio::time::sleep(50 * Duration::from_millis(1)).await;
+            running.fetch_sub(1, SeqCst);
+            Ok(others)
+        };
+        match once.run(operation, work).await {
+            Outcome::Completed(result) => format!("{result:?}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (_, suspect, _) = tokio::join!(run("m-1"), run("s-1"), run("m-2"));
+    assert!(suspect.contains("\"0\""), "{suspect}");
+}
+
+/// A healthy message sends two requests, as before.
+#[tokio::test]
+async fn healthy_message_sends_two_requests() {
+    let dynamo = Dynamo::start().await;
+    dynamo.create_table("idempotency").await;
+    let store = sqs_once::store::DynamoStore::new(dynamo.client(), "idempotency");
+    let world = World::default();
+    dynamo.reset_counts();
+    let messages = (0..10)
+        .map(|n| order(&format!("m-{n}"), "succeed"))
+        .collect();
+    assert_eq!(world.receive(&store, messages).await, Some(vec![]));
+    let sent: usize = dynamo.reset_counts().values().sum();
+    assert_eq!(sent, 20);
+}

@@ -1,0 +1,23 @@
+//! The library in this process: operations, batches and messages, without a network.
+
+#![recursion_limit = "256"]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "what the files share is public, as in tests/support"
+)]
+
+mod batch;
+mod bodies;
+mod dry_run;
+mod envelopes;
+mod fuzz_corpus;
+mod heartbeat;
+mod isolation;
+mod mistakes;
+mod once;
+mod promises;

@@ -1,0 +1,925 @@
+//! One operation: handler runs, recorded outcomes, and the history given to the next attempt.
+
+use std::{
+    cell::Cell,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sqs_once::{
+    Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
+    protocol::{
+        AfterFailure, AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
+        Timestamp,
+    },
+    store::{ClaimResponse, Store},
+};
+use sqs_once_core::handler::{Delivery, History, PriorAttempt};
+use support::{
+    CONTEXT,
+    lossy::{Fate, Lossy},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+thread_local! {
+    static CLOCK: Cell<Timestamp> = const { Cell::new(Timestamp::from_millis(1_800_000_000_000)) };
+}
+
+/// Wall clock of the test's thread, moved by the test.
+fn now() -> Timestamp {
+    CLOCK.get()
+}
+
+fn pass(span: Duration) {
+    CLOCK.set(now() + span);
+}
+
+fn once<S: Store + Clone>(store: &S) -> Once<S> {
+    Once::new(store.clone()).clock(now)
+}
+
+fn key() -> Key {
+    Key::new(&Namespace::new("test").unwrap(), ["key"]).unwrap()
+}
+
+fn operation(message_id: &str, payload: &str) -> Operation {
+    Operation::new(
+        key(),
+        Some(Fingerprint::of(payload.as_bytes())),
+        Delivery::new(message_id),
+        Deadline::after(now(), 10 * SECOND, SECOND),
+    )
+}
+
+/// History given to the handler, for each run.
+#[derive(Clone, Default)]
+struct Runs(Arc<Mutex<Vec<History>>>);
+
+impl Runs {
+    fn note(&self, attempt: &Attempt) {
+        self.0.lock().unwrap().push(attempt.history().clone());
+    }
+
+    fn count(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn last(&self) -> History {
+        self.0.lock().unwrap().last().cloned().unwrap()
+    }
+
+    /// Time from which the last attempt must look for earlier effects.
+    fn open_since(&self) -> Option<Timestamp> {
+        self.last().prior.expect("an open attempt").first_claimed_at
+    }
+}
+
+/// Runs the operation with a handler that returns `answer`.
+async fn run<S: Store + Clone, T: serde::Serialize + Send>(
+    store: &S,
+    operation: Operation,
+    runs: &Runs,
+    answer: Result<T, Failure>,
+) -> Outcome {
+    let work = |attempt: Attempt| async move {
+        runs.note(&attempt);
+        answer
+    };
+    once(store).run(operation, work).await
+}
+
+/// Memory of a message while it is processed: a batch holds one such future for each message.
+#[tokio::test]
+async fn future_of_operation_holds_handler_once() {
+    const HANDLER: usize = 64 * 1024;
+    let store = Lossy::default();
+    let once = once(&store);
+    let run = once.run(operation("m-1", "p"), |_| async {
+        let state = [0_u8; HANDLER];
+        tokio::task::yield_now().await;
+        std::hint::black_box(&state);
+        Ok(())
+    });
+    let size = size_of_val(&run);
+    assert!(size < HANDLER + HANDLER / 2, "{size} bytes");
+}
+
+fn declined() -> Result<(), Failure> {
+    Err(Failure::permanent("declined"))
+}
+
+fn unsent() -> Result<(), Failure> {
+    Err(Failure::no_effect("connection refused"))
+}
+
+fn busy() -> Result<(), Failure> {
+    Err(Failure::retryable("busy"))
+}
+
+/// Leaves a claim behind as a crash does: the worker writes nothing after it.
+async fn crash(store: &Lossy, message_id: &str) -> Owner {
+    let once = once(store);
+    let mut dying = Box::pin(once.run(operation(message_id, "p"), |_| {
+        std::future::pending::<Result<(), Failure>>()
+    }));
+    assert!(futures_util::poll!(&mut dying).is_pending());
+    drop(dying);
+    store.store.get(&key()).unwrap().owner.unwrap()
+}
+
+fn record(store: &Lossy) -> Record {
+    store.store.get(&key()).unwrap()
+}
+
+fn lease_until(store: &Lossy) -> Timestamp {
+    match record(store).state {
+        State::InProgress { lease_until } => lease_until,
+        other => panic!("not in progress: {other:?}"),
+    }
+}
+
+/// Promise 2.
+#[tokio::test]
+async fn duplicate_gets_result_without_running() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = run(&store, operation("m-1", "p"), &runs, Ok(41)).await;
+    let second = run(&store, operation("m-1", "p"), &runs, Ok(42)).await;
+    assert!(matches!(first, Outcome::Completed(StoredResult::Json(json)) if json == "41"));
+    assert!(matches!(second, Outcome::Duplicate(StoredResult::Json(json)) if json == "41"));
+    assert_eq!(runs.count(), 1);
+    assert_eq!(store.sent(), ["claim", "complete", "claim"]);
+}
+
+#[tokio::test]
+async fn outcome_expires_after_retention() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    pass(20 * 24 * 3600 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert_eq!(runs.count(), 1);
+    pass(2 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert_eq!(runs.count(), 2);
+    assert_eq!(runs.last().prior, None);
+}
+
+#[tokio::test]
+async fn permanent_failure_runs_once_per_message() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let second = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    assert!(matches!(first, Outcome::PermanentFailure(error) if error == "declined"));
+    assert!(matches!(second, Outcome::FailedBefore(error) if error == "declined"));
+    assert_eq!(runs.count(), 1);
+    assert_eq!(store.sent(), ["claim", "fail", "claim"]);
+
+    // A new message runs, also with a corrected payload.
+    let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    assert!(matches!(resent, Outcome::Completed(_)));
+    assert_eq!(runs.last().prior, None);
+}
+
+#[tokio::test]
+async fn permanent_failure_is_replayed_if_set() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let strict = once(&store).after_failure(AfterFailure::Replay);
+    let never = |_| async { unreachable!("it failed before") as Result<(), Failure> };
+    let outcome = strict.run(operation("m-2", "p"), never).await;
+    assert!(matches!(outcome, Outcome::FailedBefore(error) if error == "declined"));
+}
+
+#[tokio::test]
+async fn retryable_failure_keeps_the_record() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = now();
+    let outcome = run(&store, operation("m-1", "p"), &runs, busy()).await;
+    assert!(matches!(outcome, Outcome::RetryableFailure(error) if error == "busy"));
+    assert_eq!(lease_until(&store), now());
+    assert_eq!(record(&store).last_end, Some(AttemptEnd::Retryable));
+    assert_eq!(store.sent(), ["claim", "release"]);
+
+    pass(MILLISECOND);
+    let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(again, Outcome::Completed(_)));
+    let open = PriorAttempt {
+        first_claimed_at: Some(first),
+        last_end: Some(AttemptEnd::Retryable),
+    };
+    assert_eq!(runs.last(), History::with_prior(1, open));
+}
+
+#[tokio::test]
+async fn failure_without_effect_deletes_record() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let outcome = run(&store, operation("m-1", "p"), &runs, unsent()).await;
+    assert!(matches!(outcome, Outcome::NoEffect(error) if error == "connection refused"));
+    assert!(store.store.is_empty());
+    assert_eq!(store.sent(), ["claim", "restore"]);
+}
+
+#[tokio::test]
+async fn failure_without_effect_restores_failed_record() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let before = record(&store);
+    pass(SECOND);
+    let _ = run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
+    let after = record(&store);
+    let mut expected = before;
+    expected.owner = after.owner.clone();
+    expected.updated_at = Some(now());
+    expected.attempts = 2;
+    assert_eq!(after, expected);
+}
+
+#[tokio::test]
+async fn failure_without_effect_keeps_earlier_attempts() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = now();
+    crash(&store, "m-1").await;
+    pass(12 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, unsent()).await;
+    pass(MILLISECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert_eq!(runs.open_since(), Some(first));
+    assert_eq!(runs.last().attempts, 2);
+}
+
+/// Promise 2.
+#[tokio::test]
+async fn failed_message_never_runs_again() {
+    for second in [declined(), busy(), unsent()] {
+        let (store, runs) = (Lossy::default(), Runs::default());
+        let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+        let _ = run(&store, operation("m-2", "p"), &runs, second).await;
+        pass(MILLISECOND);
+        let again = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
+        assert!(
+            matches!(&again, Outcome::FailedBefore(error) if error == "declined"),
+            "{again:?}"
+        );
+        assert_eq!(runs.count(), 2);
+    }
+}
+
+#[tokio::test]
+async fn key_with_20_failed_messages_is_refused() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    for n in 1..=20 {
+        let message_id = format!("m-{n}");
+        let _ = run(&store, operation(&message_id, "p"), &runs, declined()).await;
+    }
+    let next = run(&store, operation("m-21", "p"), &runs, Ok(())).await;
+    assert!(next.to_string().contains("record delete KEY"), "{next}");
+    assert_eq!((next.name(), runs.count()), ("failed_before", 20));
+}
+
+#[tokio::test]
+async fn third_attempt_gets_time_of_first() {
+    for second in [None, Some(busy()), Some(unsent())] {
+        let (store, runs) = (Lossy::default(), Runs::default());
+        let first = now();
+        crash(&store, "m-1").await;
+        pass(12 * SECOND);
+        match second {
+            None => drop(crash(&store, "m-1").await),
+            Some(answer) => drop(run(&store, operation("m-1", "p"), &runs, answer).await),
+        }
+        // The second attempt ran alone, so after a crash the message rests for 20 minutes.
+        pass(21 * 60 * SECOND);
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
+        assert_eq!(runs.open_since(), Some(first));
+        assert_eq!(runs.last().attempts, 2);
+    }
+}
+
+#[tokio::test]
+async fn open_attempt_outlives_permanent_failure() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = now();
+    crash(&store, "m-1").await;
+    pass(12 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
+    let _ = run(&store, operation("m-2", "p"), &runs, Ok(())).await;
+    assert_eq!(runs.open_since(), Some(first));
+}
+
+#[tokio::test]
+async fn other_payload_waits_until_record_is_deleted() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = now();
+    crash(&store, "m-1").await;
+    let during = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    let lease_until = lease_until(&store);
+    assert!(matches!(during, Outcome::Conflict { lease_until: until, .. } if until == lease_until));
+
+    pass(12 * SECOND);
+    let after = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    assert!(matches!(after, Outcome::PayloadConflict { open_since } if open_since == Some(first)));
+    let text = after.to_string();
+    assert!(text.contains("2027-01-15T08:00:00Z"), "{text}");
+    assert!(text.contains("record delete KEY"), "{text}");
+    assert_eq!(runs.count(), 0);
+
+    store.store.remove(&key());
+    let forgotten = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    assert!(matches!(forgotten, Outcome::Completed(_)));
+}
+
+/// DynamoDB's TTL deletes an expired record. The promises hold while the record is kept.
+#[tokio::test]
+async fn redrive_after_ttl_deletion_runs_again() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert_eq!(record(&store).expires_at, now().as_secs() + 20 * 24 * 3600);
+    // A redriven message has a new id.
+    let redriven = run(&store, operation("m-2", "p"), &runs, Ok(2)).await;
+    assert!(matches!(redriven, Outcome::Duplicate(_)));
+
+    store.store.remove(&key());
+    let again = run(&store, operation("m-3", "p"), &runs, Ok(2)).await;
+    assert!(matches!(again, Outcome::Completed(_)));
+    assert_eq!((runs.count(), runs.last().attempts), (2, 0));
+}
+
+#[tokio::test]
+async fn other_payload_waits_after_retryable_failures() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let first = now();
+    for _ in 0..5 {
+        let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
+        pass(SECOND);
+    }
+    let corrected = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    assert!(
+        matches!(corrected, Outcome::PayloadConflict { open_since } if open_since == Some(first))
+    );
+    assert_eq!(runs.count(), 5);
+}
+
+#[tokio::test]
+async fn reused_key_runs_nothing_and_keeps_record() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let before = record(&store);
+    let reused = run(&store, operation("m-2", "another"), &runs, Ok(2)).await;
+    assert!(matches!(reused, Outcome::KeyReused));
+    assert_eq!(record(&store), before);
+    assert_eq!(runs.count(), 1);
+}
+
+/// Promise 1.
+#[tokio::test]
+async fn crash_is_conflict_until_lease_ends() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let claimed_at = now();
+    let owner = crash(&store, "m-1").await;
+    // The invocation's ten seconds and the margin.
+    assert_eq!(lease_until(&store), now() + 11 * SECOND);
+
+    pass(11 * SECOND);
+    let early = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(early, Outcome::Conflict { owner: by, lease_until }
+        if by.as_ref() == Some(&owner) && lease_until == now()));
+    assert_eq!(runs.count(), 0);
+
+    pass(Duration::from_millis(1));
+    let later = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(later, Outcome::Completed(_)));
+    let crashed = PriorAttempt {
+        first_claimed_at: Some(claimed_at),
+        last_end: None,
+    };
+    assert_eq!(runs.last(), History::with_prior(1, crashed));
+}
+
+#[tokio::test]
+async fn lease_and_expiry_follow_settings() {
+    let store = Lossy::default();
+    let once = Once::new(store.clone()).clock(now);
+    let once = once.lease_margin(5 * SECOND).retention(3600 * SECOND);
+    let work = async |_| Ok::<_, Failure>(lease_until(&store).as_millis());
+    let started = now();
+    let outcome = once.run(operation("m-1", "p"), work).await;
+    let Outcome::Completed(StoredResult::Json(lease_until)) = outcome else {
+        panic!("{outcome}")
+    };
+    let wanted = started + 15 * SECOND;
+    assert_eq!(lease_until, wanted.as_millis().to_string());
+    let wanted = started + 3600 * SECOND;
+    assert_eq!(record(&store).expires_at, wanted.as_secs());
+}
+
+/// The timers of a frozen worker may not have fired.
+#[tokio::test(start_paused = true)]
+async fn frozen_worker_without_lease_does_not_start() {
+    // The margin of a second is for workers whose clocks are ahead: they may take over from now on.
+    for (frozen_for, begins) in [(10 * SECOND, true), (10 * SECOND + MILLISECOND, false)] {
+        let store = Lossy::fates([Fate::Late(MILLISECOND)]);
+        let runs = Runs::default();
+        let mut frozen = Box::pin(run(&store, operation("m-1", "p"), &runs, Ok(1)));
+        assert!(futures_util::poll!(&mut frozen).is_pending());
+        pass(frozen_for);
+        let outcome = frozen.await;
+        let expected = if begins { "completed" } else { "not_started" };
+        assert_eq!(outcome.name(), expected);
+        assert_eq!(runs.count(), usize::from(begins));
+        assert_eq!(
+            store.store.is_empty(),
+            !begins,
+            "the next attempt is not informed"
+        );
+    }
+}
+
+#[tokio::test]
+async fn record_outlives_lease_with_short_retention() {
+    let store = Lossy::default();
+    let once = Once::new(store.clone()).clock(now).retention(SECOND);
+    let mut dying = Box::pin(once.run(operation("m-1", "p"), |_| {
+        std::future::pending::<Result<(), Failure>>()
+    }));
+    assert!(futures_util::poll!(&mut dying).is_pending());
+    assert!(record(&store).expires_at * 1000 >= lease_until(&store).as_millis());
+}
+
+/// Promise 3.
+#[tokio::test]
+async fn panic_is_caught_and_next_attempt_informed() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let work = |_| async { panic!("scripted") as Result<(), Failure> };
+    let outcome = once(&store).run(operation("m-1", "p"), work).await;
+    assert!(matches!(outcome, Outcome::Panicked));
+    assert_eq!(
+        lease_until(&store),
+        now(),
+        "the lease ends, and no older claim passes"
+    );
+    assert_eq!(store.sent(), ["claim", "release"]);
+
+    pass(MILLISECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let open = runs.last().prior.unwrap();
+    assert_eq!(open.last_end, Some(AttemptEnd::Panic));
+}
+
+#[tokio::test]
+async fn panic_in_serialization_is_caught() {
+    struct Bomb;
+    impl serde::Serialize for Bomb {
+        fn serialize<S: serde::Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            panic!("scripted")
+        }
+    }
+    let store = Lossy::default();
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(Bomb)).await;
+    assert!(matches!(outcome, Outcome::Panicked));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_handler_is_cut_off_at_deadline_reserve() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let started = tokio::time::Instant::now();
+    let work = |attempt: Attempt| async move {
+        assert_eq!(attempt.time_left(), 9 * SECOND);
+        std::future::pending::<Result<(), Failure>>().await
+    };
+    let outcome = once(&store).run(operation("m-1", "p"), work).await;
+    assert!(matches!(outcome, Outcome::OutOfTime));
+    assert_eq!(started.elapsed(), 9 * SECOND);
+    assert_eq!(lease_until(&store), now());
+
+    pass(MILLISECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    let open = runs.last().prior.unwrap();
+    assert_eq!(open.last_end, Some(AttemptEnd::Deadline));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_claim_does_not_start_handler() {
+    let (store, runs) = (Lossy::fates([Fate::Late(3 * SECOND)]), Runs::default());
+    let mut operation = operation("m-1", "p");
+    operation.deadline = operation.deadline.min_time_to_start(7 * SECOND);
+    let outcome = run(&store, operation.clone(), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::NotStarted));
+    assert!(store.store.is_empty(), "the next attempt is not informed");
+    assert_eq!(store.sent(), ["claim", "restore"]);
+
+    let outcome = run(&store, operation, &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::NotStarted));
+    assert_eq!(store.sent(), ["claim", "restore"], "not even claimed");
+    assert_eq!(runs.count(), 0);
+}
+
+#[tokio::test]
+async fn lost_takeover_response_keeps_history() {
+    let store = Lossy::fates([Fate::Answered, Fate::SentTwice]);
+    let (runs, first) = (Runs::default(), now());
+    crash(&store, "m-1").await;
+    pass(12 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert_eq!(runs.open_since(), Some(first));
+    assert_eq!(runs.last().attempts, 1);
+}
+
+#[tokio::test]
+async fn lost_settlement_responses_change_nothing() {
+    for answer in [Ok(()), declined(), busy(), unsent()] {
+        let store = Lossy::fates([Fate::Answered, Fate::SentTwice]);
+        let outcome = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
+        assert!(
+            matches!(
+                outcome,
+                Outcome::Completed(_)
+                    | Outcome::PermanentFailure(_)
+                    | Outcome::RetryableFailure(_)
+                    | Outcome::NoEffect(_)
+            ),
+            "{outcome:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn claim_is_abandoned_after_three_copies_without_answer() {
+    for fate in [Fate::RequestLost, Fate::AnswerLost] {
+        let (store, runs) = (Lossy::fates([fate; 3]), Runs::default());
+        let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+        assert_eq!(runs.count(), 0);
+        assert_eq!(store.sent(), ["claim", "claim", "claim", "release"]);
+
+        // The applied claim has a lease of 11 seconds. It ends when the worker abandons the claim.
+        if fate == Fate::AnswerLost {
+            assert_eq!(lease_until(&store), now());
+        }
+        pass(MILLISECOND);
+        let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        assert!(
+            matches!(again, Outcome::Completed(_)),
+            "{fate:?}: {again:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn answered_failure_of_claim_sends_no_second_write() {
+    for fate in [Fate::Denied, Fate::Invalid] {
+        let (store, runs) = (Lossy::fates([fate]), Runs::default());
+        let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+        assert_eq!(store.sent(), ["claim"], "{fate:?}");
+    }
+}
+
+/// A message under a key of its own.
+fn other_operation(n: usize, deadline: Deadline) -> Operation {
+    let key = Key::new(&Namespace::new("test").unwrap(), [&*n.to_string()]).unwrap();
+    Operation::new(key, None, Delivery::new(format!("m-{n}")), deadline)
+}
+
+#[tokio::test(start_paused = true)]
+async fn contention_three_times_on_a_claim_is_outlasted() {
+    let (store, runs) = (Lossy::fates([Fate::Contended; 3]), Runs::default());
+    let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)));
+    assert_eq!(
+        store.sent(),
+        ["claim", "claim", "claim", "claim", "complete"]
+    );
+}
+
+/// Each claim earns three repetitions, at most thirty are saved, and none at the start.
+#[tokio::test(start_paused = true)]
+async fn throttled_claims_share_a_budget() {
+    let store = Lossy::default();
+    let once = once(&store);
+    let started = tokio::time::Instant::now();
+    store.throttle("claim", started + 600 * SECOND);
+    let batch = async |messages: std::ops::Range<usize>| {
+        let sent = store.sent().len();
+        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+        let runs = messages.map(|n| once.run(other_operation(n, deadline), async |_| Ok(1)));
+        for outcome in futures_util::future::join_all(runs).await {
+            assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+        }
+        store.sent().len() - sent
+    };
+    assert_eq!(batch(0..10).await, 40);
+    assert_eq!(batch(10..20).await, 40);
+    assert!(store.sent().iter().all(|request| *request == "claim"));
+
+    // No claim is throttled for a while.
+    store.throttle("claim", started);
+    for n in 20..100 {
+        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+        let _ = once
+            .run(other_operation(n, deadline), async |_| Ok(1))
+            .await;
+    }
+    store.throttle("claim", started + 600 * SECOND);
+    // Those saved, and what the ten earn while others spend.
+    let sent = batch(100..110).await;
+    assert!((40..=70).contains(&sent), "{sent} requests");
+}
+
+#[tokio::test(start_paused = true)]
+async fn contended_claim_is_repeated_for_tenth_of_time() {
+    let store = Lossy::default();
+    let once = once(&store);
+    for n in 0..10 {
+        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+        let _ = once
+            .run(other_operation(n, deadline), async |_| Ok(1))
+            .await;
+    }
+    let (started, sent) = (tokio::time::Instant::now(), store.sent().len());
+    store.throttle("claim", started + 60 * SECOND);
+    let outcome = once.run(operation("m-1", "p"), async |_| Ok(1)).await;
+    assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+    // Handlers are cut off after nine seconds.
+    let took = started.elapsed();
+    assert!(
+        (800 * MILLISECOND..=910 * MILLISECOND).contains(&took),
+        "{took:?}"
+    );
+    let sent = store.sent().len() - sent;
+    assert!(sent <= 20, "{sent} requests");
+}
+
+/// After twenty claims in a row without an answer, the rest of the batch fails at once. The next batch
+/// tries again, with one claim for each worker.
+#[tokio::test(start_paused = true)]
+async fn silent_table_fails_the_rest_of_the_batch() {
+    let store = Lossy::default();
+    let once = once(&store);
+    store.meets_always("claim", Fate::RequestLost);
+    let batch = async |messages: std::ops::Range<usize>| {
+        let sent = store.sent().len();
+        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+        for n in messages {
+            let outcome = once.run(other_operation(n, deadline), async |_| Ok(1));
+            assert!(matches!(outcome.await, Outcome::StoreUnavailable(_)));
+        }
+        store.sent().len() - sent
+    };
+    // Three copies of each claim, and the end of its lease.
+    assert_eq!(batch(0..100).await, 20 * 4);
+    assert_eq!(batch(100..200).await, 4);
+    store.meets_always("claim", Fate::Answered);
+    let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+    let _ = once
+        .run(other_operation(200, deadline), async |_| Ok(1))
+        .await;
+    store.meets_always("claim", Fate::RequestLost);
+    assert_eq!(batch(300..400).await, 20 * 4);
+}
+
+/// A copy of the claim is on its way while the attempt is undone. When it arrives, it is refused.
+#[tokio::test(start_paused = true)]
+async fn late_copy_of_an_undone_claim_is_refused() {
+    for fates in [
+        vec![Fate::RequestLost],
+        vec![Fate::RequestLost, Fate::AnswerLost],
+    ] {
+        let store = Lossy::fates(fates);
+        let outcome = run(&store, operation("m-1", "p"), &Runs::default(), unsent()).await;
+        assert!(matches!(outcome, Outcome::NoEffect(_)));
+        let left = record(&store);
+        assert_eq!(left.first_claimed_at, None);
+        let late = store.claims().remove(0);
+        let answer = store.store.claim(&late, &CONTEXT).await.unwrap();
+        assert_eq!(answer, ClaimResponse::ConditionFailed(left));
+        // The attempt had no effect.
+        pass(MILLISECOND);
+        let runs = Runs::default();
+        let again = run(&store, operation("m-1", "p"), &runs, Ok(())).await;
+        assert!(matches!(again, Outcome::Completed(_)));
+        assert_eq!(runs.last().prior, None);
+    }
+}
+
+/// The one copy without an answer was applied, so none is on its way: the record is deleted as ever.
+#[tokio::test(start_paused = true)]
+async fn recovered_claim_is_undone_by_deleting() {
+    let store = Lossy::fates([Fate::AnswerLost]);
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), unsent()).await;
+    assert!(matches!(outcome, Outcome::NoEffect(_)));
+    assert!(store.store.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlement_is_never_before_its_claim() {
+    let store = Lossy::default();
+    let claimed_at = now();
+    let once = once(&store);
+    let outcome = once.run(operation("m-1", "p"), async |_| {
+        CLOCK.set(Timestamp::from_millis(claimed_at.as_millis() - 5000));
+        Err::<(), _>(Failure::retryable("busy"))
+    });
+    assert!(matches!(outcome.await, Outcome::RetryableFailure(_)));
+    assert_eq!(lease_until(&store), claimed_at);
+}
+
+/// Writes that only shorten somebody's wait are given up after two seconds.
+#[tokio::test(start_paused = true)]
+async fn throttled_end_of_lease_is_given_up_soon() {
+    for (name, answer) in [("release", busy()), ("restore", unsent())] {
+        let store = Lossy::default();
+        let started = tokio::time::Instant::now();
+        store.throttle(name, started + 60 * SECOND);
+        let _ = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
+        let took = started.elapsed();
+        assert!(
+            (1900 * MILLISECOND..=2010 * MILLISECOND).contains(&took),
+            "{name}: {took:?}"
+        );
+        assert!(store.sent().len() < 40, "{:?}", store.sent());
+    }
+}
+
+/// The effect has happened: credentials that are replaced, or a permission that arrives late, cost no
+/// second one.
+#[tokio::test(start_paused = true)]
+async fn denied_completion_is_repeated_for_a_minute() {
+    for (denied, recorded) in [(3, true), (55, true), (70, false)] {
+        let store = Lossy::default();
+        store.deny("complete", tokio::time::Instant::now() + denied * SECOND);
+        let started = tokio::time::Instant::now();
+        let deadline = Deadline::after(now(), 900 * SECOND, SECOND);
+        let operation = other_operation(1, deadline);
+        let outcome = once(&store).run(operation, async |_| Ok(1)).await;
+        let completed = matches!(outcome, Outcome::Completed(_));
+        assert_eq!(completed, recorded, "{denied} s: {outcome:?}");
+        assert!(started.elapsed() <= 61 * SECOND);
+        assert!(store.sent().len() < 50, "{:?}", store.sent().len());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn invalid_completion_is_sent_once() {
+    let store = Lossy::fates([Fate::Answered, Fate::Invalid]);
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    assert!(matches!(outcome, Outcome::CompletionUnrecorded(_)));
+    assert_eq!(store.sent(), ["claim", "complete"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn contended_settlement_is_repeated_until_end() {
+    // The last outcome is written a quarter of the reserve before the invocation ends.
+    let end = 9750 * MILLISECOND;
+    for (name, answer) in [("complete", Ok(())), ("fail", declined())] {
+        let (store, runs) = (Lossy::default(), Runs::default());
+        store.throttle(name, tokio::time::Instant::now() + end - 100 * MILLISECOND);
+        let operation = operation("m-1", "p");
+        let outcome = run(&store, operation, &runs, answer).await;
+        let unrecorded = matches!(
+            outcome,
+            Outcome::CompletionUnrecorded(_) | Outcome::FailureUnrecorded { .. }
+        );
+        assert!(!unrecorded, "{name}: {outcome:?}");
+        assert!(store.sent().len() < 40, "{:?}", store.sent().len());
+    }
+
+    let store = Lossy::default();
+    let started = tokio::time::Instant::now();
+    store.throttle("complete", started + 60 * SECOND);
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(())).await;
+    assert!(matches!(outcome, Outcome::CompletionUnrecorded(_)));
+    assert_eq!(
+        lease_until(&store),
+        now() + 11 * SECOND,
+        "the claim is kept"
+    );
+    assert!(started.elapsed() <= end);
+
+    let store = Lossy::default();
+    store.throttle("fail", tokio::time::Instant::now() + 60 * SECOND);
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), declined()).await;
+    assert!(matches!(outcome, Outcome::FailureUnrecorded { .. }));
+}
+
+#[tokio::test]
+async fn unanswered_takeover_keeps_history() {
+    let (store, runs) = (
+        Lossy::fates([
+            Fate::Answered,
+            Fate::AnswerLost,
+            Fate::RequestLost,
+            Fate::RequestLost,
+        ]),
+        Runs::default(),
+    );
+    crash(&store, "m-1").await;
+    pass(12 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert_eq!(runs.count(), 0);
+    pass(MILLISECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(runs.last().prior.is_some());
+}
+
+#[tokio::test]
+async fn retryable_takeover_keeps_history() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    crash(&store, "m-1").await;
+    pass(12 * SECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
+    assert!(runs.last().prior.is_some());
+    pass(MILLISECOND);
+    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(runs.last().prior.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_store_is_abandoned_before_deadline() {
+    let store = Lossy::fates([Fate::Silence, Fate::Silence]);
+    let started = tokio::time::Instant::now();
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+    assert!(started.elapsed() < 10 * SECOND);
+
+    let store = Lossy::fates([Fate::Answered, Fate::Silence]);
+    let started = tokio::time::Instant::now();
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    assert!(matches!(outcome, Outcome::CompletionUnrecorded(_)));
+    assert!(started.elapsed() < 10 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_answer_explains_unrecorded_completion() {
+    let throttled = [Fate::Answered, Fate::RequestLost].into_iter();
+    let throttled = Lossy::fates(throttled.chain([Fate::Contended; 100]));
+    let outcome = run(&throttled, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    assert!(outcome.store_error().unwrap().is_contended(), "{outcome}");
+
+    let denied = [Fate::Answered, Fate::RequestLost].into_iter();
+    let denied = Lossy::fates(denied.chain([Fate::Denied; 100]));
+    let outcome = run(&denied, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    let error = outcome.store_error().unwrap();
+    assert!(!error.may_have_been_applied(), "{outcome}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unrecorded_completion_keeps_claim() {
+    for fate in [Fate::RequestLost, Fate::Denied] {
+        let fates = [Fate::Answered].into_iter().chain([fate; 100]);
+        let (store, runs) = (Lossy::fates(fates), Runs::default());
+        let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        assert!(matches!(outcome, Outcome::CompletionUnrecorded(_)));
+        assert!(!outcome.is_success());
+        store.answer();
+        let during = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        assert!(matches!(during, Outcome::Conflict { .. }));
+        pass(12 * SECOND);
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+        assert!(runs.last().prior.is_some());
+    }
+}
+
+/// Promise 5.
+#[tokio::test]
+async fn late_completion_is_refused_and_unacknowledged() {
+    for answer in [
+        Ok("slow"),
+        Err(Failure::permanent("slow")),
+        Err(Failure::retryable("slow")),
+    ] {
+        let (store, runs) = (Lossy::default(), Runs::default());
+        let (go, wait) = tokio::sync::oneshot::channel();
+        let once = once(&store);
+        let slow = once.run(operation("m-1", "p"), |_| async {
+            wait.await.unwrap();
+            answer
+        });
+        let mut slow = Box::pin(slow);
+        assert!(futures_util::poll!(&mut slow).is_pending());
+        pass(12 * SECOND);
+        let _ = run(&store, operation("m-1", "p"), &runs, Ok("quick")).await;
+        let quick = record(&store);
+
+        go.send(()).unwrap();
+        let outcome = slow.await;
+        assert!(matches!(outcome, Outcome::LeaseLost), "{outcome:?}");
+        assert!(!outcome.is_success());
+        assert_eq!(record(&store), quick);
+    }
+}
+
+#[tokio::test]
+async fn failure_text_keeps_its_causes() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("the ledger is shut")]
+    struct Shut(#[source] io::Error);
+
+    let store = Lossy::default();
+    let answer: Result<(), Failure> = Err(Shut(io::Error::other("disk full"))).permanent();
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
+    assert!(matches!(outcome, Outcome::PermanentFailure(_)));
+    let error = "the ledger is shut: disk full";
+    assert_eq!(record(&store).error.as_deref(), Some(error));
+}

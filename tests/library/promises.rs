@@ -1,0 +1,134 @@
+//! The table of TESTING.md: the tests of each promise, by layer. A test names its promises in the line `/// Promise 2.`
+//! or `/// Promises 1, 3 and 5.` of its comment.
+//!
+//! `WRITE_DOCS=1 cargo test --test library promises` writes the table.
+
+use std::{collections::BTreeMap, env, fs, path::Path};
+
+const LAYERS: [&str; 6] = ["model", "library", "wire", "process", "cloud", "postgres"];
+
+/// Each promise in the words of docs/promises.md.
+const PROMISES: [&str; 7] = [
+    "one live claim per key",
+    "a recorded end never runs again",
+    "the handler sees each prior attempt",
+    "transactional effects happen exactly once",
+    "nothing is acknowledged before its record",
+    "messages do not affect each other",
+    "half a day to the dead-letter queue",
+];
+
+/// The tests of a promise in a layer.
+type Cells = BTreeMap<(usize, &'static str), Vec<String>>;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+/// The promises that a line of a comment names.
+fn promises(line: &str) -> Vec<usize> {
+    let names = line
+        .strip_prefix("/// Promise ")
+        .or_else(|| line.strip_prefix("/// Promises "));
+    let Some(names) = names.and_then(|names| names.strip_suffix('.')) else {
+        return Vec::new();
+    };
+    let numbers = names.replace(" and ", ", ");
+    let numbers = numbers.split(", ").map(str::parse);
+    numbers.collect::<Result<_, _>>().unwrap_or_default()
+}
+
+/// The name of the function in a line of source.
+fn function(line: &str) -> Option<&str> {
+    let start = ["fn ", "async fn "]
+        .iter()
+        .find_map(|start| line.strip_prefix(start))?;
+    start.split(['(', '<']).next()
+}
+
+fn cells() -> Cells {
+    let mut cells = Cells::new();
+    for layer in LAYERS {
+        let mut texts = Vec::new();
+        sources(&root().join("tests").join(layer), &mut texts);
+        texts.sort();
+        for text in texts {
+            let mut named = Vec::new();
+            for line in text.lines().map(str::trim) {
+                named.extend(promises(line));
+                if let Some(test) = function(line) {
+                    for promise in named.drain(..) {
+                        let tests = cells.entry((promise, layer)).or_default();
+                        tests.push(test.to_owned());
+                    }
+                }
+            }
+        }
+    }
+    cells.values_mut().for_each(|tests| tests.sort());
+    cells
+}
+
+fn table(cells: &Cells) -> String {
+    let mut table = format!("| promise | {} |\n", LAYERS.join(" | "));
+    table += &format!("| --- |{}\n", " --- |".repeat(LAYERS.len()));
+    for (number, promise) in (1..).zip(PROMISES) {
+        table += &format!("| {number}. {promise} |");
+        for layer in LAYERS {
+            let tests = cells.get(&(number, layer)).into_iter().flatten();
+            let tests: Vec<_> = tests.map(|test| format!(" `{test}`")).collect();
+            table += &format!("{} |", tests.join(","));
+        }
+        table += "\n";
+    }
+    table
+}
+
+#[test]
+fn table_of_promises_lists_their_tests() {
+    const START: &str = "<!-- tests of each promise -->\n";
+    const END: &str = "<!-- end -->\n";
+    let path = root().join("TESTING.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(START).unwrap();
+    let (_, after) = rest.split_once(END).unwrap();
+    let table = table(&cells());
+    let written = format!("{before}{START}{table}{END}{after}");
+    if env::var_os("WRITE_DOCS").is_some() {
+        fs::write(&path, written).unwrap();
+    } else if page != written {
+        panic!("TESTING.md differs: run `WRITE_DOCS=1 cargo test --test library promises`");
+    }
+}
+
+#[test]
+fn each_promise_has_a_test_in_both_kinds_of_layers() {
+    let cells = cells();
+    for promise in 1..=PROMISES.len() {
+        for either in [["model", "wire"], ["process", "postgres"]] {
+            let is_tested = either
+                .iter()
+                .any(|layer| cells.contains_key(&(promise, *layer)));
+            assert!(is_tested, "promise {promise} has no test in {either:?}");
+        }
+    }
+}
+
+#[test]
+fn comment_names_promises() {
+    assert_eq!(promises("/// Promise 2."), [2]);
+    assert_eq!(promises("/// Promises 1, 3 and 5."), [1, 3, 5]);
+    assert_eq!(promises("/// Promise 2: no second run."), [0; 0]);
+    assert_eq!(function("async fn runs_once() {"), Some("runs_once"));
+}

@@ -1,0 +1,6 @@
+//! Properties that hold for random records, keys, payloads and batches.
+
+mod batches;
+mod decisions;
+mod identities;
+mod isolation;

@@ -1,0 +1,146 @@
+//! The handler: one effect outside the table, with an await before and after.
+
+use std::{panic::resume_unwind, time::Duration};
+
+use sqs_once::{Attempt, Deadline, Failure, Once, Operation, Outcome};
+use sqs_once_core::handler::Delivery;
+
+use crate::schedules::{
+    clock::{self, since_start},
+    line::{Line, pause},
+    world::{FINGERPRINT, KEY, Shared, World, lock},
+};
+
+/// Time of an invocation.
+pub const BUDGET: Duration = Duration::from_secs(10);
+/// Reserve: handlers are cut off at 9 s, and the last write is given up at 9.75 s.
+pub const RESERVE: Duration = Duration::from_secs(1);
+
+/// Length of a lease that is renewed: after 2 s, and then up to the deadline after 4 s.
+pub const HEARTBEAT: Duration = Duration::from_secs(6);
+
+/// Maximum difference of clocks.
+pub const MARGIN: Duration = Duration::from_secs(1);
+
+pub fn once(world: &Shared, worker: usize) -> Once<Line> {
+    let world = world.clone();
+    let heartbeat = lock(&world).heartbeat;
+    let once = Once::new(Line { world, worker }).heartbeat(heartbeat);
+    once.clock(clock::of_worker).lease_margin(MARGIN)
+}
+
+pub fn operation(delivery: Delivery) -> Operation {
+    Operation::new(
+        KEY.clone(),
+        Some(FINGERPRINT.clone()),
+        delivery,
+        Deadline::after(clock::of_worker(), BUDGET, RESERVE),
+    )
+}
+
+/// Worker of a message whose effect is outside DynamoDB: `Once::run`.
+pub async fn claim_run_complete(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
+    let once = once(&world, worker);
+    let charge = |attempt| charge(world, worker, attempt);
+    once.run(operation(delivery), charge).await
+}
+
+/// Charges a card. If informed of an earlier attempt, first looks for its charge.
+async fn charge(world: Shared, worker: usize, attempt: Attempt) -> Result<usize, Failure> {
+    let _inside = Inside(&world, worker);
+    lock(&world).enters(worker, &attempt);
+    pause().await;
+    let word = lock(&world).acts(worker, attempt.prior().is_some());
+    obey(word)?;
+    pause().await;
+    let word = lock(&world).returns(worker);
+    obey(word)?;
+    Ok(worker)
+}
+
+pub fn obey(word: HandlerEnd) -> Result<(), Failure> {
+    match word {
+        HandlerEnd::Done | HandlerEnd::NotWritten => Ok(()),
+        HandlerEnd::Retryable => Err(Failure::retryable("the gateway is busy")),
+        HandlerEnd::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
+        HandlerEnd::Permanent => Err(Failure::permanent("the card is declined")),
+        // Panics without printing to stderr.
+        HandlerEnd::Panic => resume_unwind(Box::new("scripted")),
+    }
+}
+
+/// Runs whenever the handler ends: it returns, panics, or is dropped.
+pub struct Inside<'a>(pub &'a Shared, pub usize);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let mut world = lock(self.0);
+        world.workers[self.1].running = false;
+        world.promises.left(self.1);
+    }
+}
+
+/// Answer of a handler at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HandlerEnd {
+    Done,
+    Retryable,
+    NoEffect,
+    Permanent,
+    Panic,
+    /// Done, without the effect: the writes were refused.
+    NotWritten,
+}
+
+impl World {
+    fn enters(&mut self, worker: usize, attempt: &Attempt) {
+        self.log(worker, || {
+            let informed = match attempt.history().prior.map(|open| open.first_claimed_at) {
+                None => "no attempt is open".into(),
+                Some(None) => "an attempt is open".into(),
+                Some(Some(at)) => format!("an attempt is open since {}", since_start(at)),
+            };
+            format!("enters the handler, {informed}")
+        });
+        self.workers[worker].running = true;
+        let (message, history) = (attempt.message_id(), attempt.history());
+        self.promises.enters(worker, message, history);
+    }
+
+    /// Makes the effect, unless it was made before or another choice comes first.
+    fn acts(&mut self, worker: usize, informed: bool) -> HandlerEnd {
+        let charged = self.promises.effects() > 0;
+        self.workers[worker].receives_answer(charged);
+        if informed && charged {
+            self.log(worker, || "looks: the card was charged before".into());
+            return HandlerEnd::Done;
+        }
+        let words = [
+            HandlerEnd::Done,
+            HandlerEnd::NoEffect,
+            HandlerEnd::Retryable,
+            HandlerEnd::Permanent,
+            HandlerEnd::Panic,
+        ];
+        let word = words[self.choose(worker, words.len())];
+        if word == HandlerEnd::Done {
+            self.log(worker, || "charges the card".into());
+            self.promises.acts(worker);
+        } else {
+            self.says(worker, word);
+        }
+        word
+    }
+
+    fn returns(&mut self, worker: usize) -> HandlerEnd {
+        let words = [HandlerEnd::Done, HandlerEnd::Retryable, HandlerEnd::Panic];
+        let word = words[self.choose(worker, words.len())];
+        self.says(worker, word);
+        word
+    }
+
+    pub fn says(&mut self, worker: usize, word: HandlerEnd) {
+        self.log(worker, || format!("says {word:?}"));
+        self.promises.says(worker, word);
+    }
+}

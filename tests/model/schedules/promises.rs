@@ -1,0 +1,438 @@
+//! Monitor of the promises: each is checked at the moment at which it would be broken.
+//!
+//! | | |
+//! | --- | --- |
+//! | P1 | no two workers are in the handler under live leases; no worker enters it after its lease has expired |
+//! | P2 | once COMPLETED, no worker enters the handler, and no worker with a live lease has an effect. A message whose failure was recorded never enters the handler again, and the table never admits it again |
+//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded. The run is informed of each but the second, with a time no later than the claim of the earliest |
+//! | P3, in money | the effect happens twice only if a worker had it after its lease had expired |
+//! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction. No worker makes it under another's live claim. On an item it exists at most once, and exactly if the item remembers the operation. No handler has to interpret a refusal that its own duplicate caused |
+//! | P5 | a worker reports success only of a COMPLETED operation, with the recorded result. A COMPLETED record does not change, and its result is that of a handler that returned it |
+//! | ends | every message ends in success or in a stored failure (`schedule.rs`) |
+//!
+//! The monitor computes a worker's lease as its invocation's deadline and the margin, and ignores
+//! the lease that the claim asks for. It checks promises against events, never against the library's
+//! internals. It sees handlers enter, act and leave, workers end, and the record before and after
+//! each write.
+
+use std::{
+    collections::BTreeSet,
+    hash::{Hash, Hasher},
+    time::Duration,
+};
+
+use sqs_once::{
+    Outcome,
+    protocol::{Record, State, StoredResult, Timestamp},
+};
+use sqs_once_core::handler::History;
+
+use crate::schedules::{
+    clock::{from_now, wall},
+    handler::{BUDGET, HEARTBEAT, HandlerEnd, MARGIN},
+    items::ItemHistory,
+};
+
+/// One run of the handler.
+#[derive(Clone, Debug)]
+struct Run {
+    worker: usize,
+    /// The time in its claim, by its worker's clock.
+    claimed_at: Timestamp,
+    lease_until: Timestamp,
+    /// Answers of the handler: at its end, and then to refused writes.
+    said: Vec<HandlerEnd>,
+    /// Its worker has crashed, ended, or cut it off.
+    gone: bool,
+    /// Its commit was not answered at once.
+    unanswered: bool,
+    /// Its failure was recorded.
+    settled: bool,
+}
+
+impl Run {
+    fn inside(&self) -> bool {
+        self.said.is_empty() && !self.gone
+    }
+
+    fn lease_lives(&self) -> bool {
+        lives(self.lease_until)
+    }
+}
+
+/// The rule of the claim's condition: a lease has expired after its last millisecond.
+pub fn lives(lease_until: Timestamp) -> bool {
+    lease_until >= wall()
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Promises {
+    /// Each worker's claim: its time, and the time until which it should be exclusive.
+    claims: Vec<(Timestamp, Timestamp)>,
+    runs: Vec<Run>,
+    /// Per effect: true if its worker's lease was live.
+    effects: Vec<bool>,
+    /// Number of effects in the table.
+    made: usize,
+    completed: Option<StoredResult>,
+    /// Messages whose failure was stored at some time.
+    failed: BTreeSet<String>,
+    broken: Option<String>,
+}
+
+impl Promises {
+    /// The first broken promise.
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    pub fn break_if(&mut self, broken: bool, how: impl FnOnce() -> String) {
+        if broken && self.broken.is_none() {
+            self.broken = Some(how());
+        }
+    }
+
+    /// A worker sends its claim. The monitor ignores the lease that the claim asks for: exclusion
+    /// needs a lease as long as the invocation and the margin. Clocks that differ use up the
+    /// margin.
+    pub fn claims(
+        &mut self,
+        worker: usize,
+        at: Timestamp,
+        clocks_differ: bool,
+        heartbeat: Option<Duration>,
+    ) {
+        let known = self.claims.len().max(worker + 1);
+        self.claims.resize(known, Default::default());
+        let margin = if clocks_differ {
+            Duration::ZERO
+        } else {
+            MARGIN
+        };
+        // The worker repeats the same claim after contention.
+        if self.claims[worker].0 != at {
+            let length = heartbeat.unwrap_or(BUDGET).min(BUDGET);
+            self.claims[worker] = (at, wall() + length + margin);
+        }
+    }
+
+    /// The table renewed a worker's lease, as its worker asked `at` this time by its own clock. Before an
+    /// attempt alone, the lease lasts for the message's rest after a death, whenever the table renews it.
+    pub fn renews(
+        &mut self,
+        worker: usize,
+        at: Timestamp,
+        rest: Option<Duration>,
+        clocks_differ: bool,
+    ) {
+        // By a clock that is ahead the lease is longer by the margin, and the other clocks see it
+        // end earlier by the margin.
+        let margin = if clocks_differ {
+            Duration::ZERO
+        } else {
+            MARGIN
+        };
+        let (claimed_at, lease) = self.claim(worker);
+        let renewed = (at + HEARTBEAT).min(claimed_at + BUDGET) + margin;
+        let rested = rest.map_or(renewed, |rest| at + (rest - MARGIN) + margin);
+        let lease_until = lease.max(renewed).max(rested);
+        self.claims[worker].1 = lease_until;
+        if let Some(run) = self.runs.iter_mut().find(|run| run.worker == worker) {
+            run.lease_until = lease_until;
+        }
+    }
+
+    fn claim(&self, worker: usize) -> (Timestamp, Timestamp) {
+        self.claims.get(worker).copied().unwrap_or_default()
+    }
+
+    pub fn lease(&self, worker: usize) -> Timestamp {
+        self.claim(worker).1
+    }
+
+    /// Before the schedule begins, a worker claimed at this time, had its effect and crashed.
+    pub fn crashed(&mut self, claimed_at: Timestamp) {
+        self.runs.push(Run {
+            worker: usize::MAX,
+            claimed_at,
+            lease_until: Timestamp::default(),
+            said: Vec::new(),
+            gone: true,
+            unanswered: false,
+            settled: false,
+        });
+        self.effects.push(true);
+    }
+
+    pub fn effects(&self) -> usize {
+        self.effects.len()
+    }
+
+    pub fn enters(&mut self, worker: usize, message: &str, history: &History) {
+        let lease_until = self.lease(worker);
+        self.break_if(self.failed.contains(message), || {
+            format!("P2: w{worker} runs {message} again after its recorded failure")
+        });
+        let before = self.runs.clone();
+        self.begins(worker);
+        self.break_if(!lives(lease_until), || {
+            format!("P1: w{worker} enters the handler after its lease")
+        });
+        for run in &before {
+            self.break_if(run.inside() && run.lease_lives(), || {
+                format!(
+                    "P1: w{worker} enters the handler, where w{} is, and both their leases live",
+                    run.worker
+                )
+            });
+        }
+        self.break_if(self.completed.is_some(), || {
+            format!("P2: w{worker} enters the handler of a COMPLETED operation")
+        });
+        for run in before.iter().filter(|run| !run.settled) {
+            let other = run.worker;
+            let said = run.said.last();
+            let cut_off = run.gone
+                || run.unanswered
+                || matches!(
+                    said,
+                    Some(HandlerEnd::Panic | HandlerEnd::Retryable | HandlerEnd::NoEffect)
+                )
+                || !run.lease_lives();
+            self.break_if(!cut_off, || {
+                format!("P3: w{worker} runs again without a cause from w{other}")
+            });
+            if said == Some(&HandlerEnd::NoEffect) {
+                continue;
+            }
+            self.break_if(history.prior.is_none(), || {
+                format!("P3: w{worker} is not informed of w{other}, whose effect is not recorded")
+            });
+            let since = history.prior.map(|open| open.first_claimed_at);
+            let from_then_on = since.flatten().is_some_and(|since| since <= run.claimed_at);
+            self.break_if(!from_then_on, || {
+                format!("P3: w{worker} is informed of w{other} with a later time: {since:?}")
+            });
+        }
+    }
+
+    /// A worker's handler runs. Any number may run at once in a mode that only plans.
+    pub fn begins(&mut self, worker: usize) {
+        let (claimed_at, lease_until) = self.claim(worker);
+        self.runs.push(Run {
+            worker,
+            claimed_at,
+            lease_until,
+            said: Vec::new(),
+            gone: false,
+            unanswered: false,
+            settled: false,
+        });
+    }
+
+    /// A worker has its effect.
+    pub fn acts(&mut self, worker: usize) {
+        let lease_lives = lives(self.lease(worker));
+        self.break_if(lease_lives && self.completed.is_some(), || {
+            format!("P2: w{worker} has an effect under a live lease after COMPLETED")
+        });
+        self.effects.push(lease_lives);
+        self.break_if(
+            self.effects.iter().filter(|timely| **timely).count() > 1,
+            || format!("P3: w{worker} has the effect again, and each time the lease was live"),
+        );
+    }
+
+    pub fn says(&mut self, worker: usize, word: HandlerEnd) {
+        self.run(worker).said.push(word);
+    }
+
+    /// The table is unreachable for the worker's writes.
+    pub fn unanswered(&mut self, worker: usize) {
+        self.run(worker).unanswered = true;
+    }
+
+    /// The handler's future has ended.
+    pub fn left(&mut self, worker: usize) {
+        let run = self.run(worker);
+        run.gone |= run.said.is_empty();
+    }
+
+    /// The worker has crashed or ended.
+    pub fn gone(&mut self, worker: usize) {
+        if let Some(run) = self.runs.iter_mut().find(|run| run.worker == worker) {
+            run.gone = true;
+        }
+    }
+
+    fn run(&mut self, worker: usize) -> &mut Run {
+        let run = self.runs.iter_mut().find(|run| run.worker == worker);
+        run.expect("it entered the handler")
+    }
+
+    /// Checks an effect in the table; `made` lists the workers whose transactions made it. `holder`
+    /// had a live claim before that.
+    pub fn made(&mut self, made: &[usize], holder: Option<usize>, record: Option<&Record>) {
+        self.break_if(made.len() > 1, || {
+            format!(
+                "P4: the effect exists {} times, made by {made:?}",
+                made.len()
+            )
+        });
+        if let Some(worker) = made.get(self.made) {
+            let other = holder.filter(|holder| holder != worker);
+            self.break_if(other.is_some(), || {
+                format!("P1: w{worker} commits under a live claim of another: {other:?}")
+            });
+        }
+        self.made = made.len();
+        let recorded = match record.map(|record| &record.state) {
+            Some(State::Completed { result }) if *result != declined() => Some(result.clone()),
+            _ => None,
+        };
+        let effect = made.first().map(|worker| output_of(*worker));
+        self.break_if(recorded != effect, || {
+            format!("P4: the effect is that of {effect:?}, and the record tells {recorded:?}")
+        });
+    }
+
+    /// Checks an effect on an item; `made` lists the workers whose requests made it. Other programs
+    /// have changed the item too.
+    pub fn changed(&mut self, made: &[usize], tells: ItemHistory, others: usize) {
+        self.break_if(made.len() > 1, || {
+            format!("P4: the item was changed {} times, by {made:?}", made.len())
+        });
+        let ItemHistory { sold, known, .. } = tells;
+        self.break_if(sold != made.len() || known == made.is_empty(), || {
+            format!("P4: changed by {made:?}, the item tells {tells:?}")
+        });
+        self.break_if(tells.others != others, || {
+            format!("P4: a change by another program is lost: {others} were made, {tells:?}")
+        });
+    }
+
+    /// A worker ends whose effect is on an item.
+    pub fn ended_item_change(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
+        let mut said = self.run(worker).said.iter();
+        let unsaid = !said.any(|word| *word == HandlerEnd::Permanent);
+        self.gone(worker);
+        let right = match outcome {
+            Outcome::Completed(result) => made == [worker] && *result == output_of(worker),
+            Outcome::Duplicate(_) => made.len() == 1,
+            Outcome::PermanentFailure(_) => !unsaid,
+            _ => true,
+        };
+        self.break_if(!right, || {
+            format!(
+                "P5: w{worker} says {}, and the effect is that of {made:?}",
+                outcome.name()
+            )
+        });
+    }
+
+    /// The table was written to; the record's owner is this worker.
+    pub fn wrote(&mut self, before: Option<&Record>, after: Option<&Record>, owner: Option<usize>) {
+        if before == after {
+            return;
+        }
+        if let Some(State::Completed { .. }) = before.map(|record| &record.state) {
+            self.break_if(true, || "P5: a COMPLETED record was changed".into());
+        }
+        if let Some(after) = after.filter(|after| after.state != State::Failed)
+            && let Some(message) = &after.message_id
+        {
+            self.break_if(self.failed.contains(message), || {
+                format!("P2: the table admits {message} again after its recorded failure")
+            });
+        }
+        match after.map(|record| &record.state) {
+            Some(State::Completed { result }) => {
+                let mut said = self.runs.iter().flat_map(|run| {
+                    let outputs = run.said.iter().map(|word| match word {
+                        HandlerEnd::Done => Some(output_of(run.worker)),
+                        HandlerEnd::NotWritten => Some(declined()),
+                        _ => None,
+                    });
+                    outputs.flatten()
+                });
+                let said = said.any(|output| output == *result);
+                self.break_if(!said, || {
+                    "P5: a result was recorded that no handler returned".into()
+                });
+                self.completed = Some(result.clone());
+            }
+            Some(State::Failed) => {
+                let kept = after.map(|record| record.failed_message_ids.clone());
+                let kept = kept.unwrap_or_default();
+                self.break_if(!self.failed.is_subset(&kept), || {
+                    "P2: the record forgot a message whose failure was recorded".into()
+                });
+                self.failed.extend(kept);
+                for run in &mut self.runs {
+                    run.settled |= Some(run.worker) == owner;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A worker ends, with this record.
+    pub fn ended(
+        &mut self,
+        worker: usize,
+        message: &str,
+        outcome: &Outcome,
+        record: Option<&Record>,
+    ) {
+        self.gone(worker);
+        let recorded = match record.map(|record| &record.state) {
+            Some(State::Completed { result }) => Some(result),
+            _ => None,
+        };
+        let said = match outcome {
+            Outcome::Completed(result) | Outcome::Duplicate(result) => Some(result),
+            _ => None,
+        };
+        self.break_if(outcome.is_success() && recorded.is_none(), || {
+            format!("P5: w{worker} reports success of an operation that is not COMPLETED")
+        });
+        let failed = matches!(
+            outcome,
+            Outcome::FailedBefore(_) | Outcome::PermanentFailure(_)
+        );
+        self.break_if(failed && !self.failed.contains(message), || {
+            format!("P5: w{worker} reports a failure of {message} that was not recorded")
+        });
+        self.break_if(said.is_some() && said != recorded, || {
+            format!("P5: w{worker} passes on another result than the recorded one")
+        });
+    }
+}
+
+/// Output of this worker's handler.
+fn output_of(worker: usize) -> StoredResult {
+    StoredResult::Json(worker.to_string())
+}
+
+/// Output of a handler whose writes were refused.
+pub const DECLINED: &str = "declined";
+
+fn declined() -> StoredResult {
+    StoredResult::Json(format!("\"{DECLINED}\""))
+}
+
+/// Hashes all state on which later checks depend.
+impl Hash for Promises {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for run in &self.runs {
+            let lease = run.lease_lives().then(|| from_now(run.lease_until));
+            (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
+            let open = !run.settled && run.said.last() != Some(&HandlerEnd::NoEffect);
+            open.then(|| from_now(run.claimed_at)).hash(state);
+            run.unanswered.hash(state);
+        }
+        self.effects.hash(state);
+        self.completed.is_some().hash(state);
+        self.failed.hash(state);
+    }
+}

@@ -1,0 +1,318 @@
+//! Scenarios: a worker's mode, the messages, and the table.
+
+use std::{
+    io::{Write as _, stderr},
+    pin::Pin,
+    time::Duration,
+};
+
+use sqs_once::Outcome;
+use sqs_once_core::handler::Delivery;
+
+use crate::schedules::{
+    changer::{self, ChangeKind},
+    chooser::{Chooser, Found, Schedule, Visited, search},
+    clock::Clocks,
+    flaw::Flaw,
+    handler::{self, HEARTBEAT},
+    planner,
+    schedule::{Ended, execute},
+    timeline::Timeline,
+    world::Shared,
+};
+
+/// Processing of one delivery, effect included: a mode of the library. Another mode is another
+/// function, which notifies the [`Promises`](crate::schedules::promises::Promises).
+pub type Work = fn(Shared, usize, Delivery) -> Pin<Box<dyn Future<Output = Outcome>>>;
+
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub name: String,
+    pub work: Work,
+    pub effect: Effect,
+    /// True if workers read before they write.
+    pub looks: bool,
+    /// True if claims and settlements are sent in groups first.
+    pub groups: bool,
+    /// Messages with the same key. Each may be delivered at any time, and again.
+    pub messages: usize,
+    pub freeze: Freeze,
+    /// Length of leases that are renewed. `None`: a lease lasts as long as the invocation.
+    pub heartbeat: Option<Duration>,
+    /// Every second worker's clock is ahead by the lease margin.
+    pub clocks_differ: bool,
+    /// A worker crashed after its effect before the schedule begins.
+    pub begins_after_a_crash: bool,
+    /// Number of deviations by which its bound is lower than the others'.
+    pub fewer: u32,
+    pub flaw: Option<Flaw>,
+}
+
+/// Place of the effect, which must happen once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Outside the table: the handler makes it.
+    Outside,
+    /// In the table: a transaction makes it.
+    InTable,
+    /// On an item, which remembers it.
+    ItemMode,
+}
+
+/// Behaviour of a worker's own timers while it is frozen until its lease has expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freeze {
+    /// They continue, as when a process is stopped or starved: they fire on the thaw.
+    Timed,
+    /// They stand still, as when a whole machine is suspended: only the wall clock shows it.
+    Untimed,
+}
+
+impl Scenario {
+    /// Claim, run the handler, complete, for an effect outside DynamoDB.
+    pub fn claim() -> Self {
+        Self {
+            name: "claim".into(),
+            work: |world, worker, delivery| {
+                Box::pin(handler::claim_run_complete(world, worker, delivery))
+            },
+            effect: Effect::Outside,
+            looks: false,
+            groups: false,
+            messages: 2,
+            freeze: Freeze::Timed,
+            heartbeat: None,
+            clocks_differ: false,
+            begins_after_a_crash: false,
+            fewer: 0,
+            flaw: None,
+        }
+    }
+
+    /// The same with claims and settlements in groups first, and the ordinary request behind each
+    /// group without success.
+    pub fn grouped() -> Self {
+        Self {
+            name: "grouped".into(),
+            groups: true,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with leases that are renewed while the handler runs.
+    pub fn heartbeat() -> Self {
+        Self {
+            name: "heartbeat".into(),
+            heartbeat: Some(HEARTBEAT),
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers stand still while frozen.
+    pub fn heartbeat_untimed() -> Self {
+        Self {
+            name: "heartbeat_untimed".into(),
+            freeze: Freeze::Untimed,
+            ..Self::heartbeat()
+        }
+    }
+
+    /// The same with workers whose clocks differ by the lease margin.
+    pub fn heartbeat_skewed() -> Self {
+        Self {
+            name: "heartbeat_skewed".into(),
+            clocks_differ: true,
+            ..Self::heartbeat()
+        }
+    }
+
+    /// Claim, run the handler, complete, by workers whose clocks differ by the lease margin.
+    pub fn skewed() -> Self {
+        Self {
+            name: "skewed".into(),
+            clocks_differ: true,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers stand still while frozen.
+    pub fn skewed_untimed() -> Self {
+        Self {
+            name: "skewed_untimed".into(),
+            freeze: Freeze::Untimed,
+            ..Self::skewed()
+        }
+    }
+
+    /// The same after a crash: every run is a takeover. After any outcome, the next worker is also
+    /// informed of the crashed attempt.
+    pub fn reopened() -> Self {
+        Self {
+            name: "reopened".into(),
+            begins_after_a_crash: true,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// Claim, plan, commit together with the record.
+    pub fn commit() -> Self {
+        Self {
+            name: "commit".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::claim_plan_commit(world, worker, delivery))
+            },
+            effect: Effect::InTable,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers stand still while frozen: their commits meet the claims
+    /// of others.
+    pub fn commit_untimed() -> Self {
+        Self {
+            name: "commit_untimed".into(),
+            freeze: Freeze::Untimed,
+            fewer: 0,
+            ..Self::commit()
+        }
+    }
+
+    /// Plan, commit together with the record.
+    pub fn inbox() -> Self {
+        Self {
+            name: "inbox".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::plan_commit(world, worker, delivery, false))
+            },
+            fewer: 0,
+            ..Self::commit()
+        }
+    }
+
+    /// The same with a read of the record before that.
+    pub fn check_first() -> Self {
+        Self {
+            name: "check_first".into(),
+            work: |world, worker, delivery| {
+                Box::pin(planner::plan_commit(world, worker, delivery, true))
+            },
+            looks: true,
+            ..Self::inbox()
+        }
+    }
+
+    /// The same with workers whose timers stand still while frozen.
+    pub fn untimed() -> Self {
+        Self {
+            name: "untimed".into(),
+            freeze: Freeze::Untimed,
+            ..Self::claim()
+        }
+    }
+
+    /// One change of one item.
+    pub fn item_mode(way: ChangeKind) -> Self {
+        let (name, work): (_, Work) = match way {
+            ChangeKind::Create => ("create", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Create))
+            }),
+            ChangeKind::Update => ("update", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Update))
+            }),
+            ChangeKind::Retain => ("retain", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Retain))
+            }),
+            ChangeKind::Modify => ("modify", |world, worker, delivery| {
+                Box::pin(changer::change(world, worker, delivery, ChangeKind::Modify))
+            }),
+        };
+        Self {
+            name: name.into(),
+            work,
+            effect: Effect::ItemMode,
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same on a table with a flaw.
+    pub fn with(self, flaw: Flaw) -> Self {
+        Self {
+            name: format!("{}+{flaw:?}", self.name),
+            flaw: Some(flaw),
+            ..self
+        }
+    }
+
+    /// The scenario of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        let (base, flaw) = match name.split_once('+') {
+            Some((base, flaw)) => (base, Some(flaw)),
+            None => (name, None),
+        };
+        let all = [
+            Self::claim(),
+            Self::grouped(),
+            Self::heartbeat(),
+            Self::heartbeat_untimed(),
+            Self::heartbeat_skewed(),
+            Self::untimed(),
+            Self::skewed(),
+            Self::skewed_untimed(),
+            Self::reopened(),
+            Self::commit(),
+            Self::commit_untimed(),
+            Self::inbox(),
+            Self::check_first(),
+            Self::item_mode(ChangeKind::Create),
+            Self::item_mode(ChangeKind::Update),
+            Self::item_mode(ChangeKind::Retain),
+            Self::item_mode(ChangeKind::Modify),
+        ];
+        let base = all.into_iter().find(|scenario| scenario.name == base)?;
+        let Some(flaw) = flaw else { return Some(base) };
+        let mut flaws = Flaw::ALL.into_iter();
+        let flaw = flaws.find(|known| format!("{known:?}") == flaw)?;
+        Some(base.with(flaw))
+    }
+
+    /// Tries every schedule with at most `bound` deviations, and returns the shortest that breaks a
+    /// promise.
+    pub fn explore(&self, bound: u32, seen: fn() -> Visited) -> Found {
+        let clocks = Clocks::new();
+        let found = search(bound, seen, |seen, chooser| {
+            let (ended, chooser, _) = execute(self, &clocks, seen, chooser, Timeline::default());
+            let broken_after = match ended {
+                Ended::Broken(_, steps) => Some(steps),
+                Ended::Well | Ended::Visited => None,
+            };
+            (chooser, broken_after)
+        });
+        // Bypasses libtest, which shows the output of failed tests only.
+        let _told = writeln!(
+            stderr(),
+            "explored {}: {} executions with at most {bound} deviations, {} states in the last round",
+            self.name,
+            found.executions,
+            found.seen.states().len(),
+        );
+        found
+    }
+
+    /// Runs one schedule, and records its time line.
+    pub fn replay(&self, schedule: &Schedule) -> (Ended, Timeline) {
+        let (clocks, mut seen) = (Clocks::new(), Visited::on_every_path());
+        let chooser = Chooser::new(schedule);
+        let (ended, _, timeline) = execute(self, &clocks, &mut seen, chooser, Timeline::written());
+        (ended, timeline)
+    }
+
+    /// A schedule of this scenario, in one line: see `replay` in `main.rs`.
+    pub fn line(&self, schedule: &Schedule) -> String {
+        format!("{}:{schedule}", self.name)
+    }
+}

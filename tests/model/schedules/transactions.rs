@@ -1,0 +1,109 @@
+//! The modes whose effect commits with the record: `Once` with `Done`, and `Inbox`.
+
+use std::collections::BTreeSet;
+
+use crate::schedules::{finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
+
+/// Promise 4.
+#[test]
+fn commit_with_claim_keeps_every_promise() {
+    let found = keeps_every_promise(&Scenario::commit());
+    let outcomes = [
+        "commit_unknown",
+        "completion_unrecorded",
+        "conflict",
+        "completed",
+        "duplicate",
+        "failed_before",
+        "failure_unrecorded",
+        "lease_lost",
+        "no_effect",
+        "not_started",
+        "panicked",
+        "permanent_failure",
+        "store_unavailable",
+        "retryable_failure",
+    ];
+    assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
+}
+
+#[test]
+fn frozen_commit_keeps_every_promise() {
+    keeps_every_promise(&Scenario::commit_untimed());
+}
+
+/// Promise 4.
+#[test]
+fn inbox_keeps_every_promise() {
+    let found = keeps_every_promise(&Scenario::inbox());
+    let outcomes = [
+        "commit_unknown",
+        "completed",
+        "duplicate",
+        "failed_before",
+        "failure_unrecorded",
+        "no_effect",
+        "panicked",
+        "permanent_failure",
+        "retryable_failure",
+    ];
+    assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
+}
+
+#[test]
+fn inbox_with_read_keeps_every_promise() {
+    let found = keeps_every_promise(&Scenario::check_first());
+    let outcomes = [
+        "commit_unknown",
+        "completed",
+        "duplicate",
+        "failed_before",
+        "failure_unrecorded",
+        "no_effect",
+        "not_started",
+        "panicked",
+        "permanent_failure",
+        "store_unavailable",
+        "retryable_failure",
+    ];
+    assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
+}
+
+#[test]
+fn explorer_finds_commit_without_owner() {
+    finds(&Scenario::commit().with(Flaw::CompletionWithoutOwner), "P1");
+}
+
+#[test]
+fn explorer_finds_commit_without_condition() {
+    let flawed = Scenario::commit().with(Flaw::CompletionWithoutCondition);
+    finds(&flawed, "P5");
+}
+
+#[test]
+fn explorer_finds_ended_lease_without_condition() {
+    let flawed = Scenario::commit().with(Flaw::ReleaseWithoutCondition);
+    finds(&flawed, "P4");
+}
+
+#[test]
+fn explorer_finds_writes_apart_from_record() {
+    finds(&Scenario::commit().with(Flaw::WritesGoFirst), "P4");
+    finds(&Scenario::inbox().with(Flaw::WritesGoFirst), "P4");
+}
+
+#[test]
+fn explorer_finds_insert_over_completed() {
+    finds(&Scenario::inbox().with(Flaw::ClaimIgnoresCompleted), "P4");
+}
+
+#[test]
+fn explorer_finds_refused_insert_without_record() {
+    let flawed = Scenario::inbox().with(Flaw::RefusedClaimWithoutRecord);
+    finds(&flawed, "ends");
+}
+
+#[test]
+fn explorer_finds_repeated_request_token() {
+    finds(&Scenario::inbox().with(Flaw::TokenOfTheKey), "ends");
+}

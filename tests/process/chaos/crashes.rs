@@ -1,0 +1,96 @@
+//! A message has crashed only if it ran alone four times in a row, and each time an injected kill ended its
+//! process.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::chaos::{
+    DEATHS,
+    account::CRASHED,
+    ledger::{Death, End, Event, Settled, Worker},
+    receives::operation_of,
+};
+
+/// An attempt alone without a recorded end.
+struct Alone<'a> {
+    owner: &'a str,
+    worker: Worker,
+}
+
+/// Crashed operations without as many deaths.
+pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
+    let (mut crashed, mut messages) = (HashSet::new(), HashMap::new());
+    let (mut deaths, mut died_with) = (HashMap::new(), HashSet::new());
+    for event in events {
+        match event {
+            Event::Sent(message) => {
+                messages.insert(&message.id, &message.operation);
+            }
+            Event::DeliveryLog {
+                delivery: (message, _),
+                outcome,
+                detail,
+                ..
+            } if outcome == "crashed" || detail.contains(CRASHED) => {
+                crashed.insert(messages[message].as_str());
+            }
+            Event::Died { worker, death } => {
+                deaths.insert(*worker, *death);
+            }
+            Event::Returned {
+                delivery: (message, _),
+                worker,
+                end: End::WorkerDied,
+                ..
+            } => {
+                died_with.insert((*worker, messages[message].as_str()));
+            }
+            _ => {}
+        }
+    }
+    let died = |one: &Alone<'_>, operation: &str| {
+        let death = deaths.get(&one.worker);
+        death.is_some_and(|death| !matches!(death, Death::RunEnded | Death::Crashed))
+            && died_with.contains(&(one.worker, operation))
+    };
+    let mut found = Vec::new();
+    let mut alone: HashMap<&str, Vec<Alone<'_>>> = HashMap::new();
+    for event in events {
+        match event {
+            Event::Alone {
+                key, owner, worker, ..
+            } => {
+                let attempts = alone.entry(key).or_default();
+                attempts.push(Alone {
+                    owner,
+                    worker: *worker,
+                });
+            }
+            Event::Settled {
+                key,
+                owner,
+                as_what,
+            } => {
+                let attempts = alone.entry(key).or_default();
+                let is_own = attempts.last().is_some_and(|last| last.owner == owner);
+                match as_what {
+                    // Of an attempt that did not begin, or had no effect: only the claim is undone.
+                    Settled::Restored if is_own => drop(attempts.pop()),
+                    _ if is_own => attempts.clear(),
+                    Settled::Failed if crashed.contains(operation_of(key)) => {
+                        let operation = operation_of(key);
+                        let died = attempts.iter().filter(|one| died(one, operation)).count();
+                        if died != attempts.len() || died < DEATHS {
+                            found.push(format!(
+                                "{operation} has crashed after {} attempts alone, and {died} of their workers died",
+                                attempts.len()
+                            ));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}

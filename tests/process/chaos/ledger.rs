@@ -1,0 +1,241 @@
+//! The ledger: one event after the other, as queue, gateway and table saw it.
+//!
+//! Events are in the order in which they were noted. Each is noted before any process can act upon
+//! it: a completion before its response leaves for the worker, a charge before it is made.
+//! `audit.rs` has the rules over the events.
+
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+use support::emf::BatchMetrics;
+use tokio::sync::Notify;
+
+use crate::chaos::{faults::Fault, plan::Message};
+
+/// One process: an execution environment. Numbers are never reused.
+pub(crate) type Worker = u32;
+
+/// Number of an invocation in its worker's life, from 1.
+pub(crate) type Invocation = u32;
+
+/// A message's id and its receive count.
+pub(crate) type Delivery = (String, u32);
+
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    Sent(Message),
+    Delivered {
+        delivery: Delivery,
+        worker: Worker,
+        invocation: Invocation,
+    },
+    /// The verdict of the event source mapping on a delivery, and the time since the delivery.
+    Returned {
+        delivery: Delivery,
+        worker: Worker,
+        end: End,
+        took: Duration,
+    },
+    /// The function answered a batch, by a response or an error.
+    Answered {
+        worker: Worker,
+        invocation: Invocation,
+    },
+    /// Metrics of a batch, read after the worker's end, and the number of its lines on a takeover.
+    Measured {
+        worker: Worker,
+        batch: BatchMetrics,
+        takeovers: usize,
+    },
+    /// A line of a worker's log that is no JSON, and is not the last one, which a kill may cut off.
+    Unreadable {
+        worker: Worker,
+        line: String,
+    },
+    /// A worker sent a copy of the message to the dead-letter queue, for this reason.
+    Copied {
+        message: String,
+        reason: String,
+    },
+    /// The message used up its receives.
+    DeadLettered {
+        message: String,
+    },
+    /// A charge request reached the gateway. Its place in the ledger is its name.
+    Charge {
+        order: String,
+        key: String,
+        worker: Worker,
+        taken: bool,
+    },
+    ChargeEnded {
+        charge: usize,
+        how: ChargeEnd,
+    },
+    /// A charge request is about to end the process that sent it.
+    Doomed {
+        worker: Worker,
+        death: Death,
+    },
+    /// The table applied a claim at `at_ms`. Its worker made it at `made_ms`, by its own clock.
+    Claimed {
+        key: String,
+        owner: String,
+        message: String,
+        worker: Worker,
+        made_ms: u64,
+        at_ms: u64,
+        lease_until_ms: u64,
+    },
+    /// The table counted an attempt that runs alone, and applied its lease.
+    Alone {
+        key: String,
+        owner: String,
+        worker: Worker,
+        lease_until_ms: u64,
+    },
+    /// The table applied the end of a claim.
+    Settled {
+        key: String,
+        owner: String,
+        as_what: Settled,
+    },
+    /// A fault hit a worker's write about this key.
+    Faulted {
+        key: String,
+        worker: Worker,
+        fault: Fault,
+    },
+    /// The process was frozen; its earlier events were noted before.
+    Frozen {
+        worker: Worker,
+    },
+    /// Lambda gave the worker up; a worker that is thawed later continues.
+    Died {
+        worker: Worker,
+        death: Death,
+    },
+    /// The process is about to be thawed.
+    Thawed {
+        worker: Worker,
+    },
+    /// A worker's log line about a delivery, read after the worker's end.
+    DeliveryLog {
+        delivery: Delivery,
+        request_id: String,
+        outcome: String,
+        detail: String,
+    },
+    /// A worker's log line: its handler is about to run over an attempt that may have had its
+    /// effect. `since` is the claim time of the earliest such attempt.
+    Informed {
+        worker: Worker,
+        key: String,
+        since: String,
+    },
+    /// A worker's log line: a suspended machine forced a response before the message was done.
+    Late {
+        message: String,
+        worker: Worker,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum End {
+    /// Not reported as failed: deleted.
+    Acknowledged,
+    ReportedFailed,
+    /// Failed with the whole batch: a function-level error, or a response that Lambda cannot read.
+    BatchFailed,
+    /// The worker died before its response.
+    WorkerDied,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChargeEnd {
+    Answered,
+    /// 503, nothing charged.
+    Busy,
+    /// Cut off by the gateway, or the caller hung up.
+    Unanswered,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    Completed,
+    Failed,
+    LeaseEnded,
+    Restored,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Death {
+    /// kill -9 in the middle of an invocation.
+    Killed,
+    /// kill -9 because of a message that ends its process.
+    KilledByMessage,
+    /// No response by the function's timeout, after a deliberate freeze.
+    FrozenUntilTimeout,
+    /// No response by the function's timeout, without a freeze: the machine was too slow.
+    TimedOut,
+    /// The process ended by itself.
+    Crashed,
+    /// The run is over.
+    RunEnded,
+}
+
+#[derive(Default)]
+pub(crate) struct Ledger {
+    events: Mutex<Vec<Event>>,
+    noted: Notify,
+}
+
+impl Ledger {
+    /// Records `event` and returns its place.
+    pub(crate) fn note(&self, event: Event) -> usize {
+        let mut events = self.events();
+        events.push(event);
+        self.noted.notify_waiters();
+        events.len() - 1
+    }
+
+    pub(crate) fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.events.lock().unwrap()
+    }
+
+    /// Returns once a charge request of the worker has reached the gateway.
+    pub(crate) async fn charge_by(&self, worker: Worker) {
+        let charge =
+            |event: &Event| matches!(event, Event::Charge { worker: by, .. } if *by == worker);
+        self.next(|event| charge(event).then_some(())).await;
+    }
+
+    /// Returns the worker's death once a message is about to end its process.
+    pub(crate) async fn doom_of(&self, worker: Worker) -> Death {
+        let doom = |event: &Event| match event {
+            Event::Doomed { worker: of, death } if *of == worker => Some(*death),
+            _ => None,
+        };
+        self.next(doom).await
+    }
+
+    /// Waits for the next event that `wanted` returns something for.
+    async fn next<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
+        let mut read = self.events().len();
+        loop {
+            let noted = self.noted.notified();
+            tokio::pin!(noted);
+            noted.as_mut().enable();
+            {
+                let events = self.events();
+                if let Some(found) = events[read..].iter().find_map(&wanted) {
+                    return found;
+                }
+                read = events.len();
+            }
+            noted.await;
+        }
+    }
+}

@@ -1,0 +1,543 @@
+//! Chaos: several processes of the release binary, killed at any time. The queue delivers twice,
+//! the table loses responses and the gateway fails. At the end every message is done or in the
+//! dead-letter queue for a known reason. Every order charged twice had an attempt cut off in
+//! between.
+//!
+//! A standard queue runs with both keys, the order id and the message id, and with eight concurrent
+//! invocations in each process. A FIFO queue runs with the order id.
+//!
+//! A seed fixes the injected faults, not the timing of the processes. `make test` has three seeds,
+//! each with a share of the messages; `CHAOS_SEED` names another, or is `new`, as in `make soak`.
+//! `CHAOS_MESSAGES` and `CHAOS_FIFO_MESSAGES` set the size. `CHAOS_GROUPING` is `on` or `off` for all workers.
+
+mod account;
+mod audit;
+mod audit_selftest;
+mod environment;
+mod esm;
+mod fate;
+mod faults;
+mod gateway;
+mod groups;
+mod informed;
+mod ledger;
+mod measured;
+mod plan;
+mod queue;
+mod receives;
+mod report;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use audit::{Findings, audit};
+use esm::{Mapping, Settings};
+use faults::Relay;
+use futures_util::{StreamExt as _, stream};
+use gateway::Gateway;
+use ledger::{Event, Ledger, Worker};
+use measured::Measurements;
+use plan::{Kind, Message, Seed, grouped_orders, orders, size};
+use queue::{Queue, Rules};
+use report::Report;
+use support::{
+    dynamo::{Dynamo, text},
+    runtime_api::{Env, consumer_missing},
+};
+
+const TABLE: &str = "idempotency";
+
+/// Time that the handler waits for the gateway.
+const GATEWAY_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Time that a worker waits for a response of DynamoDB: of the client that the consumer makes.
+const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Two fifths of the function's timeout, for the response on a busy machine.
+const DEADLINE_RESERVE: Duration = Duration::from_millis(800);
+
+/// Parameters in which runs differ.
+struct Run {
+    title: &'static str,
+    /// The value of `IDEMPOTENCY_KEY`.
+    key: &'static str,
+    rules: Rules,
+    /// Number of invocations after which a worker meets its fate, at most. Without it only messages end
+    /// workers.
+    lifetime: Option<u32>,
+    /// Number of workers at the same time.
+    workers: usize,
+    /// Number of concurrent invocations in each worker.
+    at_once: usize,
+    fifo: bool,
+    /// Time for which the gateway is down, from the start.
+    outage: Duration,
+}
+
+/// Receives of the template, with which only a permanent failure is given up.
+const RECEIVES: u32 = 130;
+
+/// Rests of a message after each of its deaths alone. After the fourth it has crashed.
+const CRASH_WAIT: &str = "3s";
+
+/// Deaths alone of a crashed message.
+const DEATHS: usize = 4;
+
+/// So few that kills alone use them up.
+const FEW_RECEIVES: u32 = 8;
+
+/// At-least-once delivery: some messages arrive twice.
+const STANDARD: Rules = Rules {
+    batch: 10,
+    max_receive_count: RECEIVES,
+    duplicates: 8,
+    waiting: usize::MAX,
+};
+
+const ORDERS: Run = Run {
+    title: "chaos on a standard queue, keyed by order id",
+    key: "body:/orderId",
+    rules: STANDARD,
+    lifetime: Some(12),
+    workers: 4,
+    at_once: 1,
+    fifo: false,
+    outage: Duration::ZERO,
+};
+
+/// Promises 1, 2, 3, 5 and 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_keyed_by_order_id_keep_promises() {
+    if consumer_missing() {
+        return;
+    }
+    let size = size("CHAOS_MESSAGES", 600);
+    let report = ORDERS.go(size, |seed, size| orders(seed, size, 3)).await;
+    // A run without these events would prove nothing.
+    report.assert_some(&[
+        "workers, Killed",
+        "workers, FrozenUntilTimeout",
+        "workers, thawed",
+        "DynamoDB fault, CutBefore",
+        "DynamoDB fault, CutAfter",
+        "DynamoDB fault, Slow",
+        "DynamoDB fault, Throttled",
+        "DynamoDB fault, ServerError",
+        "gateway fault, Busy",
+        "gateway fault, Unanswered",
+        "outcome, conflict",
+        "outcome, duplicate",
+        "in the dead-letter queue, Declined: permanent_failure",
+        "in the dead-letter queue, Undecodable: invalid",
+        "messages acknowledged once more",
+        "charged again after Killed",
+        "metric, Completed",
+        "metric, Duplicates",
+        "metric, Conflicts",
+        "metric, RetryableFailures",
+        "metric, PermanentFailures",
+        "metric, Invalid",
+        "metric, Takeovers",
+        "batches in no metric",
+        "attempts informed of an open one",
+        "workers, KilledByMessage",
+        "in the dead-letter queue, Killer: crashed",
+        "in the dead-letter queue, Hanging: crashed",
+        "metric, Crashed",
+    ]);
+    assert_eq!(report.number("orders charged under"), 0, "{report}");
+}
+
+/// An order sent twice makes two operations.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orders_keyed_by_message_id_keep_promises() {
+    if consumer_missing() {
+        return;
+    }
+    let run = Run {
+        title: "chaos on a standard queue, keyed by message id",
+        key: "message-id",
+        lifetime: Some(6),
+        workers: 3,
+        ..ORDERS
+    };
+    let size = size("CHAOS_MESSAGES", 600).div_ceil(3);
+    let messages = |seed, size| {
+        let orders = orders(seed, size, 10);
+        orders.into_iter().map(Message::keyed_by_id).collect()
+    };
+    let report = run.go(size, messages).await;
+    report.assert_some(&[
+        "workers, Killed",
+        "gateway fault, Busy",
+        "outcome, duplicate",
+        "in the dead-letter queue, Declined: permanent_failure",
+        "in the dead-letter queue, Undecodable: invalid",
+        "messages acknowledged once more",
+        "orders charged under",
+    ]);
+}
+
+/// Lambda Managed Instances: eight invocations at the same time in one process. A process that dies
+/// takes the batches of all of them with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_invocations_keep_promises() {
+    if consumer_missing() {
+        return;
+    }
+    let size = size("CHAOS_MESSAGES", 300);
+    let run = Run {
+        title: "chaos on a standard queue, with 8 invocations at once in each worker",
+        rules: Rules {
+            batch: 4,
+            ..STANDARD
+        },
+        // In a large run, workers that live until slow messages end.
+        lifetime: Some((size as u32 / 8).clamp(40, 200)),
+        workers: 2,
+        at_once: 8,
+        ..ORDERS
+    };
+    let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
+    report.assert_some(&[
+        "workers, Killed",
+        "workers, FrozenUntilTimeout",
+        "gateway fault, Busy",
+        "outcome, conflict",
+        "messages acknowledged once more",
+        "charged again after Killed",
+        "metric, Completed",
+        "metric, Duplicates",
+        "metric, Conflicts",
+        "metric, RetryableFailures",
+        "metric, PermanentFailures",
+        "metric, Invalid",
+        "metric, Takeovers",
+        "batches in no metric",
+    ]);
+}
+
+/// Sixty-four invocations at the same time in one process, which dies with all of them.
+const SIXTY_FOUR: Run = Run {
+    title: "chaos on a standard queue, with 64 invocations at once in each worker",
+    rules: Rules {
+        batch: 2,
+        ..STANDARD
+    },
+    lifetime: Some(150),
+    workers: 1,
+    at_once: 64,
+    ..ORDERS
+};
+
+/// Promises 1, 2, 3, 5 and 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixty_four_invocations_keep_promises() {
+    if consumer_missing() {
+        return;
+    }
+    // The process dies before it has finished the share of one seed.
+    let size = 300 * Seed::all().len();
+    let report = SIXTY_FOUR
+        .go(size, |seed, size| orders(seed, size, 3))
+        .await;
+    report.assert_some(&[
+        "workers, Killed",
+        "outcome, conflict",
+        "messages acknowledged once more",
+        "metric, Completed",
+        "metric, Takeovers",
+    ]);
+}
+
+/// Good messages may be given up here, each of their receives for a cause that the report names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_receive_that_kills_used_up_has_its_cause() {
+    if consumer_missing() {
+        return;
+    }
+    let mut run = SIXTY_FOUR;
+    run.rules.max_receive_count = FEW_RECEIVES;
+    let size = 300 * Seed::all().len();
+    let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
+    report.assert_some(&["workers, Killed", "receives used up, Killed"]);
+}
+
+/// One of ten messages ends its process whenever its handler runs, and nothing else goes wrong.
+/// Promises 6 and 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nine_of_ten_survive_a_message_that_kills() {
+    if consumer_missing() {
+        return;
+    }
+    let run = Run {
+        title: "ten messages, one of which ends its process",
+        rules: Rules {
+            duplicates: 0,
+            ..STANDARD
+        },
+        lifetime: None,
+        workers: 1,
+        ..ORDERS
+    };
+    let kind = |n| if n == 3 { Kind::Killer } else { Kind::Good };
+    let ten = (0..10).map(|n| Message::new(n, format!("o-{n}"), kind(n), None));
+    let report = run.with_seed(Seed(1), ten.collect()).await;
+    assert_eq!(report.number("messages acknowledged"), 9, "{report}");
+    let crashed = "in the dead-letter queue, Killer: crashed";
+    assert_eq!(report.number(crashed), 1, "{report}");
+    let deaths = report.number("workers, KilledByMessage");
+    assert_eq!(deaths, 1 + DEATHS, "{report}");
+    // Each of the nine was called once more at most, in the batch that died first.
+    assert!(
+        report.number("charges, as requests") <= 2 * 9 + deaths,
+        "{report}"
+    );
+}
+
+/// The template's values and an outage of twelve hours, 300 times faster: a back-off of at most three
+/// seconds for one of 15 minutes, and an outage of 144 seconds. A tenth of the outage with a tenth of
+/// the receives in `make test`, the whole with `OUTAGE_MESSAGES`, as in `make outage`.
+/// Promise 7.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_of_half_a_day_dead_letters_nothing() {
+    if consumer_missing() {
+        return;
+    }
+    const TENTH: Duration = Duration::from_millis(14_400);
+    let waiting = size("OUTAGE_MESSAGES", 0);
+    let (tenths, waiting) = if waiting == 0 {
+        (1, 100)
+    } else {
+        (10, waiting)
+    };
+    let run = Run {
+        title: "an outage of the gateway",
+        rules: Rules {
+            max_receive_count: RECEIVES / 10 * tenths,
+            duplicates: 0,
+            waiting,
+            ..STANDARD
+        },
+        lifetime: None,
+        outage: TENTH * tenths,
+        ..ORDERS
+    };
+    let arriving = 50 * tenths as usize;
+    let messages =
+        (0..waiting + arriving).map(|n| Message::new(n, format!("o-{n}"), Kind::Good, None));
+    let report = run.with_seed(Seed(1), messages.collect()).await;
+    assert_eq!(report.number("in the dead-letter queue"), 0, "{report}");
+    let acknowledged = report.number("messages acknowledged");
+    assert_eq!(acknowledged, waiting + arriving, "{report}");
+    report.assert_some(&["outcome, circuit_open", "outcome, retryable_failure"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifo_groups_are_charged_in_order() {
+    if consumer_missing() {
+        return;
+    }
+    let run = Run {
+        title: "chaos on a FIFO queue",
+        rules: Rules {
+            duplicates: 0,
+            ..STANDARD
+        },
+        lifetime: Some(8),
+        workers: 3,
+        fifo: true,
+        ..ORDERS
+    };
+    let size = size("CHAOS_FIFO_MESSAGES", 200);
+    let messages = |seed, size: usize| grouped_orders(seed, size, size.div_ceil(16));
+    let report = run.go(size, messages).await;
+    report.assert_some(&[
+        "workers, Killed",
+        "workers, FrozenUntilTimeout",
+        "workers, thawed",
+        "gateway fault, Busy",
+        "in the dead-letter queue, Declined: permanent_failure",
+        "in the dead-letter queue, Undecodable: invalid",
+    ]);
+}
+
+impl Run {
+    /// One run for each seed, with its share of `size` messages. The report is of all.
+    async fn go(&self, size: usize, messages: impl Fn(Seed, usize) -> Vec<Message>) -> Report {
+        let seeds = Seed::all();
+        let share = size.div_ceil(seeds.len());
+        let seeds = seeds.into_iter();
+        // Most of a run is a wait for leases that have to end, but not with many invocations.
+        let at_once = if self.at_once > 8 { 1 } else { 3 };
+        let runs = seeds.map(|seed| self.with_seed(seed, messages(seed, share)));
+        let reports: Vec<_> = stream::iter(runs).buffered(at_once).collect().await;
+        reports.into_iter().reduce(Report::with).unwrap()
+    }
+
+    async fn with_seed(&self, seed: Seed, messages: Vec<Message>) -> Report {
+        let ledger = Arc::new(Ledger::default());
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let relay = Relay::start(
+            seed,
+            ledger.clone(),
+            dynamo.endpoint(),
+            self.lifetime.is_some(),
+        )
+        .await;
+        let gateway = Gateway::start(seed, ledger.clone(), self.outage).await;
+        let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
+        let sqs = queue.serve().await;
+        let (key, at_once) = (self.key, self.at_once);
+        let settings: Settings = Arc::new(move |worker: Worker| {
+            let mut settings =
+                settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs);
+            settings.push(("IDEMPOTENCY_BATCHED_WRITES".to_owned(), grouping(worker)));
+            if at_once > 1 {
+                let name = "AWS_LAMBDA_MAX_CONCURRENCY".to_owned();
+                settings.push((name, at_once.to_string()));
+            }
+            settings
+        });
+        let mapping = Arc::new(Mapping {
+            seed,
+            ledger: ledger.clone(),
+            queue: queue.clone(),
+            settings,
+            lifetime: self.lifetime,
+            at_once,
+            fifo: self.fifo,
+            hired: AtomicU32::new(0),
+            most_at_once: AtomicUsize::new(0),
+            zombies: Mutex::default(),
+        });
+
+        let started = Instant::now();
+        // Ends: no message has more than its receives, and no receive lasts longer than the function's
+        // timeout.
+        mapping.run(self.workers).await;
+        let statuses = statuses(&dynamo).await;
+        let events = ledger.events();
+        let Findings {
+            violations,
+            charged_again,
+            given_up,
+        } = audit(&events, &statuses);
+        let mut report = Report::of(self.title, seed, started.elapsed(), &events);
+        report.add("messages left in the queue", queue.left());
+        report.add("violations", violations.len());
+        let most_at_once = mapping.most_at_once.load(Ordering::Relaxed);
+        let measurements = Measurements::of(&events);
+        for (name, (_, metrics)) in measurements.sums() {
+            report.add(format!("metric, {name}"), metrics);
+        }
+        report.add("batches in no metric", measurements.uncounted());
+        for (after, n) in charged_again {
+            report.add(format!("charged again after {after}"), n);
+        }
+        println!("{report}\n{measurements}");
+        for violation in violations.iter().take(3) {
+            println!("{violation}:\n{}", story(violation, &events));
+        }
+        assert!(violations.is_empty(), "{report}\n{violations:#?}");
+        if self.rules.max_receive_count == RECEIVES {
+            assert!(given_up.is_empty(), "{report}\ngiven up: {given_up:?}");
+        }
+        // A process that runs its invocations one after the other would prove little.
+        assert!(most_at_once > self.at_once / 2, "{report}");
+        report
+    }
+}
+
+/// Events about the operations and workers named by a violation, with their places.
+fn story(violation: &str, events: &[Event]) -> String {
+    let words: Vec<_> = violation.split([' ', ',', '#']).collect();
+    let operations = words
+        .iter()
+        .filter(|word| word.starts_with("o-") || word.starts_with("m-"));
+    let mut names: Vec<_> = operations.map(|name| format!("{name}\"")).collect();
+    for event in events {
+        if let Event::Sent(message) = event
+            && names.contains(&format!("{}\"", message.operation))
+        {
+            names.push(format!("\"{}\"", message.id));
+        }
+    }
+    let workers = words.windows(2).filter(|pair| pair[0] == "worker");
+    let workers: Vec<_> = workers.map(|pair| format!("worker: {}", pair[1])).collect();
+    let mut story = String::new();
+    for (at, event) in events.iter().enumerate() {
+        let line = format!("{event:?}");
+        let of_worker = matches!(
+            event,
+            Event::Frozen { .. } | Event::Thawed { .. } | Event::Died { .. }
+        );
+        let named = names.iter().any(|name| line.contains(name));
+        let by_worker = of_worker && workers.iter().any(|worker| line.contains(worker));
+        if named || by_worker {
+            story.push_str(&format!("{at:>7}  {line}\n"));
+        }
+    }
+    story
+}
+
+/// `CHAOS_GROUPING` for all workers. Without, every second worker groups its writes, so that workers
+/// with and without groups meet.
+fn grouping(worker: Worker) -> String {
+    std::env::var("CHAOS_GROUPING").unwrap_or_else(|_| {
+        let grouping = if worker.is_multiple_of(2) {
+            "off"
+        } else {
+            "on"
+        };
+        grouping.to_owned()
+    })
+}
+
+/// Short times, so that conflicts and retries fit into a test.
+fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
+    let ms = |time: Duration| format!("{}ms", time.as_millis());
+    let (gateway_timeout, reserve) = (ms(GATEWAY_TIMEOUT), ms(DEADLINE_RESERVE));
+    let settings = [
+        ("AWS_ENDPOINT_URL_DYNAMODB", dynamo),
+        ("AWS_ENDPOINT_URL_SQS", sqs),
+        ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("IDEMPOTENCY_NAMESPACE", "chaos"),
+        ("IDEMPOTENCY_KEY", key),
+        ("TEST_LEASE_MARGIN", "100ms"),
+        // A worker frozen before it reads its invocation finds the deadline past, which counts as
+        // no deadline. Its claim then lasts for this budget, and locks the key if the worker dies.
+        ("TEST_ASSUMED_TIMEOUT", "2s"),
+        ("PAYMENT_GATEWAY_URL", gateway),
+        ("PAYMENT_GATEWAY_TIMEOUT", &gateway_timeout),
+        ("TEST_DEADLINE_RESERVE", &reserve),
+        ("CONSUMER_BACKOFF_BASE", "1s"),
+        ("CONSUMER_BACKOFF_CAP", "3s"),
+        ("TEST_CRASH_WAIT", CRASH_WAIT),
+    ];
+    let owned = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    owned.to_vec()
+}
+
+/// Status of every record, by key.
+async fn statuses(dynamo: &Dynamo) -> HashMap<String, String> {
+    let client = dynamo.client();
+    let scan = client.scan().table_name(TABLE).consistent_read(true);
+    let mut items = scan.into_paginator().items().send();
+    let mut statuses = HashMap::new();
+    while let Some(item) = items.next().await {
+        let item = item.unwrap();
+        statuses.insert(
+            text(&item, "id").to_owned(),
+            text(&item, "status").to_owned(),
+        );
+    }
+    statuses
+}

@@ -1,0 +1,402 @@
+//! Cause of each failed receive, from the logs: an injected fault, another delivery of the same
+//! operation, a failure ahead in its FIFO group, or a time limit on a machine that was too slow.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use crate::chaos::{
+    DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,
+    account::PERMANENT,
+    fate::FUNCTION_TIMEOUT,
+    faults::Fault,
+    ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, Worker},
+    plan::{Kind, Message},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The test ended the receive.
+    Injected(String),
+    /// Nothing was injected, and the receive lasted at least as long as the time limit that ended
+    /// it. So the machine was slow, and the worker right to give up.
+    Delayed(String),
+    /// Nothing explains the failure, or the worker's log line is false.
+    False(String),
+}
+
+/// One delivery, and its events.
+struct Receive<'a> {
+    message: &'a Message,
+    worker: Worker,
+    invocation: Invocation,
+    from: usize,
+    to: Option<(usize, End, Duration)>,
+    /// The delivery before it in its batch and FIFO group.
+    ahead: Option<usize>,
+    injected: Option<String>,
+    said: Option<(&'a str, &'a str)>,
+}
+
+/// The time from one owner's claim to its end, or to the next owner's claim.
+struct Held<'a> {
+    owner: &'a str,
+    worker: Worker,
+    /// Deliveries to the worker of the message of the claim, at the time of the claim.
+    receives: Vec<usize>,
+    from: usize,
+    to: Option<usize>,
+}
+
+#[derive(Default)]
+struct Receives<'a> {
+    messages: HashMap<&'a str, &'a Message>,
+    messages_of_operation: HashMap<&'a str, &'a Message>,
+    receives: Vec<Receive<'a>>,
+    places: HashMap<&'a Delivery, usize>,
+    /// Deliveries of a FIFO group or an operation at each worker.
+    open: HashMap<(Worker, &'a str), Vec<usize>>,
+    /// Deliveries for which a charge was made.
+    charged: HashMap<usize, Vec<usize>>,
+    held: HashMap<&'a str, Vec<Held<'a>>>,
+    slow: Vec<(Worker, &'a str, usize)>,
+    deaths: HashMap<Worker, Death>,
+}
+
+/// Cause of each delivery that was reported as failed, or lost its worker.
+pub(crate) fn causes(events: &[Event]) -> BTreeMap<Delivery, Cause> {
+    let mut all = Receives::default();
+    for (at, event) in events.iter().enumerate() {
+        all.event(at, event);
+    }
+    let mut causes: Vec<Option<Cause>> = Vec::with_capacity(all.receives.len());
+    for receive in &all.receives {
+        let ahead = receive.ahead.and_then(|ahead| causes[ahead].clone());
+        causes.push(all.cause(receive, ahead));
+    }
+    let cause = |(delivery, at): (&&Delivery, &usize)| {
+        let cause = causes[*at].take()?;
+        Some(((*delivery).clone(), cause))
+    };
+    all.places.iter().filter_map(cause).collect()
+}
+
+/// Shortest time after which a worker gives up by itself, with this outcome.
+fn time_limit(outcome: &str) -> Option<Duration> {
+    match outcome {
+        "retryable_failure" => Some(GATEWAY_TIMEOUT),
+        "store_unavailable" => Some(STORE_TIMEOUT),
+        // While a suspect waits, others start in the first half of the time only. The suspect itself
+        // starts while the gateway has time to respond, which is a little longer.
+        "not_started" => Some((FUNCTION_TIMEOUT - DEADLINE_RESERVE) / 2),
+        "out_of_time" | "lease_lost" | "completion_unrecorded" | "failure_unrecorded" => {
+            Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE)
+        }
+        _ => None,
+    }
+}
+
+/// The deadline reaches the worker in milliseconds of the wall clock.
+const ROUNDING: Duration = Duration::from_millis(5);
+
+impl<'a> Receives<'a> {
+    fn event(&mut self, at: usize, event: &'a Event) {
+        match event {
+            Event::Sent(message) => {
+                self.messages.insert(&message.id, message);
+                self.messages_of_operation
+                    .insert(&message.operation, message);
+            }
+            Event::Delivered {
+                delivery,
+                worker,
+                invocation,
+            } => {
+                let message = self.messages[&*delivery.0];
+                let place = self.receives.len();
+                let open = self.open.entry((*worker, lane(message))).or_default();
+                self.receives.push(Receive {
+                    message,
+                    worker: *worker,
+                    invocation: *invocation,
+                    from: at,
+                    to: None,
+                    ahead: open.last().copied(),
+                    injected: None,
+                    said: None,
+                });
+                open.push(place);
+                self.places.insert(delivery, place);
+            }
+            Event::Returned {
+                delivery,
+                worker,
+                end,
+                took,
+            } => {
+                let lane = lane(self.messages[&*delivery.0]);
+                if let Some(&place) = self.places.get(delivery) {
+                    self.receives[place].to = Some((at, *end, *took));
+                    let open = self.open.entry((*worker, lane)).or_default();
+                    open.retain(|open| *open != place);
+                }
+            }
+            Event::Faulted { key, worker, fault } => {
+                if *fault == Fault::Slow {
+                    self.slow.push((*worker, key, at));
+                }
+                for place in self.at_work(*worker, operation_of(key)) {
+                    self.receives[place].injected = Some(format!("{fault:?}"));
+                }
+            }
+            Event::Charge { key, worker, .. } => {
+                let deliveries = self.at_work(*worker, operation_of(key));
+                self.charged.insert(at, deliveries);
+            }
+            Event::ChargeEnded { charge, how } => {
+                for &place in self.charged.get(charge).into_iter().flatten() {
+                    let receive = &mut self.receives[place];
+                    // A worker that hangs up on a responding gateway had a reason of its own.
+                    let injected = match how {
+                        ChargeEnd::Answered => false,
+                        ChargeEnd::Busy => true,
+                        ChargeEnd::Unanswered => {
+                            matches!(receive.message.kind, Kind::Slow | Kind::Cut)
+                        }
+                    };
+                    if injected {
+                        receive.injected = Some(format!("{how:?}"));
+                    }
+                }
+            }
+            Event::Claimed {
+                key,
+                owner,
+                worker,
+                message,
+                ..
+            } => {
+                let mut receives = self.at_work(*worker, operation_of(key));
+                receives.retain(|place| self.receives[*place].message.id == *message);
+                let held = self.held.entry(key).or_default();
+                // A claim repeated by its owner's second request is the same claim.
+                if held
+                    .last()
+                    .is_none_or(|last| last.to.is_some() || last.owner != owner)
+                {
+                    end(held, at);
+                    held.push(Held {
+                        owner,
+                        worker: *worker,
+                        receives,
+                        from: at,
+                        to: None,
+                    });
+                }
+            }
+            Event::Settled { key, .. } => end(self.held.entry(key).or_default(), at),
+            Event::Died { worker, death } => {
+                self.deaths.insert(*worker, *death);
+            }
+            Event::DeliveryLog {
+                delivery,
+                outcome,
+                detail,
+                ..
+            } => {
+                if let Some(&place) = self.places.get(delivery) {
+                    self.receives[place].said = Some((outcome, detail));
+                }
+            }
+            Event::DeadLettered { .. }
+            | Event::Doomed { .. }
+            | Event::Alone { .. }
+            | Event::Copied { .. }
+            | Event::Frozen { .. }
+            | Event::Thawed { .. }
+            | Event::Informed { .. }
+            | Event::Late { .. }
+            | Event::Unreadable { .. }
+            | Event::Answered { .. }
+            | Event::Measured { .. } => {}
+        }
+    }
+
+    /// Deliveries at a worker of an operation or of its whole group: a delay of one delays those
+    /// behind it.
+    fn at_work(&self, worker: Worker, operation: &str) -> Vec<usize> {
+        let message = self.messages_of_operation.get(operation);
+        let open = message.and_then(|message| self.open.get(&(worker, lane(message))));
+        open.cloned().unwrap_or_default()
+    }
+
+    /// `None` for a delivery that needs no cause.
+    fn cause(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Option<Cause> {
+        let (to, end, took) = receive.to?;
+        if end == End::WorkerDied {
+            return Some(self.death(receive.worker));
+        }
+        if end != End::ReportedFailed {
+            return None;
+        }
+        let Some((outcome, detail)) = receive.said else {
+            let injected = receive.injected.clone().map(Cause::Injected);
+            return Some(injected.unwrap_or(Cause::False("its worker says nothing".into())));
+        };
+        match outcome {
+            // Promise 6 has a rule of its own.
+            "completed" | "duplicate" => None,
+            outcome if PERMANENT.contains(&outcome) => None,
+            "conflict" => Some(self.conflict(receive, to, detail)),
+            "not_started" if detail.starts_with("a message before this one") => {
+                Some(self.behind(receive, ahead))
+            }
+            "circuit_open" if self.failed_handlers(receive.worker) >= 20 => {
+                Some(Cause::Injected("circuit_open".into()))
+            }
+            _ => Some(self.failure(receive).unwrap_or_else(|| {
+                Cause::False(format!(
+                    "{outcome} ({detail}) after {took:?}, without a cause"
+                ))
+            })),
+        }
+    }
+
+    /// Number of a worker's deliveries that count for its circuit breaker.
+    fn failed_handlers(&self, worker: Worker) -> usize {
+        let receives = self.receives.iter().filter(|one| one.worker == worker);
+        let failed = receives.filter_map(|one| one.said);
+        failed
+            .filter(|(outcome, _)| ["retryable_failure", "out_of_time"].contains(outcome))
+            .count()
+    }
+
+    /// Cause of the death that ended all receives of a worker.
+    fn death(&self, worker: Worker) -> Cause {
+        let mut receives = self.receives.iter().filter(|one| one.worker == worker);
+        let timed_out =
+            |one: &Receive<'_>| one.to.is_some_and(|(_, _, took)| took >= FUNCTION_TIMEOUT);
+        match self.deaths.get(&worker) {
+            Some(death @ (Death::Killed | Death::KilledByMessage | Death::FrozenUntilTimeout)) => {
+                Cause::Injected(format!("{death:?}"))
+            }
+            Some(Death::TimedOut) if receives.any(timed_out) => Cause::Delayed("TimedOut".into()),
+            other => Cause::False(format!("its worker: {other:?}")),
+        }
+    }
+
+    /// Cause of an outcome that needs no other delivery: an injected fault, or a time limit.
+    fn failure(&self, receive: &Receive<'_>) -> Option<Cause> {
+        if let Some(injected) = &receive.injected {
+            return Some(Cause::Injected(injected.clone()));
+        }
+        let ((_, _, took), (outcome, _)) = (receive.to?, receive.said?);
+        let limit = time_limit(outcome).filter(|limit| took + ROUNDING >= *limit);
+        limit.map(|_| Cause::Delayed(outcome.into()))
+    }
+
+    /// A failure ahead in the group, unless it is permanent: that message never runs again, so the
+    /// group does not wait for it.
+    fn behind(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Cause {
+        let said = receive.ahead.and_then(|ahead| self.receives[ahead].said);
+        match (said, ahead) {
+            (Some((outcome, _)), _) if PERMANENT.contains(&outcome) => {
+                Cause::False(format!("behind {outcome}, which stops no group"))
+            }
+            (_, Some(cause)) => cause,
+            (_, None) => Cause::False("behind a failure, and nothing ahead failed".into()),
+        }
+    }
+
+    /// Another worker or invocation, named by the log line, held a claim during the delivery.
+    fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
+        let named = detail.strip_prefix("lease held by ").unwrap_or_default();
+        let named = named.split(' ').next().unwrap_or_default();
+        let mut all = self.held.iter();
+        let of_operation = all.find(|(key, _)| operation_of(key) == receive.message.operation);
+        let held = of_operation
+            .into_iter()
+            .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
+        let causes = held
+            .filter(|(_, held)| held.owner == named)
+            .filter(|(_, held)| held.from < to && held.to.is_none_or(|to| to > receive.from))
+            .filter_map(|(key, held)| self.held_by_another(receive, to, key, held));
+        // Of two reasons, an explanation counts.
+        let cause = causes.min_by_key(|cause| matches!(cause, Cause::False(_)));
+        cause.unwrap_or_else(|| {
+            Cause::False(format!(
+                "conflict ({detail}), and no other attempt held a claim"
+            ))
+        })
+    }
+
+    /// Why another attempt held its claim during a delivery. `None` if it was the delivery itself.
+    fn held_by_another(
+        &self,
+        receive: &Receive<'_>,
+        to: usize,
+        key: &str,
+        held: &Held<'_>,
+    ) -> Option<Cause> {
+        let mut slow = self.slow.iter();
+        let late = slow
+            .any(|(worker, slow, at)| (*worker, *slow) == (held.worker, key) && *at < receive.from);
+        let others = held.receives.iter().map(|place| &self.receives[*place]);
+        let invocation = |of: &Receive<'_>| (of.worker, of.invocation);
+        let others: Vec<_> = others
+            .filter(|other| invocation(other) != invocation(receive))
+            .collect();
+        let own = held.worker == receive.worker && held.from >= receive.from;
+        if own && others.is_empty() && !late {
+            // A worker never conflicts with the claim that it makes. But the claim of an earlier delivery may
+            // reach the table late.
+            let earlier = self.receives.iter().any(|earlier| {
+                earlier.worker == receive.worker
+                    && earlier.message.operation == receive.message.operation
+                    && earlier.to.is_some_and(|(to, _, _)| to < receive.from)
+                    && earlier
+                        .said
+                        .is_some_and(|(outcome, _)| outcome == "store_unavailable")
+            });
+            return earlier.then(|| Cause::Delayed("conflict with a late claim".into()));
+        }
+        let at_work = |other: &Receive<'_>| {
+            other.from < to && other.to.is_none_or(|(to, _, _)| to > receive.from)
+        };
+        if others.iter().any(|other| at_work(other)) {
+            return Some(Cause::Injected("conflict with a second delivery".into()));
+        }
+        if late {
+            return Some(Cause::Injected("conflict after Slow".into()));
+        }
+        let ended = others.iter().find_map(|other| match other.to?.1 {
+            End::WorkerDied => Some(self.death(other.worker)),
+            _ => self.failure(other),
+        });
+        // A request of a worker that had died reached the table late.
+        let cause = ended.unwrap_or_else(|| self.death(held.worker));
+        Some(match cause {
+            Cause::Injected(what) => Cause::Injected(format!("conflict after {what}")),
+            Cause::Delayed(what) => Cause::Delayed(format!("conflict after {what}")),
+            Cause::False(what) => Cause::False(format!(
+                "conflict with a claim that nothing should have left: {what}"
+            )),
+        })
+    }
+}
+
+fn lane(message: &Message) -> &str {
+    message.group.as_deref().unwrap_or(&message.operation)
+}
+
+/// A key ends with the operation's name: `namespace#operation`.
+pub(crate) fn operation_of(key: &str) -> &str {
+    key.split_once('#').unwrap().1
+}
+
+fn end(held: &mut [Held<'_>], at: usize) {
+    if let Some(held) = held.last_mut().filter(|held| held.to.is_none()) {
+        held.to = Some(at);
+    }
+}

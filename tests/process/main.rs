@@ -1,0 +1,20 @@
+//! The release binaries behind a Runtime API: killed, frozen, cut off and overloaded.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "what the files share is public, as in tests/support"
+)]
+
+mod chaos;
+mod edges;
+mod metrics;
+mod powertools;
+mod queries;
+mod runtime_api;
+mod security;
+mod traces;

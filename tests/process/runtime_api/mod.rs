@@ -1,0 +1,673 @@
+//! The release binary behind a Runtime API: batches, crashes, a slow gateway, and a missing table.
+
+mod repeats;
+mod straight_way;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::{
+    PATIENCE,
+    dynamo::{Dynamo, number, text},
+    event::{batch, failed, order, received, record},
+    gateway::{Gateway, Reply},
+    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, of_message, of_takeover, program},
+    stage::{Stage, TABLE, TIME, env, now_ms, outcome, outcomes},
+};
+use tokio::{
+    join,
+    net::TcpListener,
+    time::{sleep, timeout},
+};
+
+/// tests/wire/visibility.rs covers an unreachable queue.
+const NO_QUEUE: [(&str, &str); 1] = [("CONSUMER_VISIBILITY", "off")];
+
+/// Orders o-1, o-2, ... in messages m-1, m-2, ...
+fn orders(numbers: std::ops::RangeInclusive<u32>) -> Value {
+    batch(numbers.map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}")))))
+}
+
+/// Promise 2.
+#[tokio::test]
+async fn redelivered_batches_charge_each_order_once() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    for numbers in [1..=1, 2..=11, 12..=31, 1..=31] {
+        let response = lambda.invoke(orders(numbers), TIME).await.response();
+        assert_eq!(response, json!({"batchItemFailures": []}));
+    }
+
+    assert_eq!(stage.gateway.calls().len(), 31);
+    for n in 1..=31 {
+        let calls = stage.gateway.calls_for(&format!("o-{n}"));
+        assert_eq!(calls.len(), 1);
+        assert_eq!(calls[0].body, order(&format!("o-{n}")));
+        let key = format!("{FUNCTION_NAME}#m-{n}");
+        assert_eq!(calls[0].key.as_deref(), Some(key.as_str()));
+        assert_eq!(stage.status(&format!("m-{n}")).await, "COMPLETED");
+    }
+    let outcomes = outcomes(&lambda, 62).await;
+    assert!(
+        outcomes[..31]
+            .iter()
+            .all(|outcome| outcome == outcome::COMPLETED)
+    );
+    assert!(outcomes[31..].iter().all(|o| o == outcome::DUPLICATE));
+}
+
+/// Promise 3.
+#[tokio::test]
+async fn killed_charge_is_taken_over_after_lease() {
+    let stage = Stage::set().await;
+    let delivery = |n| batch([received("m-1", &order("o-1"), n)]);
+    stage.gateway.script("o-1", [Reply::Hang]);
+
+    // Ready before the lease begins, so that it comes too early on a slow machine too.
+    let survivor = stage.consumer(&[]).await;
+    let victim = stage.consumer(&[]).await;
+    let (answer, _) = join!(victim.invoke(delivery(1), Duration::from_secs(3)), async {
+        stage.gateway.arrived("o-1", 1).await;
+        victim.kill().await
+    });
+    assert!(matches!(answer, Answer::Exited), "{answer:?}");
+    let left = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&left, "status"), "IN_PROGRESS");
+
+    let settled = timeout(PATIENCE, async {
+        for n in 2.. {
+            let response = survivor.invoke(delivery(n), TIME).await.response();
+            match failed(&response).as_slice() {
+                [] => return n - 1,
+                refused => assert_eq!(refused, ["m-1"]),
+            }
+            assert_eq!(stage.charges("o-1"), 1, "charged during the lease");
+            sleep(Duration::from_millis(50)).await;
+        }
+        unreachable!()
+    });
+    let deliveries = settled.await.unwrap() as usize;
+
+    assert!(now_ms() > number(&left, "lease_until"));
+    let outcomes = outcomes(&survivor, deliveries).await;
+    let (last, before) = outcomes.split_last().unwrap();
+    assert_eq!(last, outcome::COMPLETED);
+    assert!(!before.is_empty() && before.iter().all(|o| o == outcome::CONFLICT));
+    survivor.logged(1, of_takeover).await;
+    let calls = stage.gateway.calls_for("o-1");
+    assert_eq!(calls.len(), 2);
+    assert_eq!(calls[0].key, calls[1].key);
+    let record = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&record, "status"), "COMPLETED");
+    assert_ne!(text(&record, "owner"), text(&left, "owner"));
+}
+
+#[tokio::test]
+async fn empty_batch_sends_no_table_request() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.dynamo.reset_counts();
+    let response = lambda.invoke(batch([]), TIME).await.response();
+    assert_eq!(response, json!({"batchItemFailures": []}));
+    assert!(stage.dynamo.counts().is_empty());
+}
+
+#[tokio::test]
+async fn invalid_event_fails_invocation_not_process() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let of_s3 = json!({"Records": [{"eventSource": "aws:s3", "s3": {"object": {"key": "a"}}}]});
+    for event in [of_s3, json!({"hello": "world"}), json!([]), json!("text")] {
+        let answer = lambda.invoke(event.clone(), TIME).await;
+        assert!(matches!(answer, Answer::Error(_)), "{event}: {answer:?}");
+    }
+    let response = lambda.invoke(orders(1..=1), TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn record_without_id_fails_invocation() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let mut missing = record("m-2", &order("o-2"));
+    missing.as_object_mut().unwrap().remove("messageId");
+    for nameless in [missing, record("", &order("o-2"))] {
+        let event = batch([record("m-1", &order("o-1")), nameless]);
+        let error = lambda.invoke(event, TIME).await.error();
+        assert!(
+            error["errorMessage"]
+                .as_str()
+                .unwrap()
+                .contains("messageId"),
+            "{error}"
+        );
+    }
+    assert!(stage.gateway.calls().is_empty());
+
+    let response = lambda.invoke(orders(1..=2), TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+}
+
+#[tokio::test]
+async fn two_deliveries_in_batch_charge_once() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let event = batch([
+        received("m-1", &order("o-1"), 1),
+        record("m-2", &order("o-2")),
+        received("m-1", &order("o-1"), 2),
+    ]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!((stage.charges("o-1"), stage.charges("o-2")), (1, 1));
+}
+
+#[tokio::test]
+async fn failed_deliveries_in_batch_are_reported_once() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Status(503)]);
+    let delivery = |n| received("m-1", &order("o-1"), n);
+    let event = batch([delivery(1), delivery(2)]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-1"]);
+    assert_eq!(stage.charges("o-1"), 1);
+}
+
+#[tokio::test]
+async fn messages_with_order_key_charge_once() {
+    let stage = Stage::set().await;
+    let lambda = stage
+        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
+        .await;
+    for messages in [["m-1", "m-2"], ["m-3", "m-4"]] {
+        let event = batch(messages.map(|id| record(id, &order("o-1"))));
+        let response = lambda.invoke(event, TIME).await.response();
+        assert_eq!(failed(&response), [""; 0]);
+    }
+    let calls = stage.gateway.calls_for("o-1");
+    assert_eq!(calls.len(), 1);
+    let key = format!("{FUNCTION_NAME}#o-1");
+    assert_eq!(calls[0].key.as_deref(), Some(key.as_str()));
+}
+
+#[tokio::test]
+async fn reused_key_is_refused_and_keeps_record() {
+    let stage = Stage::set().await;
+    let lambda = stage
+        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
+        .await;
+    lambda.invoke(orders(1..=1), TIME).await.response();
+    let first = stage.record("o-1").await;
+
+    let mut dearer = order("o-1");
+    dearer["amount"] = json!(1000);
+    let event = batch([record("m-2", &dearer)]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-2"]);
+    assert_eq!(outcomes(&lambda, 2).await[1], outcome::KEY_REUSED);
+    assert_eq!(stage.charges("o-1"), 1);
+    assert_eq!(stage.record("o-1").await, first);
+}
+
+#[tokio::test]
+async fn only_failed_messages_return_to_queue() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    for (order, status) in [("declined", 402), ("unprocessable", 422), ("busy", 503)] {
+        stage.gateway.script(order, [Reply::Status(status)]);
+    }
+    let mixed = || {
+        batch([
+            record("m-busy", &order("busy")),
+            record("m-1", &order("o-1")),
+            record("m-malformed", "{\"orderId\": "),
+            record("m-declined", &order("declined")),
+            record("m-2", &order("o-2")),
+            record("m-unprocessable", &order("unprocessable")),
+        ])
+    };
+    let for_good = ["m-malformed", "m-declined", "m-unprocessable"];
+
+    let response = lambda.invoke(mixed(), TIME).await.response();
+    assert_eq!(failed(&response), [&["m-busy"][..], &for_good].concat());
+    let mut logged = outcomes(&lambda, 6).await;
+    logged.sort();
+    let expected = [
+        outcome::COMPLETED,
+        outcome::COMPLETED,
+        outcome::INVALID,
+        outcome::PERMANENT,
+        outcome::PERMANENT,
+    ];
+    assert_eq!(logged, [&expected[..], &[outcome::RETRYABLE]].concat());
+    assert_eq!(stage.status("m-declined").await, "FAILED");
+    let busy = stage.record("m-busy").await.unwrap();
+    assert_eq!(text(&busy, "last_end"), "retryable");
+
+    let response = lambda.invoke(mixed(), TIME).await.response();
+    assert_eq!(failed(&response), for_good);
+    let again = outcomes(&lambda, 12).await.split_off(6);
+    assert_eq!(
+        again
+            .iter()
+            .filter(|o| *o == outcome::FAILED_BEFORE)
+            .count(),
+        3
+    );
+    for (order, charges) in [
+        ("o-1", 1),
+        ("o-2", 1),
+        ("busy", 2),
+        ("declined", 1),
+        ("unprocessable", 1),
+    ] {
+        assert_eq!(stage.charges(order), charges, "{order}");
+    }
+}
+
+#[tokio::test]
+async fn slow_gateway_is_cut_off_and_retry_informed() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("slow", [Reply::Hang]);
+    let event = batch([
+        record("m-slow", &order("slow")),
+        record("m-1", &order("o-1")),
+    ]);
+    // A response after the deadline would be `TimedOut`.
+    let response = lambda
+        .invoke(event, Duration::from_secs(2))
+        .await
+        .response();
+    assert_eq!(failed(&response), ["m-slow"]);
+    let record = stage.record("m-slow").await.unwrap();
+    assert_eq!(text(&record, "status"), "IN_PROGRESS");
+    assert_eq!(
+        number(&record, "lease_until"),
+        number(&record, "updated_at")
+    );
+    assert_eq!(stage.status("m-1").await, "COMPLETED");
+
+    let event = batch([received("m-slow", &order("slow"), 2)]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), [""; 0]);
+    assert_eq!(stage.status("m-slow").await, "COMPLETED");
+    assert_eq!(stage.charges("slow"), 2);
+    lambda.logged(1, of_takeover).await;
+    assert_eq!(
+        outcomes(&lambda, 3).await[1..],
+        [outcome::OUT_OF_TIME, outcome::COMPLETED]
+    );
+}
+
+#[tokio::test]
+async fn message_without_time_is_not_started() {
+    let stage = Stage::set().await;
+    let settings = [
+        ("CONSUMER_CONCURRENCY", "1"),
+        ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
+    ];
+    let lambda = stage.consumer(&settings).await;
+    stage.gateway.script("o-1", [Reply::Hang]);
+    // The first message takes one second. Half a second is left of two seconds less the reserve.
+    let answer = lambda.invoke(orders(1..=2), Duration::from_secs(2)).await;
+    assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
+    let mut ended = outcomes(&lambda, 2).await;
+    ended.sort_unstable();
+    assert_eq!(ended, [outcome::NOT_STARTED, outcome::RETRYABLE]);
+    assert_eq!(stage.charges("o-2"), 0);
+    assert!(stage.record("m-2").await.is_none());
+}
+
+#[tokio::test]
+async fn concurrency_is_limited_by_setting() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "2")]).await;
+    for n in 1..=6 {
+        stage.gateway.script(&format!("o-{n}"), [Reply::Hang]);
+    }
+    let answer = lambda.invoke(orders(1..=6), Duration::from_secs(1)).await;
+    assert_eq!(failed(&answer.response()).len(), 6);
+    assert_eq!(stage.gateway.calls().len(), 2);
+}
+
+#[tokio::test]
+async fn redirect_is_not_followed() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let elsewhere = Gateway::start().await;
+    let location = format!("{}/charges", elsewhere.url());
+    stage.gateway.script("o-1", [Reply::Redirect(location)]);
+    let response = lambda.invoke(orders(1..=1), TIME).await.response();
+    assert_eq!(failed(&response), ["m-1"]);
+    assert!(elsewhere.calls().is_empty());
+}
+
+#[tokio::test]
+async fn oversized_gateway_response_charges_once() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Flood(8 << 20)]);
+    for _ in 0..2 {
+        lambda.invoke(orders(1..=1), TIME).await.response();
+    }
+    assert_eq!(stage.charges("o-1"), 1);
+    assert_eq!(stage.status("m-1").await, "COMPLETED");
+}
+
+#[tokio::test]
+async fn refused_dynamodb_connection_fails_closed() {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr();
+    fails_closed(&format!("http://{}", port.unwrap())).await;
+}
+
+#[tokio::test]
+async fn silent_dynamodb_fails_closed_in_time() {
+    // The kernel accepts connections, and no process reads from them.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    fails_closed(&format!("http://{}", silent.local_addr().unwrap())).await;
+}
+
+async fn fails_closed(endpoint: &str) {
+    let gateway = Gateway::start().await;
+    let lambda = Lambda::start(env(endpoint, gateway.url(), &NO_QUEUE)).await;
+    let answer = lambda.invoke(orders(1..=3), Duration::from_secs(3)).await;
+    assert_eq!(answer.error()["errorType"], "StoreUnavailable");
+    assert_eq!(outcomes(&lambda, 3).await, [outcome::STORE_UNAVAILABLE; 3]);
+    assert!(gateway.calls().is_empty());
+}
+
+#[tokio::test]
+async fn missing_table_is_logged_at_start() {
+    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
+    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &NO_QUEUE)).await;
+    let told = |line: &Value| {
+        let error = line["error"].as_str().unwrap_or_default();
+        line["level"] == "WARN" && error.contains("no such table") && error.contains(TABLE)
+    };
+    lambda.logged(1, told).await;
+    let error = lambda.invoke(orders(1..=2), TIME).await.error();
+    assert_eq!(error["errorType"], "StoreUnavailable");
+    let text = error["errorMessage"].as_str().unwrap();
+    assert!(text.contains("no such table"), "{error}");
+    assert_eq!(outcomes(&lambda, 2).await, [outcome::STORE_UNAVAILABLE; 2]);
+    assert!(gateway.calls().is_empty());
+}
+
+#[tokio::test]
+async fn misspelt_variable_is_logged_at_start() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("CONSUMER_CONCURENCY", "4")]).await;
+    let told = |line: &Value| {
+        line["level"] == "WARN"
+            && line["variable"] == "CONSUMER_CONCURENCY"
+            && line["nearest"] == "CONSUMER_CONCURRENCY"
+    };
+    lambda.logged(1, told).await;
+}
+
+#[tokio::test]
+async fn dynamodb_outage_fails_no_invocation_if_set() {
+    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
+    let off = [NO_QUEUE[0], ("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "false")];
+    let env = env(dynamo.endpoint(), gateway.url(), &off);
+    let lambda = Lambda::start_binary(&program("adjusted"), env).await;
+    let response = lambda.invoke(orders(1..=2), TIME).await.response();
+    assert_eq!(failed(&response), ["m-1", "m-2"]);
+}
+
+#[tokio::test]
+async fn priming_is_one_read() {
+    let stage = Stage::set().await;
+    stage.dynamo.reset_counts();
+    let _primed = stage.consumer(&[]).await;
+    let counts = stage.dynamo.counts();
+    assert_eq!(counts.values().sum::<usize>(), 1, "{counts:?}");
+}
+
+#[tokio::test]
+async fn invocations_run_one_at_a_time_by_default() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Hang]);
+    let first = lambda.invoke(orders(1..=1), TIME);
+    let second = lambda.invoke(orders(2..=2), TIME);
+    let (first, second, ()) = join!(first, second, async {
+        stage.gateway.arrived("o-1", 1).await;
+        stage.gateway.release();
+    });
+    assert_eq!(failed(&first.response()), [""; 0]);
+    assert_eq!(failed(&second.response()), [""; 0]);
+    assert_eq!(lambda.most_at_once(), 1);
+}
+
+#[tokio::test]
+async fn process_serves_concurrent_invocations_if_set() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[("AWS_LAMBDA_MAX_CONCURRENCY", "4")]).await;
+    for n in 1..=4 {
+        stage.gateway.script(&format!("o-{n}"), [Reply::Hang]);
+    }
+    let invoke = |n| lambda.invoke(orders(n..=n), TIME);
+    let (a, b, c, d, ()) = join!(invoke(1), invoke(2), invoke(3), invoke(4), async {
+        for n in 1..=4 {
+            stage.gateway.arrived(&format!("o-{n}"), 1).await;
+        }
+        stage.gateway.release();
+    });
+    for answer in [a, b, c, d] {
+        assert_eq!(failed(&answer.response()), [""; 0]);
+    }
+    assert_eq!(lambda.most_at_once(), 4);
+    assert_eq!(stage.gateway.calls().len(), 4);
+}
+
+#[tokio::test]
+async fn lease_without_deadline_is_five_minutes() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    stage.gateway.script("o-1", [Reply::Hang]);
+    // `cargo lambda watch` sends this deadline: ten minutes after the epoch.
+    let invocation = lambda.invoke_until(orders(1..=1), 600_000, TIME);
+    let (answer, lease) = join!(invocation, async {
+        stage.gateway.arrived("o-1", 1).await;
+        let record = stage.record("m-1").await.unwrap();
+        stage.gateway.release();
+        number(&record, "lease_until") - now_ms()
+    });
+    assert_eq!(failed(&answer.response()), [""; 0]);
+    assert!((270_000..=301_000).contains(&lease), "{lease} ms");
+}
+
+#[tokio::test]
+async fn settings_errors_are_reported_together() {
+    let faults = [
+        ("IDEMPOTENCY_TABLE_NAME", ""),
+        ("IDEMPOTENCY_RETENTION", "soon"),
+        ("IDEMPOTENCY_KEY", "orderId"),
+        ("CONSUMER_CONCURRENCY", "0"),
+        ("CONSUMER_CRASH_ISOLATION", "perhaps"),
+        // The release build is without the feature `s3`.
+        ("CONSUMER_S3_BUCKETS", "orders"),
+        ("PAYMENT_GATEWAY_URL", "ftp://gateway.example"),
+        ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
+    ];
+    let env = faults.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let lambda = Lambda::spawn(&consumer(), env.to_vec()).await;
+    let exit = lambda.exit().await;
+    assert!(!exit.status.success());
+    let in_one = |line: &&String| faults.iter().all(|(name, _)| line.contains(name));
+    assert_eq!(exit.output.iter().filter(in_one).count(), 1, "{exit:#?}");
+}
+
+#[tokio::test]
+async fn required_settings_have_no_default() {
+    let lambda = Lambda::spawn(&consumer(), Env::new()).await;
+    let exit = lambda.exit().await;
+    assert!(!exit.status.success());
+    let output = exit.output.concat();
+    for required in ["IDEMPOTENCY_TABLE_NAME", "PAYMENT_GATEWAY_URL"] {
+        assert!(output.contains(required), "{exit:#?}");
+    }
+    assert!(!output.contains("IDEMPOTENCY_RETENTION"), "{exit:#?}");
+}
+
+#[tokio::test]
+async fn each_message_logs_one_json_line() {
+    let stage = Stage::set().await;
+    let lambda = stage.consumer(&[]).await;
+    let event = batch([received("m-1", &order("o-1"), 3)]);
+    lambda.invoke(event, TIME).await.response();
+    let lines = lambda.logged(1, of_message).await;
+    let [line] = lines.as_slice() else {
+        panic!("{lines:#?}");
+    };
+    let time = line["timestamp"].as_str().unwrap();
+    let time = humantime::parse_rfc3339(time).unwrap();
+    assert!(time.elapsed().unwrap() < PATIENCE);
+    assert_eq!(line["level"], "INFO");
+    assert_eq!(line["outcome"], outcome::COMPLETED);
+    assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(line["message_id"], "m-1");
+    assert_eq!(line["receive_count"], 3);
+    assert!(line["duration_ms"].is_number(), "{line}");
+    assert!(line["span"]["requestId"].is_string(), "{line}");
+    for line in lambda.output() {
+        assert!(serde_json::from_str::<Value>(&line).is_ok(), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn handler_lines_name_message_and_invocation() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let event = batch([received("m-1", r#"{"panic":true}"#, 3)]);
+    lambda.invoke(event, TIME).await.response();
+    let panicked = |line: &Value| line["message"] == "panicked";
+    let lines = lambda.logged(1, panicked).await;
+    let span = &lines[0]["span"];
+    assert_eq!(span["message_id"], "m-1");
+    assert_eq!(span["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(span["receive_count"], 3);
+    let of_message = lambda.logged(1, of_message).await;
+    assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);
+}
+
+/// The other binary of the release profile, whose messages control the handler.
+async fn obedient(stage: &Stage) -> Lambda {
+    Lambda::start_binary(&program("panicking"), stage.env(&[])).await
+}
+
+/// Promise 6.
+#[tokio::test]
+async fn release_panic_fails_its_message_alone() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let panic = r#"{"panic":true}"#;
+    let event = batch([
+        record("m-1", "{}"),
+        record("m-panic", panic),
+        record("m-2", r#"{"sleep_ms":100}"#),
+    ]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-panic"]);
+    for message in ["m-1", "m-2"] {
+        assert_eq!(stage.status(message).await, "COMPLETED");
+    }
+    let left = stage.record("m-panic").await.unwrap();
+    assert_eq!(text(&left, "status"), "IN_PROGRESS");
+    assert_eq!(number(&left, "lease_until"), number(&left, "updated_at"));
+
+    let event = batch([received("m-panic", panic, 2), record("m-3", "{}")]);
+    let response = lambda.invoke(event, TIME).await.response();
+    assert_eq!(failed(&response), ["m-panic"]);
+    lambda.logged(1, of_takeover).await;
+    let outcomes = outcomes(&lambda, 5).await;
+    assert_eq!(
+        outcomes.iter().filter(|o| *o == outcome::PANICKED).count(),
+        2
+    );
+}
+
+#[tokio::test]
+async fn cut_off_handler_is_informed_on_retry() {
+    let stage = Stage::set().await;
+    let lambda = obedient(&stage).await;
+    let event = || batch([record("m-1", r#"{"sleep_ms":1000}"#)]);
+    let answer = lambda.invoke(event(), Duration::from_secs(1)).await;
+    assert_eq!(failed(&answer.response()), ["m-1"]);
+    let answer = lambda.invoke(event(), TIME).await;
+    assert_eq!(failed(&answer.response()), [""; 0]);
+    // The handler returns whether it was informed.
+    let record = stage.record("m-1").await.unwrap();
+    assert_eq!(text(&record, "result"), "true");
+}
+
+/// Memory in MB with which a function has one thread, and with which it has two.
+const ONE_VCPU: &str = "3537";
+const TWO_VCPUS: &str = "3538";
+
+/// Processes a message that blocks, and one that sleeps.
+async fn process_blocking(memory: &str, order: &str) -> (Answer, Lambda) {
+    let stage = Stage::set().await;
+    let env = stage.env(&[("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)]);
+    let lambda = Lambda::start_binary(&program("panicking"), env).await;
+    let event = batch([
+        record("m-1", r#"{"sleep_ms":100}"#),
+        record("m-blocks", order),
+    ]);
+    let answer = lambda.invoke(event, Duration::from_secs(1)).await;
+    (answer, lambda)
+}
+
+#[tokio::test]
+async fn blocked_thread_delays_response_of_single_thread() {
+    let (answer, _lambda) = process_blocking(ONE_VCPU, r#"{"block_ms":3000}"#).await;
+    assert!(matches!(answer, Answer::TimedOut), "{answer:?}");
+}
+
+#[tokio::test]
+async fn spawn_blocking_delays_no_other_message() {
+    for memory in [ONE_VCPU, TWO_VCPUS] {
+        let block = r#"{"spawn_blocking_ms":3000}"#;
+        let (answer, _lambda) = process_blocking(memory, block).await;
+        assert_eq!(failed(&answer.response()), ["m-blocks"], "{memory} MB");
+    }
+}
+
+#[tokio::test]
+async fn handler_that_blocks_is_logged_once() {
+    let blocked = |line: &Value| line["blocked_ms"].is_number();
+    let (_, lambda) = process_blocking(ONE_VCPU, r#"{"block_ms":200}"#).await;
+    let lines = lambda.logged(1, blocked).await;
+    let [line] = lines.as_slice() else {
+        panic!("{lines:#?}");
+    };
+    assert!(line["blocked_ms"].as_f64().unwrap() >= 200.0, "{line}");
+    assert_eq!(line["level"], "WARN");
+    assert_eq!(line["span"]["message_id"], "m-blocks");
+}
+
+#[tokio::test]
+async fn function_below_two_vcpus_has_one_thread() {
+    let stage = Stage::set().await;
+    for (memory, threads) in [("256", false), (ONE_VCPU, false), (TWO_VCPUS, true)] {
+        let lambda = stage
+            .consumer(&[("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)])
+            .await;
+        let of_process = std::fs::read_dir(format!("/proc/{}/task", lambda.pid()));
+        assert_eq!(of_process.unwrap().count() > 1, threads, "{memory} MB");
+    }
+}
+
+#[tokio::test]
+async fn blocked_thread_does_not_delay_response() {
+    let stage = Stage::set().await;
+    let env = stage.env(&[("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", TWO_VCPUS)]);
+    let lambda = Lambda::start_binary(&program("panicking"), env).await;
+    let event = batch([record("m-1", r#"{"block_ms":3000}"#)]);
+    let answer = lambda.invoke(event, Duration::from_secs(1)).await;
+    assert_eq!(failed(&answer.response()), ["m-1"]);
+}

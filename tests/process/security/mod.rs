@@ -1,0 +1,7 @@
+//! Secrets in logs, and hostile input.
+
+mod hostile;
+mod library_logs;
+mod logs;
+mod quoting_server;
+mod secrets;
