@@ -175,9 +175,11 @@ async fn resent_transaction_is_identical() {
             let key = operation(id, deadline).key;
             let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
             let sent = sent.take();
-            assert_eq!(sent.len(), 2, "{id}");
+            assert!(sent.len() > 1, "{id}");
             assert_eq!(token(&sent[0]), format!("{}0", text(&record, "owner")));
-            assert!(sent[0] == sent[1], "{id}: identical bytes");
+            // On a busy machine a request may also run out of time.
+            let is_identical = sent.iter().all(|repeated| repeated == &sent[0]);
+            assert!(is_identical, "{id}: identical bytes");
         }
     }
 }
