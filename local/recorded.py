@@ -3,7 +3,7 @@
     python local/recorded.py             compares the recording of the last `make test` with the file
     python local/recorded.py --write     adds the new ones to the file
 
-`make verify-aws` sends each to AWS. The suites of `SUITES` record: the conformance of a store in each layout, and the
+`make verify-aws` sends each to AWS. The tests of `TESTS` record: the conformance of a store in each layout, and the
 modes with their transactions.
 """
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 FILE = ROOT / "local" / "verify_aws" / "requests.jsonl"
 RECORDING = STATE / "requests.txt"
-SUITES = ("wire",)
+SUITE, TESTS = "wire", ("store_conformance::", "modes::")
 
 # The tables of the tests by their primary keys, and those whose layouts cover all forms: the others only rename.
 TABLES = (("PK", "SK"), ("id", "sk"), ("size",), ("pk",), ("id",))

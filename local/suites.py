@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import recorded
 from cloud import ROOT, unwind_on_signals
@@ -34,11 +34,27 @@ class Suite:
     name: str
     kind: str  # lib, bin, test
     command: str
+    only: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     @property
     def selector(self) -> str:
         """The options of `cargo test` that select the suite."""
         return " ".join(CARGO_TEST[2:]) + (" --lib" if self.kind == "lib" else f" --{self.kind} {self.name}")
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, *self.only])
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.name == recorded.SUITE and self.only == recorded.TESTS
+
+    def parts(self) -> list["Suite"]:
+        """The suite in two parts, if the requests of some of its tests are recorded."""
+        if self.name != recorded.SUITE:
+            return [self]
+        return [replace(self, only=recorded.TESTS), replace(self, skipped=recorded.TESTS)]
 
 
 @dataclass(frozen=True)
@@ -67,9 +83,10 @@ def build() -> list[Suite]:
         sys.exit(built.returncode)
     messages = [json.loads(line) for line in built.stdout.splitlines()]
     suites = [
-        Suite(message["target"]["name"], message["target"]["kind"][0], message["executable"])
+        part
         for message in messages
         if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]
+        for part in Suite(message["target"]["name"], message["target"]["kind"][0], message["executable"]).parts()
     ]
     order = COMPUTING + LONGEST
     return sorted(suites, key=lambda suite: order.index(suite.name) if suite.name in order else len(order))
@@ -77,10 +94,10 @@ def build() -> list[Suite]:
 
 def run(suite: Suite) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
-    record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.name in recorded.SUITES else {}
+    record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.is_recorded else {}
     start = time.monotonic()
     ended = subprocess.run(
-        [*priority, suite.command],
+        [*priority, suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],
         cwd=ROOT,
         env=os.environ | record,
         stdin=subprocess.DEVNULL,
@@ -97,9 +114,9 @@ def report(result: Result) -> None:
     counts = result.counts or (0, 0, 0)
     ignored = f", {counts[2]} ignored" * bool(counts[2])
     word = "ok    " if result.passed else "FAILED"
-    print(f"{word}  {result.suite.name:18} {counts[0]:4} passed{ignored}  {result.seconds:5.1f} s", flush=True)
+    print(f"{word}  {result.suite.title:30} {counts[0]:4} passed{ignored}  {result.seconds:5.1f} s", flush=True)
     if not result.passed:
-        print(f"\n---- output of {result.suite.name}, which exited with status {result.status} ----")
+        print(f"\n---- output of {result.suite.title}, which exited with status {result.status} ----")
         print(result.output, flush=True)
 
 
