@@ -21,7 +21,7 @@ use crate::{Message, deadline};
 ///
 /// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It
 /// records the writes of a `Done` and the item of a `Change` and sends them nowhere. It does not evaluate
-/// conditions: they are met, unless [`refuse`](Self::refuse) says otherwise. To test the expressions
+/// conditions: they are met, unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions
 /// themselves, you need DynamoDB Local or a similar emulator.
 ///
 /// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](sqs_once::Consumer) takes it.
