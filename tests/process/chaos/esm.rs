@@ -228,8 +228,10 @@ impl Mapping {
                 Ok(line) => lines.push(line),
                 Err(_) if written.peek().is_none() => {}
                 Err(_) => {
-                    let line = line.clone();
-                    self.ledger.note(Event::Unreadable { worker, line });
+                    self.ledger.note(Event::Unreadable {
+                        worker,
+                        line: line.clone(),
+                    });
                 }
             }
         }

@@ -22,8 +22,9 @@ pub fn start() {
         let of_test = dynamic_filter_fn(|metadata, _| {
             *metadata.level() <= Level::INFO && LOG.with_borrow(Option::is_some)
         });
-        let lines = lines.with_filter(of_test);
-        tracing_subscriber::registry().with(lines).init();
+        tracing_subscriber::registry()
+            .with(lines.with_filter(of_test))
+            .init();
     });
     LOG.replace(Some(Vec::new()));
 }

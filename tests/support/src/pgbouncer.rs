@@ -35,7 +35,7 @@ impl PgBouncer {
         let mut line = String::new();
         let mut answers = BufReader::new(process.stdout.take().unwrap());
         answers.read_line(&mut line).unwrap();
-        let Some(port) = line.strip_prefix("ready ") else {
+        let Some(ready_at) = line.strip_prefix("ready ") else {
             let _status = process.wait();
             report_skipped(
                 "PgBouncer did not start, see the message of local/pgbouncer.py \
@@ -43,13 +43,13 @@ impl PgBouncer {
             );
             return None;
         };
-        let port = port.trim().parse().unwrap();
+        let port = ready_at.trim().parse().unwrap();
         let log = Arc::<Mutex<Vec<_>>>::default();
         thread::spawn({
-            let log = log.clone();
+            let lines = Arc::clone(&log);
             move || {
                 for line in answers.lines().map_while(Result::ok) {
-                    log.lock().unwrap().push(line);
+                    lines.lock().unwrap().push(line);
                 }
             }
         });

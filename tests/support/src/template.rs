@@ -197,8 +197,8 @@ pub fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, Stri
     for resource in list(&statement["Resource"]) {
         let resource = met(resource, conditions).unwrap();
         let mut names = ["!GetAtt", "!Ref", "!Sub"].into_iter();
-        let arn = names.find_map(|name| resource[name].as_str());
-        let arn = arn.unwrap_or_else(|| panic!("{statement}"));
+        let found = names.find_map(|name| resource[name].as_str());
+        let arn = found.unwrap_or_else(|| panic!("{statement}"));
         for action in list(&statement["Action"]) {
             allowed.insert((action.as_str().unwrap().to_owned(), arn.to_owned()));
         }
@@ -212,8 +212,8 @@ pub const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 /// The condition of a table that the stack makes: it is met by default.
 pub const OWN_TABLE: &str = "MakesTable";
 
-/// Permissions of the consumer's role with a table of its own and under these conditions, as
-/// (action, resource).
+/// The actions that the consumer's role allows under these conditions, each with its resource. The stack has a table of
+/// its own.
 pub fn consumer_may(conditions: &[&str]) -> BTreeSet<(String, String)> {
     function_may(CONSUMER, &[conditions, &[OWN_TABLE]].concat())
 }
@@ -232,8 +232,9 @@ pub fn function_may(template: &str, conditions: &[&str]) -> BTreeSet<(String, St
     };
     let policies = list(&role["Policies"]).into_iter();
     let documents = policies.map(|policy| &policy["PolicyDocument"]);
-    let statements = documents.flat_map(statements);
-    let statements = statements.filter_map(|statement| met(statement, conditions));
-    let allowed = statements.flat_map(|statement| allowed(statement, conditions));
-    allowed.collect()
+    documents
+        .flat_map(statements)
+        .filter_map(|statement| met(statement, conditions))
+        .flat_map(|statement| allowed(statement, conditions))
+        .collect()
 }

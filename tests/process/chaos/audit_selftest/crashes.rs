@@ -1,4 +1,4 @@
-//! Test of the rules for crashed messages, as in `proof.rs`.
+//! Test of the rules for crashed messages, as in `mod.rs`.
 
 use crate::chaos::{
     DEATHS,

@@ -1,4 +1,4 @@
-//! Test of the rules for the end of a message, as in `proof.rs`.
+//! Test of the rules for the end of a message, as in `mod.rs`.
 
 use crate::chaos::{
     DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,

@@ -1,4 +1,4 @@
-//! Test of the rule for informed workers, as in `proof.rs`.
+//! Test of the rule for informed workers, as in `mod.rs`.
 
 use crate::chaos::{
     audit_selftest::{
