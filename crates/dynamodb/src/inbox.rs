@@ -266,6 +266,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
 
 impl<S> sqs_once_core::once::mode::sealed::Sealed for Inbox<S> {}
 
+sqs_once_core::explain_wrong_output!([S: TransactionalStore] Inbox<S>);
+
 #[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inbox<S> {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send

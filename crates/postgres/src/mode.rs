@@ -243,6 +243,8 @@ impl PostgresMode {
 
 impl sqs_once_core::once::mode::sealed::Sealed for PostgresMode {}
 
+sqs_once_core::explain_wrong_output!([] PostgresMode);
+
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send

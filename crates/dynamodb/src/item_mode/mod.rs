@@ -215,6 +215,8 @@ impl ItemMode {
 
 impl sqs_once_core::once::mode::sealed::Sealed for ItemMode {}
 
+sqs_once_core::explain_wrong_output!([] ItemMode);
+
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
     fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
