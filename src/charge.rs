@@ -1,10 +1,9 @@
 //! The handler: charges an order.
 
+use std::time::Duration;
+
 use serde_json::value::RawValue;
-use sqs_once::{
-    Attempt, Failure, Handler, LookUp, Reconcile, Reconciling, ResultExt as _, Settings,
-    SettingsError,
-};
+use sqs_once::{Attempt, Failure, LookUp, Reconcile, ResultExt as _, Settings, SettingsError};
 
 use crate::{gateway::Gateway, order::Order};
 
@@ -13,14 +12,12 @@ use crate::{gateway::Gateway, order::Order};
 pub(crate) struct Charge(Gateway);
 
 impl Charge {
-    pub(crate) fn read(settings: &mut Settings) -> Result<Reconciling<Self>, SettingsError> {
-        let gateway = Gateway::read(settings)?;
-        let after = gateway.reconcile_after();
-        Ok(Reconciling::new(Self(gateway)).reconcile_after(after))
+    pub(crate) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        Gateway::read(settings).map(Self)
     }
 }
 
-impl Handler for Charge {
+impl Reconcile for Charge {
     type Message = Order;
     type Output = Box<RawValue>; // the gateway's response, stored with the record
 
@@ -28,14 +25,16 @@ impl Handler for Charge {
         order.check().permanent()?; // to the dead-letter queue
         self.0.charge(&attempt.key().header_value(), &order).await
     }
-}
 
-impl Reconcile for Charge {
     async fn look_up(
         &self,
         order: &Order,
         attempt: &Attempt,
     ) -> Result<LookUp<Box<RawValue>>, Failure> {
         self.0.look_up(attempt.key(), order).await
+    }
+
+    fn reconcile_after(&self) -> Option<Duration> {
+        self.0.reconcile_after()
     }
 }

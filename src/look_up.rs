@@ -61,7 +61,7 @@ fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookUp<Box<RawValue>>,
     for charge in &charges {
         let charge = serde_json::from_str(charge.get())?;
         if !is_of_order(&charge, order) {
-            return Err("the payment gateway has a charge of this order with a different amount or currency: check the order by hand".into());
+            return Err("the payment gateway lists a charge with a different order, amount or currency: check that it filters by orderId, and check the order by hand".into());
         }
     }
     if charges.len() > 1 {
@@ -73,16 +73,18 @@ fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookUp<Box<RawValue>>,
     })
 }
 
-/// Returns whether a charge has the order's amount and currency, as far as it names them.
+/// Returns whether a charge has the order's id, amount and currency, as far as it names them.
 fn is_of_order(charge: &Value, order: &Order) -> bool {
+    let names = |name: &str, wanted: &str| charge.get(name).is_none_or(|named| named == wanted);
     let amount = match charge.get("amount") {
         Some(Value::String(text)) => text.parse().ok(),
         Some(amount) => amount.as_f64(),
         None => Some(order.fields.amount),
     };
-    let currency = charge.get("currency");
-    amount == Some(order.fields.amount)
-        && currency.is_none_or(|currency| currency == &*order.fields.currency)
+    !charge.is_null()
+        && amount == Some(order.fields.amount)
+        && names("orderId", &order.fields.order_id)
+        && names("currency", &order.fields.currency)
 }
 
 #[cfg(test)]
@@ -147,6 +149,8 @@ mod tests {
             r#"[{"id":"ch_1","amount":9.99,"currency":"EUR"}]"#,
             r#"[{"id":"ch_1","amount":99.99,"currency":"USD"}]"#,
             r#"[{"id":"ch_1","amount":null,"currency":"EUR"}]"#,
+            r#"[{"id":"ch_1","orderId":"o-2","amount":99.99,"currency":"EUR"}]"#,
+            "[null]",
             r#"[{"id":"ch_1","amount":99.99},{"id":"ch_2","amount":1}]"#,
         ] {
             let unknown = found_in(body).unwrap_err();

@@ -11,12 +11,13 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, BatchError, Consumer, Deadline, Failure, Handler, LookUp, Once, Operation, Outcome,
-    Reconcile, Reconciling,
-    protocol::{AttemptEnd, Key, Record, State, StoredResult},
+    Reconcile,
+    protocol::{AttemptEnd, ClaimRequest, Key, Owner, Record, Settlement, State, StoredResult},
     sqs::KeySource,
-    store::MemoryStore,
+    store::{ClaimResponse, MemoryStore, SettleResponse, Store as _},
 };
 use support::{
+    CONTEXT,
     consumer::{namespace, process},
     event::{batch, record},
 };
@@ -95,9 +96,10 @@ impl World {
         let once = Once::new(store.clone()).clock(clock);
         let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
         let mut operation = Operation::new(key(), None, message_id, deadline);
-        let handler = Reconciling::new(self.clone());
-        operation.quarantine = handler.quarantine();
-        let run = once.run(operation, |attempt| handler.handle(json!({}), attempt));
+        operation.quarantine = self.quarantine();
+        let run = once.run(operation, |attempt| {
+            Handler::handle(self, json!({}), attempt)
+        });
         tokio::select! {
             outcome = run => Some(outcome),
             () = self.0.death.notified() => None,
@@ -115,7 +117,7 @@ impl World {
     }
 }
 
-impl Handler for World {
+impl Reconcile for World {
     type Message = Value;
     type Output = String;
 
@@ -128,9 +130,7 @@ impl Handler for World {
             Charge::Death => self.die().await,
         }
     }
-}
 
-impl Reconcile for World {
     async fn look_up(&self, _: &Value, attempt: &Attempt) -> Result<LookUp<String>, Failure> {
         assert!(
             attempt.prior().is_some(),
@@ -366,7 +366,7 @@ async fn handler_is_not_polled_after_its_lease() {
 async fn key_that_changes_on_redrive_is_refused() {
     let consumer = |key: KeySource| {
         let once = Once::new(MemoryStore::default());
-        Consumer::new(once, namespace(), Reconciling::new(World::default())).key(key)
+        Consumer::new(once, namespace(), World::default()).key(key)
     };
     let event = || serde_json::from_value(batch([record("m-1", "{\"id\":\"o-1\"}")])).unwrap();
     let deadline = || Deadline::after(clock(), 20 * SECOND, SECOND);
@@ -386,10 +386,107 @@ async fn key_that_changes_on_redrive_is_refused() {
     let suitable = Arc::new(consumer("body:/id".parse().unwrap()));
     let event = batch([record("m-1", "{\"id\":\"o-1\"}")]);
     assert_eq!(process(&suitable, event, deadline()).await, [""; 0]);
-    // Without the look-up, every key will do.
+}
+
+/// A handler that says that the called system has idempotency keys after all.
+struct Off;
+
+impl Reconcile for Off {
+    type Message = Value;
+    type Output = ();
+
+    async fn handle(&self, _: Value, _: Attempt) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn look_up(&self, _: &Value, _: &Attempt) -> Result<LookUp<()>, Failure> {
+        panic!("must not look up")
+    }
+
+    fn reconcile_after(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn look_up_that_is_off_needs_no_key() {
     let once = Once::new(MemoryStore::default());
-    let off = Reconciling::new(World::default()).reconcile_after(None);
-    let off = Arc::new(Consumer::new(once, namespace(), off));
-    let event = batch([record("m-1", "{\"id\":\"o-1\"}")]);
-    assert_eq!(process(&off, event, deadline()).await, [""; 0]);
+    let consumer = Arc::new(Consumer::new(once, namespace(), Off));
+    let event = batch([record("m-1", "{}")]);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    assert_eq!(process(&consumer, event, deadline).await, [""; 0]);
+}
+
+/// The wrapper forgets the quarantine, so the claim did not wait for it.
+#[tokio::test]
+async fn look_up_without_quarantine_runs_nothing() {
+    struct Timed(World);
+    impl Handler for Timed {
+        type Message = Value;
+        type Output = sqs_once::Reconciled<String>;
+        async fn handle(&self, message: Value, attempt: Attempt) -> Result<Self::Output, Failure> {
+            Handler::handle(&self.0, message, attempt).await
+        }
+    }
+    let (world, store) = (World::default(), MemoryStore::default());
+    world.fails_and_rests(&store).await;
+    let once = Once::new(store.clone()).clock(clock);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    let operation = Operation::new(key(), None, "m-1", deadline);
+    let timed = Timed(world.clone());
+    let outcome = once
+        .run(operation, |attempt| timed.handle(json!({}), attempt))
+        .await;
+    assert!(matches!(outcome, Outcome::NoEffect(_)), "{outcome}");
+    assert_eq!(world.calls(), [""; 0]);
+}
+
+/// An abandoned claim leaves an open attempt in which no handler ran.
+#[tokio::test]
+async fn attempt_without_handler_is_not_looked_up() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let claim = claimed(&store).await;
+    let not_started = Settlement::Release {
+        last_end: Some(AttemptEnd::NotStarted),
+    };
+    let settled = store
+        .settle(&claim.fence(), &not_started, clock(), &CONTEXT)
+        .await;
+    assert!(matches!(settled, Ok(SettleResponse::Applied)));
+    advance(32 * SECOND);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome}");
+    assert_eq!(world.calls(), ["charge"]);
+}
+
+async fn claimed(store: &MemoryStore) -> ClaimRequest {
+    let now = clock();
+    let expires_at = (now + HOUR).as_secs();
+    let claim = ClaimRequest::new(
+        key(),
+        Owner::fresh(),
+        "m-1",
+        now,
+        now + 20 * SECOND,
+        expires_at,
+    );
+    let applied = store.claim(&claim, &CONTEXT).await;
+    assert!(matches!(applied, Ok(ClaimResponse::Applied { .. })));
+    claim
+}
+
+/// Otherwise TTL could delete the open attempt, and nobody would look up.
+#[tokio::test]
+async fn record_outlives_its_quarantine() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock).retention(SECOND);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    let mut operation = Operation::new(key(), None, "m-1", deadline);
+    operation.quarantine = Some(72 * HOUR);
+    let run = once.run(operation, async |_| -> Result<u32, Failure> {
+        pending().await
+    });
+    let started = clock();
+    assert!(run.now_or_never().is_none());
+    assert!(kept(&store).expires_at > (started + 72 * HOUR).as_secs());
 }

@@ -1,5 +1,5 @@
-//! Orders at a gateway without idempotency keys, by processes of the release binary that are killed
-//! before, in and after their calls. Answers get lost, and requests arrive up to five seconds late.
+//! Orders at a gateway without idempotency keys, by processes of the sample's release build (with the shorter
+//! waits of `tests/adjusted`) that are killed before, in and after their calls. Answers get lost, and requests arrive up to five seconds late.
 //! The sample looks up each order that may have been charged, so no order is charged twice. The same
 //! run without the look-up is the control.
 //!
@@ -53,19 +53,24 @@ const KILLS_OF_A_MESSAGE: u32 = 2;
 /// Far more than any message needs.
 const MOST_RECEIVES: u32 = 500;
 
-/// When a process was killed, seen from its calls of the gateway.
+/// When a process is killed, seen from its calls of the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Killed {
+enum Kill {
     BeforeCalls,
     InCall,
-    AfterCalls,
+    /// Right after the gateway ended a call: the response may be neither read nor recorded.
+    AfterCall,
+}
+
+impl Kill {
+    const ALL: [Self; 3] = [Self::BeforeCalls, Self::InCall, Self::AfterCall];
 }
 
 /// The gateway: charges a card for each request.
 struct Gateway {
     seed: u64,
     state: Mutex<GatewayState>,
-    /// Wakes those who wait for a call.
+    /// Wakes those who wait for the begin or end of a call.
     called: Notify,
 }
 
@@ -74,7 +79,7 @@ struct GatewayState {
     charges: HashMap<String, Vec<u64>>,
     /// Requests of each order.
     requests: HashMap<String, u32>,
-    /// Calls of each worker: open, and ended.
+    /// Calls of each worker in its invocation: open, and ended.
     calls: HashMap<u32, (usize, usize)>,
     on_their_way: JoinSet<()>,
     lost_answers: usize,
@@ -111,27 +116,24 @@ impl Gateway {
         fastrand::Rng::with_seed(hasher.finish())
     }
 
-    /// Waits until this worker has an open call.
-    async fn is_called_by(&self, worker: u32) {
-        loop {
-            let called = self.called.notified();
-            if self
-                .state()
-                .calls
-                .get(&worker)
-                .is_some_and(|(open, _)| *open > 0)
-            {
-                return;
-            }
-            called.await;
-        }
+    /// Returns the calls of this worker's invocation: open, and ended.
+    fn calls(&self, worker: u32) -> (usize, usize) {
+        self.state().calls.get(&worker).copied().unwrap_or_default()
     }
 
-    fn killed(&self, worker: u32) -> Killed {
-        match self.state().calls.get(&worker) {
-            Some((1.., _)) => Killed::InCall,
-            Some((0, 1..)) => Killed::AfterCalls,
-            _ => Killed::BeforeCalls,
+    fn begin_invocation(&self, worker: u32) {
+        self.state().calls.remove(&worker);
+    }
+
+    /// Waits until the calls of this worker's invocation are as `wanted`: open, and ended.
+    async fn until(&self, worker: u32, wanted: impl Fn(usize, usize) -> bool) {
+        loop {
+            let changed = self.called.notified();
+            let (open, ended) = self.calls(worker);
+            if wanted(open, ended) {
+                return;
+            }
+            changed.await;
         }
     }
 }
@@ -150,8 +152,11 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        let calls = state.calls.entry(self.1).or_default();
-        *calls = (calls.0 - 1, calls.1 + 1);
+        let (open, ended) = state.calls.entry(self.1).or_default();
+        // The call may be of an earlier invocation.
+        *open = open.saturating_sub(1);
+        *ended += 1;
+        self.0.called.notify_waiters();
     }
 }
 
@@ -202,7 +207,7 @@ async fn charge(
         .into_response()
 }
 
-/// The charges of an order. One look-up in fifty gets no answer.
+/// The charges of an order. The response to one look-up in fifty is 503.
 async fn list(State(gateway): State<Arc<Gateway>>, Path(worker): Path<u32>, uri: Uri) -> Response {
     let _call = Call::begin(&gateway, worker);
     let url = Url::parse(&format!("http://gateway{uri}")).unwrap();
@@ -238,7 +243,7 @@ struct Run {
     /// Messages that are neither in the queue nor acknowledged.
     in_flight: AtomicU32,
     most_kills: usize,
-    kills: Mutex<BTreeMap<Killed, usize>>,
+    kills: Mutex<BTreeMap<Kill, usize>>,
     reconciled: AtomicU32,
     workers: AtomicU32,
 }
@@ -345,15 +350,17 @@ impl Run {
                 received_again(message, &order)
             }));
             let invocation = lambda.invoke(events, FUNCTION_TIMEOUT);
+            self.gateway.begin_invocation(worker);
+            let kill = is_killed.then(|| dice.choice(Kill::ALL).unwrap());
+            let pause = Duration::from_millis(dice.u64(..3));
             let fate = async {
-                if !is_killed {
-                    return std::future::pending().await;
+                let gateway = &self.gateway;
+                match kill {
+                    None => std::future::pending().await,
+                    Some(Kill::BeforeCalls) => sleep(pause).await,
+                    Some(Kill::InCall) => gateway.until(worker, |open, _| open > 0).await,
+                    Some(Kill::AfterCall) => gateway.until(worker, |_, ended| ended > 0).await,
                 }
-                let at_a_call = dice.bool();
-                if at_a_call {
-                    self.gateway.is_called_by(worker).await;
-                }
-                sleep(Duration::from_millis(dice.u64(..40))).await;
             };
             let answer = tokio::select! {
                 answer = invocation => Some(answer),
@@ -364,9 +371,13 @@ impl Run {
                 Some(answer @ Answer::Response(_)) => failed(&answer.response()),
                 Some(Answer::Error(error)) => panic!("{error}"),
                 died => {
-                    if died.is_none() {
-                        let killed = self.gateway.killed(worker);
-                        *self.kills.lock().unwrap().entry(killed).or_default() += 1;
+                    if let (None, Some(planned)) = (died, kill) {
+                        let is_called = self.gateway.calls(worker) != (0, 0);
+                        let kill = match planned {
+                            Kill::BeforeCalls if is_called => Kill::InCall,
+                            planned => planned,
+                        };
+                        *self.kills.lock().unwrap().entry(kill).or_default() += 1;
                     }
                     let exit = lambda.kill().await;
                     self.count(&exit.output);
@@ -457,7 +468,7 @@ fn received_again(message: &Waiting, order: &Value) -> Value {
 
 struct Report {
     orders: usize,
-    kills: BTreeMap<Killed, usize>,
+    kills: BTreeMap<Kill, usize>,
     lost_answers: usize,
     late: usize,
     look_ups: usize,
@@ -496,10 +507,12 @@ async fn run(look_up: bool) -> Report {
     let report = Run::new(look_up, orders, 1).await.finish(orders).await;
     println!("{report}");
     // A run without these events would prove nothing.
-    for killed in [Killed::BeforeCalls, Killed::InCall, Killed::AfterCalls] {
-        assert!(report.kills.contains_key(&killed), "{killed:?}: {report}");
+    for kill in Kill::ALL {
+        assert!(report.kills.contains_key(&kill), "{kill:?}: {report}");
     }
     assert!(report.late > 0 && report.lost_answers > 0, "{report}");
+    let kills = report.kills.values().sum::<usize>();
+    assert!(kills >= orders / 30, "{report}");
     assert_eq!((report.completed, report.lost), (orders, 0), "{report}");
     report
 }

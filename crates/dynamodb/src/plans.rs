@@ -92,11 +92,14 @@ impl Plans {
         self.state().failing.push_back((name, item));
     }
 
-    /// Leaves a record behind as a worker does that claimed the operation an hour ago and crashed.
+    /// Replaces the record by that of a worker that claimed the operation long ago and crashed.
     pub async fn interrupt(&self, operation: &Operation) {
         const HOUR: u64 = 3600;
         let now = Timestamp::now();
-        let at = Timestamp::from_millis(now.as_millis().saturating_sub(HOUR * 1000));
+        let quarantine = operation.quarantine.unwrap_or_default().as_millis();
+        let quarantine = u64::try_from(quarantine).unwrap_or(u64::MAX);
+        let before = quarantine.saturating_add(HOUR * 1000);
+        let at = Timestamp::from_millis(now.as_millis().saturating_sub(before));
         let mut claim = ClaimRequest::new(
             operation.key.clone(),
             Owner::fresh(),
@@ -106,6 +109,7 @@ impl Plans {
             now.as_secs() + HOUR,
         );
         claim.fingerprint.clone_from(&operation.fingerprint);
+        self.records.remove(&operation.key);
         // A store in memory never fails.
         let _applied = self.records.claim(&claim, &RequestContext::default()).await;
     }

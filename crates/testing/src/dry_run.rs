@@ -87,8 +87,8 @@ impl DryRun {
         }
     }
 
-    /// Lets the next message find an open attempt: its operation was claimed an hour ago, and the worker
-    /// crashed. So the handler sees a [prior attempt](Attempt::prior), and a handler with a
+    /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
+    /// crashed. This replaces the record that the operation has. So the handler sees a [prior attempt](Attempt::prior), and a handler with a
     /// [look-up](sqs_once::Reconcile) looks up.
     ///
     /// ```

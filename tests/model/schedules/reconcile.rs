@@ -1,11 +1,11 @@
-//! Handlers with a look-up: `Once` with `Reconciling`, for a gateway without idempotency keys.
+//! Handlers with a look-up: `Once` with `Reconcile`, for a gateway without idempotency keys.
 //!
 //! A charge may be on its way to the gateway for up to [`ON_ITS_WAY`] after it was sent, whatever
 //! becomes of its worker meanwhile. The gateway charges the card for each request that arrives.
 
 use std::time::Duration;
 
-use sqs_once::{Attempt, Failure, Handler, LookUp, Outcome, Reconcile, Reconciling};
+use sqs_once::{Attempt, Failure, Handler, LookUp, Outcome, Reconcile};
 use sqs_once_core::handler::Delivery;
 
 use crate::schedules::{
@@ -30,7 +30,7 @@ struct Charge {
     worker: usize,
 }
 
-impl Handler for Charge {
+impl Reconcile for Charge {
     type Message = ();
     type Output = usize;
 
@@ -46,15 +46,17 @@ impl Handler for Charge {
         obey(word)?;
         Ok(worker)
     }
-}
 
-impl Reconcile for Charge {
     async fn look_up(&self, (): &(), _: &Attempt) -> Result<LookUp<usize>, Failure> {
         pause().await;
         let word = lock(&self.world).looks_up(self.worker);
         obey(word)?;
         let charged = lock(&self.world).charged_by();
         Ok(charged.map_or(LookUp::NotFound, LookUp::Found))
+    }
+
+    fn reconcile_after(&self) -> Option<Duration> {
+        lock(&self.world).quarantine
     }
 }
 

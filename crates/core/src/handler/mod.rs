@@ -24,7 +24,7 @@ pub use invalid_message::InvalidMessage;
 pub use output::{HandlerOutput, to_output, to_result};
 pub(crate) use reconcile::LookUpStage;
 pub use reconcile::{
-    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, Reconciling, WithLookUp,
+    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, ReconcilingFn,
 };
 
 use crate::{protocol::StoredResult, store::Results};
@@ -139,7 +139,7 @@ pub trait Handler: Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Returns the quarantine, if this handler looks up what an earlier attempt did ([`Reconciling`]).
+    /// Returns the quarantine, if this handler looks up what an earlier attempt did ([`Reconcile`]).
     #[doc(hidden)]
     fn quarantine(&self) -> Option<Duration> {
         None

@@ -17,11 +17,12 @@ use crate::protocol::StoredResult;
 /// How long after its lease an attempt may still have its effect, if the handler does not say otherwise.
 const QUARANTINE: Duration = Duration::from_secs(30);
 
-/// A handler whose effect can be looked up, because the called system has no idempotency keys: a legacy
-/// gateway, SMTP, a bank's file.
+/// A [`Handler`] whose effect can be looked up, because the called system has no idempotency keys: a legacy
+/// gateway, SMTP, a bank's file. Implement this trait in place of [`Handler`], which then follows. For an
+/// async function, [`HandlerFn::reconcile`] does the same.
 ///
-/// If an attempt may have had its effect without a record of it, the next attempt looks up that effect before
-/// it calls [`handle`](Handler::handle):
+/// If an attempt may have had its effect without a record of it, the next attempt calls
+/// [`look_up`](Self::look_up) before [`handle`](Self::handle):
 ///
 /// | look-up | consumer |
 /// | --- | --- |
@@ -29,17 +30,18 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 /// | `Ok(`[`LookUp::NotFound`]`)` | calls the handler |
 /// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt looks up again |
 ///
-/// Without an earlier attempt of that kind, the consumer never looks up, so a healthy message costs nothing.
-/// A message that may have ended its process is looked up while it runs alone.
+/// Without an earlier attempt of that kind, the consumer never looks up. A message that may have ended its
+/// process is looked up while it runs alone.
 ///
-/// [`Reconciling`] makes the handler that a consumer runs. [`HandlerFn::reconcile`] does the same for an
-/// async function.
+/// Only the claim mode, [`Once`](crate::Once), runs such a handler, and the output must implement
+/// [`serde::Serialize`]. The other modes need no look-up, because their effects commit together with the
+/// record.
 ///
 /// # Quarantine
 ///
 /// A request that an attempt sent just before it died may arrive later. So nobody takes over, and nobody
 /// looks up, until the lease of that attempt, the lease margin and the
-/// [quarantine](Reconciling::reconcile_after) have passed. The effect happens once if:
+/// [quarantine](Self::reconcile_after) have passed. The effect happens once if:
 ///
 /// - an attempt sends nothing after its lease: no task or thread outlives the handler;
 /// - what it sent is visible to the look-up before the quarantine ends, or never takes effect. So the
@@ -47,18 +49,20 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 /// - the look-up finds the effect *of this operation*. So the key must name the operation, and not the
 ///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
 ///   a key does not start;
-/// - the handler has one effect. If the look-up finds it, nothing else of the handler runs.
+/// - the handler has one effect. If the look-up finds it, nothing else of the handler runs;
+/// - every consumer of the table has the look-up. While you deploy it, or roll it back, a build without it may
+///   take over at the end of the lease.
 ///
 /// # Example
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
-/// use sqs_once::{Attempt, Failure, Handler, LookUp, Reconcile, Reconciling};
+/// use sqs_once::{Attempt, Failure, LookUp, Reconcile};
 ///
 /// #[derive(Deserialize)]
 /// struct Order { id: String }
 ///
-/// #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+/// #[derive(Serialize)]
 /// struct Receipt { order: String }
 ///
 /// struct Legacy;
@@ -80,16 +84,14 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 /// #   */
 /// }
 ///
-/// impl Handler for Legacy {
+/// impl Reconcile for Legacy {
 ///     type Message = Order;
 ///     type Output = Receipt;
 ///
 ///     async fn handle(&self, order: Order, _: Attempt) -> Result<Receipt, Failure> {
 ///         Ok(self.charge(&order).await?)
 ///     }
-/// }
 ///
-/// impl Reconcile for Legacy {
 ///     async fn look_up(&self, order: &Order, _: &Attempt) -> Result<LookUp<Receipt>, Failure> {
 ///         Ok(match self.charge_of(order).await? {
 ///             Some(receipt) => LookUp::Found(receipt),
@@ -97,15 +99,26 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 ///         })
 ///     }
 /// }
-///
-/// let handler = Reconciling::new(Legacy);
+/// # fn is_a_handler<H: sqs_once::Handler>(_: H) {}
+/// # is_a_handler(Legacy);
 /// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` has no look-up",
-    label = "does not implement `Reconcile`",
-    note = "implement `sqs_once::Reconcile`, or write `handler_fn(function).reconcile(look_up)`"
-)]
-pub trait Reconcile: Handler {
+pub trait Reconcile: Send + Sync + 'static {
+    /// The type of the body, as in [`Handler::Message`].
+    type Message: FromMessage;
+    /// The output, which the record stores as JSON.
+    type Output: PlainOutput;
+
+    /// Handles one message, as [`Handler::handle`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Handler::handle`].
+    fn handle(
+        &self,
+        message: Self::Message,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+
     /// Looks up whether an earlier attempt had its effect. [`Attempt::prior`] says since when an attempt is
     /// open.
     ///
@@ -119,6 +132,29 @@ pub trait Reconcile: Handler {
         message: &Self::Message,
         attempt: &Attempt,
     ) -> impl Future<Output = Result<LookUp<Self::Output>, Failure>> + Send;
+
+    /// Returns the quarantine: how long after the end of its lease a request of an earlier attempt may still
+    /// take effect. 30 seconds by default. Choose more than the time limit of the call.
+    ///
+    /// With `None`, nothing is looked up, and the handler runs as one without a look-up: for a called system
+    /// that turns out to have idempotency keys.
+    fn reconcile_after(&self) -> Option<Duration> {
+        Some(QUARANTINE)
+    }
+
+    /// Handles a duplicate, as [`Handler::on_duplicate`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Handler::on_duplicate`].
+    fn on_duplicate(
+        &self,
+        stored: Stored<Self::Output>,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _unused = (stored, attempt);
+        std::future::ready(Ok(()))
+    }
 }
 
 /// What [`Reconcile::look_up`] found. If it cannot tell, it returns an error.
@@ -131,102 +167,61 @@ pub enum LookUp<O> {
     NotFound,
 }
 
-/// A handler that looks up the effect of an earlier attempt before it runs: see [`Reconcile`].
-///
-/// Only the claim mode, [`Once`](crate::Once), runs it, and the output must implement
-/// [`serde::Serialize`]. The other modes need no look-up, because their effects commit together with the
-/// record.
-///
-/// ```compile_fail
-/// # use sqs_once::{Attempt, Done, Failure, LookUp, handler_fn};
-/// # async fn plan(_: u64, _: Attempt) -> Result<Done<u64>, Failure> { Ok(Done::new(1)) }
-/// # async fn find(_: &u64, _: &Attempt) -> Result<LookUp<Done<u64>>, Failure> { Ok(LookUp::NotFound) }
-/// handler_fn(plan).reconcile(find); // `plan` returns a `Done`
-/// ```
-#[derive(Clone, Debug)]
-pub struct Reconciling<H> {
-    handler: H,
-    /// `None` if the look-up is switched off.
-    quarantine: Option<Duration>,
-}
-
-impl<H: Reconcile> Reconciling<H> {
-    /// Creates a handler that looks up with a quarantine of 30 seconds.
-    #[must_use]
-    pub fn new(handler: H) -> Self {
-        Self {
-            handler,
-            quarantine: Some(QUARANTINE),
-        }
-    }
-
-    /// Sets the quarantine: how long after the end of its lease a request of an earlier attempt may still
-    /// take effect. Choose more than the time limit of the call.
-    ///
-    /// With `None`, nothing is looked up, and the handler runs as it would without a look-up. Use that for a
-    /// called system that turns out to have idempotency keys.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use sqs_once::{Attempt, Failure, LookUp, handler_fn};
-    /// # async fn send(_: String, _: Attempt) -> Result<(), Failure> { Ok(()) }
-    /// # async fn find(_: &String, _: &Attempt) -> Result<LookUp<()>, Failure> { Ok(LookUp::NotFound) }
-    /// let handler = handler_fn(send).reconcile(find).reconcile_after(Duration::from_secs(60));
-    /// ```
-    #[must_use]
-    pub fn reconcile_after(mut self, quarantine: impl Into<Option<Duration>>) -> Self {
-        self.quarantine = quarantine.into();
-        self
-    }
-}
-
-impl<H: Reconcile<Output: PlainOutput>> Handler for Reconciling<H> {
-    type Message = H::Message;
-    type Output = Reconciled<H::Output>;
+#[diagnostic::do_not_recommend]
+impl<R: Reconcile> Handler for R {
+    type Message = R::Message;
+    type Output = Reconciled<R::Output>;
 
     async fn handle(
         &self,
-        message: H::Message,
+        message: R::Message,
         attempt: Attempt,
-    ) -> Result<Reconciled<H::Output>, Failure> {
-        if self.quarantine.is_some() && attempt.prior().is_some() {
-            let stage = attempt.extension::<Arc<LookUpStage>>();
-            // If the look-up does not return, the mode sees that it was still running.
-            stage.inspect(|stage| stage.is_running.store(true, Relaxed));
-            let found = self.handler.look_up(&message, &attempt).await;
-            let (found, text) = match found {
-                Ok(LookUp::Found(output)) => (Some(output), "found"),
-                Ok(LookUp::NotFound) => (None, "not found"),
-                // Even a permanent failure says nothing about the message: only the effect is unknown.
-                Err(unknown) => return Err(Failure::no_effect(unknown.to_string())),
+    ) -> Result<Reconciled<R::Output>, Failure> {
+        if self.reconcile_after().is_some() && attempt.prior().is_some() {
+            let Some(stage) = attempt.extension::<Arc<LookUpStage>>() else {
+                // Nobody waited for the quarantine.
+                return Err(Failure::no_effect(
+                    "the handler has a look-up, so it must be run by a Consumer or a DryRun, and a handler around it must pass on `quarantine`",
+                ));
             };
-            tracing::info!(key = %attempt.key(), effect = text, "looked up the earlier attempt");
-            stage.inspect(|stage| stage.is_running.store(false, Relaxed));
-            if let Some(output) = found {
-                return Ok(Reconciled::Found(output));
-            }
-            if stage.is_some_and(|stage| stage.is_last) {
-                return Ok(Reconciled::NotFound);
+            if stage.is_wanted {
+                // If the look-up does not return, the mode sees that it was still running.
+                stage.is_running.store(true, Relaxed);
+                // Even a permanent failure says nothing about the message: only the effect is unknown.
+                let found = (self.look_up(&message, &attempt).await)
+                    .map_err(|unknown| Failure::no_effect(unknown.to_string()))?;
+                stage.is_running.store(false, Relaxed);
+                let effect = match found {
+                    LookUp::Found(_) => "found",
+                    LookUp::NotFound => "not found",
+                };
+                tracing::info!(key = %attempt.key(), effect, "looked up the earlier attempt");
+                match found {
+                    LookUp::Found(output) => return Ok(Reconciled::Found(output)),
+                    LookUp::NotFound if stage.is_last => return Ok(Reconciled::NotFound),
+                    LookUp::NotFound => {}
+                }
             }
         }
-        let output = self.handler.handle(message, attempt).await?;
-        Ok(Reconciled::Ran(output))
+        Reconcile::handle(self, message, attempt)
+            .await
+            .map(Reconciled::Ran)
     }
 
     fn on_duplicate(
         &self,
-        stored: Stored<<H::Output as HandlerOutput>::Result>,
+        stored: Stored<R::Output>,
         attempt: Attempt,
     ) -> impl Future<Output = Result<(), Failure>> + Send {
-        self.handler.on_duplicate(stored, attempt)
+        Reconcile::on_duplicate(self, stored, attempt)
     }
 
     fn quarantine(&self) -> Option<Duration> {
-        self.quarantine
+        self.reconcile_after()
     }
 }
 
-/// The output of a [`Reconciling`] handler: what the handler returned, or what the look-up found.
+/// The output of a handler with a look-up: what the handler returned, or what the look-up found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reconciled<O> {
     /// The handler ran.
@@ -253,8 +248,10 @@ pub trait PlainOutput: Serialize + HandlerOutput<Result = Self> + Sized {}
 impl<O: Serialize + Send> PlainOutput for O {}
 
 /// How far the look-up of an attempt has come. The mode lends it to the handler.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LookUpStage {
+    /// True if an earlier attempt may have had its effect.
+    pub(crate) is_wanted: bool,
     /// True from the start of the look-up until it says that the effect was found or not.
     pub(crate) is_running: AtomicBool,
     /// True if the handler must not run after the look-up.
@@ -306,72 +303,86 @@ impl<F, M> HandlerFn<F, M> {
     ///
     /// let handler = handler_fn(send).reconcile(sent);
     /// ```
-    pub fn reconcile<L, O>(self, look_up: L) -> Reconciling<WithLookUp<F, M, L>>
+    pub fn reconcile<L, O>(self, look_up: L) -> ReconcilingFn<F, M, L>
     where
         Self: Handler<Message = M, Output = O>,
         M: FromMessage + Sync + 'static,
         O: PlainOutput,
         L: for<'a> LookUpFn<'a, M, O> + 'static,
     {
-        Reconciling::new(WithLookUp {
+        ReconcilingFn {
             handler: self,
             look_up,
-        })
-    }
-}
-
-/// An async function with a look-up. [`HandlerFn::reconcile`] creates it.
-pub struct WithLookUp<F, M, L> {
-    handler: HandlerFn<F, M>,
-    look_up: L,
-}
-
-impl<F: Clone, M, L: Clone> Clone for WithLookUp<F, M, L> {
-    fn clone(&self) -> Self {
-        Self {
-            handler: self.handler.clone(),
-            look_up: self.look_up.clone(),
+            quarantine: QUARANTINE,
         }
     }
 }
 
-impl<F, M, L> fmt::Debug for WithLookUp<F, M, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WithLookUp").finish_non_exhaustive()
+/// An async function with a look-up. [`HandlerFn::reconcile`] creates it.
+pub struct ReconcilingFn<F, M, L> {
+    handler: HandlerFn<F, M>,
+    look_up: L,
+    quarantine: Duration,
+}
+
+impl<F, M, L> ReconcilingFn<F, M, L> {
+    /// Sets the [quarantine](Reconcile::reconcile_after), which is 30 seconds by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::{Attempt, Failure, LookUp, handler_fn};
+    /// # async fn send(_: String, _: Attempt) -> Result<(), Failure> { Ok(()) }
+    /// # async fn sent(_: &String, _: &Attempt) -> Result<LookUp<()>, Failure> { Ok(LookUp::NotFound) }
+    /// let handler = handler_fn(send).reconcile(sent).reconcile_after(Duration::from_secs(60));
+    /// ```
+    #[must_use]
+    pub fn reconcile_after(self, quarantine: Duration) -> Self {
+        Self { quarantine, ..self }
     }
 }
 
-impl<F, M, L> Handler for WithLookUp<F, M, L>
+impl<F: Clone, M, L: Clone> Clone for ReconcilingFn<F, M, L> {
+    fn clone(&self) -> Self {
+        Self {
+            handler: self.handler.clone(),
+            look_up: self.look_up.clone(),
+            quarantine: self.quarantine,
+        }
+    }
+}
+
+impl<F, M, L> fmt::Debug for ReconcilingFn<F, M, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReconcilingFn").finish_non_exhaustive()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<F, M, L, O> Reconcile for ReconcilingFn<F, M, L>
 where
-    HandlerFn<F, M>: Handler<Message = M>,
-    M: FromMessage + 'static,
+    HandlerFn<F, M>: Handler<Message = M, Output = O>,
+    L: for<'a> LookUpFn<'a, M, O> + 'static,
     F: 'static,
-    L: Send + Sync + 'static,
+    M: FromMessage + Sync + 'static,
+    O: PlainOutput,
 {
     type Message = M;
-    type Output = <HandlerFn<F, M> as Handler>::Output;
+    type Output = O;
 
     fn handle(
         &self,
         message: M,
         attempt: Attempt,
-    ) -> impl Future<Output = Result<Self::Output, Failure>> + Send {
+    ) -> impl Future<Output = Result<O, Failure>> + Send {
         self.handler.handle(message, attempt)
     }
-}
 
-impl<F, M, L> Reconcile for WithLookUp<F, M, L>
-where
-    Self: Handler<Message = M>,
-    L: for<'a> LookUpFn<'a, M, <Self as Handler>::Output>,
-    M: FromMessage + Sync + 'static,
-{
-    async fn look_up(
-        &self,
-        message: &M,
-        attempt: &Attempt,
-    ) -> Result<LookUp<Self::Output>, Failure> {
+    async fn look_up(&self, message: &M, attempt: &Attempt) -> Result<LookUp<O>, Failure> {
         self.look_up.call(message, attempt).await
+    }
+
+    fn reconcile_after(&self) -> Option<Duration> {
+        Some(self.quarantine)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Runs an operation in the claim mode: claim -> handler -> complete | fail | end the lease | restore.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use tokio::time::{Instant, timeout_at};
 
@@ -18,7 +21,7 @@ use crate::{
     meter::Meter,
     protocol::{
         AttemptEnd, ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
-        decision::{failed_claim, may_settle},
+        decision::{failed_claim, may_have_effect, may_settle},
         isolation::{Standing, has_last_look_up, standing},
     },
     store::{ClaimResponse, RequestContext, Results, SettleResponse, Store, StoreError},
@@ -60,10 +63,12 @@ impl<S: Store> Once<S> {
             return Err(Outcome::NotStarted);
         }
         let gate = gate.map(|OperationGate(gate)| gate);
-        let lease = Lease::from_now(self.lease, self.records.now(), deadline);
+        let terms = self.lease.with_quarantine(quarantine);
+        let lease = Lease::from_now(terms, self.records.now(), deadline);
         let message_id = delivery.message_id();
         let request = ClaimRequest {
-            takeover_after: quarantine.map_or(Duration::ZERO, |wait| self.lease.margin + wait),
+            takeover_after: lease.terms.takeover_after,
+            expires_at: self.records.expires_at_after(lease.kept_until()),
             ..(self.records).request(&key, fingerprint, message_id, lease.until())
         };
         let context = RequestContext::until(deadline.handler_cutoff(), &meter)
@@ -75,7 +80,7 @@ impl<S: Store> Once<S> {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
         let standing = standing(&claim.claimed, &self.crash_waits);
-        let looks_up = quarantine.is_some() && claim.claimed.open_since.is_some();
+        let looks_up = quarantine.is_some() && may_have_effect(&claim.claimed);
         let exclusive_attempts = match standing {
             Standing::Clear => None,
             Standing::Suspect { exclusive_attempts } => Some(exclusive_attempts),
@@ -100,10 +105,11 @@ impl<S: Store> Once<S> {
         claim.began = true;
         let history = History::from(&claim.claimed);
         let mut attempt = Attempt::new(key, delivery, history, deadline);
-        if looks_up {
+        if quarantine.is_some() {
             let stage = Arc::new(LookUpStage {
+                is_wanted: looks_up,
+                is_running: AtomicBool::new(false),
                 is_last: matches!(standing, Standing::Crashed { .. }),
-                ..LookUpStage::default()
             });
             claim.look_up = Some(Arc::clone(&stage));
             attempt = attempt.with_extension(stage);

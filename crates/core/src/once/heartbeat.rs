@@ -84,7 +84,7 @@ impl<S: Store> HeldClaim<'_, S> {
         }
         let renewed = Lease::from_now(lease.terms, now, self.deadline);
         let fence = self.fence.clone().with_lease(lease.until());
-        let settlement = self.records.renewal(renewed.until());
+        let settlement = (self.records).renewal(renewed.until(), renewed.kept_until());
         // Retries repeat the same renewal, because an earlier copy may have been applied.
         match self
             .settle_by(&Effort::renewal(cut, &self.meter), &fence, &settlement)

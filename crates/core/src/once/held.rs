@@ -191,7 +191,7 @@ impl<S: Store> HeldClaim<'_, S> {
         let until = lease_alone(attempt, waits, now, usual.until().max(self.lease.until()));
         let renewed = usual.lasting_until(until, now, self.deadline);
         let fence = self.fence.clone().with_lease(self.lease.until());
-        let settlement = self.records.attempt_alone(until, attempt);
+        let settlement = (self.records).attempt_alone(until, renewed.kept_until(), attempt);
         // The handler must not start unless we know that the record counts the attempt.
         self.ran_alone = true;
         match self
@@ -218,9 +218,10 @@ impl<S: Store> HeldClaim<'_, S> {
     /// Records that the process died every time this message ran alone.
     pub(crate) async fn crashed(self) -> Outcome {
         let times = self.claimed.exclusive_attempts;
-        let effect = match &self.look_up {
-            Some(_) => "the look-up found no effect",
-            None => "its effect may have happened",
+        let effect = if self.look_up.is_some() {
+            "the look-up found no effect"
+        } else {
+            "its effect may have happened"
         };
         let error = format!(
             "the process ended {times} times while the handler of this message ran alone; {effect}"
