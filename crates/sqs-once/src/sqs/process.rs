@@ -122,7 +122,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
         }
         if let Some(visibility) = &self.visibility {
-            visibility.apply(&ended, self.mode.now(), answer).await;
+            let (now, quarantine) = (self.mode.now(), self.handler.quarantine());
+            visibility.apply(&ended, now, quarantine, answer).await;
         }
         report.log(
             response.batch_item_failures.len(),
