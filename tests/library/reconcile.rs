@@ -41,7 +41,7 @@ enum Answer {
     Death,
 }
 
-/// What the handler does.
+/// The behaviour of the handler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Charge {
     #[default]
@@ -239,7 +239,7 @@ async fn unknown_effect_runs_nothing() {
 }
 
 #[tokio::test]
-async fn nobody_looks_up_before_quarantine_ends() {
+async fn look_up_waits_until_quarantine_ends() {
     let (world, store) = (World::default(), MemoryStore::default());
     world.charges(Charge::Fail);
     let _failed = world.run(&store, "m-1").await;

@@ -44,7 +44,7 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 /// [quarantine](Self::reconcile_after) have passed. The effect happens once if:
 ///
 /// - an attempt sends nothing after its lease: no task or thread outlives the handler;
-/// - what it sent is visible to the look-up before the quarantine ends, or never takes effect. So the
+/// - its request is visible to the look-up before the quarantine ends, or never takes effect. So the
 ///   quarantine must be longer than the time limit of the call;
 /// - the look-up finds the effect *of this operation*. So the key must name the operation, and not the
 ///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
@@ -157,7 +157,7 @@ pub trait Reconcile: Send + Sync + 'static {
     }
 }
 
-/// What [`Reconcile::look_up`] found. If it cannot tell, it returns an error.
+/// The answer of [`Reconcile::look_up`]. If it cannot tell, it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum LookUp<O> {
@@ -179,7 +179,7 @@ impl<R: Reconcile> Handler for R {
     ) -> Result<Reconciled<R::Output>, Failure> {
         if self.reconcile_after().is_some() && attempt.prior().is_some() {
             let Some(stage) = attempt.extension::<Arc<LookUpStage>>() else {
-                // Nobody waited for the quarantine.
+                // The claim did not wait for the quarantine.
                 return Err(Failure::no_effect(
                     "the handler has a look-up, so it must be run by a Consumer or a DryRun, and a handler around it must pass on `quarantine`",
                 ));
