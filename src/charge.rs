@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, LookUp, Reconcile, ResultExt as _, Settings, SettingsError};
+use sqs_once::{
+    Attempt, Failure, LookUp, Reconcile, Reconciling, ResultExt as _, Settings, SettingsError,
+};
 
 use crate::{gateway::Gateway, order::Order};
 
@@ -12,8 +14,8 @@ use crate::{gateway::Gateway, order::Order};
 pub(crate) struct Charge(Gateway);
 
 impl Charge {
-    pub(crate) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
-        Gateway::read(settings).map(Self)
+    pub(crate) fn read(settings: &mut Settings) -> Result<Reconciling<Self>, SettingsError> {
+        Ok(Reconciling(Self(Gateway::read(settings)?)))
     }
 }
 

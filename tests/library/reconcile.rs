@@ -11,7 +11,7 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, BatchError, Consumer, Deadline, Failure, Handler, LookUp, Once, Operation, Outcome,
-    Reconcile,
+    Reconcile, Reconciling,
     protocol::{AttemptEnd, ClaimRequest, Key, Owner, Record, Settlement, State, StoredResult},
     sqs::KeySource,
     store::{ClaimResponse, MemoryStore, SettleResponse, Store as _},
@@ -96,10 +96,9 @@ impl World {
         let once = Once::new(store.clone()).clock(clock);
         let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
         let mut operation = Operation::new(key(), None, message_id, deadline);
-        operation.quarantine = self.quarantine();
-        let run = once.run(operation, |attempt| {
-            Handler::handle(self, json!({}), attempt)
-        });
+        let handler = Reconciling(self.clone());
+        operation.quarantine = handler.quarantine();
+        let run = once.run(operation, |attempt| handler.handle(json!({}), attempt));
         tokio::select! {
             outcome = run => Some(outcome),
             () = self.0.death.notified() => None,
@@ -366,7 +365,7 @@ async fn handler_is_not_polled_after_its_lease() {
 async fn key_that_changes_on_redrive_is_refused() {
     let consumer = |key: KeySource| {
         let once = Once::new(MemoryStore::default());
-        Consumer::new(once, namespace(), World::default()).key(key)
+        Consumer::new(once, namespace(), Reconciling(World::default())).key(key)
     };
     let event = || serde_json::from_value(batch([record("m-1", "{\"id\":\"o-1\"}")])).unwrap();
     let deadline = || Deadline::after(clock(), 20 * SECOND, SECOND);
@@ -411,7 +410,7 @@ impl Reconcile for Off {
 #[tokio::test]
 async fn look_up_that_is_off_needs_no_key() {
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), Off));
+    let consumer = Arc::new(Consumer::new(once, namespace(), Reconciling(Off)));
     let event = batch([record("m-1", "{}")]);
     let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
     assert_eq!(process(&consumer, event, deadline).await, [""; 0]);
@@ -420,12 +419,12 @@ async fn look_up_that_is_off_needs_no_key() {
 /// The wrapper forgets the quarantine, so the claim did not wait for it.
 #[tokio::test]
 async fn look_up_without_quarantine_runs_nothing() {
-    struct Timed(World);
+    struct Timed(Reconciling<World>);
     impl Handler for Timed {
         type Message = Value;
         type Output = sqs_once::Reconciled<String>;
         async fn handle(&self, message: Value, attempt: Attempt) -> Result<Self::Output, Failure> {
-            Handler::handle(&self.0, message, attempt).await
+            self.0.handle(message, attempt).await
         }
     }
     let (world, store) = (World::default(), MemoryStore::default());
@@ -433,7 +432,7 @@ async fn look_up_without_quarantine_runs_nothing() {
     let once = Once::new(store.clone()).clock(clock);
     let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
     let operation = Operation::new(key(), None, "m-1", deadline);
-    let timed = Timed(world.clone());
+    let timed = Timed(Reconciling(world.clone()));
     let outcome = once
         .run(operation, |attempt| timed.handle(json!({}), attempt))
         .await;

@@ -47,7 +47,7 @@ const QUARANTINE: &str = "6s";
 const BACKOFF: Duration = Duration::from_secs(2);
 const WORKERS: usize = 4;
 /// One in so many invocations is killed, until there were enough kills.
-const KILLED_OF: u32 = 3;
+const KILLED_OF: u32 = 2;
 /// A message that was killed so often is spared. After four deaths alone it would count as a killer.
 const KILLS_OF_A_MESSAGE: u32 = 2;
 /// Far more than any message needs.

@@ -39,7 +39,7 @@ pub use deadline::Deadline;
 pub use event::Event;
 pub use handler::{
     Attempt, Bytes, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, LookUp, Raw,
-    Reconcile, Reconciled, ResultExt, Stored, Text, handler_fn,
+    Reconcile, Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use invalid::InvalidValue;
 pub use once::{Mode, Once, Operation, Outcome, Retry, Severity};

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use sqs_once::{Attempt, Failure, Handler, LookUp, Outcome, Reconcile};
+use sqs_once::{Attempt, Failure, Handler, LookUp, Outcome, Reconcile, Reconciling};
 use sqs_once_core::handler::Delivery;
 
 use crate::schedules::{
@@ -62,8 +62,7 @@ impl Reconcile for Charge {
 
 pub async fn claim_look_up_run(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
-    let quarantine = lock(&world).quarantine;
-    let handler = Reconciling::new(Charge { world, worker }).reconcile_after(quarantine);
+    let handler = Reconciling(Charge { world, worker });
     let mut operation = operation(delivery);
     operation.quarantine = handler.quarantine();
     once.run(operation, |attempt| handler.handle((), attempt))

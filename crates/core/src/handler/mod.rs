@@ -24,7 +24,7 @@ pub use invalid_message::InvalidMessage;
 pub use output::{HandlerOutput, to_output, to_result};
 pub(crate) use reconcile::LookUpStage;
 pub use reconcile::{
-    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, ReconcilingFn,
+    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, Reconciling, WithLookUp,
 };
 
 use crate::{protocol::StoredResult, store::Results};
@@ -68,7 +68,8 @@ use crate::{protocol::StoredResult, store::Results};
     message = "`{Self}` is not a handler",
     label = "not a handler",
     note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
-    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`",
+    note = "to make a handler of a type that implements `Reconcile`, write `sqs_once::Reconciling(value)`"
 )]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the body: one that implements [`serde::Deserialize`] for JSON, or [`Text`], [`Bytes`] or

@@ -17,9 +17,11 @@ use crate::protocol::StoredResult;
 /// How long after its lease an attempt may still have its effect, if the handler does not say otherwise.
 const QUARANTINE: Duration = Duration::from_secs(30);
 
-/// A [`Handler`] whose effect can be looked up, because the called system has no idempotency keys: a legacy
-/// gateway, SMTP, a bank's file. Implement this trait in place of [`Handler`], which then follows. For an
-/// async function, [`HandlerFn::reconcile`] does the same.
+/// Your code for one message, as a [`Handler`], with a look-up of its effect. Use it if the called system has no
+/// idempotency keys: a legacy gateway, SMTP, a bank's file.
+///
+/// Implement this trait in place of [`Handler`]. [`Reconciling`] is the handler that a consumer runs. For an
+/// async function, [`HandlerFn::reconcile`] does both.
 ///
 /// If an attempt may have had its effect without a record of it, the next attempt calls
 /// [`look_up`](Self::look_up) before [`handle`](Self::handle):
@@ -57,7 +59,7 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
-/// use sqs_once::{Attempt, Failure, LookUp, Reconcile};
+/// use sqs_once::{Attempt, Failure, LookUp, Reconcile, Reconciling};
 ///
 /// #[derive(Deserialize)]
 /// struct Order { id: String }
@@ -99,9 +101,14 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 ///         })
 ///     }
 /// }
-/// # fn is_a_handler<H: sqs_once::Handler>(_: H) {}
-/// # is_a_handler(Legacy);
+///
+/// let handler = Reconciling(Legacy);
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has no look-up",
+    label = "does not implement `Reconcile`",
+    note = "implement `sqs_once::Reconcile`, or write `handler_fn(function).reconcile(look_up)`"
+)]
 pub trait Reconcile: Send + Sync + 'static {
     /// The type of the body, as in [`Handler::Message`].
     type Message: FromMessage;
@@ -167,8 +174,11 @@ pub enum LookUp<O> {
     NotFound,
 }
 
-#[diagnostic::do_not_recommend]
-impl<R: Reconcile> Handler for R {
+/// The [`Handler`] of code with a look-up: see [`Reconcile`].
+#[derive(Clone, Copy, Debug)]
+pub struct Reconciling<R>(pub R);
+
+impl<R: Reconcile> Handler for Reconciling<R> {
     type Message = R::Message;
     type Output = Reconciled<R::Output>;
 
@@ -177,7 +187,8 @@ impl<R: Reconcile> Handler for R {
         message: R::Message,
         attempt: Attempt,
     ) -> Result<Reconciled<R::Output>, Failure> {
-        if self.reconcile_after().is_some() && attempt.prior().is_some() {
+        let Self(work) = self;
+        if work.reconcile_after().is_some() && attempt.prior().is_some() {
             let Some(stage) = attempt.extension::<Arc<LookUpStage>>() else {
                 // The claim did not wait for the quarantine.
                 return Err(Failure::no_effect(
@@ -188,7 +199,7 @@ impl<R: Reconcile> Handler for R {
                 // If the look-up does not return, the mode sees that it was still running.
                 stage.is_running.store(true, Relaxed);
                 // Even a permanent failure says nothing about the message: only the effect is unknown.
-                let found = (self.look_up(&message, &attempt).await)
+                let found = (work.look_up(&message, &attempt).await)
                     .map_err(|unknown| Failure::no_effect(unknown.to_string()))?;
                 stage.is_running.store(false, Relaxed);
                 let effect = match found {
@@ -203,9 +214,7 @@ impl<R: Reconcile> Handler for R {
                 }
             }
         }
-        Reconcile::handle(self, message, attempt)
-            .await
-            .map(Reconciled::Ran)
+        work.handle(message, attempt).await.map(Reconciled::Ran)
     }
 
     fn on_duplicate(
@@ -213,11 +222,11 @@ impl<R: Reconcile> Handler for R {
         stored: Stored<R::Output>,
         attempt: Attempt,
     ) -> impl Future<Output = Result<(), Failure>> + Send {
-        Reconcile::on_duplicate(self, stored, attempt)
+        self.0.on_duplicate(stored, attempt)
     }
 
     fn quarantine(&self) -> Option<Duration> {
-        self.reconcile_after()
+        self.0.reconcile_after()
     }
 }
 
@@ -303,29 +312,29 @@ impl<F, M> HandlerFn<F, M> {
     ///
     /// let handler = handler_fn(send).reconcile(sent);
     /// ```
-    pub fn reconcile<L, O>(self, look_up: L) -> ReconcilingFn<F, M, L>
+    pub fn reconcile<L, O>(self, look_up: L) -> Reconciling<WithLookUp<F, M, L>>
     where
         Self: Handler<Message = M, Output = O>,
         M: FromMessage + Sync + 'static,
         O: PlainOutput,
         L: for<'a> LookUpFn<'a, M, O> + 'static,
     {
-        ReconcilingFn {
+        Reconciling(WithLookUp {
             handler: self,
             look_up,
             quarantine: QUARANTINE,
-        }
+        })
     }
 }
 
 /// An async function with a look-up. [`HandlerFn::reconcile`] creates it.
-pub struct ReconcilingFn<F, M, L> {
+pub struct WithLookUp<F, M, L> {
     handler: HandlerFn<F, M>,
     look_up: L,
     quarantine: Duration,
 }
 
-impl<F, M, L> ReconcilingFn<F, M, L> {
+impl<F, M, L> Reconciling<WithLookUp<F, M, L>> {
     /// Sets the [quarantine](Reconcile::reconcile_after), which is 30 seconds by default.
     ///
     /// ```
@@ -336,12 +345,13 @@ impl<F, M, L> ReconcilingFn<F, M, L> {
     /// let handler = handler_fn(send).reconcile(sent).reconcile_after(Duration::from_secs(60));
     /// ```
     #[must_use]
-    pub fn reconcile_after(self, quarantine: Duration) -> Self {
-        Self { quarantine, ..self }
+    pub fn reconcile_after(mut self, quarantine: Duration) -> Self {
+        self.0.quarantine = quarantine;
+        self
     }
 }
 
-impl<F: Clone, M, L: Clone> Clone for ReconcilingFn<F, M, L> {
+impl<F: Clone, M, L: Clone> Clone for WithLookUp<F, M, L> {
     fn clone(&self) -> Self {
         Self {
             handler: self.handler.clone(),
@@ -351,14 +361,14 @@ impl<F: Clone, M, L: Clone> Clone for ReconcilingFn<F, M, L> {
     }
 }
 
-impl<F, M, L> fmt::Debug for ReconcilingFn<F, M, L> {
+impl<F, M, L> fmt::Debug for WithLookUp<F, M, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReconcilingFn").finish_non_exhaustive()
+        f.debug_struct("WithLookUp").finish_non_exhaustive()
     }
 }
 
 #[diagnostic::do_not_recommend]
-impl<F, M, L, O> Reconcile for ReconcilingFn<F, M, L>
+impl<F, M, L, O> Reconcile for WithLookUp<F, M, L>
 where
     HandlerFn<F, M>: Handler<Message = M, Output = O>,
     L: for<'a> LookUpFn<'a, M, O> + 'static,
