@@ -172,6 +172,14 @@ outage: $(VENV) ## Simulate an outage of twelve hours with the template's values
 	$(CONSUMER)
 	$(TEST) --test process -- --nocapture outage_of_half_a_day
 
+RECONCILE_ORDERS ?= 10000
+
+.PHONY: reconcile
+reconcile: export RECONCILE_ORDERS := $(RECONCILE_ORDERS)
+reconcile: $(VENV) ## Charge 10,000 orders (RECONCILE_ORDERS) at a gateway without idempotency keys, with kills and late requests; then without the look-up
+	$(RELEASE) --package adjusted --bin adjusted
+	$(TEST) --test process -- --nocapture --test-threads 1 reconciliation::
+
 .PHONY: simulate
 simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md
 	python local/simulation.py --self-test

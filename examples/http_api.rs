@@ -137,7 +137,7 @@ pub async fn answer<S: Store>(
         .run(operation, |attempt| gateway.pay(payment, attempt))
         .await;
     let detail = match &outcome {
-        Outcome::Completed(result) | Outcome::Duplicate(result) => {
+        Outcome::Completed(result) | Outcome::Duplicate(result) | Outcome::Reconciled(result) => {
             return done(once.stored(result.clone())).await;
         }
         Outcome::Conflict { .. } => "a request with this key is in progress",

@@ -103,7 +103,14 @@ def failures(answer: Any, sent: list[str]) -> list[str]:
 
 # ---- output ------------------------------------------------------------------------------------
 
-COLOURS = {"completed": "green", "duplicate": "cyan", "ignored": "cyan", "conflict": "yellow", "not_started": "yellow"}
+COLOURS = {
+    "completed": "green",
+    "reconciled": "green",
+    "duplicate": "cyan",
+    "ignored": "cyan",
+    "conflict": "yellow",
+    "not_started": "yellow",
+}
 LEVELS = {"WARN": "yellow", "ERROR": "red"}
 
 

@@ -77,6 +77,7 @@ const OF_CONSUMER: [&str; 25] = [
     "NotStarted",
     "OldestMessageAge",
     "PermanentFailures",
+    "Reconciled",
     "ResultsNotStored",
     "RetryableFailures",
     "StoreLatency",

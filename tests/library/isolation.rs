@@ -3,7 +3,6 @@
 //! A death is played by dropping the batch's future, and with it its tasks: nothing is recorded any more.
 
 use std::{
-    collections::BTreeMap,
     num::NonZeroUsize,
     sync::{
         Arc, Mutex,
@@ -27,27 +26,11 @@ use support::{
 };
 use tokio::sync::Notify;
 
+use crate::wall_clock::{advance, clock};
+
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
-
-/// Milliseconds by which the wall clock of a test is ahead, by the name of its thread: each test has a
-/// runtime of one thread.
-static AHEAD: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
-
-fn test_name() -> String {
-    std::thread::current().name().unwrap_or_default().to_owned()
-}
-
-fn clock() -> Timestamp {
-    let ahead = AHEAD.lock().unwrap().get(&test_name()).copied();
-    Timestamp::now() + Duration::from_millis(ahead.unwrap_or_default())
-}
-
-fn advance(by: Duration) {
-    let by = u64::try_from(by.as_millis()).unwrap();
-    *AHEAD.lock().unwrap().entry(test_name()).or_default() += by;
-}
 
 fn within(budget: Duration) -> Deadline {
     Deadline::after(clock(), budget, budget / 4)

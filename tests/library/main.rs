@@ -21,3 +21,5 @@ mod isolation;
 mod mistakes;
 mod once;
 mod promises;
+mod reconcile;
+mod wall_clock;

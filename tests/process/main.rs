@@ -15,6 +15,7 @@ mod edges;
 mod metrics;
 mod powertools;
 mod queries;
+mod reconciliation;
 mod runtime_api;
 mod security;
 mod traces;

@@ -99,9 +99,9 @@ impl<S: TransactionalStore> Inbox<S> {
             fingerprint,
             delivery,
             deadline,
-            // Without a claim there is no isolation after a crash.
-            gate: _,
             meter,
+            // Without a claim there is no isolation after a crash, and nothing to look up.
+            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -265,6 +265,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
 }
 
 impl<S> sqs_once_core::once::mode::sealed::Sealed for Inbox<S> {}
+
+sqs_once_core::explain_wrong_output!([S: TransactionalStore] Inbox<S>);
 
 #[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inbox<S> {

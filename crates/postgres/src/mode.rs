@@ -186,6 +186,7 @@ impl PostgresMode {
             deadline,
             gate,
             meter,
+            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -241,6 +242,8 @@ impl PostgresMode {
 }
 
 impl sqs_once_core::once::mode::sealed::Sealed for PostgresMode {}
+
+sqs_once_core::explain_wrong_output!([] PostgresMode);
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {

@@ -8,6 +8,8 @@
 mod charge;
 #[path = "../../../src/gateway.rs"]
 mod gateway;
+#[path = "../../../src/look_up.rs"]
+mod look_up;
 #[path = "../../../src/order.rs"]
 mod order;
 

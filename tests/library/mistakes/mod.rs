@@ -92,6 +92,16 @@ fn function_without_attempt_is_explained() {
     explained("function_without_attempt");
 }
 
+#[test]
+fn look_up_in_inbox_is_explained() {
+    explained("look_up_in_inbox");
+}
+
+#[test]
+fn look_up_of_done_is_explained() {
+    explained("look_up_of_done");
+}
+
 /// Control: without this test, an error about a missing library would pass for an explanation.
 #[test]
 fn corrected_mistake_compiles() {

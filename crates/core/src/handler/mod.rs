@@ -7,8 +7,9 @@ mod failure;
 mod history;
 mod invalid_message;
 mod output;
+mod reconcile;
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData, time::Duration};
 
 use serde::de::DeserializeOwned;
 
@@ -21,6 +22,10 @@ pub use failure::{Failure, ResultExt};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
 pub use output::{HandlerOutput, to_output, to_result};
+pub(crate) use reconcile::LookUpStage;
+pub use reconcile::{
+    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, Reconciling, WithLookUp,
+};
 
 use crate::{protocol::StoredResult, store::Results};
 
@@ -63,7 +68,8 @@ use crate::{protocol::StoredResult, store::Results};
     message = "`{Self}` is not a handler",
     label = "not a handler",
     note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
-    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`",
+    note = "to make a handler of a type that implements `Reconcile`, write `sqs_once::Reconciling(value)`"
 )]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the body: one that implements [`serde::Deserialize`] for JSON, or [`Text`], [`Bytes`] or
@@ -132,6 +138,12 @@ pub trait Handler: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         let _unused = (stored, attempt);
         std::future::ready(Ok(()))
+    }
+
+    /// Returns the quarantine, if this handler looks up what an earlier attempt did ([`Reconcile`]).
+    #[doc(hidden)]
+    fn quarantine(&self) -> Option<Duration> {
+        None
     }
 }
 

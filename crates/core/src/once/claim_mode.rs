@@ -59,6 +59,7 @@ impl<S: Store> Once<S> {
             lease: LeaseTerms {
                 margin: Duration::from_secs(1),
                 heartbeat: None,
+                takeover_after: Duration::ZERO,
             },
             health: Arc::default(),
             crash_waits: CrashWaits::default(),

@@ -16,6 +16,20 @@ pub(crate) struct LeaseTerms {
     pub(crate) margin: Duration,
     /// Length of a lease that is renewed. With `None`, the lease ends with the invocation.
     pub(crate) heartbeat: Option<Duration>,
+    /// How long after the end of a lease another attempt may take over: with a look-up, after the margin and
+    /// the quarantine.
+    pub(crate) takeover_after: Duration,
+}
+
+impl LeaseTerms {
+    /// Returns these terms for a handler with this quarantine, or without a look-up.
+    pub(crate) fn with_quarantine(self, quarantine: Option<Duration>) -> Self {
+        let takeover_after = quarantine.map(|wait| self.margin.saturating_add(wait));
+        Self {
+            takeover_after: takeover_after.unwrap_or_default(),
+            ..self
+        }
+    }
 }
 
 /// The lease of a claim.
@@ -69,6 +83,11 @@ impl Lease {
     /// End of the lease in the record.
     pub(crate) fn until(&self) -> Timestamp {
         self.until
+    }
+
+    /// Time until which the record must be kept: no other attempt may take over before.
+    pub(crate) fn kept_until(&self) -> Timestamp {
+        self.until + self.terms.takeover_after
     }
 
     /// Returns whether the worker's right to run has ended, by either clock.

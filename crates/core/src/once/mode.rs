@@ -17,6 +17,7 @@ use crate::{
     note = "for an output that implements `serde::Serialize`, use `Once` on any store",
     note = "for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
     note = "for `Change`, use `ItemMode`",
+    note = "for `Reconciled`, which a handler with a look-up returns, use `Once`: in the other modes the effect commits together with the record, so there is nothing to look up",
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<A: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
@@ -46,6 +47,42 @@ pub trait Mode<A: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     fn records_failures(&self) -> bool {
         true
     }
+}
+
+/// An output that no handler can return.
+///
+/// rustc explains a wrong output with the notes of [`Mode`] only if a mode implements it more than once.
+/// Otherwise it says that two types differ. So a mode for a single kind of output implements
+/// `Mode<Unsupported>` too, by [`explain_wrong_output`](crate::explain_wrong_output).
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Unsupported {}
+
+impl HandlerOutput for Unsupported {
+    type Result = ();
+}
+
+/// Implements `Mode<Unsupported>` for a mode, with its generic parameters in brackets: see
+/// [`Unsupported`](crate::once::mode::Unsupported).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! explain_wrong_output {
+    ([$($parameters:tt)*] $mode:ty) => {
+        #[diagnostic::do_not_recommend]
+        impl<$($parameters)*> $crate::Mode<$crate::once::mode::Unsupported> for $mode {
+            async fn run<W, F>(&self, _: $crate::Operation, _: W) -> $crate::Outcome
+            where
+                W: FnOnce($crate::Attempt) -> F + Send,
+                F: Future<Output = Result<$crate::once::mode::Unsupported, $crate::Failure>> + Send,
+            {
+                $crate::Outcome::NotStarted
+            }
+
+            fn now(&self) -> $crate::protocol::Timestamp {
+                $crate::protocol::Timestamp::now()
+            }
+        }
+    };
 }
 
 /// Seals [`Mode`]: only this project implements it.

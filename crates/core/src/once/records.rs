@@ -49,6 +49,7 @@ impl<S> Records<S> {
             message_id: message_id.to_owned(),
             now,
             lease_until,
+            takeover_after: Duration::ZERO,
             expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
             after_failure: self.after_failure,
         }
@@ -84,21 +85,31 @@ impl<S> Records<S> {
     }
 
     /// Creates the renewal of a lease. The retention starts now.
-    pub(crate) fn renewal(&self, lease_until: Timestamp) -> Settlement {
+    pub(crate) fn renewal(&self, lease_until: Timestamp, kept_until: Timestamp) -> Settlement {
         Settlement::Renew {
             lease_until,
-            expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+            expires_at: self.expires_at_after(kept_until),
             exclusive_attempts: None,
         }
     }
 
     /// Creates the renewal that precedes an attempt alone, and counts the attempt.
-    pub(crate) fn attempt_alone(&self, lease_until: Timestamp, attempt: u64) -> Settlement {
+    pub(crate) fn attempt_alone(
+        &self,
+        lease_until: Timestamp,
+        kept_until: Timestamp,
+        attempt: u64,
+    ) -> Settlement {
         Settlement::Renew {
             lease_until,
-            expires_at: self.expires_at().max(lease_until.as_secs_ceil()),
+            expires_at: self.expires_at_after(kept_until),
             exclusive_attempts: Some(attempt),
         }
+    }
+
+    /// Returns the end of the retention for a record that must be kept until then at least.
+    pub(crate) fn expires_at_after(&self, kept_until: Timestamp) -> u64 {
+        self.expires_at().max(kept_until.as_secs_ceil())
     }
 
     /// Returns the end of the retention for a record written now, in seconds since the epoch.

@@ -185,6 +185,7 @@ impl ItemMode {
             // Without a claim there is no isolation after a crash.
             gate: _,
             meter,
+            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;
@@ -213,6 +214,8 @@ impl ItemMode {
 }
 
 impl sqs_once_core::once::mode::sealed::Sealed for ItemMode {}
+
+sqs_once_core::explain_wrong_output!([] ItemMode);
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {

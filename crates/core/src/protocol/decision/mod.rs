@@ -10,5 +10,5 @@ mod prior_state;
 mod settlement;
 
 pub use claim::{FailedClaim, Rejection, failed_claim, failed_insert, may_claim, rejection};
-pub use prior_state::{PreviousRecord, PriorState};
+pub use prior_state::{PreviousRecord, PriorState, may_have_effect};
 pub use settlement::{FailedSettlement, Settlement, failed_settlement, may_settle};

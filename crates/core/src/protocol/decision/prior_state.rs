@@ -21,6 +21,15 @@ pub struct PriorState {
     pub exclusive_attempts: u64,
 }
 
+/// Returns whether an earlier attempt may have had its effect, so that a handler with a look-up looks first.
+///
+/// An abandoned claim leaves an open attempt in which no handler ran ([`AttemptEnd::NotStarted`]).
+#[doc(hidden)]
+#[must_use]
+pub fn may_have_effect(claimed: &PriorState) -> bool {
+    claimed.open_since.is_some() && claimed.last_end != Some(AttemptEnd::NotStarted)
+}
+
 /// The record before a claim.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]

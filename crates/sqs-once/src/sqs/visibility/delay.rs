@@ -81,6 +81,9 @@ impl Receive {
 pub(super) struct Rule {
     pub(super) now: Timestamp,
     pub(super) backoff: Backoff,
+    /// Quarantine of a handler with a look-up. An earlier delivery of a failed message would be a conflict,
+    /// and use up a receive.
+    pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
 }
@@ -109,9 +112,16 @@ impl Rule {
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             // Also for a conflict with a lease that has ended: the record stays as it is until another
             // attempt or a person changes it.
-            Retry::At(_) | Retry::Backoff => backoff(),
+            Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),
         };
         Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+    }
+
+    /// Returns the seconds until the quarantine of an attempt that ends now is over. 0 without a look-up.
+    fn after_quarantine(&self) -> u64 {
+        self.quarantine.map_or(0, |quarantine| {
+            ceil(quarantine).saturating_add(2 * CLOCKS + (self.jitter)(SPREAD))
+        })
     }
 
     /// Returns the changes for a batch.
@@ -196,6 +206,7 @@ mod tests {
         Rule {
             now: NOW,
             backoff,
+            quarantine: None,
             jitter,
         }
     }
@@ -228,6 +239,28 @@ mod tests {
         };
         assert_eq!(range(&circuit_open(0), 3), range(&retryable(), 3));
         assert_eq!(range(&circuit_open(59_001), 1), Some((60, 60)));
+    }
+
+    #[test]
+    fn failed_attempt_waits_for_quarantine() {
+        let with = |outcome: &Outcome, count, jitter| {
+            let rule = Rule {
+                quarantine: Some(Duration::from_millis(30_001)),
+                ..rule(BACKOFF, jitter)
+            };
+            rule.seconds(outcome, Receive::of_standard_queue(count))
+        };
+        for outcome in [
+            retryable(),
+            Outcome::Panicked,
+            Outcome::NoEffect("503".into()),
+        ] {
+            // The margin of the lease, and a second for the difference of the clocks.
+            assert_eq!(with(&outcome, 1, least), Some(33), "{outcome:?}");
+            assert_eq!(with(&outcome, 1, most), Some(35), "{outcome:?}");
+            assert_eq!(with(&outcome, 5, most), Some(60), "{outcome:?}");
+        }
+        assert_eq!(with(&Outcome::NotStarted, 1, most), Some(0));
     }
 
     #[test]

@@ -224,16 +224,18 @@ impl Visibility {
     }
 
     /// Changes the visibility timeouts of a batch, except for messages that are in the dead-letter queue, as
-    /// long as there is time until `answer`.
+    /// long as there is time until `answer`. With a `quarantine`, no failed attempt is repeated before that.
     pub(super) async fn apply(
         &self,
         batch: &[MessageOutcome<'_>],
         now: Timestamp,
+        quarantine: Option<Duration>,
         answer: Instant,
     ) {
         let rule = Rule {
             now,
             backoff: self.backoff,
+            quarantine,
             jitter: self.jitter,
         };
         let changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));

@@ -80,6 +80,7 @@ impl Queue {
         let rule = Rule {
             now: Timestamp::default(),
             backoff: self.backoff,
+            quarantine: None,
             jitter,
         };
         let receive = Receive::of_standard_queue(count);

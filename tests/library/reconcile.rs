@@ -1,0 +1,491 @@
+//! Handlers with a look-up: when it runs, and what follows from its answer.
+
+use std::{
+    collections::VecDeque,
+    future::pending,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use serde_json::{Value, json};
+use sqs_once::{
+    Attempt, BatchError, Consumer, Deadline, Failure, Handler, LookUp, Once, Operation, Outcome,
+    Reconcile, Reconciling,
+    protocol::{AttemptEnd, ClaimRequest, Key, Owner, Record, Settlement, State, StoredResult},
+    sqs::KeySource,
+    store::{ClaimResponse, MemoryStore, SettleResponse, Store as _},
+};
+use support::{
+    CONTEXT,
+    consumer::{namespace, process},
+    event::{batch, record},
+};
+use tokio::sync::Notify;
+
+use crate::wall_clock::{advance, clock};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// One answer of the look-up.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Found,
+    NotFound,
+    Error,
+    Permanent,
+    Panic,
+    Silence,
+    Death,
+}
+
+/// The behaviour of the handler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Charge {
+    #[default]
+    Succeed,
+    /// Its request gets no answer.
+    Fail,
+    /// It ends its process.
+    Death,
+}
+
+#[derive(Clone, Default)]
+struct World(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    death: Notify,
+    charge: Mutex<Charge>,
+    answers: Mutex<VecDeque<Answer>>,
+    /// `charge` and `look up`, in order.
+    calls: Mutex<Vec<&'static str>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    fn answers(&self, answers: impl IntoIterator<Item = Answer>) {
+        lock(&self.0.answers).extend(answers);
+    }
+
+    fn charges(&self, charge: Charge) {
+        *lock(&self.0.charge) = charge;
+    }
+
+    /// Returns the calls since the last time.
+    fn calls(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *lock(&self.0.calls))
+    }
+
+    fn call(&self, what: &'static str) {
+        lock(&self.0.calls).push(what);
+    }
+
+    async fn die(&self) -> ! {
+        self.0.death.notify_one();
+        pending().await
+    }
+
+    /// Runs the operation `o-1` for this message in a process of its own. `None` if the process died.
+    async fn run(&self, store: &MemoryStore, message_id: &str) -> Option<Outcome> {
+        let once = Once::new(store.clone()).clock(clock);
+        let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+        let mut operation = Operation::new(key(), None, message_id, deadline);
+        let handler = Reconciling(self.clone());
+        operation.quarantine = handler.quarantine();
+        let run = once.run(operation, |attempt| handler.handle(json!({}), attempt));
+        tokio::select! {
+            outcome = run => Some(outcome),
+            () = self.0.death.notified() => None,
+        }
+    }
+
+    /// Leaves an open attempt whose request got no answer, and waits until it can be looked up.
+    async fn fails_and_rests(&self, store: &MemoryStore) {
+        self.charges(Charge::Fail);
+        let outcome = self.run(store, "m-1").await.unwrap();
+        assert!(matches!(outcome, Outcome::RetryableFailure(_)), "{outcome}");
+        assert_eq!(self.calls(), ["charge"]);
+        self.charges(Charge::Succeed);
+        advance(32 * SECOND);
+    }
+}
+
+impl Reconcile for World {
+    type Message = Value;
+    type Output = String;
+
+    async fn handle(&self, _: Value, _: Attempt) -> Result<String, Failure> {
+        self.call("charge");
+        let charge = *lock(&self.0.charge);
+        match charge {
+            Charge::Succeed => Ok("charged".into()),
+            Charge::Fail => Err("no answer".into()),
+            Charge::Death => self.die().await,
+        }
+    }
+
+    async fn look_up(&self, _: &Value, attempt: &Attempt) -> Result<LookUp<String>, Failure> {
+        assert!(
+            attempt.prior().is_some(),
+            "looks up without a prior attempt"
+        );
+        self.call("look up");
+        let answer = lock(&self.0.answers).pop_front();
+        match answer.expect("an answer for each look-up") {
+            Answer::Found => Ok(LookUp::Found("found".into())),
+            Answer::NotFound => Ok(LookUp::NotFound),
+            Answer::Error => Err("503".into()),
+            Answer::Permanent => Err(Failure::permanent("400")),
+            Answer::Panic => std::panic::resume_unwind(Box::new("scripted")),
+            Answer::Silence => pending().await,
+            Answer::Death => self.die().await,
+        }
+    }
+}
+
+fn key() -> Key {
+    Key::new(&namespace(), ["o-1"]).unwrap()
+}
+
+fn kept(store: &MemoryStore) -> Record {
+    store.get(&key()).unwrap()
+}
+
+fn json_of(outcome: &Outcome) -> &str {
+    match outcome {
+        Outcome::Completed(StoredResult::Json(json))
+        | Outcome::Reconciled(StoredResult::Json(json))
+        | Outcome::Duplicate(StoredResult::Json(json)) => json,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn first_attempt_never_looks_up() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome}");
+    assert_eq!(world.calls(), ["charge"]);
+}
+
+/// Promise 2.
+#[tokio::test]
+async fn found_effect_is_recorded_without_running() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    world.fails_and_rests(&store).await;
+    world.answers([Answer::Found]);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::Reconciled(_)), "{outcome}");
+    assert_eq!(
+        (json_of(&outcome), world.calls()),
+        ("\"found\"", vec!["look up"])
+    );
+    let again = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(again, Outcome::Duplicate(_)), "{again}");
+    assert_eq!((json_of(&again), world.calls()), ("\"found\"", vec![]));
+}
+
+#[tokio::test]
+async fn missing_effect_runs_handler() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    world.fails_and_rests(&store).await;
+    world.answers([Answer::NotFound]);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome}");
+    assert_eq!(world.calls(), ["look up", "charge"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_effect_runs_nothing() {
+    for answer in [
+        Answer::Error,
+        Answer::Permanent,
+        Answer::Panic,
+        Answer::Silence,
+    ] {
+        let (world, store) = (World::default(), MemoryStore::default());
+        world.fails_and_rests(&store).await;
+        let before = kept(&store);
+        world.answers([answer]);
+        let outcome = world.run(&store, "m-1").await.unwrap();
+        assert!(
+            matches!(outcome, Outcome::NoEffect(_)),
+            "{answer:?}: {outcome}"
+        );
+        assert!(outcome.to_string().contains("the look-up"), "{outcome}");
+        assert_eq!(world.calls(), ["look up"], "{answer:?}");
+        let after = kept(&store);
+        assert_eq!(
+            after.first_claimed_at, before.first_claimed_at,
+            "{answer:?}"
+        );
+        assert_eq!(after.last_end, Some(AttemptEnd::Retryable), "{answer:?}");
+        // The next attempt looks up again.
+        advance(MINUTE);
+        world.answers([Answer::Found]);
+        let outcome = world.run(&store, "m-1").await.unwrap();
+        assert!(
+            matches!(outcome, Outcome::Reconciled(_)),
+            "{answer:?}: {outcome}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn look_up_waits_until_quarantine_ends() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    world.charges(Charge::Fail);
+    let _failed = world.run(&store, "m-1").await;
+    let ended = kept(&store).updated_at.unwrap();
+    world.calls();
+    for _ in 0..2 {
+        let outcome = world.run(&store, "m-1").await.unwrap();
+        let Outcome::Conflict { lease_until, .. } = outcome else {
+            panic!("{outcome}")
+        };
+        // The margin of a second, and 30 seconds. Nothing moves that time.
+        assert_eq!(lease_until, ended + 31 * SECOND);
+        assert_eq!(world.calls(), [""; 0]);
+        advance(15 * SECOND);
+    }
+    advance(2 * SECOND);
+    world.answers([Answer::Found]);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::Reconciled(_)), "{outcome}");
+}
+
+/// The message died in a crowd, and its look-up fails: it stays a suspect, with its count.
+#[tokio::test]
+async fn failed_look_up_keeps_count_of_attempts_alone() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    world.charges(Charge::Death);
+    assert!(world.run(&store, "m-1").await.is_none());
+    advance(MINUTE);
+    world.answers([Answer::NotFound]);
+    assert!(world.run(&store, "m-1").await.is_none(), "dies alone");
+    assert_eq!(kept(&store).exclusive_attempts, 1);
+    advance(HOUR);
+    world.answers([Answer::Error]);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::NoEffect(_)), "{outcome}");
+    let left = kept(&store);
+    assert_eq!((left.exclusive_attempts, left.last_end), (1, None));
+}
+
+/// Lets the process die in a crowd and four times alone, each time after a look-up that found nothing.
+async fn dies_five_times(world: &World, store: &MemoryStore) {
+    world.charges(Charge::Death);
+    assert!(world.run(store, "m-1").await.is_none());
+    for _ in 0..4 {
+        advance(11 * HOUR);
+        world.answers([Answer::NotFound]);
+        assert!(world.run(store, "m-1").await.is_none());
+    }
+    assert_eq!(kept(store).exclusive_attempts, 4);
+    world.calls();
+    advance(HOUR);
+}
+
+#[tokio::test]
+async fn killer_is_looked_up_once_more_before_crashed() {
+    for (answer, wanted, state) in [
+        (Answer::Found, "reconciled", "COMPLETED"),
+        (Answer::NotFound, "crashed", "FAILED"),
+        (Answer::Error, "no_effect", "IN_PROGRESS"),
+    ] {
+        let (world, store) = (World::default(), MemoryStore::default());
+        dies_five_times(&world, &store).await;
+        world.answers([answer]);
+        let outcome = world.run(&store, "m-1").await.unwrap();
+        assert_eq!(outcome.name(), wanted, "{outcome}");
+        assert_eq!(world.calls(), ["look up"]);
+        assert_eq!(kept(&store).state.name(), state);
+        if state == "IN_PROGRESS" {
+            assert_eq!(kept(&store).exclusive_attempts, 4);
+        }
+    }
+}
+
+#[tokio::test]
+async fn killer_whose_last_look_up_dies_is_crashed() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    dies_five_times(&world, &store).await;
+    world.answers([Answer::Death]);
+    assert!(world.run(&store, "m-1").await.is_none());
+    assert_eq!(world.calls(), ["look up"]);
+    advance(HOUR);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    let Outcome::Crashed(why) = outcome else {
+        panic!("{outcome}")
+    };
+    assert!(why.contains("may have happened"), "{why}");
+    assert_eq!(world.calls(), [""; 0]);
+    assert_eq!(kept(&store).state, State::Failed);
+}
+
+/// After a redrive the message has a new id, and the failed record still has the open attempt.
+#[tokio::test]
+async fn redriven_crashed_message_is_looked_up_first() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    dies_five_times(&world, &store).await;
+    world.answers([Answer::NotFound, Answer::Found]);
+    assert_eq!(world.run(&store, "m-1").await.unwrap().name(), "crashed");
+    world.charges(Charge::Succeed);
+    let outcome = world.run(&store, "redriven").await.unwrap();
+    assert_eq!(outcome.name(), "reconciled");
+    assert_eq!(world.calls(), ["look up", "look up"]);
+}
+
+/// A process was frozen between the look-up and the charge, beyond its lease.
+#[tokio::test(start_paused = true)]
+async fn handler_is_not_polled_after_its_lease() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    let operation = Operation::new(key(), None, "m-1", deadline);
+    let charged = Mutex::new(false);
+    let mut run = Box::pin(once.run(operation, async |_| -> Result<u32, Failure> {
+        tokio::task::yield_now().await;
+        *lock(&charged) = true;
+        Ok(1)
+    }));
+    assert!(run.as_mut().now_or_never().is_none());
+    advance(HOUR);
+    assert_eq!(run.await.name(), "out_of_time");
+    assert!(!*lock(&charged));
+}
+
+#[tokio::test]
+async fn key_that_changes_on_redrive_is_refused() {
+    let consumer = |key: KeySource| {
+        let once = Once::new(MemoryStore::default());
+        Consumer::new(once, namespace(), Reconciling(World::default())).key(key)
+    };
+    let event = || serde_json::from_value(batch([record("m-1", "{\"id\":\"o-1\"}")])).unwrap();
+    let deadline = || Deadline::after(clock(), 20 * SECOND, SECOND);
+    for source in ["message-id", "deduplication-id", "powertools:message-id"] {
+        let refused = consumer(source.parse().unwrap());
+        let error = refused.process(event(), deadline()).await.unwrap_err();
+        assert!(
+            matches!(error, BatchError::KeyChangesOnRedrive { .. }),
+            "{error}"
+        );
+        let start = sqs_once::run(consumer(source.parse().unwrap())).await;
+        assert!(
+            start.unwrap_err().to_string().contains("IDEMPOTENCY_KEY"),
+            "{source}"
+        );
+    }
+    let suitable = Arc::new(consumer("body:/id".parse().unwrap()));
+    let event = batch([record("m-1", "{\"id\":\"o-1\"}")]);
+    assert_eq!(process(&suitable, event, deadline()).await, [""; 0]);
+}
+
+/// A handler that says that the called system has idempotency keys after all.
+struct Off;
+
+impl Reconcile for Off {
+    type Message = Value;
+    type Output = ();
+
+    async fn handle(&self, _: Value, _: Attempt) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn look_up(&self, _: &Value, _: &Attempt) -> Result<LookUp<()>, Failure> {
+        panic!("must not look up")
+    }
+
+    fn reconcile_after(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn look_up_that_is_off_needs_no_key() {
+    let once = Once::new(MemoryStore::default());
+    let consumer = Arc::new(Consumer::new(once, namespace(), Reconciling(Off)));
+    let event = batch([record("m-1", "{}")]);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    assert_eq!(process(&consumer, event, deadline).await, [""; 0]);
+}
+
+/// The wrapper forgets the quarantine, so the claim did not wait for it.
+#[tokio::test]
+async fn look_up_without_quarantine_runs_nothing() {
+    struct Timed(Reconciling<World>);
+    impl Handler for Timed {
+        type Message = Value;
+        type Output = sqs_once::Reconciled<String>;
+        async fn handle(&self, message: Value, attempt: Attempt) -> Result<Self::Output, Failure> {
+            self.0.handle(message, attempt).await
+        }
+    }
+    let (world, store) = (World::default(), MemoryStore::default());
+    world.fails_and_rests(&store).await;
+    let once = Once::new(store.clone()).clock(clock);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    let operation = Operation::new(key(), None, "m-1", deadline);
+    let timed = Timed(Reconciling(world.clone()));
+    let outcome = once
+        .run(operation, |attempt| timed.handle(json!({}), attempt))
+        .await;
+    assert!(matches!(outcome, Outcome::NoEffect(_)), "{outcome}");
+    assert_eq!(world.calls(), [""; 0]);
+}
+
+/// An abandoned claim leaves an open attempt in which no handler ran.
+#[tokio::test]
+async fn attempt_without_handler_is_not_looked_up() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let claim = claimed(&store).await;
+    let not_started = Settlement::Release {
+        last_end: Some(AttemptEnd::NotStarted),
+    };
+    let settled = store
+        .settle(&claim.fence(), &not_started, clock(), &CONTEXT)
+        .await;
+    assert!(matches!(settled, Ok(SettleResponse::Applied)));
+    advance(32 * SECOND);
+    let outcome = world.run(&store, "m-1").await.unwrap();
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome}");
+    assert_eq!(world.calls(), ["charge"]);
+}
+
+async fn claimed(store: &MemoryStore) -> ClaimRequest {
+    let now = clock();
+    let expires_at = (now + HOUR).as_secs();
+    let claim = ClaimRequest::new(
+        key(),
+        Owner::fresh(),
+        "m-1",
+        now,
+        now + 20 * SECOND,
+        expires_at,
+    );
+    let applied = store.claim(&claim, &CONTEXT).await;
+    assert!(matches!(applied, Ok(ClaimResponse::Applied { .. })));
+    claim
+}
+
+/// Otherwise TTL could delete the open attempt, and nobody would look up.
+#[tokio::test]
+async fn record_outlives_its_quarantine() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock).retention(SECOND);
+    let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+    let mut operation = Operation::new(key(), None, "m-1", deadline);
+    operation.quarantine = Some(72 * HOUR);
+    let run = once.run(operation, async |_| -> Result<u32, Failure> {
+        pending().await
+    });
+    let started = clock();
+    assert!(run.now_or_never().is_none());
+    assert!(kept(&store).expires_at > (started + 72 * HOUR).as_secs());
+}
