@@ -20,7 +20,7 @@ Json = dict[str, Any]
 Setting = str | bool
 
 PATIENCE = 60.0
-# What a function says that was killed before it ended.
+# The last message of a function that was killed before it ended.
 KILLED: Json = {}
 # Every setting of a function, with its documented value.
 DOCUMENTED: dict[str, Setting] = {

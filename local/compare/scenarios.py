@@ -258,7 +258,7 @@ def slow_table_fails_no_message(ours: Environment) -> Seen:
 
 
 def in_time(ended: Ended, timeout: str) -> Seen:
-    """What was seen of ten messages, none of which should fail."""
+    """The outcome of ten messages, none of which should fail."""
     if not ended.answered:
         return Seen(False, f"no answer within the function's timeout of {timeout}, so all ten return to the queue")
     return Seen(ended.succeeded, f"reported {len(ended.failed)} of ten as failed")
