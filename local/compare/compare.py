@@ -16,6 +16,7 @@ import cloud
 import packages
 from lab import Lab, Library, Setting
 from scenarios import SCENARIOS, Scenario
+from suites import CARGO_TEST
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
@@ -33,14 +34,14 @@ SETTINGS = {
         "short_timeout": "requestTimeout: 1000, throwOnRequestTimeout: true",
     },
 }
-SUITES = ["--package", "consumer", "--package", "sqs-once", "--lib", "--test", "wire", "--test", "library"]
+SUITES = ["--lib", "--test", "wire", "--test", "library"]
 
 
 def sqs_once() -> dict[str, str]:
     """The result of each test of tests/wire/known_failures, and of the scenarios' other tests."""
     tests = {scenario.test: name for name, scenario in SCENARIOS.items()}
     others = [test for test in tests if not test.startswith("known_failures::")]
-    command = ["cargo", "test", "--locked", *SUITES, "--", "known_failures::", *others]
+    command = [*CARGO_TEST, *SUITES, "--", "known_failures::", *others]
     ran = subprocess.run(command, cwd=cloud.ROOT, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
     print(ran.stdout)
     results = dict(re.findall(r"^test (\S+) \.\.\. (\w+)", ran.stdout, re.MULTILINE))
@@ -69,7 +70,7 @@ def cell(lab: Lab, library: Library, scenario: Scenario) -> str:
 def main() -> None:
     cloud.unwind_on_signals()
     packages.install()
-    version = tomllib.loads((cloud.ROOT / "Cargo.toml").read_text())["package"]["version"]
+    version = tomllib.loads((cloud.ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     results = sqs_once()
     with cloud.ministack("compare") as up:
         lab = Lab(up)
