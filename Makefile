@@ -230,6 +230,7 @@ lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licence
 	python local/simulation.py --self-test && python local/simulation.py --check
 	sam validate --lint --region us-east-1
 	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
+	sam validate --lint --region us-east-1 --template-file examples/start_durable.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
 	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml

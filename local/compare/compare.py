@@ -2,8 +2,7 @@
 
 Each scenario runs against functions with Powertools for AWS Lambda, Python (function.py) and TypeScript
 (function.mjs). They are set up as documented for SQS batches, and again with each setting that affects
-the failure. The table is in a MiniStack. The column of sqs-once has the results of the tests with the
-same names.
+the failure. The table is in a MiniStack. The column of sqs-once has the results of its own tests.
 """
 
 import re
@@ -15,8 +14,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import cloud
 import packages
-from lab import Lab, Library
+from lab import Lab, Library, Setting
 from scenarios import SCENARIOS, Scenario
+from suites import CARGO_TEST
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = {
@@ -24,32 +24,38 @@ SETTINGS = {
         "lambda_context": "register_lambda_context",
         "key_required": "raise_on_no_idempotency_key",
         "validation": "payload_validation_jmespath",
+        "short_timeout": "boto_config=Config(read_timeout=1)",
     },
     "Powertools TypeScript": {
         "lambda_context": "registerLambdaContext",
         "key_required": "throwOnNoIdempotencyKey",
         "validation": "payloadValidationJmesPath",
         "in_turn": "processInParallel: false",
+        "short_timeout": "requestTimeout: 1000, throwOnRequestTimeout: true",
     },
 }
+SUITES = ["--lib", "--test", "wire", "--test", "library"]
 
 
 def sqs_once() -> dict[str, str]:
-    """The result of each test of tests/wire/known_failures."""
-    command = ["cargo", "test", "--locked", "--test", "wire", "known_failures::"]
+    """The result of each test of tests/wire/known_failures, and of the scenarios' other tests."""
+    tests = {scenario.test: name for name, scenario in SCENARIOS.items()}
+    others = [test for test in tests if not test.startswith("known_failures::")]
+    command = [*CARGO_TEST, *SUITES, "--", "known_failures::", *others]
     ran = subprocess.run(command, cwd=cloud.ROOT, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
     print(ran.stdout)
-    results = dict(re.findall(r"^test known_failures::(\w+) \.\.\. (\w+)", ran.stdout, re.MULTILINE))
-    if set(results) != set(SCENARIOS):
-        raise cloud.Unavailable(f"tests and scenarios differ: {sorted(set(results) ^ set(SCENARIOS))}")
-    return {name: "holds" if result == "ok" else f"fails: the test {result}" for name, result in results.items()}
+    results = dict(re.findall(r"^test (\S+) \.\.\. (\w+)", ran.stdout, re.MULTILINE))
+    if set(results) != set(tests):
+        raise cloud.Unavailable(f"tests and scenarios differ: {sorted(set(results) ^ set(tests))}")
+    seen = {"ok": "holds"}
+    return {tests[test]: seen.get(result, f"fails: the test {result}") for test, result in results.items()}
 
 
 def cell(lab: Lab, library: Library, scenario: Scenario) -> str:
     """The outcome of one scenario with one library, in words."""
     variants = [{name: value} for name, value in scenario.variants.items() if name in library.settings]
     seen: dict[str, str] = {}
-    no_settings: dict[str, bool] = {}
+    no_settings: dict[str, Setting] = {}
     for settings in (no_settings, *variants):
         how = "".join(
             f"{'with' if value else 'without'} `{library.settings[name]}`" for name, value in settings.items()
@@ -64,7 +70,7 @@ def cell(lab: Lab, library: Library, scenario: Scenario) -> str:
 def main() -> None:
     cloud.unwind_on_signals()
     packages.install()
-    version = tomllib.loads((cloud.ROOT / "Cargo.toml").read_text())["package"]["version"]
+    version = tomllib.loads((cloud.ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     results = sqs_once()
     with cloud.ministack("compare") as up:
         lab = Lab(up)

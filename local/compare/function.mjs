@@ -21,11 +21,16 @@ const hear = async () => {
 const tell = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
 
 const processor = new BatchProcessor(EventType.SQS);
-const persistenceStore = new DynamoDBPersistenceLayer({ tableName: process.env.IDEMPOTENCY_TABLE });
+const persistenceStore = new DynamoDBPersistenceLayer({
+  tableName: process.env.IDEMPOTENCY_TABLE,
+  ...(settings.short_timeout && {
+    clientConfig: { requestHandler: { requestTimeout: 1000, throwOnRequestTimeout: true } },
+  }),
+});
 const config = new IdempotencyConfig({
   eventKeyJmesPath: settings.key,
   throwOnNoIdempotencyKey: settings.key_required,
-  ...(settings.validation && { payloadValidationJmesPath: 'body' }),
+  ...(settings.validation && { payloadValidationJmesPath: settings.validation }),
 });
 
 // Records are handled in parallel; what their handlers are told comes in the order they asked.

@@ -23,14 +23,18 @@ from aws_lambda_powertools.utilities.idempotency import (
     IdempotencyConfig,
     idempotent_function,
 )
+from botocore.config import Config
 
 settings = json.loads(sys.argv[1])
 processor = BatchProcessor(event_type=EventType.SQS)
-dynamodb = DynamoDBPersistenceLayer(table_name=os.environ["IDEMPOTENCY_TABLE"])
+dynamodb = DynamoDBPersistenceLayer(
+    table_name=os.environ["IDEMPOTENCY_TABLE"],
+    boto_config=Config(read_timeout=1) if settings["short_timeout"] else None,
+)
 config = IdempotencyConfig(
     event_key_jmespath=settings["key"],
     raise_on_no_idempotency_key=settings["key_required"],
-    payload_validation_jmespath="body" if settings["validation"] else "",
+    payload_validation_jmespath=settings["validation"],
 )
 
 

@@ -3,27 +3,33 @@
 import contextlib
 import itertools
 import json
-import socket
+import signal
 import subprocess
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import cloud
+from line import Line
 
 Json = dict[str, Any]
+Setting = str | bool
 
 PATIENCE = 60.0
+# The last message of a function that was killed before it ended.
+KILLED: Json = {}
 # Every setting of a function, with its documented value.
-DOCUMENTED = {
+DOCUMENTED: dict[str, Setting] = {
     "key": "powertools_json(body).orderId",
     "lambda_context": True,
     "key_required": False,
-    "validation": False,
+    "validation": "",
     "in_turn": False,
+    "short_timeout": False,
 }
 
 
@@ -42,9 +48,14 @@ class Ended:
     """The outcome of an invocation. A function that was killed reported no failures."""
 
     ran: list[str] = field(default_factory=list)
+    answered: bool = False
     failed: list[str] = field(default_factory=list)
     outputs: Json = field(default_factory=dict)
     errors: Json = field(default_factory=dict)
+
+    @property
+    def succeeded(self) -> bool:
+        return self.answered and not self.failed
 
 
 class Function:
@@ -52,6 +63,7 @@ class Function:
 
     def __init__(self, name: str, command: list[str], directory: Path, environment: dict[str, str]) -> None:
         self.name = name
+        self.killed = False
         self.process = subprocess.Popen(
             command,
             cwd=directory,
@@ -79,15 +91,35 @@ class Function:
             ended.ran.append(heard["handle"])
             answer = does(heard["handle"]) if does else {"return": "done"}
             if self.process.poll() is not None:
-                print(f"    {self.name} was killed, ran {ended.ran}")
-                return ended
+                break
             self._tell(answer)
-        ended.failed, ended.outputs, ended.errors = heard["failed"], heard["outputs"], heard["errors"]
-        print(f"    {self.name} ended, {textwrap.shorten(str(vars(ended)), 200)}")
+        else:
+            if heard != KILLED:
+                ended.answered = True
+                ended.failed, ended.outputs, ended.errors = heard["failed"], heard["outputs"], heard["errors"]
+        how = "ended" if ended.answered else "was killed"
+        print(f"    {self.name} {how}, {textwrap.shorten(str(vars(ended)), 200)}")
         return ended
+
+    def deliver_until(self, timeout_ms: int, *records: Json) -> Ended:
+        """Invokes the function, and kills it at its timeout, as Lambda does."""
+        deadline = threading.Timer(timeout_ms / 1000, self.kill)
+        started = time.monotonic()
+        deadline.start()
+        ended = self.deliver(*records, remaining_ms=timeout_ms)
+        deadline.cancel()
+        print(f"    after {time.monotonic() - started:.1f} s")
+        return ended
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Ends the function as a crash does."""
+        self.killed = True
         self.process.kill()
         self.process.wait()
 
@@ -103,6 +135,8 @@ class Function:
     def _hear(self) -> Json:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        if not line and self.killed:
+            return KILLED
         if not line:
             self.reader.join(5)
             raise RuntimeError("the function ended:\n" + "".join(self.errors))
@@ -117,7 +151,7 @@ class Function:
 class Environment:
     """One library with some settings, and a table for both."""
 
-    def __init__(self, up: cloud.Cloud, table: str, library: Library, settings: dict[str, bool]) -> None:
+    def __init__(self, up: cloud.Cloud, table: str, library: Library, settings: dict[str, Setting]) -> None:
         self.up, self.table, self.library, self.settings = up, table, library, settings
         self.running = contextlib.ExitStack()
         self.number = itertools.count(1)
@@ -129,7 +163,7 @@ class Environment:
     def __exit__(self, *_: object) -> None:
         self.running.close()
 
-    def function(self, endpoint: str | None = None, **settings: str | bool) -> Function:
+    def function(self, endpoint: str | None = None, **settings: Setting) -> Function:
         environment = self.up.environment() | {
             "AWS_ENDPOINT_URL": endpoint or self.up.endpoint,
             "AWS_LAMBDA_FUNCTION_NAME": "payments",
@@ -147,8 +181,10 @@ class Environment:
         items: list[Json] = self.up.client("dynamodb").scan(TableName=self.table, ConsistentRead=True)["Items"]
         return items
 
-    def loses_first_answer(self) -> "LossyLine":
-        return self.running.enter_context(LossyLine.to(self.up.endpoint))
+    def line(self, *, loses_first_answer: bool = False, delay: float = 0.0) -> Line:
+        """A line to the table, for the endpoint of a function."""
+        line = Line.to(self.up.endpoint, loses_first_answer=loses_first_answer, delay=delay)
+        return self.running.enter_context(line)
 
 
 class Lab:
@@ -156,7 +192,7 @@ class Lab:
         self.up = up
         self.number = itertools.count(1)
 
-    def environment(self, library: Library, settings: dict[str, bool]) -> Environment:
+    def environment(self, library: Library, settings: dict[str, Setting]) -> Environment:
         return Environment(self.up, f"compare-{next(self.number)}", library, settings)
 
     def library(self, command: list[str], directory: Path, settings: dict[str, dict[str, str]]) -> Library:
@@ -166,43 +202,3 @@ class Lab:
             hello = environment.function().hello
         name = hello["library"]
         return Library(name, hello["version"], command, directory, settings[name])
-
-
-@dataclass
-class LossyLine:
-    """A proxy of an endpoint that loses the response to the first request."""
-
-    endpoint: str
-    connections: int = 0
-
-    @classmethod
-    @contextlib.contextmanager
-    def to(cls, upstream: str) -> Iterator["LossyLine"]:
-        host, port = upstream.removeprefix("http://").split(":")
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            line = cls(f"http://127.0.0.1:{listener.getsockname()[1]}")
-            accept = threading.Thread(target=line._accept, args=(listener, (host, int(port))), daemon=True)
-            accept.start()
-            yield line
-
-    def _accept(self, listener: socket.socket, upstream: tuple[str, int]) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                client, _ = listener.accept()
-                self.connections += 1
-                server = socket.create_connection(upstream)
-                lossy = self.connections == 1
-                threading.Thread(target=_pump, args=(client, server), daemon=True).start()
-                threading.Thread(target=_pump, args=(server, client, lossy), daemon=True).start()
-
-
-def _pump(source: socket.socket, sink: socket.socket, lost: bool = False) -> None:
-    """Forwards bytes from source to sink. If `lost`, closes both at the first bytes instead."""
-    with contextlib.suppress(OSError):
-        while chunk := source.recv(65536):
-            if lost:
-                break
-            sink.sendall(chunk)
-    for end in (source, sink):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)

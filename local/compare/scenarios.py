@@ -1,4 +1,4 @@
-"""The scenarios. Each has the name of its test in tests/wire/known_failures."""
+"""The scenarios, and the test in which sqs-once is in the same situation."""
 
 import json
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lab import Ended, Environment, Json
+from lab import Ended, Environment, Function, Json, Setting
 
 SCENARIOS: dict[str, "Scenario"] = {}
 
@@ -29,13 +29,17 @@ Play = Callable[[Environment], Seen]
 @dataclass(frozen=True)
 class Scenario:
     play: Play
-    variants: dict[str, bool]
+    variants: dict[str, Setting]
     """The settings that affect the scenario, with their values that differ from the documented ones."""
+    test: str
+    """The path of the test of sqs-once."""
 
 
-def scenario(**variants: bool) -> Callable[[Play], Play]:
+def scenario(test: str | None = None, **variants: Setting) -> Callable[[Play], Play]:
+    """A scenario without `test` has the name of its test in tests/wire/known_failures."""
+
     def add(play: Play) -> Play:
-        SCENARIOS[play.__name__] = Scenario(play, variants)
+        SCENARIOS[play.__name__] = Scenario(play, variants, test or f"known_failures::{play.__name__}")
         return play
 
     return add
@@ -108,9 +112,9 @@ def crash_without_deadline_locks_key_briefly(ours: Environment) -> Seen:
 
 @scenario()
 def lost_claim_response_does_not_block_worker(ours: Environment) -> Seen:
-    line = ours.loses_first_answer()
+    line = ours.line(loses_first_answer=True)
     ended = ours.function(line.endpoint).deliver(ORDER, remaining_ms=2000)
-    assert line.connections == 2, f"the SDK asked again: {line}"
+    assert len(line.connections) == 2, f"the SDK asked again: {line}"
     pass_time(2000)
     after = ours.function().deliver(ORDER)
     locked = "until its deadline" if after.ran else "past its deadline"
@@ -146,7 +150,7 @@ def messages_without_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).orderId")
 
 
-@scenario(key_required=True, validation=True)
+@scenario(key_required=True, validation="body")
 def messages_without_part_of_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).[customerId, orderId]")
 
@@ -191,4 +195,87 @@ def oversized_result_does_not_run_again(ours: Environment) -> Seen:
     return Seen(
         ran == 1 and not again.failed,
         f"reported {', '.join(first.failed) or 'nothing'} as failed, and ran it {ran} times",
+    )
+
+
+def ten(batch: str) -> list[Json]:
+    return [record(f"{batch}-{n}", {"orderId": f"{batch}-{n}"}) for n in range(1, 11)]
+
+
+@scenario(test="isolation::nine_neighbours_succeed_and_killer_is_crashed", in_turn=True)
+def message_that_kills_spares_its_batch(ours: Environment) -> Seen:
+    batch, receives = ten("m"), 5
+    neighbours, ran = {f"m-{n}" for n in range(1, 11) if n != 5}, set[str]()
+    waiting = {message["messageId"] for message in batch}
+    for _ in range(receives):
+        function = ours.function()
+
+        def end(message_id: str, function: Function = function) -> Json | None:
+            if message_id != "m-5":
+                return {"return": "done"}
+            function.kill()
+            return None
+
+        again = [message for message in batch if message["messageId"] in waiting]
+        ended = function.deliver(*again, remaining_ms=500, does=end)
+        ran.update(ended.ran)
+        if ended.answered:
+            waiting = set(ended.failed)
+        pass_time(500)
+    left, never = len(waiting & neighbours), len(neighbours - ran)
+    return Seen(
+        not left, f"{left} of the 9 others are not acknowledged after {receives} receives, {never} of them never ran"
+    )
+
+
+@scenario(test="aws::tests::batch_after_a_thaw_fails_no_message", short_timeout=True)
+def batch_after_a_thaw_fails_no_message(ours: Environment) -> Seen:
+    failed = {death: seen for death in ("closed", "silent") if not (seen := after_a_thaw(ours, death)).holds}
+    return Seen(
+        not failed, "; ".join(f"connections that are {death}: {seen.otherwise}" for death, seen in failed.items())
+    )
+
+
+def after_a_thaw(ours: Environment, death: str) -> Seen:
+    """A frozen function's connections die. Then it gets ten messages."""
+    line = ours.line()
+    function = ours.function(line.endpoint)
+    before = function.deliver(*ten(f"before-{death}"))
+    assert before.succeeded, before
+    function.freeze()
+    if death == "closed":
+        line.close()
+    else:
+        line.silence()
+    function.thaw()
+    return in_time(function.deliver_until(10_000, *ten(f"after-{death}")), "10 s")
+
+
+@scenario(test="aws::tests::slow_table_gets_two_requests_a_message", short_timeout=True)
+def slow_table_fails_no_message(ours: Environment) -> Seen:
+    function = ours.function(ours.line(delay=1.2).endpoint)
+    return in_time(function.deliver_until(30_000, *ten("m")), "30 s")
+
+
+def in_time(ended: Ended, timeout: str) -> Seen:
+    """The outcome of ten messages, none of which should fail."""
+    if not ended.answered:
+        return Seen(False, f"no answer within the function's timeout of {timeout}, so all ten return to the queue")
+    return Seen(ended.succeeded, f"reported {len(ended.failed)} of ten as failed")
+
+
+@scenario(test="batch::records_live_on_when_fingerprint_setting_changes")
+def records_live_on_when_fingerprint_setting_changes(ours: Environment) -> Seen:
+    changes = {"added": ("", "body"), "changed": ("body", "powertools_json(body).customerId"), "removed": ("body", "")}
+    refused = []
+    for change, (before, after) in changes.items():
+        order = record(f"m-{change}", {"orderId": change, "customerId": "c-17"})
+        first = ours.function(validation=before).deliver(order)
+        assert first.succeeded, first
+        again = ours.function(validation=after).deliver(order)
+        if again.failed or again.ran:
+            refused.append(change)
+    return Seen(
+        not refused,
+        f"payload validation {' or '.join(refused)}: duplicates of a completed order are reported as failed",
     )

@@ -35,20 +35,20 @@ use support::{
 };
 
 /// Sample event that ships with an example.
-fn sample(name: &str) -> Value {
+pub fn sample(name: &str) -> Value {
     let path = format!("{}/events/{name}.json", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// An example's settings in this DynamoDB: these tables, and defaults.
-fn settings<const N: usize>(dynamo: &Dynamo, tables: [(&str, &str); N]) -> Settings {
+pub fn settings<const N: usize>(dynamo: &Dynamo, tables: [(&str, &str); N]) -> Settings {
     let runtime_api = ("AWS_LAMBDA_RUNTIME_API", "unused");
     let variables = tables.into_iter().chain([runtime_api]);
     Settings::from_vars(variables).sdk_config(dynamo.sdk_config())
 }
 
 /// Number of messages of an event reported as failed.
-async fn process<M: Mode<H::Output>, H: Handler>(
+pub async fn process<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     event: Value,
 ) -> usize {
@@ -58,7 +58,7 @@ async fn process<M: Mode<H::Output>, H: Handler>(
 }
 
 /// Logged outcome and reason of one message, which must be reported as failed.
-async fn rejection<M: Mode<H::Output>, H: Handler>(
+pub async fn rejection<M: Mode<H::Output>, H: Handler>(
     consumer: &Arc<Consumer<M, H>>,
     body: &Value,
 ) -> (String, String) {
@@ -99,7 +99,7 @@ impl std::io::Write for Log {
     }
 }
 
-fn permanent(why: &str) -> (String, String) {
+pub fn permanent(why: &str) -> (String, String) {
     let outcome = "permanent_failure".to_owned();
     (outcome, format!("permanent failure: {why}"))
 }

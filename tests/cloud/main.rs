@@ -17,4 +17,5 @@ mod operations;
 mod other_tools;
 mod parameters;
 mod producers;
+mod start_durable;
 mod template;

@@ -1,8 +1,9 @@
 //! Failures known from other idempotency libraries, one test for each. A test fails if sqs-once has
-//! the failure too. `make compare` runs the same scenarios on Powertools for AWS Lambda.
+//! the failure too. `make compare` runs the same scenarios on Powertools for AWS Lambda, and four more
+//! whose tests of sqs-once are elsewhere (local/compare/scenarios.py names them).
 //!
-//! "Seen with" names the versions in which `make compare` saw the failure, in November 2026. README
-//! has the table.
+//! "Seen with" names the versions in which `make compare` saw the failure, in November 2026.
+//! docs/comparison.md has the table.
 
 mod world;
 
