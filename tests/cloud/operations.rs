@@ -57,7 +57,7 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 25] = [
+const OF_CONSUMER: [&str; 26] = [
     "BatchSize",
     "BatchedWritesOff",
     "CircuitOpen",
