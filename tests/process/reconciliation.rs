@@ -226,6 +226,7 @@ async fn list(State(gateway): State<Arc<Gateway>>, Path(worker): Path<u32>, uri:
 }
 
 /// A message, and when it is delivered next.
+#[derive(Clone, Copy)]
 struct Waiting {
     at: Instant,
     n: usize,
