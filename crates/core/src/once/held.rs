@@ -15,8 +15,8 @@ use crate::{
     handler::Failure,
     meter::Meter,
     protocol::{
-        AttemptEnd, FailedSettlement, FencingToken, PreviousRecord, PriorState, Settlement,
-        StoredResult, Timestamp,
+        AttemptEnd, FailedSettlement, FencingToken, PriorState, Settlement, StoredResult,
+        Timestamp,
         decision::failed_settlement,
         isolation::{CrashWaits, lease_alone},
     },
@@ -194,16 +194,8 @@ impl<S: Store> HeldClaim<'_, S> {
 
     /// Undoes the claim after an attempt that had no effect.
     pub(crate) async fn restore(self, outcome: Outcome) -> Outcome {
-        let mut claimed = self.claimed.clone();
-        if self.is_copy_on_its_way {
-            // If we deleted the record or made it FAILED again, a late copy of the claim would pass. So we
-            // end the lease, as we do when the previous record is unknown.
-            claimed.before = PreviousRecord::Unknown;
-        }
-        if self.began {
-            claimed = claimed.with_recorded_end();
-        }
-        self.end(&Settlement::Restore(claimed), outcome).await
+        let undo = Settlement::undo(self.claimed.clone(), self.is_copy_on_its_way, self.began);
+        self.end(&undo, outcome).await
     }
 
     /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning and still

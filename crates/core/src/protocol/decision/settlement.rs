@@ -2,7 +2,7 @@
 
 use super::{PreviousRecord, PriorState};
 use crate::protocol::record::{
-    AttemptEnd, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
+    AttemptEnd, ClaimRequest, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
 };
 
 /// Ends a claim or renews its lease, with one write on the condition of the claim's [`FencingToken`].
@@ -84,6 +84,38 @@ impl Settlement {
             first_open,
             expires_at,
         }
+    }
+
+    /// Creates the [`Settlement::Restore`] of a claim over `claimed`.
+    ///
+    /// If a copy of the claim `may_arrive` later, we must not delete the record or make it `FAILED` again,
+    /// because the copy would then be applied. So the lease ends, as if the previous record were unknown. If
+    /// the handler `began`, its end is recorded.
+    #[must_use]
+    pub fn undo(mut claimed: PriorState, may_arrive: bool, began: bool) -> Self {
+        if may_arrive {
+            claimed.before = PreviousRecord::Unknown;
+        }
+        if began {
+            claimed = claimed.with_recorded_end();
+        }
+        Self::Restore(claimed)
+    }
+
+    /// Returns the writes that end the lease of a claim without a response, with their fencing tokens. The
+    /// second is for a record that the first does not fit.
+    ///
+    /// We do not delete the record: the claim may have been a takeover, and then the next attempt must see
+    /// the prior attempt. If the claim opened the attempt itself, the record says that no handler was
+    /// started, so that the next claim does not make the message a suspect.
+    #[must_use]
+    pub fn abandon(request: &ClaimRequest) -> [(FencingToken, Self); 2] {
+        let not_started = Some(AttemptEnd::NotStarted);
+        [
+            (request.fence().with_first_claim(request.now), not_started),
+            (request.fence(), None),
+        ]
+        .map(|(fence, last_end)| (fence, Self::Release { last_end }))
     }
 
     /// Returns the name of the settlement in logs and errors.

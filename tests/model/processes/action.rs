@@ -1,0 +1,119 @@
+//! [`Action`]: the next thing that may happen.
+
+use std::fmt;
+
+use crate::processes::state::Receive;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A new process, or an idle one, receives a batch.
+    Receive {
+        process: Option<usize>,
+        messages: Vec<usize>,
+        ahead: u64,
+    },
+    /// A message asks the circuit of its process.
+    Ask(Receive),
+    /// A request arrives, and its worker gets the answer, if it still waits for it. With `stays`, a copy of the
+    /// request arrives later.
+    Arrives {
+        number: usize,
+        of: Receive,
+        what: &'static str,
+        stays: bool,
+    },
+    /// A worker waits in vain. The request may have `arrived`; otherwise it is lost or late. The worker sends it
+    /// again, or gives up.
+    NoAnswer {
+        of: Receive,
+        arrived: bool,
+        again: bool,
+    },
+    /// A handler is to start.
+    Starts(Receive),
+    /// A handler ends.
+    Ends(Receive, HandlerAnswer),
+    /// A handler ends its process.
+    Kills(Receive),
+    /// A handler sends its effect to the called system.
+    Sends(Receive),
+    /// An effect on its way happens: that of the operation with this place.
+    Happens(usize, usize),
+    /// The look-up answers.
+    LooksUp(Receive, LookUp),
+    /// A process answers SQS for its batch.
+    Answers(usize),
+    /// A process is ended from outside.
+    Crashes(usize),
+    /// Time passes.
+    Until(u64),
+    /// DynamoDB deletes an expired record.
+    Deletes(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LookUp {
+    Found,
+    NotFound,
+    Unknown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandlerAnswer {
+    Success,
+    Permanent,
+    Retryable,
+    NoEffect,
+    CutOff,
+}
+
+/// For counterexamples.
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Receive {
+                messages, ahead, ..
+            } => {
+                let names: Vec<_> = messages
+                    .iter()
+                    .map(|message| format!("m{message}"))
+                    .collect();
+                write!(f, "a process receives {}", names.join(", "))?;
+                if *ahead > 0 {
+                    write!(f, ", its clock {ahead} s ahead")
+                } else {
+                    Ok(())
+                }
+            }
+            Self::Ask(of) => write!(f, "{of} asks the circuit"),
+            Self::Arrives {
+                of,
+                stays: false,
+                what,
+                ..
+            } => write!(f, "{of}: {what} arrives"),
+            Self::Arrives { of, what, .. } => {
+                write!(f, "{of}: {what} arrives, and a copy will arrive later")
+            }
+            Self::NoAnswer { of, arrived, again } => {
+                let how = if *arrived {
+                    "the answer is lost"
+                } else {
+                    "the request is lost or late"
+                };
+                let then = if *again { "sends it again" } else { "gives up" };
+                write!(f, "{of}: {how}, and the worker {then}")
+            }
+            Self::Starts(of) => write!(f, "{of}: the handler is to start"),
+            Self::Ends(of, answer) => write!(f, "{of}: the handler ends: {answer:?}"),
+            Self::Kills(of) => write!(f, "{of}: the handler ends its process"),
+            Self::Sends(of) => write!(f, "{of}: the handler sends its effect"),
+            Self::Happens(..) => f.write_str("an effect happens"),
+            Self::LooksUp(of, answer) => write!(f, "{of}: the look-up answers {answer:?}"),
+            Self::Answers(_) => f.write_str("a process answers SQS"),
+            Self::Crashes(_) => f.write_str("a process is ended from outside"),
+            Self::Until(at) => write!(f, "time passes until {at} s"),
+            Self::Deletes(_) => f.write_str("DynamoDB deletes an expired record"),
+        }
+    }
+}
