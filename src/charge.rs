@@ -1,17 +1,22 @@
 //! The handler: charges an order.
 
 use serde_json::value::RawValue;
-use sqs_once::{Attempt, Failure, Handler, ResultExt as _, Settings, SettingsError};
+use sqs_once::{
+    Attempt, Failure, Handler, LookUp, Reconcile, Reconciling, ResultExt as _, Settings,
+    SettingsError,
+};
 
 use crate::{gateway::Gateway, order::Order};
 
 /// Charges an order. All attempts at one order send the same key, so the gateway recognizes a repeated
-/// request.
+/// request. If it does not, we look for the charge before we repeat it.
 pub(crate) struct Charge(Gateway);
 
 impl Charge {
-    pub(crate) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
-        Gateway::read(settings).map(Self)
+    pub(crate) fn read(settings: &mut Settings) -> Result<Reconciling<Self>, SettingsError> {
+        let gateway = Gateway::read(settings)?;
+        let after = gateway.reconcile_after();
+        Ok(Reconciling::new(Self(gateway)).reconcile_after(after))
     }
 }
 
@@ -22,5 +27,15 @@ impl Handler for Charge {
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
         order.check().permanent()?; // to the dead-letter queue
         self.0.charge(&attempt.key().header_value(), &order).await
+    }
+}
+
+impl Reconcile for Charge {
+    async fn look_up(
+        &self,
+        order: &Order,
+        attempt: &Attempt,
+    ) -> Result<LookUp<Box<RawValue>>, Failure> {
+        self.0.look_up(attempt.key(), order).await
     }
 }

@@ -4,29 +4,43 @@
 #[path = "gateway_tests.rs"]
 mod tests;
 
+use std::time::Duration;
+
 use reqwest::{
     Client, Response, StatusCode, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue},
     redirect::Policy,
 };
 use serde_json::{json, value::RawValue};
-use sqs_once::{Failure, Settings, SettingsError};
+use sqs_once::{Failure, LookUp, Settings, SettingsError, protocol::Key};
 
 use crate::order::Order;
 
 /// Largest response body that is stored.
-const MAX_BODY: usize = 1024 * 1024;
+pub(crate) const MAX_BODY: usize = 1024 * 1024;
 
 /// The payment token that the sandbox declines.
 const DECLINED: &str = "tok_chargeDeclined";
 
+/// The only key under which a charge of the order is the charge of this operation.
+const KEY_OF_ORDER: &str = "body:/orderId";
+
 pub(crate) enum Gateway {
     Sandbox,
-    Http { client: Client, charges: Url },
+    Http(Http),
+}
+
+/// A payment gateway over HTTP.
+pub(crate) struct Http {
+    pub(crate) client: Client,
+    pub(crate) charges: Url,
+    /// How long after its lease an attempt may still charge. `None` if the gateway has idempotency keys.
+    reconcile_after: Option<Duration>,
 }
 
 impl Gateway {
-    /// Reads the variables `PAYMENT_GATEWAY_URL`, `_API_KEY` and `_TIMEOUT`.
+    /// Reads the variables `PAYMENT_GATEWAY_URL`, `_API_KEY`, `_TIMEOUT`, `_RECONCILE` and
+    /// `_RECONCILE_AFTER`.
     pub(crate) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
         if settings.in_memory() {
             settings.set_default("PAYMENT_GATEWAY_URL", "sandbox");
@@ -35,9 +49,12 @@ impl Gateway {
         let headers = settings.optional("PAYMENT_GATEWAY_API_KEY", "", authorization);
         let meaning = "URL of the payment gateway, or `sandbox` to charge nothing";
         let charges = settings.required("PAYMENT_GATEWAY_URL", meaning, charges_url);
+        let reconcile_after = reconcile_after(settings, timeout.as_ref().ok().copied());
         let (timeout, headers, charges) = (timeout?, headers?, charges?);
+        let reconcile_after = reconcile_after?;
         // If the deadline cut a charge off, we would not know whether the card was charged.
-        let millis = format!("{}ms", timeout.as_millis());
+        let requests = if reconcile_after.is_some() { 2 } else { 1 };
+        let millis = format!("{}ms", (timeout * requests).as_millis());
         settings.set_default("CONSUMER_MIN_TIME_TO_START", millis);
         let Some(charges) = charges else {
             return Ok(Self::Sandbox);
@@ -56,19 +73,45 @@ impl Gateway {
             .redirect(Policy::none())
             .build()
             .map_err(|error| SettingsError::new(error.to_string()))?;
-        Ok(Self::Http { client, charges })
+        Ok(Self::Http(Http {
+            client,
+            charges,
+            reconcile_after,
+        }))
+    }
+
+    /// Returns how long after its lease an attempt may still charge, if the gateway has no idempotency keys.
+    pub(crate) fn reconcile_after(&self) -> Option<Duration> {
+        match self {
+            Self::Sandbox => None,
+            Self::Http(http) => http.reconcile_after,
+        }
+    }
+
+    /// Looks up whether an earlier attempt charged `order`.
+    pub(crate) async fn look_up(
+        &self,
+        key: &Key,
+        order: &Order,
+    ) -> Result<LookUp<Box<RawValue>>, Failure> {
+        match self {
+            Self::Sandbox => Ok(LookUp::NotFound),
+            Self::Http(http) => http.look_up(key, order).await,
+        }
     }
 
     /// Charges `order`. The gateway recognizes a repeated request by `key`.
     pub(crate) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
-        let Self::Http { client, charges } = self else {
+        let Self::Http(http) = self else {
             return sandbox(key, order);
         };
-        let request = client
-            .post(charges.clone())
-            .header("Idempotency-Key", key)
+        let mut request = (http.client)
+            .post(http.charges.clone())
             .header(CONTENT_TYPE, "application/json")
             .body(order.json.get().to_owned());
+        if http.reconcile_after.is_none() {
+            request = request.header("Idempotency-Key", key);
+        }
         let response = request.send().await.map_err(unanswered)?;
         if response.status().is_success() {
             Ok(receipt(response).await)
@@ -76,6 +119,35 @@ impl Gateway {
             Err(refused(response.status()))
         }
     }
+}
+
+/// Reads whether the gateway has no idempotency keys, and how long a charge may then be on its way.
+fn reconcile_after(
+    settings: &mut Settings,
+    timeout: Option<Duration>,
+) -> Result<Option<Duration>, SettingsError> {
+    let on = settings.optional("PAYMENT_GATEWAY_RECONCILE", "off", |text| match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("must be `on` or `off`"),
+    });
+    let after = settings.duration("PAYMENT_GATEWAY_RECONCILE_AFTER", "30s");
+    if on != Ok(true) {
+        return on.and(after).map(|_| None);
+    }
+    let key = settings.optional("IDEMPOTENCY_KEY", "message-id", |key| match key {
+        KEY_OF_ORDER => Ok(()),
+        _ => Err(
+            "must be `body:/orderId` with PAYMENT_GATEWAY_RECONCILE=on: under a different key, a charge of the order may not be the charge of this message",
+        ),
+    });
+    let after = after?;
+    if timeout.is_some_and(|timeout| after <= timeout) {
+        return Err(settings.error(
+            "PAYMENT_GATEWAY_RECONCILE_AFTER: must be longer than PAYMENT_GATEWAY_TIMEOUT, since a charge may arrive until then".into(),
+        ));
+    }
+    key.map(|()| Some(after))
 }
 
 /// Returns the header with the API key, if there is one. reqwest never prints a value that is marked as

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use axum::{Router, routing::post};
+use sqs_once::protocol::Namespace;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -56,6 +57,54 @@ fn gateway_timeout_sets_the_time_needed_to_start() {
     assert_eq!(minimum(&[timeout]), Ok(Duration::from_secs(7)));
     let own = ("CONSUMER_MIN_TIME_TO_START", "9s");
     assert_eq!(minimum(&[timeout, own]), Ok(Duration::from_secs(9)));
+}
+
+/// Settings of a gateway without idempotency keys.
+fn without_keys<'a>(
+    variables: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> (Settings, Result<Gateway, SettingsError>) {
+    let all = [
+        ("PAYMENT_GATEWAY_URL", "https://gateway.example"),
+        ("PAYMENT_GATEWAY_RECONCILE", "on"),
+        ("IDEMPOTENCY_KEY", "body:/orderId"),
+    ];
+    let mut settings = Settings::from_vars(all.into_iter().chain(variables));
+    let gateway = Gateway::read(&mut settings);
+    (settings, gateway)
+}
+
+#[test]
+fn gateway_without_keys_is_looked_up() {
+    let (mut settings, gateway) = without_keys([]);
+    assert_eq!(
+        gateway.unwrap().reconcile_after(),
+        Some(Duration::from_secs(30))
+    );
+    // An attempt may look up and then charge.
+    let minimum = settings.duration("CONSUMER_MIN_TIME_TO_START", "1ms");
+    assert_eq!(minimum, Ok(Duration::from_secs(10)));
+    let (_, gateway) = without_keys([("PAYMENT_GATEWAY_RECONCILE", "off")]);
+    assert_eq!(gateway.unwrap().reconcile_after(), None);
+}
+
+#[test]
+fn look_up_with_unsuitable_settings_does_not_start() {
+    for (variable, value) in [
+        ("PAYMENT_GATEWAY_RECONCILE", "yes"),
+        ("PAYMENT_GATEWAY_RECONCILE_AFTER", "5s"),
+        ("IDEMPOTENCY_KEY", "message-id"),
+        ("IDEMPOTENCY_KEY", "body:/paymentId"),
+        ("IDEMPOTENCY_KEY", ""),
+    ] {
+        let (settings, gateway) = without_keys([(variable, value)]);
+        assert!(gateway.is_err(), "{variable}={value}");
+        assert!(settings.errors()[0].contains(variable), "{settings:?}");
+    }
+    let longer = [
+        ("PAYMENT_GATEWAY_TIMEOUT", "30s"),
+        ("PAYMENT_GATEWAY_RECONCILE_AFTER", "31s"),
+    ];
+    assert!(without_keys(longer).1.is_ok());
 }
 
 #[test]
@@ -241,11 +290,54 @@ async fn api_key_is_sent_as_bearer_token() {
     assert_eq!(charge(&gateway).await.unwrap().get(), "\"Bearer s3cr3t\"");
 }
 
+/// A gateway that answers GET /charges with this status and body, and POST with the `Idempotency-Key` that it got.
+async fn listing(status: u16, body: &'static str) -> Gateway {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let list = async move || (StatusCode::from_u16(status).unwrap(), body);
+    let charge = async |headers: HeaderMap| format!("{:?}", headers.get("idempotency-key"));
+    let app = Router::new().route("/charges", post(charge).get(list));
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    without_keys([("PAYMENT_GATEWAY_URL", &*url)]).1.unwrap()
+}
+
+async fn look_up(gateway: &Gateway) -> Result<LookUp<Box<RawValue>>, Failure> {
+    let key = Key::new(&Namespace::new("payments").unwrap(), ["o-1"]).unwrap();
+    let order = serde_json::from_str(BODY).unwrap();
+    gateway.look_up(&key, &order).await
+}
+
+#[tokio::test]
+async fn charge_is_found_only_in_a_list() {
+    let gateway = listing(200, r#"[{"id":"ch_1","amount":1}]"#).await;
+    let found = look_up(&gateway).await.unwrap();
+    assert!(matches!(found, LookUp::Found(charge) if charge.get().contains("ch_1")));
+    let gateway = listing(200, "[]").await;
+    assert!(matches!(look_up(&gateway).await, Ok(LookUp::NotFound)));
+    // The gateway has no idempotency keys, so it gets none.
+    assert_eq!(charge(&gateway).await.unwrap().get(), "\"None\"");
+}
+
+#[tokio::test]
+async fn other_status_leaves_the_charge_unknown() {
+    for status in [201, 204, 301, 400, 401, 404, 429, 500, 503] {
+        let unknown = look_up(&listing(status, "[]").await).await;
+        let text = unknown.unwrap_err().to_string();
+        assert!(text.contains(&status.to_string()), "{status}: {text}");
+    }
+    let refusing = without_keys([("PAYMENT_GATEWAY_URL", &*refusing().await)]);
+    let text = look_up(&refusing.1.unwrap()).await.unwrap_err().to_string();
+    assert!(
+        !text.contains("127.0.0.1") && !text.contains("o-1"),
+        "{text}"
+    );
+}
+
 #[test]
 fn api_key_is_not_in_debug_output() {
     let headers = authorization("s3cr3t").unwrap();
     assert_eq!(headers[AUTHORIZATION], "Bearer s3cr3t");
-    let Gateway::Http { client, .. } = gateway("https://gateway.example", LONG) else {
+    let Gateway::Http(Http { client, .. }) = gateway("https://gateway.example", LONG) else {
         panic!("not the sandbox");
     };
     for debug in [format!("{headers:?}"), format!("{client:?}")] {

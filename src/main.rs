@@ -1,9 +1,10 @@
 //! The Lambda function that is deployed: charges each order of an SQS queue once.
 //!
-//! To build your own function, replace `charge`, `order` and `gateway`, and keep `main` and `run`.
+//! To build your own function, replace `charge`, `order`, `gateway` and `look_up`, and keep `main` and `run`.
 
 mod charge;
 mod gateway;
+mod look_up;
 mod order;
 
 use std::process::ExitCode;

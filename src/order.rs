@@ -13,9 +13,9 @@ pub(crate) struct Order {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Fields {
-    order_id: String,
-    amount: f64,
-    currency: String,
+    pub(crate) order_id: String,
+    pub(crate) amount: f64,
+    pub(crate) currency: String,
     pub(crate) payment_token: Option<String>,
 }
 

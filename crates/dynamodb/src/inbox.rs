@@ -99,9 +99,9 @@ impl<S: TransactionalStore> Inbox<S> {
             fingerprint,
             delivery,
             deadline,
-            // Without a claim there is no isolation after a crash.
-            gate: _,
             meter,
+            // Without a claim there is no isolation after a crash, and nothing to look up.
+            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;

@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, slice};
 use futures_util::FutureExt as _;
 use serde::Serialize;
 use sqs_once_core::{
-    handler::{Attempt, Failure, HandlerOutput, History},
+    handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History},
     once::{Once, Operation, Outcome},
     protocol::StoredResult,
 };
@@ -36,11 +36,11 @@ fn once(plans: &Plans) -> Once<Plans> {
 }
 
 #[diagnostic::do_not_recommend]
-impl<O: Serialize + Send> Planned for O {
+impl<A: ClaimModeOutput> Planned for A {
     async fn run<W, F>(plans: &Plans, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<O, Failure>> + Send,
+        F: Future<Output = Result<A, Failure>> + Send,
     {
         once(plans).run(operation, work).await
     }

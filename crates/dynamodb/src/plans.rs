@@ -9,8 +9,9 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::de::DeserializeOwned;
 
 use sqs_once_core::{
+    once::Operation,
     protocol::{
-        ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp,
+        ClaimRequest, FencingToken, Key, Owner, Record, Settlement, Timestamp,
         decision::{may_claim, may_settle},
     },
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
@@ -89,6 +90,24 @@ impl Plans {
     /// label.
     pub fn fail_condition(&self, name: String, item: Option<Item>) {
         self.state().failing.push_back((name, item));
+    }
+
+    /// Leaves a record behind as a worker does that claimed the operation an hour ago and crashed.
+    pub async fn interrupt(&self, operation: &Operation) {
+        const HOUR: u64 = 3600;
+        let now = Timestamp::now();
+        let at = Timestamp::from_millis(now.as_millis().saturating_sub(HOUR * 1000));
+        let mut claim = ClaimRequest::new(
+            operation.key.clone(),
+            Owner::fresh(),
+            operation.delivery.message_id(),
+            at,
+            at,
+            now.as_secs() + HOUR,
+        );
+        claim.fingerprint.clone_from(&operation.fingerprint);
+        // A store in memory never fails.
+        let _applied = self.records.claim(&claim, &RequestContext::default()).await;
     }
 
     /// Stores an item that changes may read.

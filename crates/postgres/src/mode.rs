@@ -186,6 +186,7 @@ impl PostgresMode {
             deadline,
             gate,
             meter,
+            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;

@@ -141,8 +141,8 @@ pub use dynamodb::{
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Bytes, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, PriorAttempt,
-    Raw, ResultExt, Stored, Text, handler_fn,
+    Attempt, Bytes, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, LookUp,
+    PriorAttempt, Raw, Reconcile, Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use once::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};
 pub use settings::{Settings, SettingsError, UnknownVariable, Variables};

@@ -1,5 +1,10 @@
 //! [`DryRun`]: a mode that records writes and sends nothing.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
 use serde::Serialize;
 
 use sqs_once::{
@@ -46,6 +51,8 @@ use crate::{Message, deadline};
 #[derive(Clone, Debug, Default)]
 pub struct DryRun {
     plans: Plans,
+    /// True if the next message finds an open attempt.
+    interrupted: Arc<AtomicBool>,
 }
 
 impl DryRun {
@@ -69,11 +76,42 @@ impl DryRun {
             Err(error) => return Outcome::Invalid(error.to_string()),
         };
         match read_message(message.into_record(), &namespace, deadline()) {
-            Ok((operation, body)) => {
+            Ok((mut operation, body)) => {
+                operation.quarantine = handler.quarantine();
+                if self.interrupted.swap(false, Relaxed) {
+                    self.plans.interrupt(&operation).await;
+                }
                 Mode::run(self, operation, |attempt| handler.handle(body, attempt)).await
             }
             Err(outcome) => outcome,
         }
+    }
+
+    /// Lets the next message find an open attempt: its operation was claimed an hour ago, and the worker
+    /// crashed. So the handler sees a [prior attempt](Attempt::prior), and a handler with a
+    /// [look-up](sqs_once::Reconcile) looks up.
+    ///
+    /// ```
+    /// use sqs_once_testing::{DryRun, Message};
+    /// use sqs_once::{Attempt, Failure, LookUp, Outcome, handler_fn};
+    ///
+    /// async fn send(_: String, _: Attempt) -> Result<&'static str, Failure> {
+    ///     Ok("sent")
+    /// }
+    /// async fn sent(mail: &String, _: &Attempt) -> Result<LookUp<&'static str>, Failure> {
+    ///     Ok(if mail == "to Ada" { LookUp::Found("sent before") } else { LookUp::NotFound })
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let mailer = handler_fn(send).reconcile(sent);
+    /// let dry_run = DryRun::new();
+    /// dry_run.interrupted();
+    /// let outcome = dry_run.run(&mailer, Message::new("m-1", &"to Ada")).await;
+    /// assert!(matches!(outcome, Outcome::Reconciled(_)));
+    /// # }
+    /// ```
+    pub fn interrupted(&self) {
+        self.interrupted.store(true, Relaxed);
     }
 
     /// Returns the writes that would have been made so far, in their order: those of each

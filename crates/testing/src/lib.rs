@@ -131,7 +131,8 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
 pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     match outcome {
         Outcome::Completed(StoredResult::Json(json))
-        | Outcome::Duplicate(StoredResult::Json(json)) => serde_json::from_str(json).ok(),
+        | Outcome::Duplicate(StoredResult::Json(json))
+        | Outcome::Reconciled(StoredResult::Json(json)) => serde_json::from_str(json).ok(),
         _ => None,
     }
 }

@@ -93,7 +93,7 @@ pub enum HandlerEnd {
 }
 
 impl World {
-    fn enters(&mut self, worker: usize, attempt: &Attempt) {
+    pub fn enters(&mut self, worker: usize, attempt: &Attempt) {
         self.log(worker, || {
             let informed = match attempt.history().prior.map(|open| open.first_claimed_at) {
                 None => "no attempt is open".into(),
@@ -132,7 +132,7 @@ impl World {
         word
     }
 
-    fn returns(&mut self, worker: usize) -> HandlerEnd {
+    pub fn returns(&mut self, worker: usize) -> HandlerEnd {
         let words = [HandlerEnd::Done, HandlerEnd::Retryable, HandlerEnd::Panic];
         let word = words[self.choose(worker, words.len())];
         self.says(worker, word);

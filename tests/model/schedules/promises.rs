@@ -75,6 +75,8 @@ pub struct Promises {
     /// Number of effects in the table.
     made: usize,
     completed: Option<StoredResult>,
+    /// Outputs that look-ups found.
+    found: Vec<StoredResult>,
     /// Messages whose failure was stored at some time.
     failed: BTreeSet<String>,
     broken: Option<String>,
@@ -243,6 +245,20 @@ impl Promises {
         );
     }
 
+    /// A charge arrives at a gateway that charges the card for each request.
+    pub fn charges(&mut self, worker: usize) {
+        self.effects.push(true);
+        let times = self.effects.len();
+        self.break_if(times > 1, || {
+            format!("once: the card is charged {times} times, now by w{worker}")
+        });
+    }
+
+    /// A look-up found the effect with this output.
+    pub fn finds(&mut self, output: StoredResult) {
+        self.found.push(output);
+    }
+
     pub fn says(&mut self, worker: usize, word: HandlerEnd) {
         self.run(worker).said.push(word);
     }
@@ -355,7 +371,7 @@ impl Promises {
                     });
                     outputs.flatten()
                 });
-                let said = said.any(|output| output == *result);
+                let said = said.any(|output| output == *result) || self.found.contains(result);
                 self.break_if(!said, || {
                     "P5: a result was recorded that no handler returned".into()
                 });
@@ -390,7 +406,9 @@ impl Promises {
             _ => None,
         };
         let said = match outcome {
-            Outcome::Completed(result) | Outcome::Duplicate(result) => Some(result),
+            Outcome::Completed(result)
+            | Outcome::Duplicate(result)
+            | Outcome::Reconciled(result) => Some(result),
             _ => None,
         };
         self.break_if(outcome.is_success() && recorded.is_none(), || {
@@ -410,7 +428,7 @@ impl Promises {
 }
 
 /// Output of this worker's handler.
-fn output_of(worker: usize) -> StoredResult {
+pub fn output_of(worker: usize) -> StoredResult {
     StoredResult::Json(worker.to_string())
 }
 

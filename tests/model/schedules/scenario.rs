@@ -16,6 +16,7 @@ use crate::schedules::{
     flaw::Flaw,
     handler::{self, HEARTBEAT},
     planner,
+    reconcile::{self, ON_ITS_WAY},
     schedule::{Ended, execute},
     timeline::Timeline,
     world::Shared,
@@ -39,6 +40,8 @@ pub struct Scenario {
     pub freeze: Freeze,
     /// Length of leases that are renewed. `None`: a lease lasts as long as the invocation.
     pub heartbeat: Option<Duration>,
+    /// Quarantine of handlers with a look-up. `None`: the handler does not look up.
+    pub quarantine: Option<Duration>,
     /// Every second worker's clock is ahead by the lease margin.
     pub clocks_differ: bool,
     /// A worker crashed after its effect before the schedule begins.
@@ -82,6 +85,7 @@ impl Scenario {
             messages: 2,
             freeze: Freeze::Timed,
             heartbeat: None,
+            quarantine: None,
             clocks_differ: false,
             begins_after_a_crash: false,
             fewer: 0,
@@ -154,6 +158,54 @@ impl Scenario {
             begins_after_a_crash: true,
             fewer: 1,
             ..Self::claim()
+        }
+    }
+
+    /// Claim, look up if an attempt is open, run the handler, complete. The gateway has no idempotency
+    /// keys, and charges arrive late.
+    pub fn reconciled() -> Self {
+        Self {
+            name: "reconciled".into(),
+            work: |world, worker, delivery| {
+                Box::pin(reconcile::claim_look_up_run(world, worker, delivery))
+            },
+            quarantine: Some(ON_ITS_WAY),
+            fewer: 1,
+            ..Self::claim()
+        }
+    }
+
+    /// The same with workers whose timers stand still while frozen.
+    pub fn reconciled_untimed() -> Self {
+        Self {
+            name: "reconciled_untimed".into(),
+            freeze: Freeze::Untimed,
+            fewer: 0,
+            ..Self::reconciled()
+        }
+    }
+
+    /// The same with workers whose clocks differ by the lease margin.
+    pub fn reconciled_skewed() -> Self {
+        Self {
+            name: "reconciled_skewed".into(),
+            clocks_differ: true,
+            fewer: 1,
+            ..Self::reconciled_untimed()
+        }
+    }
+
+    /// The same with a different quarantine. `None`: without look-up.
+    pub fn quarantine(self, quarantine: impl Into<Option<Duration>>) -> Self {
+        let quarantine = quarantine.into();
+        Self {
+            name: format!(
+                "{}~{}",
+                self.name,
+                quarantine.map_or(-1.0, |wait| wait.as_secs_f64())
+            ),
+            quarantine,
+            ..self
         }
     }
 
@@ -264,6 +316,9 @@ impl Scenario {
             Self::skewed(),
             Self::skewed_untimed(),
             Self::reopened(),
+            Self::reconciled(),
+            Self::reconciled_untimed(),
+            Self::reconciled_skewed(),
             Self::commit(),
             Self::commit_untimed(),
             Self::inbox(),
@@ -273,7 +328,15 @@ impl Scenario {
             Self::item_mode(ChangeKind::Retain),
             Self::item_mode(ChangeKind::Modify),
         ];
+        let (base, quarantine) = match base.split_once('~') {
+            Some((base, seconds)) => (base, seconds.parse::<f64>().ok()),
+            None => (base, None),
+        };
         let base = all.into_iter().find(|scenario| scenario.name == base)?;
+        let base = match quarantine {
+            Some(seconds) => base.quarantine(Duration::try_from_secs_f64(seconds).ok()),
+            None => base,
+        };
         let Some(flaw) = flaw else { return Some(base) };
         let mut flaws = Flaw::ALL.into_iter();
         let flaw = flaws.find(|known| format!("{known:?}") == flaw)?;

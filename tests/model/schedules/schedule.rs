@@ -45,6 +45,8 @@ enum Step {
     Poll(usize),
     /// A request in flight arrives.
     Arrive(usize),
+    /// A charge on its way arrives at the gateway.
+    ChargeArrives(usize),
     /// A message is delivered, to a worker that takes its first step.
     Deliver(usize),
     /// The same, after every lease has expired: conflicts wait for that.
@@ -160,13 +162,14 @@ impl Execution<'_> {
                 Some(Step::TimeIsUp)
             } else if let Some(message) = unsettled {
                 Some(Step::DeliverLater(message))
-            } else if world.in_flight.is_empty() {
+            } else if world.in_flight.is_empty() && world.on_their_way.is_empty() {
                 Some(Step::End)
             } else {
                 None
             });
         }
         free.extend((0..world.in_flight.len()).map(Step::Arrive));
+        free.extend((0..world.on_their_way.len()).map(Step::ChargeArrives));
         free.extend(self.next_renewal(&world).map(|_| Step::RenewalIsDue));
 
         // A crash of another worker equals a crash right after that worker's own last step.
@@ -175,7 +178,7 @@ impl Execution<'_> {
         if live().count() < AT_WORK {
             deviations.extend((0..self.scenario.messages).map(Step::Deliver));
         }
-        if world.live_lease().is_some() {
+        if world.no_takeover_until().is_some() {
             deviations.push(Step::LeaseEnds);
         }
         if !free.contains(&Step::TimeIsUp) && self.next_cut(&world).is_some() {
@@ -194,6 +197,7 @@ impl Execution<'_> {
                 return self.deliver(message);
             }
             Step::Arrive(index) => lock(&self.world).arrive(index),
+            Step::ChargeArrives(index) => lock(&self.world).charge_on_its_way_arrives(index),
             Step::Crash(worker) => {
                 self.work[worker] = None;
                 let mut world = lock(&self.world);
@@ -277,10 +281,10 @@ impl Execution<'_> {
     }
 
     fn lease_ends(&self) {
-        let Some(lease_until) = lock(&self.world).live_lease() else {
+        let Some(until) = lock(&self.world).no_takeover_until() else {
             return;
         };
-        let mut over = lease_until + MILLISECOND;
+        let mut over = until + MILLISECOND;
         // First for the workers whose clock is ahead.
         let early = Timestamp::from_millis(over.as_millis() - millis(MARGIN));
         if self.scenario.clocks_differ && wall() < early {
@@ -288,13 +292,17 @@ impl Execution<'_> {
         }
         match self.scenario.freeze {
             Freeze::Timed => self.pass(wall().until(over)),
-            Freeze::Untimed => self.clocks.freeze_until(over),
+            Freeze::Untimed => {
+                lock(&self.world).charges_arrive_before(over);
+                self.clocks.freeze_until(over);
+            }
         }
         lock(&self.world).note("the lease is over");
     }
 
     /// Time passes for all workers, and waiting workers may see their time run out.
     fn pass(&self, span: Duration) {
+        lock(&self.world).charges_arrive_before(wall() + span);
         self.clocks.pass(span);
         for worker in &mut lock(&self.world).workers {
             worker.waiting = false;

@@ -16,8 +16,9 @@ use sqs_once::{
 
 use crate::schedules::{
     chooser::Chooser,
-    clock::{START, from_now, since_start},
+    clock::{START, from_now, since_start, wall},
     flaw::Flaw,
+    handler::MARGIN,
     items::{self, Item, ItemAnswer, ItemRequest},
     network::InFlight,
     promises::{Promises, lives},
@@ -65,6 +66,12 @@ pub struct World {
     pub clocks_differ: bool,
     /// Length of leases that are renewed.
     pub heartbeat: Option<Duration>,
+    /// Quarantine of handlers with a look-up.
+    pub quarantine: Option<Duration>,
+    /// Charges on their way to a gateway: each one's worker, the time by which it arrives.
+    pub on_their_way: Vec<(usize, Timestamp)>,
+    /// The workers whose charges have arrived.
+    charged: Vec<usize>,
     /// Content of the table before its last write, if the scenario reads it.
     before: Option<Record>,
     pub in_flight: Vec<InFlight>,
@@ -132,6 +139,9 @@ impl World {
             groups: scenario.groups,
             clocks_differ: scenario.clocks_differ,
             heartbeat: scenario.heartbeat,
+            quarantine: scenario.quarantine,
+            on_their_way: Vec::new(),
+            charged: Vec::new(),
             record: None,
             before: None,
             in_flight: Vec::new(),
@@ -165,6 +175,45 @@ impl World {
         match self.record.as_ref()?.state {
             State::InProgress { lease_until } => Some(lease_until).filter(|until| lives(*until)),
             _ => None,
+        }
+    }
+
+    /// Time until which no other worker takes over: the end of the lease, and of its quarantine.
+    pub fn no_takeover_until(&self) -> Option<Timestamp> {
+        match self.record.as_ref()?.state {
+            State::InProgress { lease_until } => {
+                let wait = self.quarantine.map_or(Duration::ZERO, |wait| MARGIN + wait);
+                Some(lease_until + wait).filter(|until| lives(*until))
+            }
+            _ => None,
+        }
+    }
+
+    /// The worker whose charge arrived first.
+    pub fn charged_by(&self) -> Option<usize> {
+        self.charged.first().copied()
+    }
+
+    pub fn charge_arrives(&mut self, worker: usize) {
+        self.charged.push(worker);
+        self.promises.charges(worker);
+    }
+
+    pub fn send_on_its_way(&mut self, worker: usize, at_most: Duration) {
+        self.on_their_way.push((worker, wall() + at_most));
+    }
+
+    /// A charge on its way arrives.
+    pub fn charge_on_its_way_arrives(&mut self, index: usize) {
+        let (worker, _) = self.on_their_way.remove(index);
+        self.log(worker, || "its charge arrives".into());
+        self.charge_arrives(worker);
+    }
+
+    /// The charges arrive whose time is over at `at`.
+    pub fn charges_arrive_before(&mut self, at: Timestamp) {
+        while let Some(due) = (self.on_their_way.iter()).position(|(_, latest)| *latest < at) {
+            self.charge_on_its_way_arrives(due);
         }
     }
 
@@ -305,7 +354,10 @@ impl World {
     pub fn hash_table(&self, hasher: &mut DefaultHasher) {
         self.hash_record(self.record.as_ref(), hasher);
         self.hash_record(self.before.as_ref(), hasher);
-        (&self.item, &self.table.effects).hash(hasher);
+        (&self.item, &self.table.effects, &self.charged).hash(hasher);
+        for (worker, latest) in &self.on_their_way {
+            (worker, from_now(*latest)).hash(hasher);
+        }
         for (owner, round) in self.table.made() {
             (self.worker_of(Some(owner)), round).hash(hasher);
         }

@@ -1,5 +1,7 @@
 //! Promises about claims: which ones a store admits, and which record each returns.
 
+use std::time::Duration;
+
 use super::requests::{
     NOW, SECOND, applied, before, claim, fail, fail_message, kept, refused, release, request,
     settle, states,
@@ -127,6 +129,26 @@ fn expiring(settlement: Settlement, at: u64) -> Settlement {
         Settlement::Fail { error, .. } => Settlement::fail(error, "m-1", true, at),
         other => other,
     }
+}
+
+/// A claim of a consumer that looks up earlier attempts takes over only after the lease and its quarantine.
+pub async fn takeover_waits_for_quarantine(store: &impl Store) {
+    let dead = ClaimRequest {
+        lease_until: before(NOW, 31_000),
+        ..request("key", "m-1")
+    };
+    let _ = claim(store, &dead).await;
+    let after = |takeover_after| ClaimRequest {
+        takeover_after,
+        ..request("key", "m-1")
+    };
+    let early = claim(store, &after(31 * SECOND)).await;
+    assert_eq!(refused(early), dead.record(None));
+    let just_over = after(31 * SECOND - Duration::from_millis(1));
+    assert_eq!(
+        applied(claim(store, &just_over).await),
+        Some(dead.record(None))
+    );
 }
 
 /// A takeover returns the record that it replaced.

@@ -26,7 +26,7 @@ pub use claims::{
     claim_admission_follows_rules, concurrent_claims_admit_one,
     failed_messages_are_never_admitted_again, keys_with_special_characters_are_distinct,
     new_key_is_claimed_and_recorded, refused_claim_returns_record,
-    takeover_returns_replaced_record,
+    takeover_returns_replaced_record, takeover_waits_for_quarantine,
 };
 pub use leases::{
     abandon_of_first_claim_is_recorded, attempt_alone_is_counted_until_its_end,
@@ -51,6 +51,7 @@ macro_rules! for_each_promise_of_a_store {
             refused_claim_returns_record
             claim_admission_follows_rules
             takeover_returns_replaced_record
+            takeover_waits_for_quarantine
             completed_record_keeps_result
             failed_record_keeps_error
             restored_key_is_as_before_claim

@@ -31,6 +31,7 @@ pub(super) fn request(part: &str, message_id: &str) -> ClaimRequest {
         message_id: message_id.into(),
         now: NOW,
         lease_until: NOW + 30 * SECOND,
+        takeover_after: Duration::ZERO,
         expires_at: (NOW + 3600 * SECOND).as_secs(),
         after_failure: AfterFailure::Retry,
     }

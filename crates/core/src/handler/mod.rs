@@ -7,8 +7,9 @@ mod failure;
 mod history;
 mod invalid_message;
 mod output;
+mod reconcile;
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData, time::Duration};
 
 use serde::de::DeserializeOwned;
 
@@ -21,6 +22,10 @@ pub use failure::{Failure, ResultExt};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
 pub use output::{HandlerOutput, to_output, to_result};
+pub(crate) use reconcile::LookUpStage;
+pub use reconcile::{
+    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, Reconciling, WithLookUp,
+};
 
 use crate::{protocol::StoredResult, store::Results};
 
@@ -132,6 +137,12 @@ pub trait Handler: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), Failure>> + Send {
         let _unused = (stored, attempt);
         std::future::ready(Ok(()))
+    }
+
+    /// Returns the quarantine, if this handler looks up what an earlier attempt did ([`Reconciling`]).
+    #[doc(hidden)]
+    fn quarantine(&self) -> Option<Duration> {
+        None
     }
 }
 

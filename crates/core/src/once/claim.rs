@@ -1,8 +1,7 @@
 //! Runs an operation in the claim mode: claim -> handler -> complete | fail | end the lease | restore.
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
@@ -15,12 +14,12 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::{Attempt, Failure, HandlerOutput, History, to_output},
+    handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History, LookUpStage, Reconciled},
     meter::Meter,
     protocol::{
         ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
         decision::{failed_claim, may_settle},
-        isolation::{Standing, standing},
+        isolation::{Standing, has_last_look_up, standing},
     },
     store::{ClaimResponse, RequestContext, Results, SettleResponse, Store, StoreError},
 };
@@ -53,6 +52,7 @@ impl<S: Store> Once<S> {
             fingerprint,
             delivery,
             deadline,
+            quarantine,
             gate,
             meter,
         } = operation;
@@ -62,7 +62,10 @@ impl<S: Store> Once<S> {
         let gate = gate.map(|OperationGate(gate)| gate);
         let lease = Lease::from_now(self.lease, self.records.now(), deadline);
         let message_id = delivery.message_id();
-        let request = (self.records).request(&key, fingerprint, message_id, lease.until());
+        let request = ClaimRequest {
+            takeover_after: quarantine.map_or(Duration::ZERO, |wait| self.lease.margin + wait),
+            ..(self.records).request(&key, fingerprint, message_id, lease.until())
+        };
         let context = RequestContext::until(deadline.handler_cutoff(), &meter)
             .expecting_record(delivery.facts().receive_count > 1);
         let mut claim = self.claim(&request, lease, deadline, context).await?;
@@ -71,27 +74,40 @@ impl<S: Store> Once<S> {
         if !deadline.may_start() || self.records.now() > lease.ends {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
-        match standing(&claim.claimed, &self.crash_waits) {
-            Standing::Clear if gate.is_some() => {}
-            Standing::Clear => {
-                claim = claim.beside_others(&self.turns).await?;
+        let standing = standing(&claim.claimed, &self.crash_waits);
+        let looks_up = quarantine.is_some() && claim.claimed.open_since.is_some();
+        let exclusive_attempts = match standing {
+            Standing::Clear => None,
+            Standing::Suspect { exclusive_attempts } => Some(exclusive_attempts),
+            Standing::Crashed { exclusive_attempts }
+                if looks_up && has_last_look_up(exclusive_attempts, &self.crash_waits) =>
+            {
+                Some(exclusive_attempts)
             }
-            Standing::Suspect { exclusive_attempts } => {
-                tracing::warn!(
-                    %key,
-                    exclusive_attempts,
-                    "an earlier attempt has no recorded end: the handler runs alone"
-                );
-                let isolation = (gate.as_deref(), &self.turns, &self.crash_waits);
-                claim = claim.alone(exclusive_attempts, isolation).await?;
-            }
-            Standing::Crashed { exclusive_attempts } => {
-                return Err(claim.crashed(exclusive_attempts).await);
-            }
+            Standing::Crashed { .. } => return Err(claim.crashed().await),
+        };
+        if let Some(exclusive_attempts) = exclusive_attempts {
+            tracing::warn!(
+                %key,
+                exclusive_attempts,
+                "an earlier attempt has no recorded end: the handler runs alone"
+            );
+            let isolation = (gate.as_deref(), &self.turns, &self.crash_waits);
+            claim = claim.alone(exclusive_attempts, isolation).await?;
+        } else if gate.is_none() {
+            claim = claim.beside_others(&self.turns).await?;
         }
         claim.began = true;
         let history = History::from(&claim.claimed);
-        let attempt = Attempt::new(key, delivery, history, deadline);
+        let mut attempt = Attempt::new(key, delivery, history, deadline);
+        if looks_up {
+            let stage = Arc::new(LookUpStage {
+                is_last: matches!(standing, Standing::Crashed { .. }),
+                ..LookUpStage::default()
+            });
+            claim.look_up = Some(Arc::clone(&stage));
+            attempt = attempt.with_extension(stage);
+        }
         if gate.is_none() {
             attempt.log_history();
         }
@@ -153,6 +169,7 @@ impl<S: Store> Once<S> {
             meter,
             lease,
             began: false,
+            look_up: None,
             ran_alone: false,
             turn: None,
         })
@@ -202,17 +219,19 @@ impl<S: Store> Once<S> {
 impl<S> super::mode::sealed::Sealed for Once<S> {}
 
 #[diagnostic::do_not_recommend]
-impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
+impl<S: Store, A: ClaimModeOutput> Mode<A> for Once<S> {
     async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<O, Failure>> + Send,
+        F: Future<Output = Result<A, Failure>> + Send,
     {
         // The guard covers the creation of the future and the serialization of the output too, because both
         // run the application's code.
-        let work = async |attempt| Ok(to_output(&work(attempt).await?));
+        let work = async |attempt| Ok(work(attempt).await?.recorded());
         match self.claim_and_run(operation, work).await {
-            Ok((claim, output)) => claim.complete(output).await,
+            Ok((claim, Reconciled::Ran(output))) => claim.complete(output).await,
+            Ok((claim, Reconciled::Found(output))) => claim.reconcile(output).await,
+            Ok((claim, Reconciled::NotFound)) => claim.crashed().await,
             Err(outcome) => outcome,
         }
     }

@@ -1,6 +1,11 @@
 //! Heartbeat: renews the lease of a claim while its handler runs.
 
-use std::{future::pending, pin::Pin};
+use std::{
+    future::{pending, poll_fn},
+    pin::Pin,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    task::Poll,
+};
 
 use futures_util::future::{Either, select};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -18,14 +23,22 @@ impl<S: Store> HeldClaim<'_, S> {
     /// time.
     pub(super) async fn while_renewed<T>(
         &self,
-        work: Pin<&mut impl Future<Output = Result<T, NoOutput>>>,
+        mut work: Pin<&mut impl Future<Output = Result<T, NoOutput>>>,
     ) -> Result<T, NoOutput> {
+        // Timers stand still while Lambda freezes the process. So after a freeze that outlasted the lease,
+        // only the wall clock can tell that the handler must not go on.
+        let ends = AtomicU64::new(self.lease.ends.as_millis());
+        let work = poll_fn(|context| {
+            if self.records.now().as_millis() > ends.load(Relaxed) {
+                return Poll::Ready(Err(NoOutput::OutOfTime));
+            }
+            work.as_mut().poll(context)
+        });
         if self.lease.renewal().is_none() {
             return work.await;
         }
-        // Boxed, so that the future of a message stays small when there is no heartbeat. Polled first, so
-        // that the handler does not go on after a freeze that outlasted the lease.
-        match select(Box::pin(self.renew_until_lost()), work).await {
+        // Boxed, so that the future of a message stays small when there is no heartbeat.
+        match select(Box::pin(self.renew_until_lost(&ends)), work).await {
             Either::Left((end, _)) => Err(end),
             Either::Right((answer, _)) => answer,
         }
@@ -46,13 +59,16 @@ impl<S: Store> HeldClaim<'_, S> {
         Ok(wait.await)
     }
 
-    /// Renews the lease until it is lost.
-    async fn renew_until_lost(&self) -> NoOutput {
+    /// Renews the lease until it is lost. Keeps `ends` at the end of the worker's right to run.
+    async fn renew_until_lost(&self, ends: &AtomicU64) -> NoOutput {
         let mut lease = self.lease;
         while let Some((next, cut)) = lease.renewal() {
             sleep_until(next).await;
             match self.renew(lease, cut).await {
-                Ok(renewed) => lease = renewed,
+                Ok(renewed) => {
+                    ends.store(renewed.ends.as_millis(), Relaxed);
+                    lease = renewed;
+                }
                 Err(end) => return end,
             }
         }

@@ -1,6 +1,9 @@
 //! [`HeldClaim`]: a claim that this worker holds, and its settlements.
 
-use std::{pin::pin, sync::Arc};
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use super::{
     Outcome,
@@ -12,7 +15,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::Failure,
+    handler::{Failure, LookUpStage},
     meter::Meter,
     protocol::{
         AttemptEnd, FailedSettlement, FencingToken, PriorState, Settlement, StoredResult,
@@ -43,6 +46,8 @@ pub struct HeldClaim<'a, S> {
     pub(crate) lease: Lease,
     /// True once the handler is about to run, so that its end gets recorded.
     pub(crate) began: bool,
+    /// How far the look-up of an earlier attempt's effect has come, if there is one.
+    pub(crate) look_up: Option<Arc<LookUpStage>>,
     /// True once the record may have counted an attempt alone.
     pub(crate) ran_alone: bool,
     /// The turn of this claim's handler, held as long as the claim.
@@ -77,8 +82,23 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
+    /// Records the completion with the output that the look-up found.
+    pub(crate) async fn reconcile(self, found: StoredResult) -> Outcome {
+        match self.complete(found).await {
+            Outcome::Completed(result) => Outcome::Reconciled(result),
+            other => other,
+        }
+    }
+
     /// Settles the claim after a handler that did not succeed.
     pub async fn end_without_output(self, end: NoOutput) -> Outcome {
+        if self
+            .look_up
+            .as_ref()
+            .is_some_and(|look_up| look_up.is_running.load(Relaxed))
+        {
+            return self.not_looked_up(end).await;
+        }
         let last_end = match &end {
             NoOutput::Failed(failure @ Failure::Permanent(_)) => {
                 return self.fail(failure.to_string()).await;
@@ -93,6 +113,20 @@ impl<S: Store> HeldClaim<'_, S> {
         let last_end = Some(last_end);
         self.end(&Settlement::Release { last_end }, end.into())
             .await
+    }
+
+    /// Undoes the claim after a look-up that did not say whether there was an effect. The handler did not
+    /// run.
+    async fn not_looked_up(mut self, end: NoOutput) -> Outcome {
+        let why = match end {
+            NoOutput::Failed(failure) => format!("failed: {failure}"),
+            NoOutput::Panicked => "panicked".into(),
+            NoOutput::OutOfTime => "was cut off at the deadline".into(),
+            NoOutput::LeaseLost => return Outcome::LeaseLost,
+        };
+        self.began = false;
+        let why = format!("the look-up of the earlier attempt {why}");
+        self.restore(Outcome::NoEffect(why)).await
     }
 
     async fn fail(self, error: String) -> Outcome {
@@ -182,9 +216,14 @@ impl<S: Store> HeldClaim<'_, S> {
     }
 
     /// Records that the process died every time this message ran alone.
-    pub(crate) async fn crashed(self, exclusive_attempts: u64) -> Outcome {
+    pub(crate) async fn crashed(self) -> Outcome {
+        let times = self.claimed.exclusive_attempts;
+        let effect = match &self.look_up {
+            Some(_) => "the look-up found no effect",
+            None => "its effect may have happened",
+        };
         let error = format!(
-            "the process ended {exclusive_attempts} times while the handler of this message ran alone; its effect may have happened"
+            "the process ended {times} times while the handler of this message ran alone; {effect}"
         );
         match self.fail(error).await {
             Outcome::PermanentFailure(error) => Outcome::Crashed(error),

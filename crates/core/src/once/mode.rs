@@ -17,6 +17,7 @@ use crate::{
     note = "for an output that implements `serde::Serialize`, use `Once` on any store",
     note = "for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
     note = "for `Change`, use `ItemMode`",
+    note = "for `Reconciled`, which a handler with a look-up returns, use `Once`: in the other modes the effect commits together with the record, so there is nothing to look up",
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<A: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {

@@ -1,5 +1,7 @@
 //! [`Operation`]: the unit of work that a mode runs once.
 
+use std::time::Duration;
+
 use super::turns::OperationGate;
 use crate::{
     deadline::Deadline,
@@ -34,6 +36,10 @@ pub struct Operation {
     pub delivery: Delivery,
     /// Time limit of the attempt.
     pub deadline: Deadline,
+    /// The quarantine of a handler that looks up what an earlier attempt did. `None` if the handler does not
+    /// look up.
+    #[doc(hidden)]
+    pub quarantine: Option<Duration>,
     /// Decides when the handler of a suspect starts. With `None`, it starts when no other handler of the mode
     /// runs.
     #[doc(hidden)]
@@ -57,6 +63,7 @@ impl Operation {
             fingerprint,
             delivery: delivery.into(),
             deadline,
+            quarantine: None,
             gate: None,
             meter: Meter::default(),
         }

@@ -49,6 +49,7 @@ impl<S> Records<S> {
             message_id: message_id.to_owned(),
             now,
             lease_until,
+            takeover_after: Duration::ZERO,
             expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
             after_failure: self.after_failure,
         }

@@ -129,6 +129,17 @@ pub fn standing(claimed: &PriorState, waits: &CrashWaits) -> Standing {
     }
 }
 
+/// Returns whether a message that is [`Standing::Crashed`] gets one last look-up, if the handler has one.
+///
+/// The look-up runs alone and counts as an attempt alone. So if the process dies once more, the count is
+/// higher than this function admits, and the message is `crashed` without another look-up.
+#[doc(hidden)]
+#[must_use]
+pub fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
+    let earlier = exclusive_attempts.saturating_sub(1);
+    earlier == 0 || waits.after_death(earlier).is_some()
+}
+
 /// Returns the end of the lease for the n-th attempt alone, counted from 1, that starts now. Never before
 /// `lease_until`, the end of an ordinary lease.
 #[doc(hidden)]

@@ -185,6 +185,7 @@ impl ItemMode {
             // Without a claim there is no isolation after a crash.
             gate: _,
             meter,
+            ..
         } = operation;
         if !deadline.may_start() {
             return Outcome::NotStarted;

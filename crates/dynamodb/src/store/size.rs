@@ -66,6 +66,8 @@ pub(super) fn check_size(key: &Key, bytes: usize, limit: usize) -> Result<(), St
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::store::Layout;
     use aws_sdk_dynamodb::Client;
@@ -82,6 +84,7 @@ mod tests {
             message_id: "m-1".to_owned(),
             now: Timestamp::now(),
             lease_until: Timestamp::now(),
+            takeover_after: Duration::ZERO,
             expires_at: 0,
             after_failure: AfterFailure::Retry,
         }

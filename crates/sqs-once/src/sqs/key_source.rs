@@ -121,6 +121,16 @@ impl KeySource {
         }))
     }
 
+    /// Returns the name of this source if a redriven message gets a different key from it.
+    pub(super) fn changes_on_redrive(&self) -> Option<&'static str> {
+        match self {
+            Self::MessageId => Some("message-id"),
+            Self::DeduplicationId => Some("deduplication-id"),
+            Self::Powertools(source) => source.changes_on_redrive(),
+            Self::Attribute(_) | Self::Body(_) | Self::Function(_) => None,
+        }
+    }
+
     /// Returns the values that make the key, which are never empty.
     pub(super) fn values(
         &self,

@@ -21,7 +21,8 @@ use crate::{handler::Handler, once::Mode, protocol::Timestamp, telemetry::tracer
 ///
 /// # Errors
 ///
-/// If the Lambda Runtime API cannot be reached.
+/// If the Lambda Runtime API cannot be reached, or the key does not suit a handler with a look-up
+/// ([`BatchError::KeyChangesOnRedrive`]).
 ///
 /// # Panics
 ///
@@ -41,6 +42,7 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
             "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
         );
     }
+    consumer.check_key()?;
     lambda_runtime::run_concurrent(consumer).await
 }
 

@@ -52,7 +52,7 @@ impl MessageResult {
     /// Returns the result for a second delivery in the same batch.
     pub(super) fn of_other_delivery(&self) -> Self {
         let (outcome, attempt) = match (&self.outcome, self.attempt) {
-            (Outcome::Completed(result), ResultSource::Message) => {
+            (Outcome::Completed(result) | Outcome::Reconciled(result), ResultSource::Message) => {
                 (Outcome::Duplicate(result.clone()), ResultSource::Message)
             }
             (outcome, ResultSource::Message) if outcome.is_success() => {

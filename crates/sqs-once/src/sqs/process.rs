@@ -42,6 +42,15 @@ pub enum BatchError {
         /// Place of the record in the event, from 0.
         index: usize,
     },
+    /// The handler looks up what an earlier attempt did ([`Reconcile`](crate::Reconcile)), and the key
+    /// changes when a message is redriven. The look-up would be left out, and the effect repeated.
+    #[error(
+        "the handler has a look-up, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
+    )]
+    KeyChangesOnRedrive {
+        /// The key source: `message-id` or `deduplication-id`.
+        key: &'static str,
+    },
     /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
     /// batch failed. Lambda counts the invocation in its Errors metric.
     #[error(
@@ -62,7 +71,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError::NoMessageId`] if a record cannot be named; then nothing was processed.
+    /// [`BatchError::NoMessageId`] if a record cannot be named, and [`BatchError::KeyChangesOnRedrive`]; then
+    /// nothing was processed.
     /// [`BatchError::StoreUnavailable`] if every message failed because of the store.
     pub async fn process(
         &self,
@@ -79,6 +89,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         deadline: Deadline,
         request_id: Option<&str>,
     ) -> Result<SqsBatchResponse, BatchError> {
+        self.check_key()?;
         let started = Instant::now();
         let mut report = BatchReport::new(self.mode.now());
         let size = u32::try_from(event.records.len()).unwrap_or(u32::MAX);
@@ -127,6 +138,20 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 reason: error.to_string(),
             }),
             _ => Ok(response),
+        }
+    }
+
+    /// Checks that the key suits the handler.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::KeyChangesOnRedrive`].
+    pub(super) fn check_key(&self) -> Result<(), BatchError> {
+        match self.key.changes_on_redrive() {
+            Some(key) if self.handler.quarantine().is_some() => {
+                Err(BatchError::KeyChangesOnRedrive { key })
+            }
+            _ => Ok(()),
         }
     }
 

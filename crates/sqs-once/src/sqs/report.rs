@@ -53,7 +53,7 @@ impl BatchReport {
 
     pub(crate) fn add(&mut self, message: &MessageOutcome<'_>) {
         let omitted = match message.outcome {
-            Outcome::Completed(result) => result.missing().is_some(),
+            Outcome::Completed(result) | Outcome::Reconciled(result) => result.missing().is_some(),
             _ => false,
         };
         self.messages += 1;

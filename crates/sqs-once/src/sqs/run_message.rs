@@ -80,6 +80,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let deadline = prepared.gate.batch.deadline();
         let mut operation = Operation::new(key, fingerprint, delivery, deadline);
         operation.gate = Some(OperationGate(Arc::<MessageGate>::clone(&prepared.gate)));
+        operation.quarantine = self.handler.quarantine();
         operation.meter = progress.meter().clone();
         let not_called = OnceLock::new();
         let work = |attempt| self.call_handler(prepared, progress, attempt, &not_called);

@@ -19,6 +19,7 @@ impl Outcome {
         let (name, metric, severity, retry, http_status) = match self {
             Self::Completed(_) => ("completed", "Completed", Info, Never, 200),
             Self::Duplicate(_) => ("duplicate", "Duplicates", Info, Never, 200),
+            Self::Reconciled(_) => ("reconciled", "Reconciled", Info, Never, 200),
             Self::Conflict { lease_until, .. } => ("conflict", "Conflicts", Info, At(*lease_until), 409),
             Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff, 409),
             Self::RetryableFailure(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
@@ -98,7 +99,7 @@ impl Outcome {
     pub const fn is_success(&self) -> bool {
         matches!(
             self,
-            Self::Completed(_) | Self::Duplicate(_) | Self::Ignored
+            Self::Completed(_) | Self::Duplicate(_) | Self::Reconciled(_) | Self::Ignored
         )
     }
 
@@ -131,6 +132,7 @@ mod tests {
         vec![
             Outcome::Completed(result()),
             Outcome::Duplicate(result()),
+            Outcome::Reconciled(result()),
             Outcome::Conflict {
                 owner: None,
                 lease_until: Timestamp::from_millis(7),

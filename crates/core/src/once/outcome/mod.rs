@@ -38,6 +38,9 @@ pub enum Outcome {
     Completed(StoredResult),
     /// An earlier attempt completed the operation. Holds the recorded result. The handler did not run.
     Duplicate(StoredResult),
+    /// The look-up found the effect of an earlier attempt, and its result is now recorded. The handler did
+    /// not run ([`Reconcile`](crate::Reconcile)).
+    Reconciled(StoredResult),
     /// Another worker holds the claim. The handler did not run.
     Conflict {
         /// Owner token of the other worker's claim, if the record has one.
@@ -166,7 +169,9 @@ impl Outcome {
     /// Returns this outcome without the output, and with the first 4 KB of an error's text.
     pub fn shortened(mut self) -> Self {
         match &mut self {
-            Self::Completed(result) | Self::Duplicate(result) => drop(result.take()),
+            Self::Completed(result) | Self::Duplicate(result) | Self::Reconciled(result) => {
+                drop(result.take());
+            }
             Self::RetryableFailure(text)
             | Self::NoEffect(text)
             | Self::Contended(text)

@@ -10,7 +10,7 @@ use crate::protocol::record::{
 /// | record | a claim succeeds |
 /// | --- | --- |
 /// | absent, or past `expires_at` | always |
-/// | `IN_PROGRESS` | after its lease expired, with the same payload |
+/// | `IN_PROGRESS` | after its lease and [`takeover_after`](ClaimRequest::takeover_after), with the same payload |
 /// | `COMPLETED` | never |
 /// | `FAILED` | with [`AfterFailure::Retry`], below [`MAX_FAILED_MESSAGES`] failed messages |
 ///
@@ -31,7 +31,7 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
     match &record.state {
         // A takeover: the lease of another worker expired, and the payload is the same.
         State::InProgress { lease_until } => {
-            *lease_until < request.now && same_payload(record, request)
+            *lease_until < request.takes_over_leases_before() && same_payload(record, request)
         }
         State::Completed { .. } => false,
         // The message was sent anew, or redriven from the dead-letter queue. Its payload may have been
@@ -82,7 +82,8 @@ pub enum Rejection {
     Conflict {
         /// Owner token of the other claim, if the record has one.
         owner: Option<Owner>,
-        /// End of the other claim's lease, which may have passed.
+        /// When this claim may take over: the end of the other claim's lease, which may have passed, plus
+        /// [`takeover_after`](ClaimRequest::takeover_after).
         lease_until: Timestamp,
     },
     /// An attempt with a different payload is open, and the lease of its claim expired.
@@ -134,7 +135,9 @@ pub fn rejection(record: Record, request: &ClaimRequest) -> Rejection {
             Rejection::FailedBefore(error)
         }
         State::Completed { .. } | State::Failed if !same_payload => Rejection::KeyReused,
-        State::InProgress { lease_until } if !same_payload && lease_until < request.now => {
+        State::InProgress { lease_until }
+            if !same_payload && lease_until < request.takes_over_leases_before() =>
+        {
             Rejection::PayloadConflict {
                 open_since: record
                     .first_claimed_at
@@ -143,7 +146,7 @@ pub fn rejection(record: Record, request: &ClaimRequest) -> Rejection {
         }
         State::InProgress { lease_until } => Rejection::Conflict {
             owner: record.owner,
-            lease_until,
+            lease_until: lease_until + request.takeover_after,
         },
         State::Failed if record.failed_message_ids.len() >= MAX_FAILED_MESSAGES => {
             Rejection::TooManyFailures(error)
@@ -154,6 +157,8 @@ pub fn rejection(record: Record, request: &ClaimRequest) -> Rejection {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::protocol::decision::{
         PreviousRecord,
@@ -224,6 +229,35 @@ mod tests {
             ..record(&theirs, ended())
         };
         assert!(may_claim(Some(&without_fingerprint), &changed));
+    }
+
+    #[test]
+    fn takeover_waits_for_lease_and_quarantine() {
+        let theirs = request("m-1", "payload");
+        let held = record(&theirs, live());
+        let until = |now| ClaimRequest {
+            now,
+            takeover_after: Duration::from_secs(31),
+            ..request("m-1", "payload")
+        };
+        let end = NOW + Duration::from_secs(31);
+        assert!(!may_claim(Some(&held), &until(end)));
+        assert!(may_claim(
+            Some(&held),
+            &until(end + Duration::from_millis(1))
+        ));
+        let conflict = Rejection::Conflict {
+            owner: Some(theirs.owner.clone()),
+            lease_until: end,
+        };
+        assert_eq!(not_mine(held, &until(end)), conflict);
+        // A failed record has no lease to wait for.
+        let failed = record(&theirs, State::Failed);
+        let resent = ClaimRequest {
+            message_id: "m-2".into(),
+            ..until(NOW)
+        };
+        assert!(may_claim(Some(&failed), &resent));
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub(super) fn request(message_id: &str, payload: &str) -> ClaimRequest {
         message_id: message_id.into(),
         now: NOW,
         lease_until: NOW + Duration::from_secs(30),
+        takeover_after: Duration::ZERO,
         expires_at: (NOW + Duration::from_secs(3600)).as_secs(),
         after_failure: AfterFailure::Retry,
     }

@@ -1,7 +1,7 @@
 //! [`ClaimRequest`]: the contents of a claim. [`FencingToken`]: the fencing token, which is the condition of
 //! every write after it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{Owner, Record, State, Timestamp};
 use crate::protocol::key::{Fingerprint, Key};
@@ -26,6 +26,10 @@ pub struct ClaimRequest {
     pub now: Timestamp,
     /// End of the lease: the claim is exclusive until then.
     pub lease_until: Timestamp,
+    /// How long after the end of an earlier lease this claim may take over. Zero, unless the consumer
+    /// [looks up](crate::Reconcile) what an earlier attempt did: then it is the lease margin plus the
+    /// quarantine.
+    pub takeover_after: Duration,
     /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
     /// How a `FAILED` record affects other messages.
@@ -66,6 +70,7 @@ impl ClaimRequest {
             message_id: message_id.into(),
             now,
             lease_until,
+            takeover_after: Duration::ZERO,
             expires_at,
             after_failure: AfterFailure::default(),
         }
@@ -103,6 +108,13 @@ impl ClaimRequest {
             created_at: replaces.and_then(|r| r.created_at).or(Some(self.now)),
             updated_at: Some(self.now),
         }
+    }
+
+    /// Returns the time before which an earlier lease must have ended for this claim to take over.
+    #[must_use]
+    pub fn takes_over_leases_before(&self) -> Timestamp {
+        let wait = u64::try_from(self.takeover_after.as_millis()).unwrap_or(u64::MAX);
+        Timestamp::from_millis(self.now.as_millis().saturating_sub(wait))
     }
 
     /// Returns the fencing token for this claim's later writes.

@@ -22,7 +22,8 @@ impl Expression<'_> {
         self.names([Field::FailedMessageIds, Field::LeaseUntil]);
         self.new_value(Field::MessageId, string(&request.message_id));
         self.value(NOW, millis(request.now));
-        let mut taken_over = format!("{} AND #lease_until < :now", self.in_progress());
+        let lease_over = self.lease_over(request);
+        let mut taken_over = format!("{} AND #lease_until < {lease_over}", self.in_progress());
         if own {
             self.name(Field::Attempts);
             taken_over.push_str(" AND attribute_exists(#attempts)");
@@ -55,6 +56,16 @@ impl Expression<'_> {
             }
         };
         format!("NOT contains(#failed_message_ids, :message_id) AND {state}")
+    }
+
+    /// Returns the placeholder of the time before which an earlier lease must have ended.
+    fn lease_over(&mut self, request: &ClaimRequest) -> &'static str {
+        const LEASE_OVER: &str = ":lease_over";
+        if request.takeover_after.is_zero() {
+            return NOW;
+        }
+        self.value(LEASE_OVER, millis(request.takes_over_leases_before()));
+        LEASE_OVER
     }
 
     /// Returns the condition of a claim by `UpdateItem`.

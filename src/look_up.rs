@@ -1,0 +1,156 @@
+//! Looks up the charges of an order, at a gateway without idempotency keys.
+
+use reqwest::{StatusCode, Url};
+use serde_json::{Value, value::RawValue};
+use sqs_once::{Failure, LookUp, protocol::Key};
+
+use crate::{gateway::Http, order::Order};
+
+impl Http {
+    /// Looks up the charges of `order`: `GET {PAYMENT_GATEWAY_URL}/charges?orderId={orderId}`, whose response
+    /// is a JSON array.
+    ///
+    /// # Errors
+    ///
+    /// Everything that is neither yes nor no: no response, another status than 200, another body than an
+    /// array, or a charge that does not match the order. A 404 is no answer either, because it would also
+    /// come from a wrong path.
+    pub(crate) async fn look_up(
+        &self,
+        key: &Key,
+        order: &Order,
+    ) -> Result<LookUp<Box<RawValue>>, Failure> {
+        let url = charges_of(self.charges.clone(), &order.fields.order_id);
+        let response = self.client.get(url).send().await;
+        // Errors are logged, and the URL has the order's id.
+        let mut response = response.map_err(reqwest::Error::without_url)?;
+        if response.status() != StatusCode::OK {
+            let status = response.status();
+            return Err(Failure::retryable(format!(
+                "the payment gateway answered {status} to GET /charges: check that it lists charges there"
+            )));
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(reqwest::Error::without_url)?
+        {
+            if body.len() + chunk.len() > crate::gateway::MAX_BODY {
+                return Err("the list of charges is over 1 MiB".into());
+            }
+            body.extend_from_slice(&chunk);
+        }
+        found(key, order, &body)
+    }
+}
+
+/// Returns the URL of the charges of an order.
+fn charges_of(mut charges: Url, order_id: &str) -> Url {
+    charges.query_pairs_mut().append_pair("orderId", order_id);
+    // The query is encoded as a form, in which a space is `+`. Only some servers decode that.
+    let query = charges.query().map(|query| query.replace('+', "%20"));
+    charges.set_query(query.as_deref());
+    charges
+}
+
+/// Interprets the list of charges. The errors are logged, so they quote no value.
+fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookUp<Box<RawValue>>, Failure> {
+    let charges: Vec<Box<RawValue>> = serde_json::from_slice(body)
+        .map_err(|_| "the payment gateway's list of charges is not a JSON array")?;
+    for charge in &charges {
+        let charge = serde_json::from_str(charge.get())?;
+        if !is_of_order(&charge, order) {
+            return Err("the payment gateway has a charge of this order with a different amount or currency: check the order by hand".into());
+        }
+    }
+    if charges.len() > 1 {
+        tracing::error!(%key, charges = charges.len(), "this order was charged more than once");
+    }
+    Ok(match charges.into_iter().next() {
+        Some(charge) => LookUp::Found(charge),
+        None => LookUp::NotFound,
+    })
+}
+
+/// Returns whether a charge has the order's amount and currency, as far as it names them.
+fn is_of_order(charge: &Value, order: &Order) -> bool {
+    let amount = match charge.get("amount") {
+        Some(Value::String(text)) => text.parse().ok(),
+        Some(amount) => amount.as_f64(),
+        None => Some(order.fields.amount),
+    };
+    let currency = charge.get("currency");
+    amount == Some(order.fields.amount)
+        && currency.is_none_or(|currency| currency == &*order.fields.currency)
+}
+
+#[cfg(test)]
+mod tests {
+    use sqs_once::protocol::Namespace;
+
+    use super::*;
+
+    const ORDER: &str = r#"{"orderId":"o-1","amount":99.99,"currency":"EUR"}"#;
+
+    fn found_in(body: &str) -> Result<Option<String>, String> {
+        let key = Key::new(&Namespace::new("payments").unwrap(), ["o-1"]).unwrap();
+        let order: Order = serde_json::from_str(ORDER).unwrap();
+        match found(&key, &order, body.as_bytes()) {
+            Ok(LookUp::Found(charge)) => Ok(Some(charge.get().to_owned())),
+            Ok(LookUp::NotFound) => Ok(None),
+            Err(unknown) => Err(unknown.to_string()),
+        }
+    }
+
+    #[test]
+    fn order_id_is_percent_encoded() {
+        let charges = Url::parse("https://gateway.example/v1/charges").unwrap();
+        for (id, query) in [
+            ("o-1", "orderId=o-1"),
+            ("a/b", "orderId=a%2Fb"),
+            ("a&b=c", "orderId=a%26b%3Dc"),
+            ("a#b", "orderId=a%23b"),
+            ("100%", "orderId=100%25"),
+            ("a b+c", "orderId=a%20b%2Bc"),
+            ("é", "orderId=%C3%A9"),
+        ] {
+            let url = charges_of(charges.clone(), id);
+            assert_eq!(url.query(), Some(query), "{id}");
+            assert_eq!(url.path(), "/v1/charges");
+        }
+    }
+
+    #[test]
+    fn first_matching_charge_is_the_output() {
+        let charge = r#"{"id":"ch_1", "amount":99.99,"currency":"EUR"}"#;
+        assert_eq!(found_in(&format!("[{charge}]")), Ok(Some(charge.into())));
+        let twice = format!(r#"[{charge},{{"id":"ch_2","amount":"99.99"}}]"#);
+        assert_eq!(found_in(&twice), Ok(Some(charge.into())));
+        assert_eq!(found_in("[\"ch_1\"]"), Ok(Some("\"ch_1\"".into())));
+    }
+
+    #[test]
+    fn empty_list_means_no_charge() {
+        assert_eq!(found_in(" [ ] "), Ok(None));
+    }
+
+    #[test]
+    fn other_answers_leave_the_charge_unknown() {
+        for body in [
+            "",
+            "{}",
+            "null",
+            "[",
+            "not found",
+            r#"{"charges":[]}"#,
+            r#"[{"id":"ch_1","amount":9.99,"currency":"EUR"}]"#,
+            r#"[{"id":"ch_1","amount":99.99,"currency":"USD"}]"#,
+            r#"[{"id":"ch_1","amount":null,"currency":"EUR"}]"#,
+            r#"[{"id":"ch_1","amount":99.99},{"id":"ch_2","amount":1}]"#,
+        ] {
+            let unknown = found_in(body).unwrap_err();
+            assert!(!unknown.contains("ch_1"), "{unknown}");
+        }
+    }
+}
