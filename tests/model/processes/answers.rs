@@ -1,11 +1,11 @@
-//! What a worker does after an answer, or without one.
+//! The steps of a worker after an answer, or without one.
 
 use std::sync::Arc;
 
 use sqs_once::{
     protocol::{
         FailedClaim, FailedSettlement, FencingToken, PreviousRecord, PriorState, Rejection,
-        Settlement,
+        Settlement, State as Status,
         decision::{failed_settlement, may_settle},
         isolation::Standing,
     },
@@ -37,6 +37,10 @@ impl Next<'_> {
     }
 
     fn ends(&mut self, receive: Receive, end: End) {
+        let facts = &self.state.operations[self.state.operation(receive)].facts;
+        let too_early = end == End::Done && facts.completed.is_none();
+        self.state
+            .break_if(too_early, Promise::AcknowledgedAfterRecord);
         self.leaves_probe(receive);
         self.goes_to(receive, Step::Ended(end));
     }
@@ -69,6 +73,9 @@ impl Next<'_> {
         let Some((process, task)) = self.at(receive) else {
             return;
         };
+        let copies = task.copies;
+        let is_mine = matches!(&response, ClaimResponse::ConditionFailed(record)
+            if record.owner == Some(receive.owner()));
         let rejection = match response {
             ClaimResponse::Applied { replaced } => {
                 let prior = rules.over(replaced);
@@ -87,6 +94,8 @@ impl Next<'_> {
             }
         };
         let (now, clock) = (self.state.now, self.state.clock(process));
+        // One of them may have been applied, and another worker has taken over since then.
+        self.state.messages[receive.message].may_be_suspect |= copies > 0 && !is_mine;
         let facts = &self.state.operations[self.state.operation(receive)].facts;
         let end = match rejection {
             Rejection::Duplicate(_) => End::Done,
@@ -114,7 +123,11 @@ impl Next<'_> {
         let is_late = clock > process.deadline;
         let standing = self.world.rules.standing(&prior, &self.world.crash_waits());
         let known = prior.before != PreviousRecord::Unknown;
-        let groundless = known && standing != Standing::Clear && !self.state.has_cause(receive);
+        // A failed record does not tell how its earlier attempts ended.
+        let in_progress = matches!(&prior.before, PreviousRecord::Record(before)
+            if matches!(before.state, Status::InProgress { .. }));
+        let groundless =
+            in_progress && standing != Standing::Clear && !self.state.has_cause(receive);
         self.state.break_if(groundless, Promise::IsolatedWithCause);
         // The record may lose the last end with this claim.
         self.state.messages[receive.message].may_be_suspect |= !known;
@@ -130,9 +143,9 @@ impl Next<'_> {
             Standing::Crashed { exclusive_attempts } => {
                 let (rules, waits) = (self.world.rules, self.world.crash_waits());
                 let facts = &self.state.operations[self.state.operation(receive)].facts;
-                let too_early = facts.alone < self.world.limit();
+                let too_early = facts.alone.len() < self.world.limit();
                 let could_be_found = self.world.quarantine.is_some()
-                    && facts.alone == self.world.limit()
+                    && facts.alone.len() == self.world.limit()
                     && !facts.effects.is_empty();
                 self.state.break_if(too_early, Promise::CrashedAtLimit);
                 if self.world.looks_up(&prior) && rules.has_last_look_up(exclusive_attempts, &waits)
@@ -160,13 +173,13 @@ impl Next<'_> {
         let step = task.step.clone();
         if let Step::Abandons(is_second) = step {
             let mine = task.claim.fence();
-            let goes_on = match response {
-                SettleResponse::ConditionFailed(Some(record)) => {
-                    !is_second && may_settle(Some(&record), &mine)
-                }
-                _ => false,
+            let SettleResponse::ConditionFailed(record) = response else {
+                return self.returns(receive);
             };
-            return if goes_on {
+            // Either another worker took over meanwhile, or an earlier attempt is open, of which the record now
+            // has no end.
+            self.state.messages[receive.message].may_be_suspect = true;
+            return if !is_second && may_settle(record.as_ref(), &mine) {
                 self.abandons(receive, true);
             } else {
                 self.returns(receive);
@@ -181,8 +194,11 @@ impl Next<'_> {
         };
         let is_late = self.state.clock(process) > self.state.processes[process].deadline;
         match step {
-            // The lease was lost.
-            _ if !is_applied => self.returns(receive),
+            // The lease was lost, and the end is not recorded.
+            _ if !is_applied => {
+                self.state.messages[receive.message].may_be_suspect = true;
+                self.returns(receive);
+            }
             Step::Counts(prior) if is_late => self.undoes(receive, &prior),
             Step::Counts(prior) => self.begins(receive, prior),
             Step::Settles(end) => self.ends(receive, end),

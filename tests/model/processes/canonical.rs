@@ -10,15 +10,17 @@ use sqs_once::protocol::{
     ClaimRequest, PreviousRecord, PriorState, Record, Settlement, State as Status, Timestamp,
 };
 
-use crate::processes::state::{InFlight, Operation, Process, Request, State, Step, Task, second};
+use crate::processes::state::{InFlight, Operation, Process, Request, State, Step, Task, time};
 
-/// Distances above this are the same.
-const FAR: i64 = 1000;
+/// Times that are farther away, in milliseconds, are the same.
+const FAR: u128 = 1_000_000;
 
 struct Canonical<'a, H> {
     hasher: &'a mut H,
-    now: u64,
-    oldest: u64,
+    second: u64,
+    now: Timestamp,
+    /// All times until then are the same.
+    before: Timestamp,
 }
 
 impl Hash for State {
@@ -27,20 +29,18 @@ impl Hash for State {
             .processes
             .iter()
             .flat_map(|process| process.tasks.iter());
-        let claimed = claims.map(|task| second(task.claim.now));
+        let claimed = claims.map(|task| task.claim.now);
         let requested = self.network.iter().map(|request| match &*request.request {
-            Request::Claim(claim) => second(claim.now),
-            Request::Settle { now, .. } => second(*now),
+            Request::Claim(claim) => claim.now,
+            Request::Settle { now, .. } => *now,
         });
-        let oldest = claimed
-            .chain(requested)
-            .min()
-            .unwrap_or(self.now)
-            .min(self.now);
+        let now = time(self.now);
+        let oldest = claimed.chain(requested).min().unwrap_or(now).min(now);
         let mut canonical = Canonical {
             hasher,
-            now: self.now,
-            oldest,
+            second: self.now,
+            now,
+            before: Timestamp::from_millis(oldest.as_millis() - 1),
         };
         canonical.state(self);
     }
@@ -54,7 +54,7 @@ impl<H: Hasher> Canonical<'_, H> {
             // A message that is visible now is so later.
             message
                 .visible_at
-                .saturating_sub(self.now)
+                .saturating_sub(self.second)
                 .hash(self.hasher);
         }
         for operation in &state.operations {
@@ -71,25 +71,25 @@ impl<H: Hasher> Canonical<'_, H> {
         (state.left, state.broken.map(|broken| broken as u8)).hash(self.hasher);
     }
 
-    fn second(&mut self, at: u64) {
-        let at = i64::try_from(at.max(self.oldest.saturating_sub(1))).unwrap_or(i64::MAX);
-        let now = i64::try_from(self.now).unwrap_or(i64::MAX);
-        (at - now).min(FAR).hash(self.hasher);
-    }
-
+    /// Milliseconds from now.
     fn time(&mut self, at: Timestamp) {
-        self.second(second(at));
+        let at = at.max(self.before);
+        let ahead = FAR + self.now.until(at).as_millis();
+        let distance = ahead.saturating_sub(at.until(self.now).as_millis());
+        distance.min(2 * FAR).hash(self.hasher);
     }
 
     fn operation(&mut self, operation: &Operation) {
         let facts = &operation.facts;
         (facts.completed, &facts.failed, &facts.unended).hash(self.hasher);
-        (facts.alone, facts.kills_alone).hash(self.hasher);
-        let age = facts.alone_since.map(|since| self.now - since);
+        (&facts.alone, facts.kills_alone).hash(self.hasher);
+        let age = facts
+            .alone_since
+            .map(|since| self.second.saturating_sub(since));
         age.map(|age| age.min(24)).hash(self.hasher);
         (&facts.ended, &facts.effects).hash(self.hasher);
         for (receive, until) in &facts.on_the_way {
-            (receive, until.saturating_sub(self.now)).hash(self.hasher);
+            (receive, until.saturating_sub(self.second)).hash(self.hasher);
         }
         operation.record.is_some().hash(self.hasher);
         if let Some(record) = &operation.record {
@@ -128,7 +128,7 @@ impl<H: Hasher> Canonical<'_, H> {
     fn process(&mut self, process: &Process) {
         process.ahead.hash(self.hasher);
         if !process.is_idle() {
-            self.second(process.deadline);
+            self.time(time(process.deadline));
         }
         process.circuit.is_some().hash(self.hasher);
         if let Some(circuit) = &process.circuit {
@@ -145,7 +145,7 @@ impl<H: Hasher> Canonical<'_, H> {
         state.hash(self.hasher);
         circuit.hash(self.hasher);
         open_until
-            .map(|until| until.saturating_sub(self.now))
+            .map(|until| until.saturating_sub(self.second))
             .hash(self.hasher);
     }
 
@@ -184,7 +184,7 @@ impl<H: Hasher> Canonical<'_, H> {
         match end {
             End::Done => 0.hash(self.hasher),
             End::Failed(reason) => (1, reason).hash(self.hasher),
-            End::Returns(at) => (2, at.saturating_sub(self.now)).hash(self.hasher),
+            End::Returns(at) => (2, at.saturating_sub(self.second)).hash(self.hasher),
         }
     }
 

@@ -54,6 +54,8 @@ pub enum Flaw {
     RestoreDropsCount,
     /// An attempt alone that had no effect puts the earlier count back.
     RestoreKeepsCount,
+    /// A claim is undone in the last millisecond of its lease, so that a late renewal fits.
+    EndsInLastMillisecond,
     /// The end of a lease is the year 1970, not now.
     LeaseEndsAtZero,
     /// A claim is undone as if no copy of it could arrive later.

@@ -1,4 +1,4 @@
-//! What a worker does when its turn comes, and when its handler ends.
+//! The steps of a worker when its turn comes, and when its handler ends.
 
 use std::sync::Arc;
 
@@ -51,10 +51,8 @@ impl Next<'_> {
     fn counts(&mut self, receive: Receive, prior: Arc<PriorState>, attempt: u64) {
         let (world, rules) = (self.world, self.world.rules);
         self.state.begins_alone(receive, |deaths| {
-            let rest = usize::from(deaths)
-                .checked_sub(1)
-                .and_then(|place| world.waits.get(place));
-            rest.copied()
+            let place = deaths.checked_sub(1)?;
+            world.waits.get(place).copied()
         });
         let Some((process, task)) = self.at(receive) else {
             return;
@@ -107,12 +105,16 @@ impl Next<'_> {
     }
 
     /// The handler sends its effect, which happens before its lease and the quarantine have ended, or never.
-    pub fn sends_effect(&mut self, receive: Receive) {
+    pub fn sends_effect(&mut self, receive: Receive, happens: bool) {
         let operation = self.state.operation(receive);
         let lease_until = self.state.lease_of(operation);
         let until = lease_until + self.world.quarantine.unwrap_or_default();
-        let facts = &mut self.state.operations[operation].facts;
-        facts.on_the_way.push((receive, until));
+        if happens {
+            let facts = &mut self.state.operations[operation].facts;
+            facts.on_the_way.push((receive, until));
+        } else {
+            self.state.left.failures -= 1;
+        }
         if let Some((_, task)) = self.at(receive) {
             task.sent = true;
         }

@@ -12,11 +12,11 @@
 //! | `world.rs` | the bounds: messages, processes, and what may go wrong how often |
 //! | `state.rs` | messages, records, processes, the network and the clock |
 //! | `action.rs`, `options.rs` | the next thing that may happen, and when |
-//! | `step.rs` | what SQS, the network and the clock do then |
-//! | `answers.rs`, `handler.rs`, `settle.rs`, `breaker.rs` | what a worker and its circuit breaker do |
-//! | `table.rs` | what a request changes in a record |
+//! | `step.rs` | the next state: SQS, the network and the clock |
+//! | `answers.rs`, `handler.rs`, `settle.rs`, `breaker.rs` | the next state: a worker and its circuit breaker |
+//! | `table.rs` | the next state: the record that a request changes |
 //! | `rules.rs` | the library's decisions, one of which may have a flaw (`flaw.rs`) |
-//! | `promises.rs` | what must hold, in every state and in the last ones |
+//! | `promises.rs` | the promises, in every state and in the last ones |
 //! | `canonical.rs` | which states are the same |
 //!
 //! # Time

@@ -3,7 +3,7 @@
 use sqs_once::protocol::{State as Status, Timestamp, circuit::Admission, isolation::Waiting};
 
 use crate::processes::{
-    action::{Action, HandlerAnswer, LookUp},
+    action::{Action, HandlerAnswer, LookUp, Lot},
     state::{Fate, Kind, Message, Process, Receive, State, Step, Task, second, time},
     world::{LONG, MARGIN, World},
 };
@@ -26,13 +26,21 @@ impl World {
         }
         let at_work = state.processes.iter().any(|process| !process.is_idle());
         let waits = state.network.iter().any(|request| request.awaited);
-        let is_stuck = !waits && actions.len() == others;
+        let operations = &state.operations;
+        let comes = operations
+            .iter()
+            .any(|operation| !operation.facts.on_the_way.is_empty());
+        let is_stuck = !waits && !comes && actions.len() == others;
         if at_work && state.left.crashes > 0 {
-            actions.extend((0..state.processes.len()).map(Action::Crashes));
+            for (number, process) in state.processes.iter().enumerate() {
+                let late = state.may_be_late(process).into_iter();
+                actions.extend(late.map(|late| Action::Crashes(number, late)));
+            }
         }
         self.batches(state, actions);
         if !at_work {
-            actions.extend(state.next_visible(self).map(Action::Until));
+            let next = state.next_visible(self).filter(|at| *at <= state.latest());
+            actions.extend(next.map(Action::Until));
         } else if is_stuck {
             actions.extend(self.instants(state).into_iter().min().map(Action::Until));
         } else if state.left.freezes > 0 {
@@ -69,9 +77,10 @@ impl World {
                 }
             }
             if request.awaited && state.left.losses > 0 {
-                for (arrived, again) in [(false, false), (false, true), (true, false), (true, true)]
-                {
-                    actions.push(Action::NoAnswer { of, arrived, again });
+                for lot in [Lot::Lost, Lot::Late, Lot::Arrived] {
+                    for again in [false, true] {
+                        actions.push(Action::NoAnswer { of, lot, again });
+                    }
                 }
             }
         }
@@ -144,10 +153,14 @@ impl World {
             &state.operations[state.operation(receive)].facts,
         );
         if has_effect && !task.sent && in_time {
-            actions.push(Action::Sends(receive));
+            actions.push(Action::Sends(receive, true));
+            if state.left.failures > 0 {
+                actions.push(Action::Sends(receive, false));
+            }
         }
         if kind == Kind::Killer {
-            actions.push(Action::Kills(receive));
+            let late = state.may_be_late(&state.processes[number]).into_iter();
+            actions.extend(late.map(|late| Action::Kills(receive, late)));
             return;
         }
         if !in_time {
@@ -257,7 +270,7 @@ impl World {
             .iter()
             .filter(|message| message.fate == Fate::InQueue);
         instants.extend(queued.map(|message| message.visible_at));
-        instants.retain(|at| *at > state.now);
+        instants.retain(|at| state.now < *at && *at <= state.latest());
         instants.sort_unstable();
         instants.dedup();
         instants
@@ -265,6 +278,13 @@ impl World {
 }
 
 impl State {
+    /// An effect on the way happens until then, before more time passes.
+    fn latest(&self) -> u64 {
+        let operations = self.operations.iter();
+        let effects = operations.flat_map(|operation| &operation.facts.on_the_way);
+        effects.map(|(_, until)| *until).min().unwrap_or(u64::MAX)
+    }
+
     /// SQS may deliver a message without delivering it twice.
     pub fn is_visible(&self, message: usize, world: &World) -> bool {
         let it = &self.messages[message];
@@ -283,6 +303,16 @@ impl State {
     pub fn is_expired(&self, operation: usize) -> bool {
         let record = self.operations[operation].record.as_deref();
         record.is_some_and(|record| record.is_expired(time(self.now)))
+    }
+
+    /// When a process ends, each of its requests on the way is lost, or one of them is late.
+    fn may_be_late(&self, process: &Process) -> Vec<Option<Receive>> {
+        let mut late = vec![None];
+        if self.left.late > 0 {
+            let receives = process.tasks.iter().map(|task| task.receive);
+            late.extend(receives.filter(|of| self.awaited(*of).is_some()).map(Some));
+        }
+        late
     }
 
     /// The request that a worker waits for.

@@ -226,17 +226,16 @@ impl State {
         is_suspect
     }
 
-    /// An attempt alone is about to be counted. `rest` is how long its message must have rested since the last one.
-    pub fn begins_alone(&mut self, receive: Receive, rest: impl Fn(u8) -> Option<u64>) {
+    /// An attempt alone is about to be counted. It rests from the time at which the record counts it. `rest` is how long its message must have rested since the last one.
+    pub fn begins_alone(&mut self, receive: Receive, rest: impl Fn(usize) -> Option<u64>) {
         let (operation, now) = (self.operation(receive), self.now);
         let facts = &mut self.operations[operation].facts;
-        let earlier = facts.alone.checked_sub(1).and_then(|_| rest(facts.alone));
+        let earlier = rest(facts.alone.len());
         let too_early = facts.alone_since.zip(earlier).is_some_and(|(since, rest)| {
             // The clocks of the two processes may differ.
             now + MARGIN < since + rest
         });
-        facts.alone += 1;
-        facts.alone_since = Some(now);
+        facts.alone.push(receive);
         self.break_if(too_early, Promise::RestsAfterDeath);
     }
 }

@@ -6,9 +6,9 @@ use sqs_once::protocol::{
     ClaimRequest, FailedClaim, FencingToken, PriorState, Record, Rejection, Settlement, State,
     Timestamp,
     circuit::{Admission, Change, Circuit, HandlerEnd},
-    decision::{failed_claim, may_claim, may_settle},
+    decision::{failed_claim, may_claim, may_settle, settled_at},
     isolation::{
-        CrashWaits, Standing, Waiting, lease_alone, may_start_beside,
+        CrashWaits, Standing, Waiting, has_last_look_up, lease_alone, may_start_beside,
         next_suspect, standing,
     },
 };
@@ -142,6 +142,16 @@ impl Rules {
             return retained.as_secs_ceil();
         }
         retained.max(lease_until).as_secs_ceil()
+    }
+
+    pub fn settled_at(self, now: Timestamp, claimed: Timestamp, lease: Timestamp) -> Timestamp {
+        let leases = [lease];
+        let known = if self.has(Flaw::EndsInLastMillisecond) {
+            &leases[..0]
+        } else {
+            &leases
+        };
+        settled_at(now, claimed, known)
     }
 
     pub fn abandon(self, request: &ClaimRequest) -> [(FencingToken, Settlement); 2] {
@@ -294,10 +304,4 @@ impl Rules {
             Arc::make_mut(circuit).probe_did_not_run();
         }
     }
-}
-
-// TEMPORARY until the branch with reconciliation is merged.
-fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
-    let earlier = exclusive_attempts.saturating_sub(1);
-    earlier == 0 || waits.after_death(earlier).is_some()
 }

@@ -82,9 +82,9 @@ impl Next<'_> {
             alone: task.alone,
             reason,
         };
-        let claimed_at = task.claim.now;
-        // Never before the claim.
-        let now = time(self.state.clock(process)).max(claimed_at);
+        let (claimed_at, lease_until) = (task.claim.now, task.claim.lease_until);
+        let clock = time(self.state.clock(process));
+        let now = self.world.rules.settled_at(clock, claimed_at, lease_until);
         let request = Request::Settle {
             fence,
             settlement,

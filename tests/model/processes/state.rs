@@ -31,7 +31,7 @@ pub struct State {
     pub operations: Vec<Operation>,
     pub processes: Vec<Process>,
     pub network: Vec<InFlight>,
-    /// What may still go wrong.
+    /// Troubles that may still come.
     pub left: Troubles,
     /// The first promise that was broken. Nothing happens after that.
     pub broken: Option<Promise>,
@@ -46,6 +46,8 @@ pub struct Troubles {
     pub freezes: u8,
     /// A worker waits in vain for an answer: the request or the answer is lost, or the request is late.
     pub losses: u8,
+    /// A request of a process that ended arrives later. Without this, it is lost, or arrived before.
+    pub late: u8,
     /// A request arrives twice.
     pub copies: u8,
     /// SQS delivers a message although it is hidden or was acknowledged.
@@ -118,7 +120,7 @@ pub struct Operation {
     pub facts: Facts,
 }
 
-/// What really happened, whatever the record says.
+/// The facts, whatever the record says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Facts {
     /// Whose completion was recorded.
@@ -128,11 +130,11 @@ pub struct Facts {
     /// Attempts that began and have no recorded end.
     pub unended: Vec<Receive>,
     /// Attempts alone in a row without a recorded end, the current one included.
-    pub alone: u8,
+    pub alone: Vec<Receive>,
     /// When the last of them began.
     pub alone_since: Option<u64>,
     /// How often the handler ended its process while it ran alone, and the answer to its claim was not lost.
-    pub kills_alone: u8,
+    pub kills_alone: usize,
     /// Claims that were ended while a copy of them was on the way.
     pub ended: Vec<Receive>,
     /// Attempts whose effect happened.
@@ -238,7 +240,7 @@ impl Request {
     }
 }
 
-/// What happened in the attempt that a settlement ends.
+/// Facts about the attempt that a settlement ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AttemptFacts {
     /// The handler began.

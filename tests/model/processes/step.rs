@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sqs_once::protocol::{AfterFailure, ClaimRequest, PreviousRecord};
 
 use crate::processes::{
-    action::Action,
+    action::{Action, Lot},
     promises::Promise,
     state::{
         End, Fate, InFlight, Process, Receive, Request, State, Step, Task, key, message_id, time,
@@ -42,17 +42,17 @@ impl Next<'_> {
             }
             Action::Ask(receive) => self.asks_circuit(receive),
             Action::Arrives { number, stays, .. } => self.arrives(number, stays),
-            Action::NoAnswer { of, arrived, again } => self.no_answer(of, arrived, again),
+            Action::NoAnswer { of, lot, again } => self.no_answer(of, lot, again),
             Action::Starts(receive) => self.starts(receive),
             Action::Ends(receive, answer) => self.handler_ends(receive, answer),
-            Action::Kills(receive) => self.kills(receive),
-            Action::Sends(receive) => self.sends_effect(receive),
+            Action::Kills(receive, late) => self.kills(receive, late),
+            Action::Sends(receive, happens) => self.sends_effect(receive, happens),
             Action::Happens(operation, place) => self.effect_happens(operation, place),
             Action::LooksUp(receive, answer) => self.looks_up(receive, answer),
             Action::Answers(process) => self.answers(process),
-            Action::Crashes(process) => {
+            Action::Crashes(process, late) => {
                 self.state.left.crashes -= 1;
-                self.ends_process(process);
+                self.ends_process(process, late);
             }
             Action::Until(at) => {
                 let at_work = self
@@ -62,10 +62,6 @@ impl Next<'_> {
                     .any(|process| !process.is_idle());
                 self.state.left.freezes -= u8::from(at_work && self.state.left.freezes > 0);
                 self.state.now = at;
-                for operation in &mut self.state.operations {
-                    let on_the_way = &mut operation.facts.on_the_way;
-                    on_the_way.retain(|(_, until)| at <= *until);
-                }
             }
             Action::Deletes(operation) => {
                 self.state.left.deletions -= 1;
@@ -131,6 +127,7 @@ impl Next<'_> {
         let (owner, message) = (receive.owner(), message_id(receive.message));
         let mut claim = ClaimRequest::new(operation, owner, message, now, lease_until, expires_at);
         claim.after_failure = AfterFailure::Retry;
+        claim.takeover_after = self.world.takeover_after();
         Arc::new(claim)
     }
 
@@ -171,17 +168,22 @@ impl Next<'_> {
         }
     }
 
-    fn no_answer(&mut self, receive: Receive, arrived: bool, again: bool) {
+    fn no_answer(&mut self, receive: Receive, lot: Lot, again: bool) {
         self.state.left.losses -= 1;
         let Some(number) = self.state.awaited(receive) else {
             return;
         };
-        self.state.network[number].awaited = false;
-        let request = Arc::clone(&self.state.network[number].request);
-        if arrived {
-            let mut arriving = self.state.network.remove(number);
-            arriving.awaited = true;
-            let _lost = self.applies(&arriving);
+        let mut in_flight = self.state.network.remove(number);
+        let request = Arc::clone(&in_flight.request);
+        match lot {
+            Lot::Lost => {}
+            Lot::Arrived => {
+                let _lost = self.applies(&in_flight);
+            }
+            Lot::Late => {
+                in_flight.awaited = false;
+                self.state.network.push(in_flight);
+            }
         }
         if !again {
             return self.gives_up(receive);
@@ -214,7 +216,7 @@ impl Next<'_> {
         self.state.break_if(again, Promise::OneEffect);
     }
 
-    fn kills(&mut self, receive: Receive) {
+    fn kills(&mut self, receive: Receive, late: Option<Receive>) {
         let Some((process, place)) = self.state.find(receive) else {
             return;
         };
@@ -225,20 +227,25 @@ impl Next<'_> {
         let is_alone = task.alone && is_known;
         let operation = self.state.operation(receive);
         let facts = &mut self.state.operations[operation].facts;
-        facts.kills_alone += u8::from(is_alone);
+        facts.kills_alone += usize::from(is_alone);
         let kills = facts.kills_alone;
         let too_many = kills > self.world.limit();
         self.state.break_if(too_many, Promise::KillerIsCrashed);
-        self.ends_process(process);
+        self.ends_process(process, late);
     }
 
     /// A process is gone, with all its messages.
-    fn ends_process(&mut self, process: usize) {
+    fn ends_process(&mut self, process: usize, late: Option<Receive>) {
+        self.state.left.late -= u8::from(late.is_some());
         let gone = self.state.processes.remove(process);
         for task in gone.tasks {
             self.state.messages[task.receive.message].may_be_suspect = true;
             if let Some(number) = self.state.awaited(task.receive) {
-                self.state.network[number].awaited = false;
+                if late == Some(task.receive) {
+                    self.state.network[number].awaited = false;
+                } else {
+                    self.state.network.remove(number);
+                }
             }
         }
     }
@@ -250,8 +257,6 @@ impl Next<'_> {
             let Step::Ended(end) = task.step else {
                 continue;
             };
-            let operation = self.state.operation(task.receive);
-            let is_completed = self.state.operations[operation].facts.completed.is_some();
             let message = &mut self.state.messages[task.receive.message];
             let fate = match end {
                 End::Done => Fate::Acknowledged,
@@ -267,9 +272,6 @@ impl Next<'_> {
             if message.fate == Fate::InQueue {
                 message.fate = fate;
             }
-            let too_early = end == End::Done && !is_completed;
-            self.state
-                .break_if(too_early, Promise::AcknowledgedAfterRecord);
         }
         if self.state.processes[process].circuit.is_none() {
             self.state.processes.remove(process);

@@ -12,7 +12,7 @@ use sqs_once::{
 use crate::processes::{
     promises::Promise,
     rules::Rules,
-    state::{AttemptFacts, Facts, InFlight, Receive, Request, State},
+    state::{AttemptFacts, Facts, InFlight, Receive, Request, State, second},
 };
 
 pub enum Response {
@@ -26,15 +26,16 @@ impl State {
         let receive = arriving.receive;
         match &*arriving.request {
             Request::Claim(claim) => {
-                // Nobody may know of this claim.
+                // No worker may know of this claim.
                 let is_late = !arriving.awaited;
+                let operation = &self.operations[self.operation(receive)];
+                let has_ended = operation.facts.ended.contains(&receive) && !arriving.is_copy;
+                // A failed record has no lease that refuses a late claim of another message.
+                let status = operation.record.as_ref().map(|record| record.state.clone());
+                let has_failed = status == Some(Status::Failed);
                 let response = self.apply_claim(rules, receive, claim, is_late);
                 let is_applied = matches!(response, ClaimResponse::Applied { .. });
-                let has_ended = self.operations[self.operation(receive)]
-                    .facts
-                    .ended
-                    .contains(&receive);
-                let again = is_applied && has_ended && !arriving.is_copy;
+                let again = is_applied && has_ended && !has_failed;
                 self.break_if(again, Promise::EndedClaimStaysEnded);
                 Response::Claim(response)
             }
@@ -46,7 +47,7 @@ impl State {
             } => {
                 let settled = self.apply_settlement(rules, receive, (fence, settlement, *now));
                 if matches!(settled, SettleResponse::Applied) {
-                    self.record_facts(receive, settlement, *attempt);
+                    self.record_facts(receive, settlement, *now, *attempt);
                 }
                 Response::Settle(settled)
             }
@@ -104,7 +105,13 @@ impl State {
     }
 
     /// A settlement was applied.
-    fn record_facts(&mut self, receive: Receive, settlement: &Settlement, attempt: AttemptFacts) {
+    fn record_facts(
+        &mut self,
+        receive: Receive,
+        settlement: &Settlement,
+        now: Timestamp,
+        attempt: AttemptFacts,
+    ) {
         let operation = self.operation(receive);
         let copies = self.network.iter().any(|request| {
             let is_claim = matches!(*request.request, Request::Claim(_));
@@ -124,7 +131,7 @@ impl State {
             Settlement::Release { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => {}
         }
         match settlement {
-            Settlement::Renew { .. } => {}
+            Settlement::Renew { .. } => facts.alone_since = Some(second(now)),
             Settlement::Release {
                 last_end: None | Some(AttemptEnd::NotStarted),
             } => {}
@@ -134,7 +141,8 @@ impl State {
                 facts.ended_alone();
             }
             Settlement::Restore(_) if attempt.alone => {
-                (facts.alone, facts.alone_since) = (facts.alone.saturating_sub(1), None);
+                facts.alone.retain(|alone| *alone != receive);
+                facts.alone_since = None;
             }
             Settlement::Restore(_) => {}
             _ => {
@@ -152,6 +160,7 @@ impl State {
 
 impl Facts {
     fn ended_alone(&mut self) {
-        (self.alone, self.alone_since, self.kills_alone) = (0, None, 0);
+        self.alone.clear();
+        (self.alone_since, self.kills_alone) = (None, 0);
     }
 }

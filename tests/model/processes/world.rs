@@ -17,6 +17,7 @@ const NONE: Troubles = Troubles {
     crashes: 0,
     freezes: 0,
     losses: 0,
+    late: 0,
     copies: 0,
     repeats: 0,
     failures: 0,
@@ -55,7 +56,7 @@ pub struct World {
     pub circuit: bool,
     /// The quarantine of a handler with a look-up, in seconds. An effect happens before it ends, or never.
     pub quarantine: Option<u64>,
-    /// What may go wrong.
+    /// Troubles that may come.
     pub troubles: Troubles,
     pub rules: Rules,
     /// Numbers of the search.
@@ -81,7 +82,7 @@ impl World {
             messages: messages.iter().map(|kinds| kinds.to_vec()).collect(),
             one_key: false,
             processes: 2,
-            receives: 9,
+            receives: 16,
             skew: false,
             retention: LONG,
             waits: vec![6],
@@ -95,12 +96,7 @@ impl World {
 
     /// Processes are ended from outside, some with several messages.
     pub fn crashes(crashes: u8) -> Self {
-        let kinds: [&[Kind]; 4] = [
-            &[Good, Good],
-            &[Good, Killer],
-            &[Good, Declined],
-            &[Killer, Killer],
-        ];
+        let kinds: [&[Kind]; 3] = [&[Good, Good], &[Good, Killer], &[Good, Declined]];
         Self::new("crashes", &kinds, Troubles { crashes, ..NONE })
     }
 
@@ -134,12 +130,12 @@ impl World {
         let troubles = Troubles {
             freezes,
             crashes,
-            losses: 1,
             repeats: 1,
             ..NONE
         };
         Self {
             skew: true,
+            receives: 24,
             ..Self::new("freezes", &kinds, troubles)
         }
     }
@@ -201,6 +197,7 @@ impl World {
         };
         Self {
             quarantine: Some(2),
+            receives: 20,
             ..Self::new("look-up", &kinds, troubles)
         }
     }
@@ -208,22 +205,55 @@ impl World {
     /// The worlds of `make test`.
     pub fn small() -> Vec<Self> {
         vec![
-            Self::crashes(3),
-            Self::network(1, 1),
-            Self::freezes(2, 1),
-            Self::one_key(1, 1),
-            Self::circuit(3, 1),
-            Self::retention(2),
+            Self::crashes(1),
+            Self::crashes(3).only(&[Good, Good]),
+            Self::single(2, 1, 1),
+            Self::network(1, 0).only(&[Good, Good]),
+            Self::freezes(1, 0),
+            Self::one_key(1, 0).trouble(|troubles| troubles.repeats = 0),
+            Self::circuit(2, 0),
+            Self::retention(1),
+            Self::look_up(2, 1),
+            Self::look_up(1, 0).skewed(),
         ]
     }
 
     /// The worlds of `make test-deep`.
     pub fn full() -> Vec<Self> {
-        vec![]
+        let late = |troubles: &mut Troubles| troubles.late = 1;
+        let lossy = |troubles: &mut Troubles| troubles.losses = 1;
+        vec![
+            Self::crashes(3),
+            Self::crashes(1).only(&[Killer, Killer]),
+            Self::crashes(0).only(&[Good, Good, Killer]),
+            Self::crashes(2).only(&[Good, Good, Good]),
+            Self::crashes(2).only(&[Good, Good]).trouble(late),
+            Self {
+                processes: 3,
+                ..Self::crashes(2).only(&[Good, Good]).skewed()
+            },
+            Self::single(2, 1, 1).trouble(lossy),
+            Self::network(1, 0),
+            Self::network(1, 1).only(&[Good, Good]),
+            Self::freezes(2, 0),
+            Self::one_key(1, 1),
+            Self::circuit(3, 0),
+            Self::retention(2),
+            Self::look_up(3, 2),
+            Self::look_up(1, 1).skewed().trouble(lossy),
+        ]
     }
 
     pub fn receives(self, receives: u8) -> Self {
         Self { receives, ..self }
+    }
+
+    /// The same with one first state.
+    pub fn only(self, kinds: &[Kind]) -> Self {
+        Self {
+            messages: vec![kinds.to_vec()],
+            ..self
+        }
     }
 
     pub fn skewed(self) -> Self {
@@ -247,8 +277,8 @@ impl World {
     }
 
     /// After so many deaths alone, a message is `crashed`.
-    pub fn limit(&self) -> u8 {
-        u8::try_from(self.waits.len() + 1).expect("a few waits")
+    pub fn limit(&self) -> usize {
+        self.waits.len() + 1
     }
 
     /// True if the worker looks up what earlier attempts did before its handler runs.

@@ -162,6 +162,7 @@ impl<S: Store> Once<S> {
             records: &self.records,
             fence: request.fence(),
             claimed_at: request.now,
+            claim_lease: request.lease_until,
             is_copy_on_its_way: copies_on_their_way > 0,
             message_id: request.message_id.clone(),
             claimed,

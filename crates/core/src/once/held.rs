@@ -20,7 +20,7 @@ use crate::{
     protocol::{
         AttemptEnd, FailedSettlement, FencingToken, PriorState, Settlement, StoredResult,
         Timestamp,
-        decision::failed_settlement,
+        decision::{failed_settlement, settled_at},
         isolation::{CrashWaits, lease_alone},
     },
     store::{SettleResponse, Store, StoreError},
@@ -37,6 +37,8 @@ pub struct HeldClaim<'a, S> {
     pub fence: FencingToken,
     /// Time of the claim, by this worker's clock.
     pub claimed_at: Timestamp,
+    /// End of the claim's lease in the record, before any renewal.
+    pub(crate) claim_lease: Timestamp,
     /// True if a copy of the claim got no response and may still be applied.
     pub(crate) is_copy_on_its_way: bool,
     pub(crate) message_id: String,
@@ -278,9 +280,9 @@ impl<S: Store> HeldClaim<'_, S> {
         fence: &FencingToken,
         settlement: &Settlement,
     ) -> Settled {
-        // Not before the claim, even if the clock was set back: otherwise a late copy of the claim could
-        // succeed after the lease was ended.
-        let (store, now) = (&self.records.store, self.records.now().max(self.claimed_at));
+        let leases = [self.claim_lease, self.lease.until()];
+        let now = settled_at(self.records.now(), self.claimed_at, &leases);
+        let store = &self.records.store;
         let send = || store.settle(fence, settlement, now, effort.context());
         match repeat(effort, settlement.name(), &fence.key, send).await {
             Ok(Answered { answer, .. }) => match answer {
