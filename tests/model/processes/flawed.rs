@@ -17,7 +17,7 @@ fn expected(flaw: Flaw) -> (World, Promise, usize) {
         ClaimIgnoresCompleted => (World::crashes(1), ResultIsKept, 9),
         InsertOverRecord => (World::crashes(1), ResultIsKept, 9),
         TakeoverNotReturned => (World::crashes(1), SeesPriorAttempt, 8),
-        RefusedClaimWithoutRecord => (one_crash(), EveryMessageEnds, 13),
+        RefusedClaimWithoutRecord => (one_crash(), EveryMessageEnds, 14),
         CompletionWithoutOwner => (World::freezes(1, 0), RecordedEndIsFinal, 11),
         CompletionWithoutCondition => (World::freezes(1, 0), RecordedEndIsFinal, 11),
         RestoreWithoutOwner => (World::freezes(2, 0), OneLiveClaim, 9),
@@ -34,8 +34,12 @@ fn expected(flaw: Flaw) -> (World, Promise, usize) {
         OwnClaimIsConflict => (lossy(1, 0, 0), IsolatedWithCause, 7),
         ExpiresInLease => (World::retention(1), OneLiveClaim, 4),
         AbandonHidesAttempt => {
-            let world = World::network(1, 1).only(&[Good, Good]);
-            (world, SuspectRunsAlone, 15)
+            let world = World::crashes(1).only(&[Good, Good]);
+            (
+                world.trouble(|troubles| troubles.losses = 1),
+                SuspectRunsAlone,
+                15,
+            )
         }
         AbandonSaysNothing => (lossy(1, 0, 0), IsolatedWithCause, 7),
         ReleaseKeepsCount => (World::single(3, 0, 1), CrashedAtLimit, 24),
@@ -73,7 +77,7 @@ fn expected(flaw: Flaw) -> (World, Promise, usize) {
         ManyProbes => (World::circuit(2, 0), OneProbe, 20),
         ProbeLost => {
             let world = World::circuit(1, 0).trouble(|troubles| troubles.losses = 1);
-            (world.receives(5), EveryMessageEnds, 34)
+            (world.one_process().receives(5), EveryMessageEnds, 36)
         }
         FailedProbeIsIgnored => (World::circuit(2, 0).receives(6), EveryMessageEnds, 44),
         SuccessIsIgnored => (World::circuit(2, 0).receives(6), EveryMessageEnds, 44),
@@ -82,7 +86,7 @@ fn expected(flaw: Flaw) -> (World, Promise, usize) {
 
 /// One message, one crash, and as many receives as that takes.
 fn one_crash() -> World {
-    World::single(1, 0, 0).receives(3)
+    World::single(1, 0, 0).only(&[Good]).receives(3)
 }
 
 /// One message, lost requests, crashes and failures.

@@ -256,6 +256,13 @@ impl World {
         }
     }
 
+    pub fn one_process(self) -> Self {
+        Self {
+            processes: 1,
+            ..self
+        }
+    }
+
     pub fn skewed(self) -> Self {
         Self { skew: true, ..self }
     }
