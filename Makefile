@@ -109,7 +109,8 @@ programs: $(VENV) ## Build the release programs that the tests run
 
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
-test-deep: ## Try every schedule with one deviation more than `make test` (25 minutes; EXPLORE_BOUND)
+test-deep: ## Check the larger worlds of the model, and every schedule with one deviation more than `make test` (EXPLORE_BOUND)
+	$(DEEP) --test model -- --ignored --nocapture full_worlds
 	$(DEEP) --test model -- promise loses
 
 CHAOS_MESSAGES      ?= 20000

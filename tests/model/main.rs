@@ -1,4 +1,5 @@
-//! Models: the promises under every order of events up to a bound, and properties of the rules for random input.
+//! Models: the promises in every state of crashing processes, under every order of events up to a bound, and
+//! properties of the rules for random input.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,5 +11,6 @@
     reason = "what the files share is public, as in tests/support"
 )]
 
+mod processes;
 mod properties;
 mod schedules;

@@ -58,8 +58,9 @@
 //! - `loom` and `shuttle` try the interleavings of threads that share memory. They replace
 //!   `std::sync` or `tokio` in the code under test. Workers here share only a table, their crashes
 //!   and lost responses matter, and the code under test stays as it ships.
-//! - `stateright` checks a model: states that can be cloned and hashed. A future cannot be cloned,
-//!   so the model would be a second protocol, written for the checker.
+//! - `stateright` checks a model: states that can be cloned and hashed. A future cannot be cloned, so a
+//!   model has the steps of a worker once more. `tests/model/processes` is such a model, for processes with
+//!   several messages that crash. It calls the same rules.
 //! - `turmoil` and `madsim` simulate networks and time from random seeds. They do not rule out the
 //!   schedules that they miss.
 //!

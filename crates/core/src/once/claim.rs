@@ -20,7 +20,7 @@ use crate::{
     handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History, LookUpStage, Reconciled},
     meter::Meter,
     protocol::{
-        AttemptEnd, ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
+        ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
         decision::{failed_claim, may_have_effect, may_settle},
         isolation::{Standing, has_last_look_up, standing},
     },
@@ -168,6 +168,7 @@ impl<S: Store> Once<S> {
             records: &self.records,
             fence: request.fence(),
             claimed_at: request.now,
+            claim_lease: request.lease_until,
             is_copy_on_its_way: copies_on_their_way > 0,
             message_id: request.message_id.clone(),
             claimed,
@@ -204,22 +205,13 @@ impl<S: Store> Once<S> {
         Outcome::store_unavailable(error)
     }
 
-    /// Ends the lease of a claim that got no response and may have been applied.
-    ///
-    /// We do not delete the record: the claim may have been a takeover, and then the next attempt must see
-    /// the prior attempt. If the claim opened the attempt itself, the record says that no handler was
-    /// started, so that the next claim does not make the message a suspect. This costs one request, or two
-    /// after a takeover.
+    /// Ends the lease of a claim that got no response and may have been applied ([`Settlement::abandon`]).
+    /// This costs one request, or two after a takeover.
     async fn abandon(&self, request: &ClaimRequest, deadline: Deadline, meter: &Meter) {
-        let (fence, now) = (request.fence(), self.records.now().max(request.now));
+        let now = self.records.now().max(request.now);
         let end = deadline.write_until().min(Instant::now() + MAX_BRIEF);
         let context = RequestContext::until(end, meter);
-        let not_started = Some(AttemptEnd::NotStarted);
-        for (fence, last_end) in [
-            (fence.clone().with_first_claim(request.now), not_started),
-            (fence.clone(), None),
-        ] {
-            let settlement = Settlement::Release { last_end };
+        for (fence, settlement) in Settlement::abandon(request) {
             let settled = (self.records.store).settle(&fence, &settlement, now, &context);
             // If this settlement fails, the claim stays until its lease expires.
             match meter.timed(timeout_at(end, settled)).await {

@@ -18,9 +18,9 @@ use crate::{
     handler::{Failure, LookUpStage},
     meter::Meter,
     protocol::{
-        AttemptEnd, FailedSettlement, FencingToken, PreviousRecord, PriorState, Settlement,
-        StoredResult, Timestamp,
-        decision::failed_settlement,
+        AttemptEnd, FailedSettlement, FencingToken, PriorState, Settlement, StoredResult,
+        Timestamp,
+        decision::{failed_settlement, settled_at},
         isolation::{CrashWaits, lease_alone},
     },
     store::{SettleResponse, Store, StoreError},
@@ -37,6 +37,8 @@ pub struct HeldClaim<'a, S> {
     pub fence: FencingToken,
     /// Time of the claim, by this worker's clock.
     pub claimed_at: Timestamp,
+    /// End of the claim's lease in the record, before any renewal.
+    pub(crate) claim_lease: Timestamp,
     /// True if a copy of the claim got no response and may still be applied.
     pub(crate) is_copy_on_its_way: bool,
     pub(crate) message_id: String,
@@ -234,16 +236,8 @@ impl<S: Store> HeldClaim<'_, S> {
 
     /// Undoes the claim after an attempt that had no effect.
     pub(crate) async fn restore(self, outcome: Outcome) -> Outcome {
-        let mut claimed = self.claimed.clone();
-        if self.is_copy_on_its_way {
-            // If we deleted the record or made it FAILED again, a late copy of the claim would pass. So we
-            // end the lease, as we do when the previous record is unknown.
-            claimed.before = PreviousRecord::Unknown;
-        }
-        if self.began {
-            claimed = claimed.with_recorded_end();
-        }
-        self.end(&Settlement::Restore(claimed), outcome).await
+        let undo = Settlement::undo(self.claimed.clone(), self.is_copy_on_its_way, self.began);
+        self.end(&undo, outcome).await
     }
 
     /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning and still
@@ -287,9 +281,9 @@ impl<S: Store> HeldClaim<'_, S> {
         fence: &FencingToken,
         settlement: &Settlement,
     ) -> Settled {
-        // Not before the claim, even if the clock was set back: otherwise a late copy of the claim could
-        // succeed after the lease was ended.
-        let (store, now) = (&self.records.store, self.records.now().max(self.claimed_at));
+        let leases = [self.claim_lease, self.lease.until()];
+        let now = settled_at(self.records.now(), self.claimed_at, &leases);
+        let store = &self.records.store;
         let send = || store.settle(fence, settlement, now, effort.context());
         match repeat(effort, settlement.name(), &fence.key, send).await {
             Ok(Answered { answer, .. }) => match answer {

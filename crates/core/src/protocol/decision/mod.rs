@@ -11,4 +11,4 @@ mod settlement;
 
 pub use claim::{FailedClaim, Rejection, failed_claim, failed_insert, may_claim, rejection};
 pub use prior_state::{PreviousRecord, PriorState, may_have_effect};
-pub use settlement::{FailedSettlement, Settlement, failed_settlement, may_settle};
+pub use settlement::{FailedSettlement, Settlement, failed_settlement, may_settle, settled_at};

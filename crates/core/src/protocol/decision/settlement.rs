@@ -1,8 +1,10 @@
 //! [`Settlement`]: ends a claim or renews its lease. Also explains why the condition of a settlement failed.
 
+use std::time::Duration;
+
 use super::{PreviousRecord, PriorState};
 use crate::protocol::record::{
-    AttemptEnd, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
+    AttemptEnd, ClaimRequest, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
 };
 
 /// Ends a claim or renews its lease, with one write on the condition of the claim's [`FencingToken`].
@@ -84,6 +86,38 @@ impl Settlement {
             first_open,
             expires_at,
         }
+    }
+
+    /// Creates the [`Settlement::Restore`] of a claim over `claimed`.
+    ///
+    /// If a copy of the claim `may_arrive` later, we must not delete the record or make it `FAILED` again,
+    /// because the copy would then be applied. So the lease ends, as if the previous record were unknown. If
+    /// the handler `began`, its end is recorded.
+    #[must_use]
+    pub fn undo(mut claimed: PriorState, may_arrive: bool, began: bool) -> Self {
+        if may_arrive {
+            claimed.before = PreviousRecord::Unknown;
+        }
+        if began {
+            claimed = claimed.with_recorded_end();
+        }
+        Self::Restore(claimed)
+    }
+
+    /// Returns the writes that end the lease of a claim without a response, with their fencing tokens. The
+    /// second is for a record that the first does not fit.
+    ///
+    /// We do not delete the record: the claim may have been a takeover, and then the next attempt must see
+    /// the prior attempt. If the claim opened the attempt itself, the record says that no handler was
+    /// started, so that the next claim does not make the message a suspect.
+    #[must_use]
+    pub fn abandon(request: &ClaimRequest) -> [(FencingToken, Self); 2] {
+        let not_started = Some(AttemptEnd::NotStarted);
+        [
+            (request.fence().with_first_claim(request.now), not_started),
+            (request.fence(), None),
+        ]
+        .map(|(fence, last_end)| (fence, Self::Release { last_end }))
     }
 
     /// Returns the name of the settlement in logs and errors.
@@ -173,6 +207,22 @@ impl Settlement {
         }
         Some(record)
     }
+}
+
+/// Returns the time of a settlement that is sent `now`, by a worker that claimed at `claimed_at` and had `leases`.
+///
+/// - It is not before the claim, even if the clock was set back: otherwise a late copy of the claim could be
+///   applied after the lease was ended.
+/// - It is not the end of a lease: otherwise a late renewal of that lease could be applied after the lease was
+///   ended, because its fencing token would fit. The record would then count an attempt alone that never began.
+#[doc(hidden)]
+#[must_use]
+pub fn settled_at(now: Timestamp, claimed_at: Timestamp, leases: &[Timestamp]) -> Timestamp {
+    let mut at = now.max(claimed_at);
+    while leases.contains(&at) {
+        at = at + Duration::from_millis(1);
+    }
+    at
 }
 
 /// Returns whether the claim with this fencing token may settle `record`.
@@ -389,6 +439,25 @@ mod tests {
         assert_eq!(restored.state, State::InProgress { lease_until: NOW });
         assert_eq!(restored.first_claimed_at, Some(EARLIER));
         assert_eq!(restored.last_end, Some(AttemptEnd::Deadline));
+    }
+
+    /// Found by tests/model/processes: a process thawed in the last millisecond of its lease and undid its claim.
+    /// The renewal that counts an attempt alone arrived after that, and counted a death that never was.
+    #[test]
+    fn late_renewal_does_not_fit_ended_lease() {
+        let mine = request("m-1", "p");
+        let renewal = mine.fence().with_lease(mine.lease_until);
+        let undo = Settlement::Restore(PriorState::over(Some(record(&mine, ended()))));
+        for late in [0, 1, 2] {
+            let now = mine.lease_until + Duration::from_millis(late);
+            let after = mine.lease_until + Duration::from_millis(1);
+            let at = settled_at(now, mine.now, &[mine.lease_until, after]);
+            let undone = undo.apply(&mine.record(None), at);
+            assert!(may_settle(undone.as_ref(), &mine.fence()), "{late}");
+            assert!(!may_settle(undone.as_ref(), &renewal), "{late}");
+        }
+        // The clock was set back.
+        assert_eq!(settled_at(EARLIER, mine.now, &[]), mine.now);
     }
 
     #[test]
