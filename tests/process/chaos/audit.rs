@@ -12,6 +12,7 @@ use crate::chaos::{
     informed::misinformed,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     measured::Measurements,
+    pace::Pace,
     plan::Kind,
     receives::{Cause, causes, operation_of},
 };
@@ -138,6 +139,8 @@ struct Audit {
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
     thawed: HashMap<Worker, usize>,
+    /// Workers with the longest time limits.
+    at_slowest: HashSet<Worker>,
     /// Messages that a worker left unfinished in its response.
     late: HashSet<(Worker, String)>,
     /// Operations in progress at each worker.
@@ -307,6 +310,16 @@ impl Audit {
                 if *death == Death::Crashed {
                     self.found.push(format!("worker {worker} ended by itself"));
                 }
+                if *death == Death::TimedOut && self.at_slowest.contains(worker) {
+                    let limit = Pace::SLOWEST.function_timeout();
+                    self.found.push(format!(
+                        "worker {worker} did not answer within {limit:?}, and nothing had stopped it"
+                    ));
+                }
+            }
+            Event::Started { worker, pace } => {
+                self.at_slowest
+                    .extend((*pace == Pace::SLOWEST).then_some(*worker));
             }
             Event::Frozen { worker } => {
                 self.frozen.insert(*worker, at);

@@ -12,12 +12,16 @@ use tokio::sync::{Mutex, watch};
 use crate::chaos::{
     fate::signal,
     ledger::{Event, Invocation, Ledger, Worker},
+    pace::Pace,
 };
 
 pub(crate) struct Environment {
     pub(crate) worker: Worker,
     pub(crate) lambda: Lambda,
+    pub(crate) pace: Pace,
     invocations: AtomicU32,
+    /// Invocations that acknowledged a message.
+    fruitful: AtomicU32,
     frozen: AtomicBool,
     given_up: AtomicBool,
     /// True once the ledger has the process's death.
@@ -26,13 +30,15 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// Starts a process, and waits until it polls for as many invocations as it runs at once.
-    pub(crate) async fn start(worker: Worker, env: Env, at_once: usize) -> Self {
+    pub(crate) async fn start(worker: Worker, pace: Pace, env: Env, at_once: usize) -> Self {
         let lambda = Lambda::start_binary(&program("adjusted"), env).await;
         lambda.polls(at_once).await;
         Self {
             worker,
             lambda,
+            pace,
             invocations: AtomicU32::new(0),
+            fruitful: AtomicU32::new(0),
             frozen: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             gone: watch::Sender::new(false),
@@ -42,6 +48,16 @@ impl Environment {
     /// Number of invocations so far.
     pub(crate) fn invocations(&self) -> u32 {
         self.invocations.load(Ordering::SeqCst)
+    }
+
+    /// Number of invocations so far that acknowledged a message.
+    pub(crate) fn fruitful(&self) -> u32 {
+        self.fruitful.load(Ordering::SeqCst)
+    }
+
+    /// An invocation has acknowledged messages.
+    pub(crate) fn bore_fruit(&self) {
+        self.fruitful.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Stops the process, unless an invocation has frozen it or given it up.

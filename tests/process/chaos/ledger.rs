@@ -12,7 +12,7 @@ use std::{
 use support::emf::BatchMetrics;
 use tokio::sync::Notify;
 
-use crate::chaos::{faults::Fault, plan::Message};
+use crate::chaos::{faults::Fault, pace::Pace, plan::Message};
 
 /// One process: an execution environment. Numbers are never reused.
 pub(crate) type Worker = u32;
@@ -26,6 +26,11 @@ pub(crate) type Delivery = (String, u32);
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Sent(Message),
+    /// A process is about to start, with time limits at this pace.
+    Started {
+        worker: Worker,
+        pace: Pace,
+    },
     Delivered {
         delivery: Delivery,
         worker: Worker,

@@ -22,6 +22,7 @@ mod groups;
 mod informed;
 mod ledger;
 mod measured;
+mod pace;
 mod plan;
 mod queue;
 mod receives;
@@ -43,6 +44,7 @@ use futures_util::{StreamExt as _, stream};
 use gateway::Gateway;
 use ledger::{Event, Ledger, Worker};
 use measured::Measurements;
+use pace::{Machine, Pace};
 use plan::{Kind, Message, Seed, grouped_orders, orders, size};
 use queue::{Queue, Rules};
 use report::Report;
@@ -68,8 +70,8 @@ struct Run {
     /// The value of `IDEMPOTENCY_KEY`.
     key: &'static str,
     rules: Rules,
-    /// Number of invocations after which a worker meets its fate, at most. Without it only messages end
-    /// workers.
+    /// Number of invocations with an acknowledged message after which a worker meets its fate, at most. Without it
+    /// only messages end workers.
     lifetime: Option<u32>,
     /// Number of workers at the same time.
     workers: usize,
@@ -230,7 +232,7 @@ const SIXTY_FOUR: Run = Run {
         batch: 2,
         ..STANDARD
     },
-    lifetime: Some(150),
+    lifetime: Some(60),
     workers: 1,
     at_once: 64,
     ..ORDERS
@@ -393,12 +395,13 @@ impl Run {
         )
         .await;
         let gateway = Gateway::start(seed, ledger.clone(), self.outage).await;
-        let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
+        let machine = Arc::new(Machine::default());
+        let queue = Queue::new(seed, self.rules, ledger.clone(), machine.clone(), messages);
         let sqs = queue.serve().await;
         let (key, at_once) = (self.key, self.at_once);
-        let settings: Settings = Arc::new(move |worker: Worker| {
-            let mut settings =
-                settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs);
+        let settings: Settings = Arc::new(move |worker: Worker, pace| {
+            let (relay, gateway) = (relay.url_for(worker), gateway.url_for(worker));
+            let mut settings = settings(key, pace, &relay, &gateway, &sqs);
             settings.push(("IDEMPOTENCY_BATCHED_WRITES".to_owned(), grouping(worker)));
             if at_once > 1 {
                 let name = "AWS_LAMBDA_MAX_CONCURRENCY".to_owned();
@@ -410,6 +413,7 @@ impl Run {
             seed,
             ledger: ledger.clone(),
             queue: queue.clone(),
+            machine,
             settings,
             lifetime: self.lifetime,
             at_once,
@@ -502,9 +506,10 @@ fn grouping(worker: Worker) -> String {
 }
 
 /// Short times, so that conflicts and retries fit into a test.
-fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
+fn settings(key: &str, pace: Pace, dynamo: &str, gateway: &str, sqs: &str) -> Env {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
-    let (gateway_timeout, reserve) = (ms(GATEWAY_TIMEOUT), ms(DEADLINE_RESERVE));
+    let (gateway_timeout, reserve) = (ms(pace.gateway_timeout()), ms(pace.deadline_reserve()));
+    let timeout = ms(pace.function_timeout());
     let settings = [
         ("AWS_ENDPOINT_URL_DYNAMODB", dynamo),
         ("AWS_ENDPOINT_URL_SQS", sqs),
@@ -514,7 +519,7 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("TEST_LEASE_MARGIN", "100ms"),
         // A worker frozen before it reads its invocation finds the deadline past, which counts as
         // no deadline. Its claim then lasts for this budget, and locks the key if the worker dies.
-        ("TEST_ASSUMED_TIMEOUT", "2s"),
+        ("TEST_ASSUMED_TIMEOUT", &timeout),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", &gateway_timeout),
         ("TEST_DEADLINE_RESERVE", &reserve),

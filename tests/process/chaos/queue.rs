@@ -17,13 +17,14 @@ use tokio::{
 
 use crate::chaos::{
     ledger::{Delivery, Event, Ledger},
+    pace::Machine,
     plan::{Message, Seed},
 };
 
 /// Attribute of a message that names it. Copies keep it.
 pub(crate) const NAME: &str = "name";
 
-/// Visibility timeout. Longer than the function's timeout, as AWS requires.
+/// Visibility timeout, times the pace of the machine. Longer than the function's timeout, as AWS requires.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]
@@ -58,6 +59,7 @@ pub(crate) struct Queue {
     seed: Seed,
     rules: Rules,
     ledger: Arc<Ledger>,
+    machine: Arc<Machine>,
     lines: Mutex<Lines>,
     changed: Notify,
 }
@@ -84,6 +86,7 @@ impl Queue {
         seed: Seed,
         rules: Rules,
         ledger: Arc<Ledger>,
+        machine: Arc<Machine>,
         messages: Vec<Message>,
     ) -> Arc<Self> {
         let (mut lines, mut groups) = (Lines::default(), HashMap::new());
@@ -106,6 +109,7 @@ impl Queue {
             seed,
             rules,
             ledger,
+            machine,
             lines: Mutex::new(lines),
             changed: Notify::new(),
         })
@@ -179,7 +183,7 @@ impl Queue {
         let what = ("hidden", &stored.message.id, stored.receives);
         let hidden = self.seed.dice(what).u32(..100) >= self.rules.duplicates;
         stored.visible = if hidden {
-            now + VISIBILITY_TIMEOUT
+            now + self.machine.pace().of(VISIBILITY_TIMEOUT)
         } else {
             self.changed.notify_one();
             now

@@ -7,11 +7,11 @@ use std::{
 };
 
 use crate::chaos::{
-    DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,
+    STORE_TIMEOUT,
     account::PERMANENT,
-    fate::FUNCTION_TIMEOUT,
     faults::Fault,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, Worker},
+    pace::Pace,
     plan::{Kind, Message},
 };
 
@@ -62,6 +62,7 @@ struct Receives<'a> {
     held: HashMap<&'a str, Vec<Held<'a>>>,
     slow: Vec<(Worker, &'a str, usize)>,
     deaths: HashMap<Worker, Death>,
+    paces: HashMap<Worker, Pace>,
 }
 
 /// Cause of each delivery that was reported as failed, or lost its worker.
@@ -83,15 +84,16 @@ pub(crate) fn causes(events: &[Event]) -> BTreeMap<Delivery, Cause> {
 }
 
 /// Shortest time after which a worker gives up by itself, with this outcome.
-fn time_limit(outcome: &str) -> Option<Duration> {
+fn time_limit(outcome: &str, pace: Pace) -> Option<Duration> {
+    let until_deadline = pace.function_timeout() - pace.deadline_reserve();
     match outcome {
-        "retryable_failure" => Some(GATEWAY_TIMEOUT),
+        "retryable_failure" => Some(pace.gateway_timeout()),
         "store_unavailable" => Some(STORE_TIMEOUT),
         // While a suspect waits, others start in the first half of the time only. The suspect itself
         // starts while the gateway has time to respond, which is a little longer.
-        "not_started" => Some((FUNCTION_TIMEOUT - DEADLINE_RESERVE) / 2),
+        "not_started" => Some(until_deadline / 2),
         "out_of_time" | "lease_lost" | "completion_unrecorded" | "failure_unrecorded" => {
-            Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE)
+            Some(until_deadline)
         }
         _ => None,
     }
@@ -107,6 +109,9 @@ impl<'a> Receives<'a> {
                 self.messages.insert(&message.id, message);
                 self.messages_of_operation
                     .insert(&message.operation, message);
+            }
+            Event::Started { worker, pace } => {
+                self.paces.insert(*worker, *pace);
             }
             Event::Delivered {
                 delivery,
@@ -272,11 +277,15 @@ impl<'a> Receives<'a> {
             .count()
     }
 
+    fn pace(&self, worker: Worker) -> Pace {
+        self.paces.get(&worker).copied().unwrap_or(Pace::PLANNED)
+    }
+
     /// Cause of the death that ended all receives of a worker.
     fn death(&self, worker: Worker) -> Cause {
         let mut receives = self.receives.iter().filter(|one| one.worker == worker);
-        let timed_out =
-            |one: &Receive<'_>| one.to.is_some_and(|(_, _, took)| took >= FUNCTION_TIMEOUT);
+        let timeout = self.pace(worker).function_timeout();
+        let timed_out = |one: &Receive<'_>| one.to.is_some_and(|(_, _, took)| took >= timeout);
         match self.deaths.get(&worker) {
             Some(death @ (Death::Killed | Death::KilledByMessage | Death::FrozenUntilTimeout)) => {
                 Cause::Injected(format!("{death:?}"))
@@ -292,7 +301,8 @@ impl<'a> Receives<'a> {
             return Some(Cause::Injected(injected.clone()));
         }
         let ((_, _, took), (outcome, _)) = (receive.to?, receive.said?);
-        let limit = time_limit(outcome).filter(|limit| took + ROUNDING >= *limit);
+        let limit = time_limit(outcome, self.pace(receive.worker));
+        let limit = limit.filter(|limit| took + ROUNDING >= *limit);
         limit.map(|_| Cause::Delayed(outcome.into()))
     }
 

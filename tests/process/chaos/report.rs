@@ -51,6 +51,9 @@ impl Report {
         for event in events {
             match event {
                 Event::Sent(_) => report.count("messages"),
+                Event::Started { pace, .. } => {
+                    report.count(format!("workers started, with time limits times {pace}"));
+                }
                 Event::Delivered { .. } => report.count("deliveries"),
                 Event::Returned { end, .. } => report.count(format!("deliveries, {end:?}")),
                 Event::DeadLettered { .. } => report.count("in the dead-letter queue"),
