@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::chaos::{
     account::accounts,
+    environment::APART_MS,
     informed::misinformed,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     measured::Measurements,
@@ -31,6 +32,10 @@ struct Operation {
     taken: usize,
     /// COMPLETED: no handler may run.
     completed: bool,
+    /// Completed at some time, in this record or in one that has expired.
+    ever_completed: bool,
+    /// A record of it has expired.
+    expired: bool,
     /// Messages whose permanent failure was recorded: none may run again.
     failed: HashSet<String>,
     claim: Option<Claim>,
@@ -60,6 +65,13 @@ impl Operation {
             // The last cause counts: a dying worker hangs up first.
             self.excuse = Some(by.to_owned());
         }
+    }
+
+    /// The record is gone, and with it all that the promises depend on.
+    fn expire(&mut self) {
+        (self.completed, self.expired) = (false, true);
+        self.failed.clear();
+        (self.claim, self.last_charge, self.excuse) = (None, None, None);
     }
 }
 
@@ -227,6 +239,7 @@ impl Audit {
                 worker,
                 at_ms,
                 lease_until_ms,
+                over_expired,
                 ..
             } => {
                 let of_worker = (*worker, key.clone());
@@ -235,11 +248,15 @@ impl Audit {
                 if at_ms < lease_until_ms {
                     self.claimed.insert((*worker, key.clone()), at);
                 }
-                let claim = &mut self.of_key(key).claim;
+                let claim = &self.of_key(key).claim;
                 let live = claim.as_ref();
-                let live = live
-                    .is_some_and(|other| other.owner != *owner && *at_ms < other.lease_until_ms);
-                *claim = Some(Claim {
+                let live = live.is_some_and(|other| {
+                    other.owner != *owner && *at_ms + APART_MS < other.lease_until_ms
+                });
+                if *over_expired {
+                    self.of_key(key).expire();
+                }
+                self.of_key(key).claim = Some(Claim {
                     owner: owner.clone(),
                     message: message.clone(),
                     lease_until_ms: *lease_until_ms,
@@ -272,10 +289,12 @@ impl Audit {
                 key,
                 owner,
                 as_what,
+                ..
             } => {
                 let operation = self.of_key(key);
                 let (claim, completed) = (operation.claim.take(), operation.completed);
                 operation.completed |= *as_what == Settled::Completed;
+                operation.ever_completed |= operation.completed;
                 if let Some(claim) = claim.as_ref().filter(|_| *as_what == Settled::Failed) {
                     operation.failed.insert(claim.message.clone());
                 }
@@ -327,7 +346,13 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
+            Event::Expired { key } => self.of_key(key).expire(),
             Event::DeliveryLog { .. }
+            | Event::Redriven
+            | Event::Refused { .. }
+            | Event::Outage { .. }
+            | Event::Rested { .. }
+            | Event::Unheard
             | Event::Doomed { .. }
             | Event::Informed { .. }
             | Event::Late { .. }
@@ -456,7 +481,7 @@ impl Audit {
             at_work.swap_remove(at);
         }
         let operation = self.operations.get(name);
-        let completed = operation.is_some_and(|operation| operation.completed);
+        let completed = operation.is_some_and(|operation| operation.ever_completed);
         if end == End::Acknowledged && !completed && !self.copied.contains(message) {
             self.found.push(format!(
                 "{message} was acknowledged when its operation was not completed"

@@ -23,6 +23,7 @@ use tokio::{task::JoinSet, time::sleep};
 use crate::chaos::{
     environment::{Environment, Slot},
     fate::{Fate, signal, survive},
+    faults::Relay,
     ledger::{Death, End, Event, Invocation, Ledger, Worker},
     pace::{Machine, Pace},
     plan::Seed,
@@ -40,6 +41,7 @@ pub(crate) struct Mapping {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) machine: Arc<Machine>,
+    pub(crate) relay: Arc<Relay>,
     pub(crate) settings: Settings,
     /// Number of invocations with an acknowledged message after which a worker meets its fate, at most.
     /// `None` if only messages end workers.
@@ -80,6 +82,19 @@ impl Mapping {
     async fn poll(self: &Arc<Self>, slot: &Slot) {
         while let Some(batch) = self.queue.receive().await {
             self.invoke(slot, batch).await;
+            self.rest(slot).await;
+        }
+    }
+
+    /// Some workers rest after their second invocation, and their connections to DynamoDB die.
+    async fn rest(&self, slot: &Slot) {
+        let Some(environment) = slot.environment().await else {
+            return;
+        };
+        let worker = environment.worker;
+        let rests = self.at_once == 1 && self.lifetime.is_some() && worker % 5 == 3;
+        if rests && environment.invocations() == 2 {
+            environment.rest(|| self.relay.disconnect(worker)).await;
         }
     }
 
@@ -93,6 +108,10 @@ impl Mapping {
     async fn invoke(self: &Arc<Self>, slot: &Slot, messages: Vec<Received>) {
         let (environment, invocation) = slot.begin(self.cold_start()).await;
         let worker = environment.worker;
+        let rested = environment.has_rested();
+        if rested {
+            self.ledger.note(Event::Rested { worker, invocation });
+        }
         let delivered = Instant::now();
         for received in &messages {
             self.ledger.note(Event::Delivered {
@@ -105,7 +124,7 @@ impl Mapping {
         let event = batch(messages.iter().map(|received| self.record(received)));
         let (answer, death) = tokio::select! {
             biased;
-            ended = survive(&environment, event, fate, &self.ledger) => ended,
+            ended = survive(&environment, event, rested, fate, &self.ledger) => ended,
             () = environment.gone() => (None, None),
         };
         if answer.is_some() {

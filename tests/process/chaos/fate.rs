@@ -20,6 +20,9 @@ use crate::chaos::{
 /// Time in which an undisturbed batch is claimed, charged and recorded.
 const BUSIEST: Duration = Duration::from_millis(40);
 
+/// Promise 7: the time that a batch may lose on dead connections.
+const AFTER_REST: Duration = Duration::from_secs(2);
+
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {
     Spared,
@@ -86,17 +89,25 @@ impl When {
 pub(crate) async fn survive(
     environment: &Environment,
     event: Value,
+    rested: bool,
     fate: Fate,
     ledger: &Ledger,
 ) -> (Option<Answer>, Option<Death>) {
     let pace = environment.pace;
-    let timeout = Instant::now() + pace.function_timeout();
-    let deadline = SystemTime::now() + pace.function_timeout();
+    // A batch after a rest takes two seconds longer.
+    let longer = if rested {
+        pace.of(AFTER_REST)
+    } else {
+        Duration::ZERO
+    };
+    let time = pace.function_timeout() + longer;
+    let timeout = Instant::now() + time;
+    let deadline = SystemTime::now() + time;
     let deadline = deadline.duration_since(UNIX_EPOCH).unwrap().as_millis();
     let deadline = deadline.try_into().unwrap();
     // `Lambda` kills a process whose response is late. A process that is thawed later must stay
     // alive, so this function ends its invocation.
-    let patience = 2 * pace.function_timeout();
+    let patience = 2 * time;
     let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
     let timed_out = || {

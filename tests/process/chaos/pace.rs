@@ -72,8 +72,9 @@ impl Machine {
 #[test]
 fn each_missed_timeout_doubles_the_time_once() {
     let machine = Machine::default();
-    let two_workers_at_once = [machine.pace(), machine.pace()];
-    two_workers_at_once.map(|pace| machine.is_slower_than(pace));
+    for pace in [machine.pace(), machine.pace()] {
+        machine.is_slower_than(pace);
+    }
     assert_eq!(machine.pace().function_timeout(), 2 * FUNCTION_TIMEOUT);
     for _ in 0..9 {
         machine.is_slower_than(machine.pace());
