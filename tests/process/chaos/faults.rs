@@ -67,7 +67,7 @@ pub(super) struct Wire {
     /// Records that the table will delete, with the end of their time to live in seconds.
     due: Mutex<BTreeSet<(u64, String)>>,
     outage: Mutex<Outage>,
-    /// Whether a connection is dead, by its worker and its other end.
+    /// True for a dead connection, by its worker and its other end.
     connections: Mutex<HashMap<(Worker, SocketAddr), bool>>,
 }
 
@@ -331,7 +331,7 @@ impl Write {
 }
 
 impl Wire {
-    /// Whether the worker's connection has died. Its first request makes it known.
+    /// True if the worker's connection has died. Its first request makes it known.
     fn is_dead(&self, peer: SocketAddr, worker: Worker) -> bool {
         let mut connections = self.connections.lock().unwrap();
         *connections.entry((worker, peer)).or_default()

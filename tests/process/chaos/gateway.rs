@@ -102,7 +102,7 @@ impl Down {
 const BETWEEN_OUTAGES: usize = 4000;
 
 /// Shortest and longest time of an outage.
-const OUTAGE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(20));
+const OUTAGE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
 
 /// Calls that an outage fails. Twenty failures in a row open the circuit of a worker.
 const FAILED: u32 = 100;

@@ -75,7 +75,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// True if an attempt may fail for good.
+    /// True if an attempt may end in a permanent failure.
     pub(crate) fn may_fail(self) -> bool {
         matches!(self, Kind::Declined | Kind::Unfunded | Kind::Undecodable) || self.always_kills()
     }

@@ -48,7 +48,8 @@ pub(crate) struct Rules {
 /// Time from one message's arrival to the next.
 const BETWEEN_ARRIVALS: Duration = Duration::from_millis(200);
 
-/// Longest time from the dead-letter queue back to the queue: some records have expired by then.
+/// Longest time from the dead-letter queue back to the queue, times the pace of the machine: some records have
+/// expired by then.
 const REDRIVE: Duration = Duration::from_secs(16);
 
 /// One delivery.
@@ -210,7 +211,8 @@ impl Queue {
         let mut dice = self.seed.dice(("redriven", &dead.id));
         let message = (dead.redriven()).filter(|_| dice.u32(..100) < self.rules.redriven)?;
         self.ledger.note(Event::Redriven);
-        Some((message, Instant::now() + REDRIVE.mul_f64(dice.f64())))
+        let longest = self.machine.pace().of(REDRIVE);
+        Some((message, Instant::now() + longest.mul_f64(dice.f64())))
     }
 
     /// The dead-letter queue got a copy of a message. A second copy of it stays there.
