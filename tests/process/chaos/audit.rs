@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use crate::chaos::{
     account::accounts,
     environment::APART_MS,
+    fate::AFTER_REST,
     informed::misinformed,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     measured::Measurements,
@@ -151,8 +152,7 @@ struct Audit {
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
     thawed: HashMap<Worker, usize>,
-    /// Workers with the longest time limits.
-    at_slowest: HashSet<Worker>,
+    paces: HashMap<Worker, Pace>,
     /// Messages that a worker left unfinished in its response.
     late: HashSet<(Worker, String)>,
     /// Operations in progress at each worker.
@@ -329,7 +329,7 @@ impl Audit {
                 if *death == Death::Crashed {
                     self.found.push(format!("worker {worker} ended by itself"));
                 }
-                if *death == Death::TimedOut && self.at_slowest.contains(worker) {
+                if *death == Death::TimedOut && self.pace(*worker) == Pace::SLOWEST {
                     let limit = Pace::SLOWEST.function_timeout();
                     self.found.push(format!(
                         "worker {worker} did not answer within {limit:?}, and nothing had stopped it"
@@ -337,8 +337,16 @@ impl Audit {
                 }
             }
             Event::Started { worker, pace } => {
-                self.at_slowest
-                    .extend((*pace == Pace::SLOWEST).then_some(*worker));
+                self.paces.insert(*worker, *pace);
+            }
+            // Promise 7. A frozen worker does not hang up.
+            Event::Unheard { worker, waited } => {
+                let longest = self.pace(*worker).of(AFTER_REST);
+                if *waited > longest && !self.frozen.contains_key(worker) {
+                    self.found.push(format!(
+                        "worker {worker} waited {waited:?} for an answer on a dead connection"
+                    ));
+                }
             }
             Event::Frozen { worker } => {
                 self.frozen.insert(*worker, at);
@@ -352,7 +360,6 @@ impl Audit {
             | Event::Refused { .. }
             | Event::Outage { .. }
             | Event::Rested { .. }
-            | Event::Unheard
             | Event::Doomed { .. }
             | Event::Informed { .. }
             | Event::Late { .. }
@@ -508,6 +515,10 @@ impl Audit {
             let waiting = self.groups.entry(group.clone()).or_default();
             waiting.retain(|waiting| waiting != operation);
         }
+    }
+
+    fn pace(&self, worker: Worker) -> Pace {
+        self.paces.get(&worker).copied().unwrap_or(Pace::PLANNED)
     }
 
     fn of_key(&mut self, key: &str) -> &mut Operation {

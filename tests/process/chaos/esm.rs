@@ -86,14 +86,14 @@ impl Mapping {
         }
     }
 
-    /// Some workers rest after their second invocation, and their connections to DynamoDB die.
+    /// Some workers rest after their first invocation, and their connections to DynamoDB die.
     async fn rest(&self, slot: &Slot) {
         let Some(environment) = slot.environment().await else {
             return;
         };
         let worker = environment.worker;
         let rests = self.at_once == 1 && self.lifetime.is_some() && worker % 5 == 3;
-        if rests && environment.invocations() == 2 {
+        if rests && environment.invocations() == 1 {
             environment.rest(|| self.relay.disconnect(worker)).await;
         }
     }

@@ -21,7 +21,7 @@ use crate::chaos::{
 const BUSIEST: Duration = Duration::from_millis(40);
 
 /// Promise 7: the time that a batch may lose on dead connections.
-const AFTER_REST: Duration = Duration::from_secs(2);
+pub(crate) const AFTER_REST: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {

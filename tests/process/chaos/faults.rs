@@ -151,7 +151,11 @@ async fn relay(
 ) -> Response<Body> {
     let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
     if wire.is_dead(peer, worker) {
-        wire.ledger.note(Event::Unheard);
+        let _noted = Unheard {
+            ledger: wire.ledger.clone(),
+            worker,
+            since: Instant::now(),
+        };
         // Until the caller has hung up.
         return std::future::pending().await;
     }
@@ -189,6 +193,20 @@ async fn relay(
     match fault {
         Some((Fault::CutAfter, _)) => cut(),
         _ => answer,
+    }
+}
+
+/// A request on a dead connection. Dropped when the caller has hung up.
+struct Unheard {
+    ledger: Arc<Ledger>,
+    worker: Worker,
+    since: Instant,
+}
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        let (worker, waited) = (self.worker, self.since.elapsed());
+        self.ledger.note(Event::Unheard { worker, waited });
     }
 }
 

@@ -152,8 +152,11 @@ pub(crate) enum Event {
         worker: Worker,
         invocation: Invocation,
     },
-    /// A request went out on a dead connection.
-    Unheard,
+    /// A worker sent a request on a dead connection, and gave up after this time.
+    Unheard {
+        worker: Worker,
+        waited: Duration,
+    },
     /// A worker's log line about a delivery, read after the worker's end.
     DeliveryLog {
         delivery: Delivery,

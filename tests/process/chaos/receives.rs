@@ -278,7 +278,7 @@ impl<'a> Receives<'a> {
                 of: System::Gateway,
                 ..
             }
-            | Event::Unheard
+            | Event::Unheard { .. }
             | Event::Doomed { .. }
             | Event::Alone { .. }
             | Event::Copied { .. }

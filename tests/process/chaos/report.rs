@@ -83,7 +83,7 @@ impl Report {
                     report.count("workers, thawed");
                 }
                 Event::Rested { .. } => report.count("workers, rested"),
-                Event::Unheard => report.count("requests on dead connections"),
+                Event::Unheard { .. } => report.count("requests on dead connections"),
                 Event::Expired { .. } => report.count("records, deleted after their time to live"),
                 Event::Claimed {
                     over_expired: true, ..

@@ -1,7 +1,7 @@
 //! Test of the rules for outages, dead connections, skewed clocks, expired records and redriven messages, as in
 //! `mod.rs`.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use crate::chaos::{
     audit::audit,
@@ -22,6 +22,14 @@ fn failed(outcome: &str, during: Vec<Event>) -> Vec<Event> {
     events.push(dead_lettered(1));
     events.push(said(1, 7, outcome));
     events
+}
+
+/// Worker 7 sent a request on a dead connection, and gave up after this time.
+fn unheard(ms: u64) -> Event {
+    Event::Unheard {
+        worker: 7,
+        waited: Duration::from_millis(ms),
+    }
 }
 
 fn outage(of: System, begins: bool) -> Event {
@@ -71,7 +79,7 @@ fn open_circuit_without_twenty_failures_is_found() {
 fn failure_on_dead_connections_is_found() {
     let rested = |invocation| {
         let worker = 7;
-        let mut events = failed("store_unavailable", vec![Event::Unheard]);
+        let mut events = failed("store_unavailable", vec![unheard(1000)]);
         events.insert(1, Event::Rested { worker, invocation });
         lasted(events, 1500)
     };
@@ -81,6 +89,29 @@ fn failure_on_dead_connections_is_found() {
     );
     // In another invocation it lasted as long as the worker waits.
     clean(&rested(2));
+}
+
+#[test]
+fn long_wait_on_dead_connection_is_found() {
+    let beside = |unheard| {
+        let mut events = vec![sent(1, Kind::Good, None), delivered(1, 7)];
+        events.extend([unheard, claimed(1, "a", 1000), charge(1, 7)]);
+        events.extend([
+            ended(4, ChargeEnd::Answered),
+            settled(1, Settled::Completed),
+        ]);
+        events.push(returned(1, 7, End::Acknowledged));
+        events
+    };
+    clean(&beside(unheard(2000)));
+    let wanted = "worker 7 waited 2.001s for an answer on a dead connection";
+    caught(&beside(unheard(2001)), wanted);
+    let mut frozen = beside(unheard(2001));
+    frozen.insert(0, Event::Frozen { worker: 7 });
+    if let Event::ChargeEnded { charge, .. } = &mut frozen[6] {
+        *charge += 1;
+    }
+    clean(&frozen);
 }
 
 /// A claim is refused because its worker's clock is behind that of the worker that ended the lease.
