@@ -81,19 +81,16 @@ fn a_million_messages_keep_promises() {
     };
     println!("a million messages: CHAOS_SEED={}", million.seed.0);
     let waves_at_once = size("SOAK_WAVES", 3);
-    let failed = thread::scope(|scope| {
+    let lanes: Vec<_> = thread::scope(|scope| {
         let lanes = (0..waves_at_once).map(|_| scope.spawn(|| million.lane()));
-        let lanes: Vec<_> = lanes.collect();
-        lanes
-            .into_iter()
-            .filter_map(|lane| lane.join().err())
-            .last()
+        let started: Vec<_> = lanes.collect();
+        started.into_iter().map(|lane| lane.join()).collect()
     });
     million.tell();
     if let Some(report) = &*million.so_far.lock().unwrap() {
         println!("{report}");
     }
-    if let Some(failed) = failed {
+    if let Some(failed) = lanes.into_iter().find_map(Result::err) {
         panic::resume_unwind(failed);
     }
     million.assert_all_faults();

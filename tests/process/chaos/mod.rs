@@ -30,6 +30,8 @@ mod plan;
 mod queue;
 mod receives;
 mod report;
+mod sqs;
+mod write;
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! An SQS queue: visibility timeout, receive count, dead-letter queue, FIFO groups, repeated
-//! deliveries, and the API calls of a consumer.
+//! An SQS queue: visibility timeout, receive count, dead-letter queue, redrives, FIFO groups and repeated
+//! deliveries.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -7,9 +7,6 @@ use std::{
     time::Duration,
 };
 
-use axum::{Json, Router, body::Bytes, extract::State, http::HeaderMap};
-use serde_json::{Value, json};
-use support::event::QUEUE_ARN;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -67,8 +64,8 @@ impl Received {
 
 pub(crate) struct Queue {
     seed: Seed,
-    rules: Rules,
-    ledger: Arc<Ledger>,
+    pub(super) rules: Rules,
+    pub(super) ledger: Arc<Ledger>,
     machine: Arc<Machine>,
     lines: Mutex<Lines>,
     changed: Notify,
@@ -216,7 +213,7 @@ impl Queue {
     }
 
     /// The dead-letter queue got a copy of a message. A second copy of it stays there.
-    fn copied(&self, id: &str) {
+    pub(super) fn copied(&self, id: &str) {
         let mut lines = self.lines();
         let mut all = lines.line(id).into_iter().flatten();
         let stored = all.find(|stored| stored.message.id == id && !stored.copied);
@@ -267,7 +264,7 @@ impl Queue {
     }
 
     /// Only the newest receipt handle has an effect.
-    fn change_visibility(&self, receipt: &str, seconds: u64) {
+    pub(super) fn change_visibility(&self, receipt: &str, seconds: u64) {
         let (id, receives) = receipt
             .strip_prefix("receipt-")
             .and_then(|receipt| receipt.rsplit_once('-'))
@@ -287,13 +284,6 @@ impl Queue {
     /// Messages sent, and neither deleted nor in the dead-letter queue.
     pub(crate) fn left(&self) -> usize {
         self.lines().waiting.values().map(Line::len).sum()
-    }
-
-    /// Serves `GetQueueUrl`, `GetQueueAttributes`, `ChangeMessageVisibilityBatch` and
-    /// `SendMessageBatch`, to the dead-letter queue.
-    pub(crate) async fn serve(self: &Arc<Self>) -> String {
-        let app = Router::new().fallback(answer).with_state(self.clone());
-        format!("http://{}", support::serve(app).await)
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -336,42 +326,4 @@ impl Lines {
         let line = self.of_message.get(id)?;
         self.waiting.get_mut(line)
     }
-}
-
-async fn answer(State(queue): State<Arc<Queue>>, headers: HeaderMap, body: Bytes) -> Json<Value> {
-    let body: Value = serde_json::from_slice(&body).unwrap();
-    if headers["x-amz-target"] == "AmazonSQS.GetQueueUrl" {
-        let name = body["QueueName"].as_str().unwrap();
-        return Json(json!({"QueueUrl": format!("https://sqs.example/123456789012/{name}")}));
-    }
-    if headers["x-amz-target"] == "AmazonSQS.GetQueueAttributes" {
-        let dead = format!("{QUEUE_ARN}-dead");
-        let policy =
-            json!({"deadLetterTargetArn": dead, "maxReceiveCount": queue.rules.max_receive_count});
-        return Json(json!({"Attributes": {"RedrivePolicy": policy.to_string()}}));
-    }
-    let mut successful = Vec::new();
-    if headers["x-amz-target"] == "AmazonSQS.SendMessageBatch" {
-        for entry in body["Entries"].as_array().unwrap() {
-            let text = |name: &str| {
-                let value = &entry["MessageAttributes"][name]["StringValue"];
-                value.as_str().unwrap().to_owned()
-            };
-            let (message, reason) = (text(NAME), text("SqsOnceReason"));
-            queue.ledger.note(Event::Copied {
-                message: message.clone(),
-                reason,
-            });
-            queue.copied(&message);
-            successful
-                .push(json!({"Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0"}));
-        }
-        return Json(json!({"Successful": successful, "Failed": []}));
-    }
-    for entry in body["Entries"].as_array().unwrap() {
-        let seconds = entry["VisibilityTimeout"].as_u64().unwrap();
-        queue.change_visibility(entry["ReceiptHandle"].as_str().unwrap(), seconds);
-        successful.push(json!({"Id": entry["Id"]}));
-    }
-    Json(json!({"Successful": successful, "Failed": []}))
 }
