@@ -81,7 +81,7 @@ CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
 
 # Turns a skipped test into a failed one: these verbs provide the prerequisites of every test.
-test test-localstack test-powertools soak: export SQS_ONCE_REQUIRE_ALL := 1
+test test-localstack test-powertools soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
 
 .PHONY: test
 test: programs $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
@@ -114,6 +114,9 @@ test-deep: ## Check the larger worlds of the model, and every schedule with one 
 	$(DEEP) --test model -- promise loses
 
 CHAOS_MESSAGES      ?= 20000
+SOAK_MESSAGES       ?= 1000000
+SOAK_MINUTES        ?= 180
+SOAK_WAVES          ?= 3
 CHAOS_FIFO_MESSAGES ?= 2000
 OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
@@ -136,6 +139,15 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	$(DEEP) --test outbox -- end_to_end --nocapture
 	$(TOOL)
 	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
+
+.PHONY: soak-million
+soak-million: export CHAOS_SEED ?= new
+soak-million: export SOAK_MESSAGES := $(SOAK_MESSAGES)
+soak-million: export SOAK_MINUTES := $(SOAK_MINUTES)
+soak-million: export SOAK_WAVES := $(SOAK_WAVES)
+soak-million: $(VENV) ## Send a million messages (SOAK_MESSAGES) through chaos, or as many as SOAK_MINUTES allow
+	$(RELEASE) --package adjusted --bin adjusted
+	$(DEEP) --test process -- --ignored --nocapture a_million_messages
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL, for example LocalStack

@@ -13,8 +13,22 @@ mod look_up;
 #[path = "../../../src/order.rs"]
 mod order;
 
-use sqs_once::{Settings, protocol::isolation::CrashWaits};
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use sqs_once::{
+    Settings,
+    protocol::{Timestamp, isolation::CrashWaits},
+};
 use sqs_once_core::settings::parse::positive;
+
+/// Difference of this program's clock to the machine's, in milliseconds.
+static CLOCK_SKEW: AtomicI64 = AtomicI64::new(0);
+
+fn skewed() -> Timestamp {
+    let skew = CLOCK_SKEW.load(Ordering::Relaxed);
+    let now = Timestamp::now().as_millis();
+    Timestamp::from_millis(now.saturating_add_signed(skew))
+}
 
 fn main() -> Result<(), lambda_runtime::Error> {
     sqs_once::telemetry::init();
@@ -30,6 +44,8 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
         Ok(CrashWaits::new([positive(text)?; 3]))
     })?;
     let fails = settings.optional("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "true", str::parse)?;
+    let skew = settings.optional("TEST_CLOCK_SKEW_MS", "0", str::parse)?;
+    CLOCK_SKEW.store(skew, Ordering::Relaxed);
     let warm_up = settings.optional("TEST_PRIME", "true", str::parse)?;
     let charge = charge::Charge::read(&mut settings);
     let consumer = settings
@@ -39,6 +55,6 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
         .deadline_reserve(reserve)
         .assumed_timeout(assumed_timeout)
         .fail_when_store_unavailable(fails)
-        .map_mode(|once| once.lease_margin(margin).crash_waits(waits));
+        .map_mode(|once| once.lease_margin(margin).crash_waits(waits).clock(skewed));
     sqs_once::run(consumer).await
 }

@@ -9,9 +9,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::chaos::{
     account::accounts,
+    environment::APART_MS,
+    fate::AFTER_REST,
     informed::misinformed,
     ledger::{ChargeEnd, Death, Delivery, End, Event, Settled, Worker},
     measured::Measurements,
+    pace::Pace,
     plan::Kind,
     receives::{Cause, causes, operation_of},
 };
@@ -30,6 +33,10 @@ struct Operation {
     taken: usize,
     /// COMPLETED: no handler may run.
     completed: bool,
+    /// Completed at some time, in this record or in one that has expired.
+    ever_completed: bool,
+    /// A record of it has expired.
+    expired: bool,
     /// Messages whose permanent failure was recorded: none may run again.
     failed: HashSet<String>,
     claim: Option<Claim>,
@@ -59,6 +66,13 @@ impl Operation {
             // The last cause counts: a dying worker hangs up first.
             self.excuse = Some(by.to_owned());
         }
+    }
+
+    /// The record is gone, and with it all that the promises depend on.
+    fn expire(&mut self) {
+        (self.completed, self.expired) = (false, true);
+        self.failed.clear();
+        (self.claim, self.last_charge, self.excuse) = (None, None, None);
     }
 }
 
@@ -138,6 +152,7 @@ struct Audit {
     claimed: HashMap<(Worker, String), usize>,
     frozen: HashMap<Worker, usize>,
     thawed: HashMap<Worker, usize>,
+    paces: HashMap<Worker, Pace>,
     /// Messages that a worker left unfinished in its response.
     late: HashSet<(Worker, String)>,
     /// Operations in progress at each worker.
@@ -224,6 +239,7 @@ impl Audit {
                 worker,
                 at_ms,
                 lease_until_ms,
+                over_expired,
                 ..
             } => {
                 let of_worker = (*worker, key.clone());
@@ -232,11 +248,15 @@ impl Audit {
                 if at_ms < lease_until_ms {
                     self.claimed.insert((*worker, key.clone()), at);
                 }
-                let claim = &mut self.of_key(key).claim;
+                let claim = &self.of_key(key).claim;
                 let live = claim.as_ref();
-                let live = live
-                    .is_some_and(|other| other.owner != *owner && *at_ms < other.lease_until_ms);
-                *claim = Some(Claim {
+                let live = live.is_some_and(|other| {
+                    other.owner != *owner && *at_ms + APART_MS < other.lease_until_ms
+                });
+                if *over_expired {
+                    self.of_key(key).expire();
+                }
+                self.of_key(key).claim = Some(Claim {
                     owner: owner.clone(),
                     message: message.clone(),
                     lease_until_ms: *lease_until_ms,
@@ -269,10 +289,12 @@ impl Audit {
                 key,
                 owner,
                 as_what,
+                ..
             } => {
                 let operation = self.of_key(key);
                 let (claim, completed) = (operation.claim.take(), operation.completed);
                 operation.completed |= *as_what == Settled::Completed;
+                operation.ever_completed |= operation.completed;
                 if let Some(claim) = claim.as_ref().filter(|_| *as_what == Settled::Failed) {
                     operation.failed.insert(claim.message.clone());
                 }
@@ -307,6 +329,24 @@ impl Audit {
                 if *death == Death::Crashed {
                     self.found.push(format!("worker {worker} ended by itself"));
                 }
+                if *death == Death::TimedOut && self.pace(*worker) == Pace::SLOWEST {
+                    let limit = Pace::SLOWEST.function_timeout();
+                    self.found.push(format!(
+                        "worker {worker} did not answer within {limit:?}, and nothing had stopped it"
+                    ));
+                }
+            }
+            Event::Started { worker, pace } => {
+                self.paces.insert(*worker, *pace);
+            }
+            // Promise 7. A frozen worker does not hang up.
+            Event::Unheard { worker, waited } => {
+                let longest = self.pace(*worker).of(AFTER_REST);
+                if *waited > longest && !self.frozen.contains_key(worker) {
+                    self.found.push(format!(
+                        "worker {worker} waited {waited:?} for an answer on a dead connection"
+                    ));
+                }
             }
             Event::Frozen { worker } => {
                 self.frozen.insert(*worker, at);
@@ -314,7 +354,12 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
+            Event::Expired { key } => self.of_key(key).expire(),
             Event::DeliveryLog { .. }
+            | Event::Redriven
+            | Event::Refused { .. }
+            | Event::Outage { .. }
+            | Event::Rested { .. }
             | Event::Doomed { .. }
             | Event::Informed { .. }
             | Event::Late { .. }
@@ -443,7 +488,7 @@ impl Audit {
             at_work.swap_remove(at);
         }
         let operation = self.operations.get(name);
-        let completed = operation.is_some_and(|operation| operation.completed);
+        let completed = operation.is_some_and(|operation| operation.ever_completed);
         if end == End::Acknowledged && !completed && !self.copied.contains(message) {
             self.found.push(format!(
                 "{message} was acknowledged when its operation was not completed"
@@ -470,6 +515,10 @@ impl Audit {
             let waiting = self.groups.entry(group.clone()).or_default();
             waiting.retain(|waiting| waiting != operation);
         }
+    }
+
+    fn pace(&self, worker: Worker) -> Pace {
+        self.paces.get(&worker).copied().unwrap_or(Pace::PLANNED)
     }
 
     fn of_key(&mut self, key: &str) -> &mut Operation {

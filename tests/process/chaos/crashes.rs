@@ -65,10 +65,17 @@ pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
                     worker: *worker,
                 });
             }
+            Event::Expired { key }
+            | Event::Claimed {
+                key,
+                over_expired: true,
+                ..
+            } => drop(alone.remove(&**key)),
             Event::Settled {
                 key,
                 owner,
                 as_what,
+                ..
             } => {
                 let attempts = alone.entry(key).or_default();
                 let is_own = attempts.last().is_some_and(|last| last.owner == owner);

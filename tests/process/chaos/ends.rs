@@ -19,8 +19,7 @@ impl Audit {
                     .push(format!("{message}, receive {receive}: {said}"));
             }
         }
-        let good =
-            |account: &&Account| !account.message.kind.never_succeeds() && !account.has_crashed();
+        let good = |account: &&Account| !account.message.kind.may_fail() && !account.has_crashed();
         for account in accounts.iter().filter(good) {
             if !account.dead_lettered || account.acknowledged() {
                 continue;
@@ -47,7 +46,7 @@ impl Audit {
             let Message { id, kind, .. } = &account.message;
             let receives = account.ends.keys();
             let delayed = receives.filter(|receive| is_delayed(id, receive)).count();
-            let is_good = !kind.never_succeeds() && !account.has_crashed();
+            let is_good = !kind.may_fail() && !account.has_crashed();
             account.dead_lettered && is_good && delayed < account.ends.len() / 2
         });
         given_up.map(|account| account.message.id.clone()).collect()
@@ -61,7 +60,8 @@ impl Audit {
                 let operation = self.operations.get(&account.message.operation);
                 let key = operation.and_then(|operation| operation.key.as_ref());
                 let status = key.and_then(|key| statuses.get(key));
-                if status.is_none_or(|status| status != "COMPLETED") {
+                let expired = operation.is_some_and(|operation| operation.expired);
+                if status.is_none_or(|status| status != "COMPLETED") && !expired {
                     self.found.push(format!(
                         "{id} was acknowledged, and its record is {status:?}"
                     ));
@@ -91,7 +91,7 @@ impl Audit {
             }
             // `crashes.rs` has the rules for crashes.
             let told = told.filter(|_| !account.has_crashed());
-            if let Some(told) = told.filter(|_| !kind.never_succeeds()) {
+            if let Some(told) = told.filter(|_| !kind.may_fail()) {
                 self.found.push(format!(
                     "{id} was given up though nothing is wrong with it, {told}"
                 ));

@@ -23,7 +23,9 @@ use tokio::{task::JoinSet, time::sleep};
 use crate::chaos::{
     environment::{Environment, Slot},
     fate::{Fate, signal, survive},
+    faults::Relay,
     ledger::{Death, End, Event, Invocation, Ledger, Worker},
+    pace::{Machine, Pace},
     plan::Seed,
     queue::{NAME, Queue, Received},
 };
@@ -31,15 +33,17 @@ use crate::chaos::{
 /// A worker's log line about unfinished messages.
 const UNFINISHED: &str = "messages did not finish before the deadline";
 
-/// Workers of the batches: environment variables of worker n.
-pub(crate) type Settings = Arc<dyn Fn(Worker) -> Env + Send + Sync>;
+/// Workers of the batches: environment variables of worker n at a pace.
+pub(crate) type Settings = Arc<dyn Fn(Worker, Pace) -> Env + Send + Sync>;
 
 pub(crate) struct Mapping {
     pub(crate) seed: Seed,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) queue: Arc<Queue>,
+    pub(crate) machine: Arc<Machine>,
+    pub(crate) relay: Arc<Relay>,
     pub(crate) settings: Settings,
-    /// Number of invocations after which a worker meets its fate, at most.
+    /// Number of invocations with an acknowledged message after which a worker meets its fate, at most.
     /// `None` if only messages end workers.
     pub(crate) lifetime: Option<u32>,
     /// Number of concurrent invocations in one worker.
@@ -78,17 +82,36 @@ impl Mapping {
     async fn poll(self: &Arc<Self>, slot: &Slot) {
         while let Some(batch) = self.queue.receive().await {
             self.invoke(slot, batch).await;
+            self.rest(slot).await;
+        }
+    }
+
+    /// Some workers rest after their first invocation, and their connections to DynamoDB die.
+    async fn rest(&self, slot: &Slot) {
+        let Some(environment) = slot.environment().await else {
+            return;
+        };
+        let worker = environment.worker;
+        let rests = self.at_once == 1 && self.lifetime.is_some() && worker % 5 == 3;
+        if rests && environment.invocations() == 1 {
+            environment.rest(|| self.relay.disconnect(worker)).await;
         }
     }
 
     async fn cold_start(&self) -> Environment {
         let worker = self.hired.fetch_add(1, Ordering::Relaxed);
-        Environment::start(worker, (self.settings)(worker), self.at_once).await
+        let pace = self.machine.pace();
+        self.ledger.note(Event::Started { worker, pace });
+        Environment::start(worker, pace, (self.settings)(worker, pace), self.at_once).await
     }
 
     async fn invoke(self: &Arc<Self>, slot: &Slot, messages: Vec<Received>) {
         let (environment, invocation) = slot.begin(self.cold_start()).await;
         let worker = environment.worker;
+        let rested = environment.has_rested();
+        if rested {
+            self.ledger.note(Event::Rested { worker, invocation });
+        }
         let delivered = Instant::now();
         for received in &messages {
             self.ledger.note(Event::Delivered {
@@ -97,11 +120,11 @@ impl Mapping {
                 invocation,
             });
         }
-        let fate = self.fate(worker, invocation);
+        let fate = self.fate(&environment, invocation);
         let event = batch(messages.iter().map(|received| self.record(received)));
         let (answer, death) = tokio::select! {
             biased;
-            ended = survive(&environment, event, fate, &self.ledger) => ended,
+            ended = survive(&environment, event, rested, fate, &self.ledger) => ended,
             () = environment.gone() => (None, None),
         };
         if answer.is_some() {
@@ -118,6 +141,9 @@ impl Mapping {
             Some(Answer::Exited | Answer::TimedOut) | None => Err(End::WorkerDied),
         };
         if let Some(death) = death {
+            if death == Death::TimedOut {
+                self.machine.is_slower_than(environment.pace);
+            }
             if environment.give_up() {
                 slot.clear().await;
                 self.bury(&environment, death).await;
@@ -126,7 +152,9 @@ impl Mapping {
                 environment.gone().await;
             }
         }
-        self.settle(worker, &messages, &failed, delivered.elapsed());
+        if self.settle(worker, &messages, &failed, delivered.elapsed()) {
+            environment.bore_fruit();
+        }
     }
 
     /// Ends the process, or has it thawed later.
@@ -141,14 +169,15 @@ impl Mapping {
         }
     }
 
-    /// Deletes the messages not reported as failed, if the response is readable.
+    /// Deletes the messages not reported as failed, if the response is readable. Returns whether there was one.
     fn settle(
         &self,
         worker: Worker,
         batch: &[Received],
         failed: &Result<HashSet<&str>, End>,
         took: Duration,
-    ) {
+    ) -> bool {
+        let mut fruitful = false;
         for received in batch {
             let id = &*received.message.id;
             let end = match failed {
@@ -164,15 +193,19 @@ impl Mapping {
             });
             if end == End::Acknowledged {
                 self.queue.delete(id);
+                fruitful = true;
             }
         }
+        fruitful
     }
 
-    /// Every worker meets its fate in one of its first invocations, or soon after these.
-    fn fate(&self, worker: Worker, invocation: Invocation) -> Fate {
+    /// Every worker meets its fate soon after some invocations that acknowledged messages. Counted by these, and not
+    /// by all, kills take a bounded share of the receives on a machine of any speed.
+    fn fate(&self, environment: &Environment, invocation: Invocation) -> Fate {
+        let worker = environment.worker;
         let mut dice = self.seed.dice(("lifetime", worker));
         match self.lifetime {
-            Some(lifetime) if invocation >= dice.u32(1..=lifetime) => {
+            Some(lifetime) if environment.fruitful() >= dice.u32(..lifetime) => {
                 Fate::of(self.seed, worker, invocation)
             }
             _ => Fate::Spared,

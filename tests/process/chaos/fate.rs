@@ -13,14 +13,15 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::chaos::{
     environment::Environment,
     ledger::{Death, Invocation, Ledger, Worker},
+    pace::{FUNCTION_TIMEOUT, Pace},
     plan::Seed,
 };
 
-/// Timeout after which Lambda kills the function.
-pub(crate) const FUNCTION_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// Time in which an undisturbed batch is claimed, charged and recorded.
 const BUSIEST: Duration = Duration::from_millis(40);
+
+/// Promise 7: the time that a batch may lose on dead connections.
+pub(crate) const AFTER_REST: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Fate {
@@ -32,7 +33,7 @@ pub(crate) enum Fate {
 
 #[derive(Clone, Copy)]
 pub(crate) enum When {
-    /// So long after the start of the invocation.
+    /// So long after the start of the invocation, on a machine with nothing else to do.
     After(Duration),
     /// Between a charge and its record, on a machine of any speed.
     Charging,
@@ -57,13 +58,13 @@ impl Fate {
     }
 
     /// Waits for the fate, and returns the death that it is.
-    async fn comes(self, worker: Worker, ledger: &Ledger) -> Death {
+    async fn comes(self, worker: Worker, pace: Pace, ledger: &Ledger) -> Death {
         let (when, death) = match self {
             Self::Spared => return std::future::pending().await,
             Self::Killed(when) => (when, Death::Killed),
             Self::Frozen(when) => (when, Death::FrozenUntilTimeout),
         };
-        when.comes(worker, ledger).await;
+        when.comes(worker, pace, ledger).await;
         death
     }
 
@@ -75,9 +76,9 @@ impl Fate {
 }
 
 impl When {
-    async fn comes(self, worker: Worker, ledger: &Ledger) {
+    async fn comes(self, worker: Worker, pace: Pace, ledger: &Ledger) {
         match self {
-            When::After(time) => sleep(time).await,
+            When::After(time) => sleep(pace.of(time)).await,
             When::Charging => ledger.charge_by(worker).await,
         }
     }
@@ -88,16 +89,25 @@ impl When {
 pub(crate) async fn survive(
     environment: &Environment,
     event: Value,
+    rested: bool,
     fate: Fate,
     ledger: &Ledger,
 ) -> (Option<Answer>, Option<Death>) {
-    let timeout = Instant::now() + FUNCTION_TIMEOUT;
-    let deadline = SystemTime::now() + FUNCTION_TIMEOUT;
+    let pace = environment.pace;
+    // A batch after a rest takes two seconds longer.
+    let longer = if rested {
+        pace.of(AFTER_REST)
+    } else {
+        Duration::ZERO
+    };
+    let time = pace.function_timeout() + longer;
+    let timeout = Instant::now() + time;
+    let deadline = SystemTime::now() + time;
     let deadline = deadline.duration_since(UNIX_EPOCH).unwrap().as_millis();
     let deadline = deadline.try_into().unwrap();
     // `Lambda` kills a process whose response is late. A process that is thawed later must stay
     // alive, so this function ends its invocation.
-    let patience = 2 * FUNCTION_TIMEOUT;
+    let patience = 2 * time;
     let invocation = environment.lambda.invoke_until(event, deadline, patience);
     tokio::pin!(invocation);
     let timed_out = || {
@@ -110,7 +120,7 @@ pub(crate) async fn survive(
     let death = tokio::select! {
         answer = &mut invocation => return ended(answer),
         () = sleep_until(timeout) => return (None, Some(timed_out())),
-        death = fate.comes(environment.worker, ledger) => death,
+        death = fate.comes(environment.worker, pace, ledger) => death,
         death = ledger.doom_of(environment.worker) => death,
     };
     if death != Death::FrozenUntilTimeout {

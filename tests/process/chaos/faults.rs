@@ -1,29 +1,36 @@
-//! Relay between the workers and DynamoDB: cuts, delays and refuses writes, and notes the writes
-//! that the table applied.
+//! Relay between the workers and DynamoDB: cuts, delays and refuses writes, lets connections die, and
+//! notes the writes that the table applied.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
     sync::{Arc, Mutex},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use axum::{
     Router,
     body::{Body, Bytes},
-    extract::State,
+    extract::{ConnectInfo, State},
     http::{HeaderMap, Response, StatusCode, Uri},
+    serve::ListenerExt as _,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use support::{
     dynamo::{forward, forwarder, request_name},
     faults::{cut, error},
 };
-use tokio::time::sleep;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
 
 use crate::chaos::{
+    expiry::delete_expired,
     groups,
-    ledger::{Event, Ledger, Settled, Worker},
+    ledger::{Event, Ledger, System, Worker},
     plan::Seed,
+    write::Write,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,19 +43,39 @@ pub(crate) enum Fault {
     Slow,
     Throttled,
     ServerError,
+    /// The table is down for all.
+    Outage,
 }
 
 pub(crate) struct Relay {
     url: String,
+    wire: Arc<Wire>,
 }
 
-struct Wire {
+/// The writes that begin an outage: the 400th, and then one of so many.
+const BETWEEN_OUTAGES: usize = 6000;
+
+/// Longer than a batch repeats a request.
+const OUTAGE: Duration = Duration::from_millis(1500);
+
+pub(super) struct Wire {
     faults: bool,
     seed: Seed,
-    ledger: Arc<Ledger>,
+    pub(super) ledger: Arc<Ledger>,
     upstream: String,
     forwarder: reqwest::Client,
     rows: Mutex<HashMap<String, Row>>,
+    /// Records that the table will delete, with the end of their time to live in seconds.
+    due: Mutex<BTreeSet<(u64, String)>>,
+    outage: Mutex<Outage>,
+    /// True for a dead connection, by its worker and its other end.
+    connections: Mutex<HashMap<(Worker, SocketAddr), bool>>,
+}
+
+#[derive(Default)]
+struct Outage {
+    writes: usize,
+    until: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -56,14 +83,8 @@ struct Row {
     writes: u32,
     /// Held from a write's departure until it is noted, so that the ledger has the table's order.
     turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// A write request, as far as this relay reads it.
-struct Write {
-    worker: Worker,
-    key: String,
-    operation: String,
-    body: Value,
+    /// End of the record's time to live, in seconds.
+    expires_at: Option<u64>,
 }
 
 impl Relay {
@@ -81,10 +102,32 @@ impl Relay {
             upstream: upstream.to_owned(),
             forwarder: forwarder(),
             rows: Mutex::default(),
+            due: Mutex::default(),
+            outage: Mutex::default(),
+            connections: Mutex::default(),
         };
-        let app = Router::new().fallback(relay).with_state(Arc::new(wire));
-        let url = format!("http://{}", support::serve(app).await);
-        Self { url }
+        let wire = Arc::new(wire);
+        let app = Router::new().fallback(relay).with_state(wire.clone());
+        let app = app.into_make_service_with_connect_info::<SocketAddr>();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
+        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { url, wire }
+    }
+
+    /// Lets the connections of a worker die: nobody answers on them, and nobody closes them.
+    pub(crate) fn disconnect(&self, worker: Worker) {
+        let mut connections = self.wire.connections.lock().unwrap();
+        for ((of, _), is_dead) in connections.iter_mut() {
+            *is_dead |= *of == worker;
+        }
+    }
+
+    /// Deletes records after their time to live.
+    pub(crate) fn delete_expired(&self, client: aws_sdk_dynamodb::Client) {
+        let wire = Arc::downgrade(&self.wire);
+        tokio::spawn(delete_expired(wire, client));
     }
 
     pub(crate) fn url_for(&self, worker: Worker) -> String {
@@ -94,13 +137,26 @@ impl Relay {
 
 async fn relay(
     State(wire): State<Arc<Wire>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
     uri: Uri,
     headers: HeaderMap,
     body: Bytes,
 ) -> Response<Body> {
     let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
+    if wire.is_dead(peer, worker) {
+        let _noted = Unheard {
+            ledger: wire.ledger.clone(),
+            worker,
+            since: Instant::now(),
+        };
+        // Until the caller has hung up.
+        return std::future::pending().await;
+    }
     let writes = Write::all_of(worker, &headers, &body);
-    let fault = writes.iter().find_map(|write| wire.roll(&write.key));
+    let down = wire
+        .is_down(writes.len())
+        .then_some((Fault::Outage, Duration::ZERO));
+    let fault = down.or_else(|| writes.iter().find_map(|write| wire.roll(&write.key)));
     if let Some((fault, _)) = fault {
         for write in &writes {
             let key = write.key.clone();
@@ -113,7 +169,7 @@ async fn relay(
             let name = "ProvisionedThroughputExceededException";
             return rejection(StatusCode::BAD_REQUEST, name);
         }
-        Some((Fault::ServerError, _)) => {
+        Some((Fault::ServerError | Fault::Outage, _)) => {
             return rejection(StatusCode::INTERNAL_SERVER_ERROR, "InternalServerError");
         }
         Some((Fault::Slow, delay)) => delay,
@@ -133,123 +189,79 @@ async fn relay(
     }
 }
 
+/// A request on a dead connection. Dropped when the caller has hung up.
+struct Unheard {
+    ledger: Arc<Ledger>,
+    worker: Worker,
+    since: Instant,
+}
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        let (worker, waited) = (self.worker, self.since.elapsed());
+        self.ledger.note(Event::Unheard { worker, waited });
+    }
+}
+
 fn rejection(status: StatusCode, name: &str) -> Response<Body> {
     let kind = format!("com.amazonaws.dynamodb.v20120810#{name}");
     error(status, &json!({"__type": kind, "message": "chaos"}))
 }
 
-impl Write {
-    /// The writes of a request: none, one, or those of a group.
-    fn all_of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Vec<Self> {
-        if !request_name(headers, body).ends_with("Group") {
-            return Self::of(worker, headers, body).into_iter().collect();
-        }
-        let writes = groups::writes(&serde_json::from_slice(body).unwrap());
-        let write = |(operation, key, body): (&str, _, _)| Self {
-            worker,
-            key,
-            operation: operation.to_owned(),
-            body,
-        };
-        writes.into_iter().map(write).collect()
-    }
-
-    fn of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
-        let operation = request_name(headers, body);
-        let body: Value = serde_json::from_slice(body).unwrap();
-        let place = match &*operation {
-            "PutItem" => "Item",
-            "Claim" | "UpdateItem" | "DeleteItem" => "Key",
-            _ => return None,
-        };
-        let key = body[place]["id"]["S"].as_str()?.to_owned();
-        Some(Self {
-            worker,
-            key,
-            operation,
-            body,
-        })
-    }
-
-    /// The event for a write that the table applied.
-    fn taken(&self) -> Event {
-        let key = self.key.clone();
-        let values = &self.body["ExpressionAttributeValues"];
-        let text = |of: &Value| of["S"].as_str().map(ToOwned::to_owned);
-        let number = |of: &Value| of["N"].as_str().map(|n| n.parse().unwrap());
-        // A claim over an expired record is a put, as is one in a group, a claim over any other an
-        // update.
-        let claim = match &*self.operation {
-            "PutItem" => {
-                let item = &self.body["Item"];
-                Some(["owner", "lease_until", "message_id", "first_claimed_at"].map(|n| &item[n]))
-            }
-            "Claim" => {
-                let names = [":owner", ":lease_until", ":message_id", ":now"];
-                Some(names.map(|n| &values[n]))
-            }
-            _ => None,
-        };
-        if let Some([owner, lease_until, message, made]) = claim {
-            let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-            return Event::Claimed {
-                key,
-                owner: text(owner).unwrap(),
-                message: text(message).unwrap(),
-                worker: self.worker,
-                made_ms: number(made).unwrap(),
-                at_ms: at.as_millis().try_into().unwrap(),
-                lease_until_ms: number(lease_until).unwrap(),
-            };
-        }
-        if let Some(lease_until_ms) = self.renewal_of_an_attempt_alone() {
-            return Event::Alone {
-                key,
-                owner: text(&values[":me"]).unwrap(),
-                worker: self.worker,
-                lease_until_ms,
-            };
-        }
-        let as_what = if values[":failed_message_ids"].is_object() {
-            Settled::Failed
-        } else if text(&values[":status"]).is_some_and(|s| s == "COMPLETED") {
-            Settled::Completed
-        } else if self.operation == "DeleteItem"
-            || values[":status"].is_object()
-            || values[":exclusive_attempts"].is_object()
-            || self.forgets()
-        {
-            Settled::Restored
-        } else {
-            Settled::LeaseEnded
-        };
-        Event::Settled {
-            key,
-            owner: text(&values[":me"]).unwrap(),
-            as_what,
-        }
-    }
-
-    /// The lease of an attempt that is about to run alone. A restore writes the count too, and the last
-    /// end with it.
-    fn renewal_of_an_attempt_alone(&self) -> Option<u64> {
-        let values = &self.body["ExpressionAttributeValues"];
-        let update = self.body["UpdateExpression"].as_str()?;
-        if values[":exclusive_attempts"].is_null() || update.contains("#last_end") {
-            return None;
-        }
-        values[":lease_until"]["N"].as_str()?.parse().ok()
-    }
-
-    /// A restore removes the time of the earliest open attempt. The end of a lease may name it in its
-    /// condition.
-    fn forgets(&self) -> bool {
-        let update = self.body["UpdateExpression"].as_str().unwrap_or_default();
-        update.contains("#first_claimed_at")
-    }
-}
-
 impl Wire {
+    /// True if the worker's connection has died. Its first request makes it known.
+    fn is_dead(&self, peer: SocketAddr, worker: Worker) -> bool {
+        let mut connections = self.connections.lock().unwrap();
+        *connections.entry((worker, peer)).or_default()
+    }
+
+    /// Counts the writes of a request, with which an outage may begin.
+    fn is_down(&self, writes: usize) -> bool {
+        if !self.faults || writes == 0 {
+            return false;
+        }
+        let mut outage = self.outage.lock().unwrap();
+        let nth = |writes: usize| (writes + BETWEEN_OUTAGES - 400) / BETWEEN_OUTAGES;
+        let (before, now) = (outage.writes, Instant::now());
+        outage.writes += writes;
+        let was_down = outage.until.is_some();
+        if nth(outage.writes) > nth(before) {
+            outage.until = Some(now + OUTAGE);
+        }
+        outage.until = outage.until.filter(|until| now < *until);
+        let is_down = outage.until.is_some();
+        if is_down != was_down {
+            let (of, begins) = (System::Table, is_down);
+            self.ledger.note(Event::Outage { of, begins });
+        }
+        is_down
+    }
+
+    /// Tells the row of its record's time to live, and plans the deletion of every second record. DynamoDB
+    /// deletes within days.
+    pub(super) fn lives_until(&self, key: &str, expires_at: Option<u64>) {
+        let mut rows = self.rows.lock().unwrap();
+        rows.entry(key.to_owned()).or_default().expires_at = expires_at;
+        let deleted = self.seed.dice(("time to live", key)).bool();
+        if let Some(end) = expires_at.filter(|_| deleted) {
+            self.due.lock().unwrap().insert((end, key.to_owned()));
+        }
+    }
+
+    /// Records that are planned to be deleted by now.
+    pub(super) fn over(&self, now: u64) -> Vec<String> {
+        let mut due = self.due.lock().unwrap();
+        let later = due.split_off(&(now, String::new()));
+        let over = std::mem::replace(&mut *due, later);
+        over.into_iter().map(|(_, key)| key).collect()
+    }
+
+    pub(super) fn row(&self, key: &str) -> (Arc<tokio::sync::Mutex<()>>, Option<u64>) {
+        let mut rows = self.rows.lock().unwrap();
+        let row = rows.entry(key.to_owned()).or_default();
+        (row.turn.clone(), row.expires_at)
+    }
+
     /// Fault of the next write to `key`, if one is planned, and the delay of a slow write.
     fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
         if !self.faults {
@@ -286,15 +298,22 @@ impl Wire {
         keys.sort();
         let mut turns = Vec::new();
         for key in keys {
-            let turn = {
-                let mut rows = self.rows.lock().unwrap();
-                rows.entry(key.clone()).or_default().turn.clone()
-            };
-            turns.push(turn.lock_owned().await);
+            turns.push(self.row(key).0.lock_owned().await);
         }
         let in_group = request_name(&headers, &body).ends_with("Group");
         let answer = forward(&self.forwarder, &self.upstream, headers, body).await;
         if !answer.status().is_success() {
+            let made = writes
+                .iter()
+                .filter_map(|write| Some((write, write.made_ms()?)));
+            for (Write { key, worker, .. }, made_ms) in made {
+                let (key, worker) = (key.clone(), *worker);
+                self.ledger.note(Event::Refused {
+                    key,
+                    worker,
+                    made_ms,
+                });
+            }
             return answer;
         }
         let (answer, applied) = match in_group {
@@ -303,7 +322,12 @@ impl Wire {
         };
         for (write, applied) in writes.iter().zip(applied) {
             if applied {
-                self.ledger.note(write.taken());
+                let (_, expired) = self.row(&write.key);
+                self.ledger.note(write.taken(expired));
+                match write.expires_at() {
+                    None if write.operation != "DeleteItem" => {}
+                    expires_at => self.lives_until(&write.key, expires_at),
+                }
             }
         }
         answer

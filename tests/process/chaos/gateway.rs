@@ -4,7 +4,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -21,7 +24,7 @@ use support::faults::cut;
 use tokio::time::{Instant, sleep};
 
 use crate::chaos::{
-    ledger::{ChargeEnd, Death, Event, Ledger, Worker},
+    ledger::{ChargeEnd, Death, Event, Ledger, System, Worker},
     plan::{Kind, Seed},
 };
 
@@ -32,8 +35,10 @@ pub(crate) struct Gateway {
 struct GatewayState {
     seed: Seed,
     ledger: Arc<Ledger>,
-    /// Until then it answers 503 to every call.
-    down_until: Instant,
+    down: Mutex<Down>,
+    /// Number of calls, and whether some of them begin an outage.
+    calls: AtomicUsize,
+    outages: bool,
     /// Requests by key.
     requests: Mutex<HashMap<String, u32>>,
     /// Number of requests of each worker that wait for an answer.
@@ -41,12 +46,19 @@ struct GatewayState {
 }
 
 impl Gateway {
-    /// Down for the time of `outage` from now on.
-    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>, outage: Duration) -> Self {
+    /// Down for the time of `outage` from now on. `outages` says whether others follow.
+    pub(crate) async fn start(
+        seed: Seed,
+        ledger: Arc<Ledger>,
+        outage: Duration,
+        outages: bool,
+    ) -> Self {
         let desk = GatewayState {
             seed,
             ledger,
-            down_until: Instant::now() + outage,
+            down: Mutex::new(Down::at_least(outage)),
+            calls: AtomicUsize::new(0),
+            outages,
             requests: Mutex::default(),
             open: Mutex::default(),
         };
@@ -59,6 +71,60 @@ impl Gateway {
 
     pub(crate) fn url_for(&self, worker: Worker) -> String {
         format!("{}/{worker}", self.url)
+    }
+}
+
+/// An outage, in which it answers 503 to every call.
+struct Down {
+    until: Instant,
+    /// Ends no earlier than after so many calls, but for the last moment.
+    calls: u32,
+    at_last: Instant,
+}
+
+impl Down {
+    fn at_least(time: Duration) -> Self {
+        let until = Instant::now() + time;
+        Self {
+            until,
+            calls: 0,
+            at_last: until,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let now = Instant::now();
+        now >= self.at_last || now >= self.until && self.calls == 0
+    }
+}
+
+/// The calls that begin an outage: the 60th, and then one of so many.
+const BETWEEN_OUTAGES: usize = 4000;
+
+/// Shortest and longest time of an outage.
+const OUTAGE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
+
+/// Calls that an outage fails. Twenty failures in a row open the circuit of a worker.
+const FAILED: u32 = 100;
+
+impl GatewayState {
+    /// Counts a call, with which an outage may begin. Returns whether the gateway is down.
+    fn call_while_down(&self) -> bool {
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut down = self.down.lock().unwrap();
+        if self.outages && calls % BETWEEN_OUTAGES == 60 {
+            let (shortest, longest) = OUTAGE;
+            *down = Down {
+                calls: FAILED,
+                at_last: Instant::now() + longest,
+                ..Down::at_least(shortest)
+            };
+            let (of, begins) = (System::Gateway, true);
+            self.ledger.note(Event::Outage { of, begins });
+        }
+        let is_down = !down.is_over();
+        down.calls = down.calls.saturating_sub(u32::from(is_down));
+        is_down
     }
 }
 
@@ -95,13 +161,15 @@ async fn charge(
         *nth
     };
     let kind = Kind::of_card(body["paymentToken"].as_str().unwrap());
-    let busy = kind == Kind::Busy && nth == 1 || Instant::now() < desk.down_until;
+    let down = desk.call_while_down();
+    let busy = down || kind == Kind::Busy && nth == 1;
+    let declined = kind == Kind::Declined || kind == Kind::Unfunded && nth == 1;
     let work = desk.seed.dice(("gateway", &key, nth)).u64(1..25);
     let charge = desk.ledger.note(Event::Charge {
         order: order.clone(),
         key,
         worker,
-        taken: !busy && kind != Kind::Declined,
+        taken: !busy && !declined,
     });
     let others = {
         let mut open = desk.open.lock().unwrap();
@@ -140,12 +208,12 @@ async fn charge(
     } else {
         ChargeEnd::Answered
     };
-    match kind {
-        _ if busy => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-        Kind::Declined => StatusCode::PAYMENT_REQUIRED.into_response(),
-        _ => {
-            let receipt = json!({"chargeId": format!("ch_{order}")}).to_string();
-            (StatusCode::CREATED, Body::from(receipt)).into_response()
-        }
+    if busy {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
+    if declined {
+        return StatusCode::PAYMENT_REQUIRED.into_response();
+    }
+    let receipt = json!({"chargeId": format!("ch_{order}")}).to_string();
+    (StatusCode::CREATED, Body::from(receipt)).into_response()
 }

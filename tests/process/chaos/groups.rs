@@ -1,12 +1,18 @@
 //! Groups of statements (`BatchExecuteStatement`), read as the ordinary requests that make the same
 //! writes.
 
+use std::sync::LazyLock;
+
 use axum::{
     body::{Body, to_bytes},
     http::Response,
 };
 use regex_lite::Regex;
 use serde_json::{Map, Value, json};
+
+/// The name before each placeholder: `'name': ?`, `"name" = ?`, `set_add("name", ?)`.
+static NAMED: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r#"['"]([a-z_]+)['"](?:: | = |, )\?"#).unwrap());
 
 /// The ordinary request of each statement: its operation, key and body.
 pub(crate) fn writes(body: &Value) -> Vec<(&'static str, String, Value)> {
@@ -17,9 +23,7 @@ pub(crate) fn writes(body: &Value) -> Vec<(&'static str, String, Value)> {
 fn write(statement: &Value) -> (&'static str, String, Value) {
     let text = statement["Statement"].as_str().unwrap();
     let values = statement["Parameters"].as_array().unwrap();
-    // The name before each placeholder: `'name': ?`, `"name" = ?`, `set_add("name", ?)`.
-    let named = Regex::new(r#"['"]([a-z_]+)['"](?:: | = |, )\?"#).unwrap();
-    let names = named.captures_iter(text).map(|found| found[1].to_owned());
+    let names = NAMED.captures_iter(text).map(|found| found[1].to_owned());
     let names: Vec<String> = names.collect();
     assert_eq!(names.len(), values.len(), "{text}");
     let of = |name: &str| {
@@ -35,6 +39,7 @@ fn write(statement: &Value) -> (&'static str, String, Value) {
         ":me": of("owner"),
         ":status": of("status"),
         ":failed_message_ids": of("failed_message_ids"),
+        ":expires_at": of("expires_at"),
     });
     (
         "UpdateItem",

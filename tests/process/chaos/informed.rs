@@ -30,8 +30,12 @@ impl<'a> Open<'a> {
                 owner,
                 worker,
                 made_ms,
+                over_expired,
                 ..
             } => {
+                if *over_expired {
+                    self.earliest.remove(&**key);
+                }
                 let (first, since) = *self.earliest.entry(key).or_insert((owner, *made_ms));
                 let before = (first != owner).then_some(since);
                 self.before.insert((*worker, key), before);
@@ -40,6 +44,7 @@ impl<'a> Open<'a> {
                 key,
                 owner,
                 as_what,
+                ..
             } => {
                 let own = (self.earliest.get(&**key)).is_some_and(|(first, _)| first == owner);
                 let closed = match as_what {
@@ -50,6 +55,9 @@ impl<'a> Open<'a> {
                 if closed {
                     self.earliest.remove(&**key);
                 }
+            }
+            Event::Expired { key } => {
+                self.earliest.remove(&**key);
             }
             _ => {}
         }

@@ -12,7 +12,7 @@ use std::{
 use support::emf::BatchMetrics;
 use tokio::sync::Notify;
 
-use crate::chaos::{faults::Fault, plan::Message};
+use crate::chaos::{faults::Fault, pace::Pace, plan::Message};
 
 /// One process: an execution environment. Numbers are never reused.
 pub(crate) type Worker = u32;
@@ -26,6 +26,13 @@ pub(crate) type Delivery = (String, u32);
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Sent(Message),
+    /// A message of the dead-letter queue comes back. Its next `Sent` has a new id.
+    Redriven,
+    /// A process is about to start, with time limits at this pace.
+    Started {
+        worker: Worker,
+        pace: Pace,
+    },
     Delivered {
         delivery: Delivery,
         worker: Worker,
@@ -88,6 +95,18 @@ pub(crate) enum Event {
         made_ms: u64,
         at_ms: u64,
         lease_until_ms: u64,
+        /// True if it replaced a record whose retention had ended by the worker's clock.
+        over_expired: bool,
+    },
+    /// The table refused a claim that its worker made at `made_ms`, by its own clock.
+    Refused {
+        key: String,
+        worker: Worker,
+        made_ms: u64,
+    },
+    /// The time to live of a record was over, and the table deleted it.
+    Expired {
+        key: String,
     },
     /// The table counted an attempt that runs alone, and applied its lease.
     Alone {
@@ -101,6 +120,13 @@ pub(crate) enum Event {
         key: String,
         owner: String,
         as_what: Settled,
+        /// The end of the lease, if this ended the lease alone.
+        lease_until_ms: Option<u64>,
+    },
+    /// A called system goes down or comes back.
+    Outage {
+        of: System,
+        begins: bool,
     },
     /// A fault hit a worker's write about this key.
     Faulted {
@@ -120,6 +146,16 @@ pub(crate) enum Event {
     /// The process is about to be thawed.
     Thawed {
         worker: Worker,
+    },
+    /// The process was frozen before this invocation, while all its connections to DynamoDB died.
+    Rested {
+        worker: Worker,
+        invocation: Invocation,
+    },
+    /// A worker sent a request on a dead connection, and gave up after this time.
+    Unheard {
+        worker: Worker,
+        waited: Duration,
     },
     /// A worker's log line about a delivery, read after the worker's end.
     DeliveryLog {
@@ -163,6 +199,12 @@ pub(crate) enum ChargeEnd {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum System {
+    Gateway,
+    Table,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Settled {
     Completed,
     Failed,
@@ -189,6 +231,7 @@ pub(crate) enum Death {
 #[derive(Default)]
 pub(crate) struct Ledger {
     events: Mutex<Vec<Event>>,
+    /// Notified of charges and dooms, the events that others wait for.
     noted: Notify,
 }
 
@@ -196,8 +239,11 @@ impl Ledger {
     /// Records `event` and returns its place.
     pub(crate) fn note(&self, event: Event) -> usize {
         let mut events = self.events();
+        let awaited = matches!(event, Event::Charge { .. } | Event::Doomed { .. });
         events.push(event);
-        self.noted.notify_waiters();
+        if awaited {
+            self.noted.notify_waiters();
+        }
         events.len() - 1
     }
 
@@ -221,7 +267,7 @@ impl Ledger {
         self.next(doom).await
     }
 
-    /// Waits for the next event that `wanted` returns something for.
+    /// Waits for the next charge or doom that `wanted` returns something for.
     async fn next<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
         let mut read = self.events().len();
         loop {

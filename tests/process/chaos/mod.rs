@@ -1,7 +1,8 @@
-//! Chaos: several processes of the release binary, killed at any time. The queue delivers twice,
-//! the table loses responses and the gateway fails. At the end every message is done or in the
-//! dead-letter queue for a known reason. Every order charged twice had an attempt cut off in
-//! between.
+//! Chaos: several processes of the release binary, killed at any time, with clocks that differ. The queue
+//! delivers twice, and half of the dead letters come back to it. The table loses responses, deletes
+//! records after their time to live, and is down for a while, as is the gateway. Connections die while a
+//! process is frozen. At the end every message is done or in the dead-letter queue for a known reason.
+//! Every order charged twice had an attempt cut off in between.
 //!
 //! A standard queue runs with both keys, the order id and the message id, and with eight concurrent
 //! invocations in each process. A FIFO queue runs with the order id.
@@ -15,6 +16,7 @@ mod audit;
 mod audit_selftest;
 mod environment;
 mod esm;
+mod expiry;
 mod fate;
 mod faults;
 mod gateway;
@@ -22,10 +24,14 @@ mod groups;
 mod informed;
 mod ledger;
 mod measured;
+mod million;
+mod pace;
 mod plan;
 mod queue;
 mod receives;
 mod report;
+mod sqs;
+mod write;
 
 use std::{
     collections::HashMap,
@@ -37,13 +43,15 @@ use std::{
 };
 
 use audit::{Findings, audit};
+use environment::skew;
 use esm::{Mapping, Settings};
 use faults::Relay;
 use futures_util::{StreamExt as _, stream};
 use gateway::Gateway;
 use ledger::{Event, Ledger, Worker};
 use measured::Measurements;
-use plan::{Kind, Message, Seed, grouped_orders, orders, size};
+use pace::{Machine, Pace};
+use plan::{Kind, Message, RARE, Seed, grouped_orders, orders, size};
 use queue::{Queue, Rules};
 use report::Report;
 use support::{
@@ -63,13 +71,14 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 const DEADLINE_RESERVE: Duration = Duration::from_millis(800);
 
 /// Parameters in which runs differ.
+#[derive(Clone, Copy)]
 struct Run {
     title: &'static str,
     /// The value of `IDEMPOTENCY_KEY`.
     key: &'static str,
     rules: Rules,
-    /// Number of invocations after which a worker meets its fate, at most. Without it only messages end
-    /// workers.
+    /// Number of invocations with an acknowledged message after which a worker meets its fate, at most. Without it
+    /// only messages end workers.
     lifetime: Option<u32>,
     /// Number of workers at the same time.
     workers: usize,
@@ -97,8 +106,14 @@ const STANDARD: Rules = Rules {
     batch: 10,
     max_receive_count: RECEIVES,
     duplicates: 8,
+    redriven: 50,
     waiting: usize::MAX,
+    at_once: usize::MAX,
+    until: None,
 };
+
+/// Time to live of a record. Longer than a message waits for its next delivery, but for a redrive.
+const RETENTION: Duration = Duration::from_secs(12);
 
 const ORDERS: Run = Run {
     title: "chaos on a standard queue, keyed by order id",
@@ -118,7 +133,9 @@ async fn orders_keyed_by_order_id_keep_promises() {
         return;
     }
     let size = size("CHAOS_MESSAGES", 600);
-    let report = ORDERS.go(size, |seed, size| orders(seed, size, 3)).await;
+    let report = ORDERS
+        .go(size, |seed, size| orders(seed, size, 3, RARE))
+        .await;
     // A run without these events would prove nothing.
     report.assert_some(&[
         "workers, Killed",
@@ -150,6 +167,14 @@ async fn orders_keyed_by_order_id_keep_promises() {
         "in the dead-letter queue, Killer: crashed",
         "in the dead-letter queue, Hanging: crashed",
         "metric, Crashed",
+        "workers, rested",
+        "requests on dead connections",
+        "outage, Gateway",
+        "outage, Table",
+        "outcome, circuit_open",
+        "records, deleted after their time to live",
+        "records, claimed over after their time to live",
+        "redriven messages acknowledged",
     ]);
     assert_eq!(report.number("orders charged under"), 0, "{report}");
 }
@@ -169,7 +194,7 @@ async fn orders_keyed_by_message_id_keep_promises() {
     };
     let size = size("CHAOS_MESSAGES", 600).div_ceil(3);
     let messages = |seed, size| {
-        let orders = orders(seed, size, 10);
+        let orders = orders(seed, size, 10, RARE);
         orders.into_iter().map(Message::keyed_by_id).collect()
     };
     let report = run.go(size, messages).await;
@@ -204,7 +229,7 @@ async fn concurrent_invocations_keep_promises() {
         at_once: 8,
         ..ORDERS
     };
-    let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
+    let report = run.go(size, |seed, size| orders(seed, size, 3, RARE)).await;
     report.assert_some(&[
         "workers, Killed",
         "workers, FrozenUntilTimeout",
@@ -230,7 +255,7 @@ const SIXTY_FOUR: Run = Run {
         batch: 2,
         ..STANDARD
     },
-    lifetime: Some(150),
+    lifetime: Some(60),
     workers: 1,
     at_once: 64,
     ..ORDERS
@@ -245,7 +270,7 @@ async fn sixty_four_invocations_keep_promises() {
     // The process dies before it has finished the share of one seed.
     let size = 300 * Seed::all().len();
     let report = SIXTY_FOUR
-        .go(size, |seed, size| orders(seed, size, 3))
+        .go(size, |seed, size| orders(seed, size, 3, RARE))
         .await;
     report.assert_some(&[
         "workers, Killed",
@@ -265,7 +290,7 @@ async fn each_receive_that_kills_used_up_has_its_cause() {
     let mut run = SIXTY_FOUR;
     run.rules.max_receive_count = FEW_RECEIVES;
     let size = 300 * Seed::all().len();
-    let report = run.go(size, |seed, size| orders(seed, size, 3)).await;
+    let report = run.go(size, |seed, size| orders(seed, size, 3, RARE)).await;
     report.assert_some(&["workers, Killed", "receives used up, Killed"]);
 }
 
@@ -280,6 +305,7 @@ async fn nine_of_ten_survive_a_message_that_kills() {
         title: "ten messages, one of which ends its process",
         rules: Rules {
             duplicates: 0,
+            redriven: 0,
             ..STANDARD
         },
         lifetime: None,
@@ -322,6 +348,7 @@ async fn outage_of_half_a_day_dead_letters_nothing() {
         rules: Rules {
             max_receive_count: RECEIVES / 10 * tenths,
             duplicates: 0,
+            redriven: 0,
             waiting,
             ..STANDARD
         },
@@ -348,6 +375,7 @@ async fn fifo_groups_are_charged_in_order() {
         title: "chaos on a FIFO queue",
         rules: Rules {
             duplicates: 0,
+            redriven: 0,
             ..STANDARD
         },
         lifetime: Some(8),
@@ -385,20 +413,25 @@ impl Run {
         let ledger = Arc::new(Ledger::default());
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
-        let relay = Relay::start(
-            seed,
-            ledger.clone(),
-            dynamo.endpoint(),
-            self.lifetime.is_some(),
-        )
-        .await;
-        let gateway = Gateway::start(seed, ledger.clone(), self.outage).await;
-        let queue = Queue::new(seed, self.rules, ledger.clone(), messages);
+        let faults = self.lifetime.is_some();
+        let relay = Relay::start(seed, ledger.clone(), dynamo.upstream(), faults).await;
+        let relay = Arc::new(relay);
+        relay.delete_expired(dynamo.client_past_faults());
+        let gateway = Gateway::start(seed, ledger.clone(), self.outage, faults).await;
+        let machine = Arc::new(Machine::default());
+        let queue = Queue::new(seed, self.rules, ledger.clone(), machine.clone(), messages);
         let sqs = queue.serve().await;
         let (key, at_once) = (self.key, self.at_once);
-        let settings: Settings = Arc::new(move |worker: Worker| {
-            let mut settings =
-                settings(key, &relay.url_for(worker), &gateway.url_for(worker), &sqs);
+        let to_table = relay.clone();
+        let settings: Settings = Arc::new(move |worker: Worker, pace: Pace| {
+            let (table, gateway) = (to_table.url_for(worker), gateway.url_for(worker));
+            let mut settings = settings(key, pace, &table, &gateway, &sqs);
+            let skew = skew(seed, worker).to_string();
+            settings.push(("TEST_CLOCK_SKEW_MS".to_owned(), skew));
+            if faults {
+                let retention = format!("{}s", pace.of(RETENTION).as_secs());
+                settings.push(("IDEMPOTENCY_RETENTION".to_owned(), retention));
+            }
             settings.push(("IDEMPOTENCY_BATCHED_WRITES".to_owned(), grouping(worker)));
             if at_once > 1 {
                 let name = "AWS_LAMBDA_MAX_CONCURRENCY".to_owned();
@@ -410,6 +443,8 @@ impl Run {
             seed,
             ledger: ledger.clone(),
             queue: queue.clone(),
+            machine,
+            relay,
             settings,
             lifetime: self.lifetime,
             at_once,
@@ -502,9 +537,10 @@ fn grouping(worker: Worker) -> String {
 }
 
 /// Short times, so that conflicts and retries fit into a test.
-fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
+fn settings(key: &str, pace: Pace, dynamo: &str, gateway: &str, sqs: &str) -> Env {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
-    let (gateway_timeout, reserve) = (ms(GATEWAY_TIMEOUT), ms(DEADLINE_RESERVE));
+    let (gateway_timeout, reserve) = (ms(pace.gateway_timeout()), ms(pace.deadline_reserve()));
+    let timeout = ms(pace.function_timeout());
     let settings = [
         ("AWS_ENDPOINT_URL_DYNAMODB", dynamo),
         ("AWS_ENDPOINT_URL_SQS", sqs),
@@ -514,7 +550,7 @@ fn settings(key: &str, dynamo: &str, gateway: &str, sqs: &str) -> Env {
         ("TEST_LEASE_MARGIN", "100ms"),
         // A worker frozen before it reads its invocation finds the deadline past, which counts as
         // no deadline. Its claim then lasts for this budget, and locks the key if the worker dies.
-        ("TEST_ASSUMED_TIMEOUT", "2s"),
+        ("TEST_ASSUMED_TIMEOUT", &timeout),
         ("PAYMENT_GATEWAY_URL", gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", &gateway_timeout),
         ("TEST_DEADLINE_RESERVE", &reserve),

@@ -61,6 +61,8 @@ pub(crate) enum Kind {
     Cut,
     /// 402 to all calls.
     Declined,
+    /// 402 to the first call. Later calls are charged: a message that is redriven succeeds.
+    Unfunded,
     /// Not an order: it never reaches the gateway.
     Undecodable,
     /// Each call ends the process of its caller.
@@ -73,9 +75,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// True if every attempt fails.
-    pub(crate) fn never_succeeds(self) -> bool {
-        matches!(self, Kind::Declined | Kind::Undecodable) || self.always_kills()
+    /// True if an attempt may end in a permanent failure.
+    pub(crate) fn may_fail(self) -> bool {
+        matches!(self, Kind::Declined | Kind::Unfunded | Kind::Undecodable) || self.always_kills()
     }
 
     /// True if every attempt ends its process.
@@ -83,7 +85,7 @@ impl Kind {
         matches!(self, Kind::Killer | Kind::Hanging)
     }
 
-    /// True for a message that a run has a few of, by its place: one of each kind in 200.
+    /// True for a message that a run has a few of, by its place.
     fn is_rare(self) -> bool {
         self.always_kills() || self == Kind::Hog
     }
@@ -99,6 +101,7 @@ impl Kind {
             Kind::Slow,
             Kind::Cut,
             Kind::Declined,
+            Kind::Unfunded,
             Kind::Killer,
             Kind::Hog,
             Kind::Hanging,
@@ -141,6 +144,22 @@ impl Message {
         }
     }
 
+    /// The message as it comes back from the dead-letter queue: with a new id. `None` for one that came back before.
+    pub(crate) fn redriven(&self) -> Option<Self> {
+        const AGAIN: &str = "-again";
+        if self.id.ends_with(AGAIN) {
+            return None;
+        }
+        let id = format!("{}{AGAIN}", self.id);
+        let keyed_by_id = self.operation == self.id;
+        let redriven = Self { id, ..self.clone() };
+        Some(if keyed_by_id {
+            redriven.keyed_by_id()
+        } else {
+            redriven
+        })
+    }
+
     /// Message keyed by its own id.
     pub(crate) fn keyed_by_id(self) -> Self {
         let operation = self.id.clone();
@@ -149,8 +168,8 @@ impl Message {
 }
 
 /// Orders in messages of a standard queue. The given percentage repeats an earlier order in another
-/// message.
-pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
+/// message. Of so many messages, `rare`, one is of each kind that ends its process.
+pub(crate) fn orders(seed: Seed, size: usize, resent: u32, rare: usize) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::with_capacity(size);
     for n in 0..size {
         let mut dice = seed.dice(("order", n));
@@ -158,7 +177,7 @@ pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
         let first = resent.then(|| dice.choice(&messages)).flatten();
         let (order, kind) = match first.filter(|first| may_be_resent(first.kind)) {
             Some(first) => (first.order.clone(), first.kind),
-            None => (format!("o-{n}"), kind(n, &mut dice)),
+            None => (format!("o-{n}"), kind(n, rare, &mut dice)),
         };
         messages.push(Message::new(n, order, kind, None));
     }
@@ -168,7 +187,7 @@ pub(crate) fn orders(seed: Seed, size: usize, resent: u32) -> Vec<Message> {
 /// Orders in FIFO groups. The messages behind a permanent failure are to be charged.
 pub(crate) fn grouped_orders(seed: Seed, size: usize, groups: usize) -> Vec<Message> {
     let message = |n| {
-        let kind = kind(n, &mut seed.dice(("grouped", n)));
+        let kind = kind(n, RARE, &mut seed.dice(("grouped", n)));
         let group = format!("g-{}", n % groups);
         Message::new(n, format!("o-{n}"), kind, Some(group))
     };
@@ -179,8 +198,11 @@ fn may_be_resent(kind: Kind) -> bool {
     kind != Kind::Undecodable && !kind.is_rare()
 }
 
-fn kind(n: usize, dice: &mut fastrand::Rng) -> Kind {
-    match (n % 200, dice.u32(..100)) {
+/// The usual distance of two messages of one rare kind.
+pub(crate) const RARE: usize = 200;
+
+fn kind(n: usize, rare: usize, dice: &mut fastrand::Rng) -> Kind {
+    match (n % rare, dice.u32(..100)) {
         (20, _) => Kind::Killer,
         (60, _) => Kind::Hog,
         (150, _) => Kind::Hanging,
@@ -193,7 +215,8 @@ fn kind_of(roll: u32) -> Kind {
         0..5 => Kind::Busy,
         5..8 => Kind::Slow,
         8..11 => Kind::Cut,
-        11..16 => Kind::Declined,
+        11..14 => Kind::Declined,
+        14..16 => Kind::Unfunded,
         16..21 => Kind::Undecodable,
         _ => Kind::Good,
     }

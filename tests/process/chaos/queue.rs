@@ -1,5 +1,5 @@
-//! An SQS queue: visibility timeout, receive count, dead-letter queue, FIFO groups, repeated
-//! deliveries, and the API calls of a consumer.
+//! An SQS queue: visibility timeout, receive count, dead-letter queue, redrives, FIFO groups and repeated
+//! deliveries.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -7,9 +7,6 @@ use std::{
     time::Duration,
 };
 
-use axum::{Json, Router, body::Bytes, extract::State, http::HeaderMap};
-use serde_json::{Value, json};
-use support::event::QUEUE_ARN;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -17,13 +14,14 @@ use tokio::{
 
 use crate::chaos::{
     ledger::{Delivery, Event, Ledger},
+    pace::Machine,
     plan::{Message, Seed},
 };
 
 /// Attribute of a message that names it. Copies keep it.
 pub(crate) const NAME: &str = "name";
 
-/// Visibility timeout. Longer than the function's timeout, as AWS requires.
+/// Visibility timeout, times the pace of the machine. Longer than the function's timeout, as AWS requires.
 const VISIBILITY_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]
@@ -34,12 +32,22 @@ pub(crate) struct Rules {
     /// Percentages of deliveries that leave the message visible to the next receive, and of
     /// deletions forgotten once. A FIFO queue has neither.
     pub(crate) duplicates: u32,
+    /// Percentage of dead letters that are redriven once.
+    pub(crate) redriven: u32,
     /// Messages that wait at the start. The others arrive one by one.
     pub(crate) waiting: usize,
+    /// Number of messages in the queue at a time. The others are sent as these leave it.
+    pub(crate) at_once: usize,
+    /// From then on none is sent.
+    pub(crate) until: Option<Instant>,
 }
 
 /// Time from one message's arrival to the next.
 const BETWEEN_ARRIVALS: Duration = Duration::from_millis(200);
+
+/// Longest time from the dead-letter queue back to the queue, times the pace of the machine: some records have
+/// expired by then.
+const REDRIVE: Duration = Duration::from_secs(16);
 
 /// One delivery.
 #[derive(Clone, Debug)]
@@ -56,8 +64,9 @@ impl Received {
 
 pub(crate) struct Queue {
     seed: Seed,
-    rules: Rules,
-    ledger: Arc<Ledger>,
+    pub(super) rules: Rules,
+    pub(super) ledger: Arc<Ledger>,
+    machine: Arc<Machine>,
     lines: Mutex<Lines>,
     changed: Notify,
 }
@@ -67,6 +76,11 @@ type Line = VecDeque<Stored>;
 
 #[derive(Default)]
 struct Lines {
+    /// Not yet sent.
+    upcoming: VecDeque<(Message, Instant)>,
+    /// Place of the next line.
+    next: usize,
+    of_group: HashMap<String, usize>,
     /// In the order of sending.
     waiting: BTreeMap<usize, Line>,
     of_message: HashMap<String, usize>,
@@ -77,6 +91,8 @@ struct Stored {
     receives: u32,
     visible: Instant,
     deleted_before: bool,
+    /// True if the dead-letter queue has a copy.
+    copied: bool,
 }
 
 impl Queue {
@@ -84,28 +100,24 @@ impl Queue {
         seed: Seed,
         rules: Rules,
         ledger: Arc<Ledger>,
+        machine: Arc<Machine>,
         messages: Vec<Message>,
     ) -> Arc<Self> {
-        let (mut lines, mut groups) = (Lines::default(), HashMap::new());
         let start = Instant::now();
-        for (n, message) in messages.into_iter().enumerate() {
-            ledger.note(Event::Sent(message.clone()));
-            let group = message.group.clone();
-            let line = group.map_or(n, |group| *groups.entry(group).or_insert(n));
-            lines.of_message.insert(message.id.clone(), line);
+        let arrivals = messages.into_iter().enumerate().map(|(n, message)| {
             let later = u32::try_from(n.saturating_sub(rules.waiting)).unwrap();
-            let stored = Stored {
-                message,
-                receives: 0,
-                visible: start + later * BETWEEN_ARRIVALS,
-                deleted_before: false,
-            };
-            lines.waiting.entry(line).or_default().push_back(stored);
-        }
+            (message, start + later * BETWEEN_ARRIVALS)
+        });
+        let mut lines = Lines {
+            upcoming: arrivals.collect(),
+            ..Lines::default()
+        };
+        lines.fill(&rules, &ledger);
         Arc::new(Self {
             seed,
             rules,
             ledger,
+            machine,
             lines: Mutex::new(lines),
             changed: Notify::new(),
         })
@@ -134,9 +146,12 @@ impl Queue {
         let now = Instant::now();
         let (mut batch, mut next) = (Vec::new(), None::<Instant>);
         let mut lines = self.lines();
+        lines.fill(&self.rules, &self.ledger);
+        let mut redriven = Vec::new();
         let Lines {
             waiting,
             of_message,
+            ..
         } = &mut *lines;
         for line in waiting.values_mut() {
             if batch.len() == self.rules.batch {
@@ -148,30 +163,69 @@ impl Queue {
                 next = next.into_iter().chain(visible).min();
                 continue;
             }
-            self.dead_letter_spent(line, of_message);
+            let given_up = self.dead_letter_spent(line, of_message);
+            redriven.extend(given_up.iter().filter_map(|message| self.redriven(message)));
             for stored in line.iter_mut().take(self.rules.batch - batch.len()) {
                 batch.push(self.deliver(stored, now));
             }
         }
         waiting.retain(|_, line| !line.is_empty());
-        if waiting.is_empty() {
+        for message in redriven {
+            next = next.into_iter().chain([message.1]).min();
+            lines.add(message, &self.ledger);
+        }
+        if lines.waiting.is_empty() {
             // A full batch need not wait.
             self.changed.notify_waiters();
         }
         (batch, next)
     }
 
-    /// Moves messages that used up their receives to the dead-letter queue.
-    fn dead_letter_spent(&self, line: &mut Line, of_message: &mut HashMap<String, usize>) {
+    /// Moves messages that used up their receives to the dead-letter queue, and returns them.
+    fn dead_letter_spent(
+        &self,
+        line: &mut Line,
+        of_message: &mut HashMap<String, usize>,
+    ) -> Vec<Message> {
+        let mut given_up = Vec::new();
         line.retain(|stored| {
             let keep = stored.receives < self.rules.max_receive_count;
             if !keep {
                 let message = stored.message.id.clone();
                 of_message.remove(&message);
                 self.ledger.note(Event::DeadLettered { message });
+                if !stored.copied {
+                    given_up.push(stored.message.clone());
+                }
             }
             keep
         });
+        given_up
+    }
+
+    /// The message as it comes back from the dead-letter queue, if it does, and the time of that.
+    fn redriven(&self, dead: &Message) -> Option<(Message, Instant)> {
+        let mut dice = self.seed.dice(("redriven", &dead.id));
+        let message = (dead.redriven()).filter(|_| dice.u32(..100) < self.rules.redriven)?;
+        self.ledger.note(Event::Redriven);
+        let longest = self.machine.pace().of(REDRIVE);
+        Some((message, Instant::now() + longest.mul_f64(dice.f64())))
+    }
+
+    /// The dead-letter queue got a copy of a message. A second copy of it stays there.
+    pub(super) fn copied(&self, id: &str) {
+        let mut lines = self.lines();
+        let mut all = lines.line(id).into_iter().flatten();
+        let stored = all.find(|stored| stored.message.id == id && !stored.copied);
+        let redriven = stored.and_then(|stored| {
+            stored.copied = true;
+            self.redriven(&stored.message)
+        });
+        if let Some(message) = redriven {
+            lines.add(message, &self.ledger);
+        }
+        drop(lines);
+        self.changed.notify_waiters();
     }
 
     fn deliver(&self, stored: &mut Stored, now: Instant) -> Received {
@@ -179,7 +233,7 @@ impl Queue {
         let what = ("hidden", &stored.message.id, stored.receives);
         let hidden = self.seed.dice(what).u32(..100) >= self.rules.duplicates;
         stored.visible = if hidden {
-            now + VISIBILITY_TIMEOUT
+            now + self.machine.pace().of(VISIBILITY_TIMEOUT)
         } else {
             self.changed.notify_one();
             now
@@ -210,7 +264,7 @@ impl Queue {
     }
 
     /// Only the newest receipt handle has an effect.
-    fn change_visibility(&self, receipt: &str, seconds: u64) {
+    pub(super) fn change_visibility(&self, receipt: &str, seconds: u64) {
         let (id, receives) = receipt
             .strip_prefix("receipt-")
             .and_then(|receipt| receipt.rsplit_once('-'))
@@ -227,16 +281,9 @@ impl Queue {
         self.changed.notify_waiters();
     }
 
-    /// Messages neither deleted nor in the dead-letter queue.
+    /// Messages sent, and neither deleted nor in the dead-letter queue.
     pub(crate) fn left(&self) -> usize {
         self.lines().waiting.values().map(Line::len).sum()
-    }
-
-    /// Serves `GetQueueUrl`, `GetQueueAttributes`, `ChangeMessageVisibilityBatch` and
-    /// `SendMessageBatch`, to the dead-letter queue.
-    pub(crate) async fn serve(self: &Arc<Self>) -> String {
-        let app = Router::new().fallback(answer).with_state(self.clone());
-        format!("http://{}", support::serve(app).await)
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -245,42 +292,38 @@ impl Queue {
 }
 
 impl Lines {
+    /// Sends messages until the queue has as many as it may have.
+    fn fill(&mut self, rules: &Rules, ledger: &Ledger) {
+        if rules.until.is_some_and(|until| until < Instant::now()) {
+            self.upcoming.clear();
+        }
+        while self.of_message.len() < rules.at_once
+            && let Some(message) = self.upcoming.pop_front()
+        {
+            self.add(message, ledger);
+        }
+    }
+
+    /// Sends a message that is visible from a time on.
+    fn add(&mut self, (message, visible): (Message, Instant), ledger: &Ledger) {
+        ledger.note(Event::Sent(message.clone()));
+        let place = self.next;
+        self.next += 1;
+        let group = message.group.clone();
+        let line = group.map_or(place, |group| *self.of_group.entry(group).or_insert(place));
+        self.of_message.insert(message.id.clone(), line);
+        let stored = Stored {
+            message,
+            receives: 0,
+            visible,
+            deleted_before: false,
+            copied: false,
+        };
+        self.waiting.entry(line).or_default().push_back(stored);
+    }
+
     fn line(&mut self, id: &str) -> Option<&mut Line> {
         let line = self.of_message.get(id)?;
         self.waiting.get_mut(line)
     }
-}
-
-async fn answer(State(queue): State<Arc<Queue>>, headers: HeaderMap, body: Bytes) -> Json<Value> {
-    let body: Value = serde_json::from_slice(&body).unwrap();
-    if headers["x-amz-target"] == "AmazonSQS.GetQueueUrl" {
-        let name = body["QueueName"].as_str().unwrap();
-        return Json(json!({"QueueUrl": format!("https://sqs.example/123456789012/{name}")}));
-    }
-    if headers["x-amz-target"] == "AmazonSQS.GetQueueAttributes" {
-        let dead = format!("{QUEUE_ARN}-dead");
-        let policy =
-            json!({"deadLetterTargetArn": dead, "maxReceiveCount": queue.rules.max_receive_count});
-        return Json(json!({"Attributes": {"RedrivePolicy": policy.to_string()}}));
-    }
-    let mut successful = Vec::new();
-    if headers["x-amz-target"] == "AmazonSQS.SendMessageBatch" {
-        for entry in body["Entries"].as_array().unwrap() {
-            let text = |name: &str| {
-                let value = &entry["MessageAttributes"][name]["StringValue"];
-                value.as_str().unwrap().to_owned()
-            };
-            let (message, reason) = (text(NAME), text("SqsOnceReason"));
-            queue.ledger.note(Event::Copied { message, reason });
-            successful
-                .push(json!({"Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0"}));
-        }
-        return Json(json!({"Successful": successful, "Failed": []}));
-    }
-    for entry in body["Entries"].as_array().unwrap() {
-        let seconds = entry["VisibilityTimeout"].as_u64().unwrap();
-        queue.change_visibility(entry["ReceiptHandle"].as_str().unwrap(), seconds);
-        successful.push(json!({"Id": entry["Id"]}));
-    }
-    Json(json!({"Successful": successful, "Failed": []}))
 }

@@ -2,16 +2,17 @@
 //! operation, a failure ahead in its FIFO group, or a time limit on a machine that was too slow.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
 use crate::chaos::{
-    DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,
+    STORE_TIMEOUT,
     account::PERMANENT,
-    fate::FUNCTION_TIMEOUT,
+    environment::APART_MS,
     faults::Fault,
-    ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, Worker},
+    ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, System, Worker},
+    pace::Pace,
     plan::{Kind, Message},
 };
 
@@ -36,17 +37,24 @@ struct Receive<'a> {
     /// The delivery before it in its batch and FIFO group.
     ahead: Option<usize>,
     injected: Option<String>,
+    /// True if the table was down at some time of it.
+    in_outage: bool,
+    /// Time of its last claim that the table refused, by the worker's clock.
+    refused_ms: Option<u64>,
     said: Option<(&'a str, &'a str)>,
 }
 
 /// The time from one owner's claim to its end, or to the next owner's claim.
 struct Held<'a> {
+    key: &'a str,
     owner: &'a str,
     worker: Worker,
     /// Deliveries to the worker of the message of the claim, at the time of the claim.
     receives: Vec<usize>,
     from: usize,
     to: Option<usize>,
+    /// The end of the lease, where the owner ended it early.
+    ended_ms: Option<u64>,
 }
 
 #[derive(Default)]
@@ -59,9 +67,19 @@ struct Receives<'a> {
     open: HashMap<(Worker, &'a str), Vec<usize>>,
     /// Deliveries for which a charge was made.
     charged: HashMap<usize, Vec<usize>>,
+    /// By operation.
     held: HashMap<&'a str, Vec<Held<'a>>>,
-    slow: Vec<(Worker, &'a str, usize)>,
+    /// The first slow write of a worker about a key.
+    slow: HashMap<(Worker, &'a str), usize>,
+    table_is_down: bool,
+    /// Invocations that began with dead connections.
+    rested: HashSet<(Worker, Invocation)>,
+    /// Number of failed deliveries of each worker that count for its circuit breaker.
+    failed_handlers: HashMap<Worker, usize>,
+    /// Workers with a receive that lasted until the function's timeout.
+    timed_out: HashSet<Worker>,
     deaths: HashMap<Worker, Death>,
+    paces: HashMap<Worker, Pace>,
 }
 
 /// Cause of each delivery that was reported as failed, or lost its worker.
@@ -83,15 +101,16 @@ pub(crate) fn causes(events: &[Event]) -> BTreeMap<Delivery, Cause> {
 }
 
 /// Shortest time after which a worker gives up by itself, with this outcome.
-fn time_limit(outcome: &str) -> Option<Duration> {
+fn time_limit(outcome: &str, pace: Pace) -> Option<Duration> {
+    let until_deadline = pace.function_timeout() - pace.deadline_reserve();
     match outcome {
-        "retryable_failure" => Some(GATEWAY_TIMEOUT),
+        "retryable_failure" => Some(pace.gateway_timeout()),
         "store_unavailable" => Some(STORE_TIMEOUT),
         // While a suspect waits, others start in the first half of the time only. The suspect itself
         // starts while the gateway has time to respond, which is a little longer.
-        "not_started" => Some((FUNCTION_TIMEOUT - DEADLINE_RESERVE) / 2),
+        "not_started" => Some(until_deadline / 2),
         "out_of_time" | "lease_lost" | "completion_unrecorded" | "failure_unrecorded" => {
-            Some(FUNCTION_TIMEOUT - DEADLINE_RESERVE)
+            Some(until_deadline)
         }
         _ => None,
     }
@@ -107,6 +126,9 @@ impl<'a> Receives<'a> {
                 self.messages.insert(&message.id, message);
                 self.messages_of_operation
                     .insert(&message.operation, message);
+            }
+            Event::Started { worker, pace } => {
+                self.paces.insert(*worker, *pace);
             }
             Event::Delivered {
                 delivery,
@@ -124,6 +146,8 @@ impl<'a> Receives<'a> {
                     to: None,
                     ahead: open.last().copied(),
                     injected: None,
+                    in_outage: self.table_is_down,
+                    refused_ms: None,
                     said: None,
                 });
                 open.push(place);
@@ -136,6 +160,8 @@ impl<'a> Receives<'a> {
                 took,
             } => {
                 let lane = lane(self.messages[&*delivery.0]);
+                let timeout = self.pace(*worker).function_timeout();
+                self.timed_out.extend((*took >= timeout).then_some(*worker));
                 if let Some(&place) = self.places.get(delivery) {
                     self.receives[place].to = Some((at, *end, *took));
                     let open = self.open.entry((*worker, lane)).or_default();
@@ -144,7 +170,7 @@ impl<'a> Receives<'a> {
             }
             Event::Faulted { key, worker, fault } => {
                 if *fault == Fault::Slow {
-                    self.slow.push((*worker, key, at));
+                    self.slow.entry((*worker, key)).or_insert(at);
                 }
                 for place in self.at_work(*worker, operation_of(key)) {
                     self.receives[place].injected = Some(format!("{fault:?}"));
@@ -179,7 +205,7 @@ impl<'a> Receives<'a> {
             } => {
                 let mut receives = self.at_work(*worker, operation_of(key));
                 receives.retain(|place| self.receives[*place].message.id == *message);
-                let held = self.held.entry(key).or_default();
+                let held = self.held.entry(operation_of(key)).or_default();
                 // A claim repeated by its owner's second request is the same claim.
                 if held
                     .last()
@@ -187,15 +213,49 @@ impl<'a> Receives<'a> {
                 {
                     end(held, at);
                     held.push(Held {
+                        key,
                         owner,
                         worker: *worker,
                         receives,
                         from: at,
                         to: None,
+                        ended_ms: None,
                     });
                 }
             }
-            Event::Settled { key, .. } => end(self.held.entry(key).or_default(), at),
+            Event::Settled {
+                key,
+                lease_until_ms,
+                ..
+            } => {
+                let held = self.held.entry(operation_of(key)).or_default();
+                end(held, at);
+                if let Some(last) = held.last_mut() {
+                    last.ended_ms = *lease_until_ms;
+                }
+            }
+            Event::Expired { key } => end(self.held.entry(operation_of(key)).or_default(), at),
+            Event::Refused {
+                key,
+                worker,
+                made_ms,
+            } => {
+                for place in self.at_work(*worker, operation_of(key)) {
+                    self.receives[place].refused_ms = Some(*made_ms);
+                }
+            }
+            Event::Outage {
+                of: System::Table,
+                begins,
+            } => {
+                self.table_is_down = *begins;
+                for place in self.open.values().flatten() {
+                    self.receives[*place].in_outage = true;
+                }
+            }
+            Event::Rested { worker, invocation } => {
+                self.rested.insert((*worker, *invocation));
+            }
             Event::Died { worker, death } => {
                 self.deaths.insert(*worker, *death);
             }
@@ -206,10 +266,19 @@ impl<'a> Receives<'a> {
                 ..
             } => {
                 if let Some(&place) = self.places.get(delivery) {
-                    self.receives[place].said = Some((outcome, detail));
+                    let receive = &mut self.receives[place];
+                    receive.said = Some((outcome, detail));
+                    let counts = ["retryable_failure", "out_of_time"].contains(&&**outcome);
+                    *self.failed_handlers.entry(receive.worker).or_default() += usize::from(counts);
                 }
             }
             Event::DeadLettered { .. }
+            | Event::Redriven
+            | Event::Outage {
+                of: System::Gateway,
+                ..
+            }
+            | Event::Unheard { .. }
             | Event::Doomed { .. }
             | Event::Alone { .. }
             | Event::Copied { .. }
@@ -252,7 +321,7 @@ impl<'a> Receives<'a> {
             "not_started" if detail.starts_with("a message before this one") => {
                 Some(self.behind(receive, ahead))
             }
-            "circuit_open" if self.failed_handlers(receive.worker) >= 20 => {
+            "circuit_open" if self.failed_handlers.get(&receive.worker) >= Some(&20) => {
                 Some(Cause::Injected("circuit_open".into()))
             }
             _ => Some(self.failure(receive).unwrap_or_else(|| {
@@ -263,25 +332,19 @@ impl<'a> Receives<'a> {
         }
     }
 
-    /// Number of a worker's deliveries that count for its circuit breaker.
-    fn failed_handlers(&self, worker: Worker) -> usize {
-        let receives = self.receives.iter().filter(|one| one.worker == worker);
-        let failed = receives.filter_map(|one| one.said);
-        failed
-            .filter(|(outcome, _)| ["retryable_failure", "out_of_time"].contains(outcome))
-            .count()
+    fn pace(&self, worker: Worker) -> Pace {
+        self.paces.get(&worker).copied().unwrap_or(Pace::PLANNED)
     }
 
     /// Cause of the death that ended all receives of a worker.
     fn death(&self, worker: Worker) -> Cause {
-        let mut receives = self.receives.iter().filter(|one| one.worker == worker);
-        let timed_out =
-            |one: &Receive<'_>| one.to.is_some_and(|(_, _, took)| took >= FUNCTION_TIMEOUT);
         match self.deaths.get(&worker) {
             Some(death @ (Death::Killed | Death::KilledByMessage | Death::FrozenUntilTimeout)) => {
                 Cause::Injected(format!("{death:?}"))
             }
-            Some(Death::TimedOut) if receives.any(timed_out) => Cause::Delayed("TimedOut".into()),
+            Some(Death::TimedOut) if self.timed_out.contains(&worker) => {
+                Cause::Delayed("TimedOut".into())
+            }
             other => Cause::False(format!("its worker: {other:?}")),
         }
     }
@@ -292,7 +355,17 @@ impl<'a> Receives<'a> {
             return Some(Cause::Injected(injected.clone()));
         }
         let ((_, _, took), (outcome, _)) = (receive.to?, receive.said?);
-        let limit = time_limit(outcome).filter(|limit| took + ROUNDING >= *limit);
+        if outcome == "store_unavailable" {
+            if receive.in_outage {
+                return Some(Cause::Injected("Outage".into()));
+            }
+            // Promise 7: dead connections fail no message.
+            if self.rested.contains(&(receive.worker, receive.invocation)) {
+                return None;
+            }
+        }
+        let limit = time_limit(outcome, self.pace(receive.worker));
+        let limit = limit.filter(|limit| took + ROUNDING >= *limit);
         limit.map(|_| Cause::Delayed(outcome.into()))
     }
 
@@ -313,15 +386,11 @@ impl<'a> Receives<'a> {
     fn conflict(&self, receive: &Receive<'_>, to: usize, detail: &str) -> Cause {
         let named = detail.strip_prefix("lease held by ").unwrap_or_default();
         let named = named.split(' ').next().unwrap_or_default();
-        let mut all = self.held.iter();
-        let of_operation = all.find(|(key, _)| operation_of(key) == receive.message.operation);
-        let held = of_operation
-            .into_iter()
-            .flat_map(|(key, held)| held.iter().map(move |held| (key, held)));
-        let causes = held
-            .filter(|(_, held)| held.owner == named)
-            .filter(|(_, held)| held.from < to && held.to.is_none_or(|to| to > receive.from))
-            .filter_map(|(key, held)| self.held_by_another(receive, to, key, held));
+        let held = self.held.get(&*receive.message.operation);
+        let causes = (held.into_iter().flatten())
+            .filter(|held| held.owner == named && held.from < to)
+            .filter(|held| held.lasts_into(receive) || held.seems_to_last_into(receive))
+            .filter_map(|held| self.held_by_another(receive, to, held));
         // Of two reasons, an explanation counts.
         let cause = causes.min_by_key(|cause| matches!(cause, Cause::False(_)));
         cause.unwrap_or_else(|| {
@@ -332,16 +401,12 @@ impl<'a> Receives<'a> {
     }
 
     /// Why another attempt held its claim during a delivery. `None` if it was the delivery itself.
-    fn held_by_another(
-        &self,
-        receive: &Receive<'_>,
-        to: usize,
-        key: &str,
-        held: &Held<'_>,
-    ) -> Option<Cause> {
-        let mut slow = self.slow.iter();
-        let late = slow
-            .any(|(worker, slow, at)| (*worker, *slow) == (held.worker, key) && *at < receive.from);
+    fn held_by_another(&self, receive: &Receive<'_>, to: usize, held: &Held<'_>) -> Option<Cause> {
+        if !held.lasts_into(receive) {
+            return Some(Cause::Injected("conflict by a clock that is behind".into()));
+        }
+        let slow = self.slow.get(&(held.worker, held.key));
+        let late = slow.is_some_and(|slow| *slow < receive.from);
         let others = held.receives.iter().map(|place| &self.receives[*place]);
         let invocation = |of: &Receive<'_>| (of.worker, of.invocation);
         let others: Vec<_> = others
@@ -383,6 +448,18 @@ impl<'a> Receives<'a> {
                 "conflict with a claim that nothing should have left: {what}"
             )),
         })
+    }
+}
+
+impl Held<'_> {
+    fn lasts_into(&self, receive: &Receive<'_>) -> bool {
+        self.to.is_none_or(|to| to > receive.from)
+    }
+
+    /// The owner ended the lease before, and the worker's clock was behind the owner's.
+    fn seems_to_last_into(&self, receive: &Receive<'_>) -> bool {
+        let times = receive.refused_ms.zip(self.ended_ms);
+        times.is_some_and(|(made, ended)| made <= ended && ended <= made + APART_MS)
     }
 }
 

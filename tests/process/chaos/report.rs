@@ -50,7 +50,11 @@ impl Report {
         let mut keys: HashMap<&str, HashSet<&str>> = HashMap::new();
         for event in events {
             match event {
-                Event::Sent(_) => report.count("messages"),
+                Event::Sent(_) => report.count("messages, sent"),
+                Event::Redriven => report.count("messages redriven"),
+                Event::Started { pace, .. } => {
+                    report.count(format!("workers started, with time limits times {pace}"));
+                }
                 Event::Delivered { .. } => report.count("deliveries"),
                 Event::Returned { end, .. } => report.count(format!("deliveries, {end:?}")),
                 Event::DeadLettered { .. } => report.count("in the dead-letter queue"),
@@ -78,6 +82,13 @@ impl Report {
                     thawed.insert(*worker);
                     report.count("workers, thawed");
                 }
+                Event::Rested { .. } => report.count("workers, rested"),
+                Event::Unheard { .. } => report.count("requests on dead connections"),
+                Event::Expired { .. } => report.count("records, deleted after their time to live"),
+                Event::Claimed {
+                    over_expired: true, ..
+                } => report.count("records, claimed over after their time to live"),
+                Event::Outage { of, begins: true } => report.count(format!("outage, {of:?}")),
                 Event::Informed { .. } => report.count("attempts informed of an open one"),
                 Event::DeliveryLog { outcome, .. } => report.count(format!("outcome, {outcome}")),
                 _ => {}
@@ -101,7 +112,12 @@ impl Report {
         }
         for account in accounts(events) {
             match (account.acknowledged(), account.dead_lettered) {
-                (true, _) => report.count("messages acknowledged"),
+                (true, _) => {
+                    report.count("messages acknowledged");
+                    if account.message.redriven().is_none() {
+                        report.count("redriven messages acknowledged");
+                    }
+                }
                 (false, true) => {
                     let why = account
                         .reason()
@@ -125,6 +141,10 @@ impl Report {
 
     pub(crate) fn add(&mut self, what: impl Into<String>, n: usize) {
         *self.numbers.entry(what.into()).or_default() += n;
+    }
+
+    pub(crate) fn titled(self, title: &'static str) -> Self {
+        Self { title, ..self }
     }
 
     /// Adds the numbers of a run with another seed.

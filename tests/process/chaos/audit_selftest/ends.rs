@@ -6,9 +6,9 @@ use crate::chaos::{
         caught, charge, claimed, clean, dead_lettered, delivered, died, lasted, returned, said,
         sent, settled,
     },
-    fate::FUNCTION_TIMEOUT,
     faults::Fault,
     ledger::{Death, End, Event, Settled},
+    pace::{FUNCTION_TIMEOUT, Machine, Pace},
     plan::Kind,
 };
 
@@ -163,6 +163,32 @@ fn failure_without_fault_before_its_time_limit_is_found() {
     both.extend(lasted(vec![returned(2, 7, End::WorkerDied)], 2000));
     clean(&both);
     caught(&lasted(timed_out(), 1000), "its worker: Some(TimedOut)");
+}
+
+/// On a slow machine the limits of a worker are longer. A worker that misses the longest one hangs.
+#[test]
+fn failure_before_limit_of_its_pace_is_found() {
+    let slower = || {
+        let machine = Machine::default();
+        machine.is_slower_than(machine.pace());
+        machine.pace()
+    };
+    let at = |pace, mut events: Vec<Event>| {
+        events.insert(0, Event::Started { worker: 7, pace });
+        events
+    };
+    let mut late = received(7, vec![], End::ReportedFailed);
+    late.push(said(1, 7, "out_of_time"));
+    let late = lasted(given_up(vec![late]), 1200);
+    clean(&late);
+    caught(&at(slower(), late), "without a cause");
+    let died = vec![died(7, Death::TimedOut)];
+    let died = given_up(vec![received(7, died, End::WorkerDied)]);
+    let found = "its worker: Some(TimedOut)";
+    caught(&at(slower(), lasted(died.clone(), 2000)), found);
+    clean(&at(slower(), lasted(died.clone(), 4000)));
+    let found = "worker 7 did not answer within 32s, and nothing had stopped it";
+    caught(&at(Pace::SLOWEST, lasted(died, 32_000)), found);
 }
 
 #[test]

@@ -4,11 +4,13 @@
 mod crashes;
 mod ends;
 mod informed;
+mod systems;
 
 use std::{collections::HashMap, time::Duration};
 
 use crate::chaos::{
     audit::{Findings, audit},
+    environment::APART_MS,
     faults::Fault,
     ledger::{ChargeEnd, Death, End, Event, Settled},
     plan::{Kind, Message},
@@ -75,6 +77,7 @@ pub(crate) fn claimed(n: usize, owner: &str, at_ms: u64) -> Event {
         made_ms: at_ms,
         at_ms,
         lease_until_ms: at_ms + 2000,
+        over_expired: false,
     }
 }
 
@@ -96,6 +99,7 @@ pub(crate) fn settled_by(n: usize, owner: &str, as_what: Settled) -> Event {
         key: format!("chaos#o-{n}"),
         owner: owner.into(),
         as_what,
+        lease_until_ms: None,
     }
 }
 
@@ -345,6 +349,7 @@ fn second_message_of_failed_order_charges_once() {
             made_ms: u64::from(worker) * 10_000,
             at_ms: u64::from(worker) * 10_000,
             lease_until_ms: u64::from(worker) * 10_000 + 2000,
+            over_expired: false,
         };
         [
             delivered(n, worker),
@@ -391,8 +396,12 @@ fn two_live_claims_are_found() {
         }
         events
     };
-    caught(&two(None, 2999), "while another's claim was live");
-    clean(&two(None, 3000));
+    // The claim's lease ends at 3000.
+    caught(
+        &two(None, 2999 - APART_MS),
+        "while another's claim was live",
+    );
+    clean(&two(None, 3000 - APART_MS));
     clean(&two(Some(settled(1, Settled::Restored)), 1500));
     clean(&two(Some(settled(1, Settled::LeaseEnded)), 1500));
 }
