@@ -104,6 +104,21 @@ impl Next<'_> {
         }
     }
 
+    /// The handler has ended before its lease. So the quarantine begins now, and its effect happens before that
+    /// ends, or never.
+    fn quarantine_begins(&mut self, receive: Receive) {
+        let Some((_, clock)) = self.process(receive) else {
+            return;
+        };
+        let ends = clock + self.world.quarantine.unwrap_or_default();
+        let operation = self.state.operation(receive);
+        for (of, until) in &mut self.state.operations[operation].facts.on_the_way {
+            if *of == receive {
+                *until = ends.min(*until);
+            }
+        }
+    }
+
     /// The handler sends its effect, which happens before its lease and the quarantine have ended, or never.
     pub fn sends_effect(&mut self, receive: Receive, happens: bool) {
         let operation = self.state.operation(receive);
@@ -137,6 +152,7 @@ impl Next<'_> {
             return;
         };
         self.tells_circuit(receive, answer);
+        self.quarantine_begins(receive);
         if matches!(answer, HandlerAnswer::Retryable | HandlerAnswer::NoEffect) {
             self.state.left.failures -= 1;
         }

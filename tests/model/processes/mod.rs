@@ -151,7 +151,7 @@ fn crashing_processes_keep_every_promise() {
 
 /// The same with more of everything: `make test-deep`.
 #[test]
-#[ignore = "takes half an hour and 16 GB: `make test-deep` runs it"]
+#[ignore = "takes minutes and 3 GB: `make test-deep` runs it"]
 fn full_worlds_keep_every_promise() {
     for world in World::full() {
         keeps_every_promise(world);

@@ -10,7 +10,6 @@ use crate::processes::{
     state::{
         End, Fate, InFlight, Process, Receive, Request, State, Step, Task, key, message_id, time,
     },
-    table::Response,
     world::{MARGIN, TIMEOUT, VISIBILITY, World},
 };
 
@@ -162,7 +161,7 @@ impl Next<'_> {
             };
             self.state.network.push(copy);
         }
-        let response = self.applies(&arriving);
+        let response = self.state.apply(self.world.rules, &arriving);
         if arriving.awaited {
             self.is_answered(arriving.receive, &arriving.request, response);
         }
@@ -178,7 +177,7 @@ impl Next<'_> {
         match lot {
             Lot::Lost => {}
             Lot::Arrived => {
-                let _lost = self.applies(&in_flight);
+                let _lost = self.state.apply(self.world.rules, &in_flight);
             }
             Lot::Late => {
                 in_flight.awaited = false;
@@ -192,20 +191,6 @@ impl Next<'_> {
             self.state.processes[process].tasks[place].copies += 1;
         }
         self.sends(receive, request);
-    }
-
-    fn applies(&mut self, arriving: &InFlight) -> Response {
-        let response = self.state.apply(self.world.rules, arriving);
-        // After an early end of the lease, the quarantine begins early, and ends early.
-        let operation = self.state.operation(arriving.receive);
-        let lease_until = self.state.lease_of(operation);
-        let ends = lease_until + self.world.quarantine.unwrap_or_default();
-        for (receive, until) in &mut self.state.operations[operation].facts.on_the_way {
-            if *receive == arriving.receive {
-                *until = ends.min(*until);
-            }
-        }
-        response
     }
 
     fn effect_happens(&mut self, operation: usize, place: usize) {

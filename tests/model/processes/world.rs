@@ -236,11 +236,11 @@ impl World {
             Self::network(1, 0),
             Self::network(1, 1).only(&[Good, Good]),
             Self::freezes(2, 0),
-            Self::one_key(1, 1),
+            Self::one_key(1, 0),
             Self::circuit(3, 0),
             Self::retention(2),
             Self::look_up(3, 2),
-            Self::look_up(1, 1).skewed().trouble(lossy),
+            Self::look_up(1, 1).trouble(lossy),
         ]
     }
 
