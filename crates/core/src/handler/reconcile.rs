@@ -46,8 +46,9 @@ const QUARANTINE: Duration = Duration::from_secs(30);
 /// [quarantine](Self::reconcile_after) have passed. The effect happens once if:
 ///
 /// - an attempt sends nothing after its lease: no task or thread outlives the handler;
-/// - its request is visible to the look-up before the quarantine ends, or never takes effect. So the
-///   quarantine must be longer than the time limit of the call;
+/// - its request is visible to the look-up within the quarantine after the attempt has ended, or after its lease
+///   has, whichever is first, or never takes effect. So the quarantine must be longer than the time limit of the
+///   call;
 /// - the look-up finds the effect *of this operation*. So the key must name the operation, and not the
 ///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
 ///   a key does not start;
