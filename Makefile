@@ -146,6 +146,7 @@ soak-million: export SOAK_MESSAGES := $(SOAK_MESSAGES)
 soak-million: export SOAK_MINUTES := $(SOAK_MINUTES)
 soak-million: export SOAK_WAVES := $(SOAK_WAVES)
 soak-million: $(VENV) ## Send a million messages (SOAK_MESSAGES) through chaos, or as many as SOAK_MINUTES allow
+	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
 	$(DEEP) --test process -- --ignored --nocapture a_million_messages
 
