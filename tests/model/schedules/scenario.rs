@@ -180,7 +180,6 @@ impl Scenario {
         Self {
             name: "reconciled_untimed".into(),
             freeze: Freeze::Untimed,
-            fewer: 0,
             ..Self::reconciled()
         }
     }
