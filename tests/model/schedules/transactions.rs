@@ -19,6 +19,7 @@ fn commit_with_claim_keeps_every_promise() {
         "lease_lost",
         "no_effect",
         "not_started",
+        "out_of_time",
         "panicked",
         "permanent_failure",
         "store_unavailable",
