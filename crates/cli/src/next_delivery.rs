@@ -8,7 +8,8 @@ use sqs_once_core::store::StoredRecord;
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and sees a prior attempt that may have had its effect.
+    /// The handler runs, and sees a prior attempt that may have had its effect. The record does not tell
+    /// whether the handler has a look-up and is still in its quarantine.
     RunsWithPriorAttempt,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
@@ -70,7 +71,8 @@ impl NextDelivery {
         match self {
             Self::Runs => "the handler runs",
             Self::RunsWithPriorAttempt => {
-                "the handler runs; an earlier attempt may have had its effect, and the handler gets its data"
+                "the handler runs; an earlier attempt may have had its effect, and the handler gets its data \
+                 (a look-up first waits for its quarantine)"
             }
             Self::Waits => "returns to the queue until the lease ends",
             Self::WaitsForTransaction => {

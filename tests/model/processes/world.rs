@@ -267,15 +267,24 @@ impl World {
         Self { skew: true, ..self }
     }
 
+    /// The same world, in which the network loses requests and responses.
+    pub fn losing(self, losses: u8) -> Self {
+        self.trouble(|troubles| troubles.losses = losses)
+    }
+
     pub fn trouble(mut self, change: impl Fn(&mut Troubles)) -> Self {
         change(&mut self.troubles);
         self
     }
 
-    pub fn with(self, flaw: Flaw) -> Self {
+    /// The same world with a flaw in a rule.
+    pub fn with(&self, flaw: Flaw) -> Self {
         Self {
+            messages: self.messages.clone(),
+            waits: self.waits.clone(),
             rules: Rules { flaw: Some(flaw) },
-            ..self
+            seen: Seen::default(),
+            ..*self
         }
     }
 

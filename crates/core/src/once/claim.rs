@@ -66,10 +66,11 @@ impl<S: Store> Once<S> {
         let terms = self.lease.with_quarantine(quarantine);
         let lease = Lease::from_now(terms, self.records.now(), deadline);
         let message_id = delivery.message_id();
+        let request = (self.records).request(&key, fingerprint, message_id, lease.until());
         let request = ClaimRequest {
             takeover_after: lease.terms.takeover_after,
-            expires_at: self.records.expires_at_after(lease.kept_until()),
-            ..(self.records).request(&key, fingerprint, message_id, lease.until())
+            expires_at: request.expires_at.max(lease.kept_until().as_secs_ceil()),
+            ..request
         };
         let context = RequestContext::until(deadline.handler_cutoff(), &meter)
             .expecting_record(delivery.facts().receive_count > 1);

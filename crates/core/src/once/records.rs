@@ -108,7 +108,7 @@ impl<S> Records<S> {
     }
 
     /// Returns the end of the retention for a record that must be kept until then at least.
-    pub(crate) fn expires_at_after(&self, kept_until: Timestamp) -> u64 {
+    fn expires_at_after(&self, kept_until: Timestamp) -> u64 {
         self.expires_at().max(kept_until.as_secs_ceil())
     }
 
