@@ -104,7 +104,7 @@ starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and driv
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
 	$(CONSUMER)
-	$(PROGRAM) panicking
+	$(PROGRAM) panicking --bin place_order
 	$(RELEASE) --package adjusted --bin adjusted
 
 .PHONY: test-deep
@@ -223,7 +223,7 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 CARGO_DENY := target/tools/bin/cargo-deny
 LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-otel sqs-once-outbox sqs-once-postgres sqs-once-testing
 # Every package that is published or deployed.
-DENY       := cargo deny --locked --workspace --exclude support --exclude pages --exclude programs
+DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings

@@ -12,6 +12,7 @@
 
 mod chaos;
 mod edges;
+mod inbox;
 mod metrics;
 mod powertools;
 mod queries;
