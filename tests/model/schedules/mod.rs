@@ -20,7 +20,7 @@
 //! deviations and then the fewest steps. The output is a time line and a line that repeats it:
 //!
 //! ```text
-//! SCHEDULE=claim:0.0.4.2 cargo test --test model replay -- --nocapture
+//! SCHEDULE=claim:0.0.4.2 cargo test --package model replay -- --nocapture
 //! ```
 //!
 //! In each scenario up to three workers run at a time, and any number may follow. A worker that
@@ -108,7 +108,7 @@ fn replayed(scenario: &Scenario, schedule: &Schedule) -> (Ended, String) {
     let (ended, timeline) = scenario.replay(schedule);
     let line = scenario.line(schedule);
     let text = format!(
-        "{ended:?}\n\n{timeline}\nSCHEDULE={line} cargo test --test model replay -- --nocapture\n"
+        "{ended:?}\n\n{timeline}\nSCHEDULE={line} cargo test --package model replay -- --nocapture\n"
     );
     (ended, text)
 }
