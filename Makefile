@@ -110,8 +110,8 @@ programs: $(VENV) ## Build the release programs that the tests run
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
 test-deep: ## Check the larger worlds of the model, and every schedule with one deviation more than `make test` (EXPLORE_BOUND)
-	$(DEEP) --test model -- --ignored --nocapture full_worlds
-	$(DEEP) --test model -- promise loses
+	$(TEST) --test model -- --ignored --nocapture full_worlds
+	$(TEST) --test model -- promise charge_once loses
 
 CHAOS_MESSAGES      ?= 20000
 SOAK_MESSAGES       ?= 1000000
@@ -121,8 +121,6 @@ CHAOS_FIFO_MESSAGES ?= 2000
 OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
 EXPIRED_MINUTES       ?= 10
-
-DEEP := $(TEST) --profile deep
 
 .PHONY: soak
 soak: export CHAOS_SEED ?= new
@@ -134,9 +132,9 @@ soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
 soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
 	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
-	$(DEEP) --test process -- chaos:: --nocapture
-	$(DEEP) --test postgres -- chaos expired::table --nocapture
-	$(DEEP) --test outbox -- end_to_end --nocapture
+	$(TEST) --test process -- chaos:: --nocapture
+	$(TEST) --test postgres -- chaos expired::table --nocapture
+	$(TEST) --test outbox -- end_to_end --nocapture
 	$(TOOL)
 	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
 
@@ -148,7 +146,7 @@ soak-million: export SOAK_WAVES := $(SOAK_WAVES)
 soak-million: $(VENV) ## Send a million messages (SOAK_MESSAGES) through chaos, or as many as SOAK_MINUTES allow
 	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
-	$(DEEP) --test process -- --ignored --nocapture a_million_messages
+	$(TEST) --test process -- --ignored --nocapture a_million_messages
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL, for example LocalStack

@@ -43,8 +43,10 @@ async fn commit_met(stage: &Stage, fault: Fault) {
     }
 }
 
-/// Promise 4. The first process is killed before DynamoDB applies its commit, or before it reads the response.
-/// In the first case the commit arrives late, after that of the second process.
+/// Promise 4.
+///
+/// The first process is killed before DynamoDB applies its commit, or before it reads the response. In the first
+/// case the commit arrives late, after that of the second process.
 #[tokio::test]
 async fn process_killed_at_commit_takes_stock_once() {
     let order = json!({"orderId": "o-1", "customerId": "c", "products": {"cup": 3}});
