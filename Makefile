@@ -85,13 +85,11 @@ test test-localstack test-powertools soak soak-million: export SQS_ONCE_REQUIRE_
 
 .PHONY: test
 test: programs $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
-	python local/cloud.py run -- python local/suites.py
+	python local/suites.py
 	python local/recorded.py
 	$(TEST) --doc
 	python local/watch_test.py
-	python local/before_deploy_test.py
 	python local/runbook.py
-	python local/verify_aws_test.py
 
 .PHONY: runbook
 runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud

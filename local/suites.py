@@ -1,9 +1,10 @@
-"""Runs the test suites that Cargo built, several at a time: a part of `make test`.
+"""Runs the test suites that Cargo built and the tests of the local tools, several at a time: a part of `make test`.
 
     python local/suites.py [SUITE...]     all suites, or the named ones
 
-`cargo test` runs the same suites one after the other. Most of them wait for timeouts and for other
-processes, so that two processors are idle for most of that time.
+The suites use the cloud at AWS_ENDPOINT_URL, or a new MiniStack if the variable is not set. `cargo test` runs the
+same suites one after the other. Most of them wait for timeouts and for other processes, so that two processors
+are idle for most of that time.
 """
 
 import json
@@ -12,17 +13,20 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 import recorded
-from cloud import ROOT, unwind_on_signals
+from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 
 # Suites that compute run one at a time. The others wait for most of their time, but for timeouts of some
 # hundred milliseconds: they run two at a time, and have the higher priority. Longest first in both.
 COMPUTING = ("model",)
 WAITING_AT_ONCE = 2
 LONGEST = ("process", "wire", "postgres", "outbox", "cloud")
+# Scripts that start clouds and build nothing. They run one at a time beside the suites.
+SCRIPTS = ("verify_aws_test", "before_deploy_test")
 
 # One compilation serves all packages.
 FEATURES = "consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres"
@@ -32,15 +36,21 @@ CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--features", FEATURES
 @dataclass(frozen=True)
 class Suite:
     name: str
-    kind: str  # lib, bin, test
-    command: str
+    kind: str  # lib, bin, test, script
+    command: tuple[str, ...]
     only: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
 
     @property
-    def selector(self) -> str:
-        """The options of `cargo test` that select the suite."""
-        return " ".join(CARGO_TEST[2:]) + (" --lib" if self.kind == "lib" else f" --{self.kind} {self.name}")
+    def again(self) -> str:
+        """The command that runs this suite alone."""
+        match self.kind:
+            case "script":
+                return f"python local/{self.name}.py"
+            case "lib":
+                return " ".join([*CARGO_TEST, "--lib"])
+            case kind:
+                return " ".join([*CARGO_TEST, f"--{kind}", self.name])
 
     @property
     def title(self) -> str:
@@ -67,8 +77,20 @@ class Result:
     @property
     def counts(self) -> tuple[int, int, int] | None:
         """Number of tests that passed, failed and were ignored. `None` if the harness printed no result."""
+        if self.suite.kind == "script":
+            return self._counts_of_unittest()
         line = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", self.output, re.MULTILINE)
         return (int(line[1]), int(line[2]), int(line[3])) if line else None
+
+    def _counts_of_unittest(self) -> tuple[int, int, int] | None:
+        ran = re.search(r"^Ran (\d+) tests? in", self.output, re.MULTILINE)
+        if not ran:
+            return None
+        _, _, result = self.output[ran.end() :].partition("\n")
+        numbers = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", result)}
+        failed = numbers.get("failures", 0) + numbers.get("errors", 0)
+        skipped = numbers.get("skipped", 0)
+        return int(ran[1]) - failed - skipped, failed, skipped
 
     @property
     def passed(self) -> bool:
@@ -87,20 +109,22 @@ def build() -> list[Suite]:
         part
         for message in messages
         if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]
-        for part in Suite(message["target"]["name"], message["target"]["kind"][0], message["executable"]).parts()
+        for part in Suite(message["target"]["name"], message["target"]["kind"][0], (message["executable"],)).parts()
     ]
-    order = COMPUTING + LONGEST
+    suites += [Suite(name, "script", (sys.executable, f"local/{name}.py")) for name in SCRIPTS]
+    order = COMPUTING + LONGEST + SCRIPTS
     return sorted(suites, key=lambda suite: order.index(suite.name) if suite.name in order else len(order))
 
 
-def run(suite: Suite) -> Result:
+def run(suite: Suite, environment: Mapping[str, str]) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
     record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.is_recorded else {}
     start = time.monotonic()
     ended = subprocess.run(
-        [*priority, suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],
+        [*priority, *suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],
         cwd=ROOT,
-        env=os.environ | record,
+        # Scripts start clouds, and refuse to run against another.
+        env=os.environ if suite.kind == "script" else {**environment, **record},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -131,26 +155,40 @@ def main() -> int:
     recorded.RECORDING.unlink(missing_ok=True)
     start = time.monotonic()
     results: list[Result] = []
-    with ThreadPoolExecutor(1) as computing, ThreadPoolExecutor(WAITING_AT_ONCE) as waiting:
+    with (
+        cloud("cloud") as up,
+        ThreadPoolExecutor(1) as computing,
+        ThreadPoolExecutor(WAITING_AT_ONCE) as waiting,
+        ThreadPoolExecutor(1) as scripts,
+    ):
+
+        def pool(suite: Suite) -> ThreadPoolExecutor:
+            if suite.kind == "script":
+                return scripts
+            return computing if suite.name in COMPUTING else waiting
+
         try:
-            pools = ((computing if suite.name in COMPUTING else waiting, suite) for suite in suites)
-            for future in as_completed([pool.submit(run, suite) for pool, suite in pools]):
+            environment = up.environment()
+            for future in as_completed([pool(suite).submit(run, suite, environment) for suite in suites]):
                 results.append(future.result())
                 report(results[-1])
         except BaseException:
-            for pool in (computing, waiting):
-                pool.shutdown(wait=False, cancel_futures=True)
+            for stopped in (computing, waiting, scripts):
+                stopped.shutdown(wait=False, cancel_futures=True)
             raise
     passed = sum(result.counts[0] for result in results if result.counts)
     failed = sum(result.counts[1] for result in results if result.counts)
     broken = [result.suite for result in results if not result.passed]
     print(f"\n{len(suites)} suites in {time.monotonic() - start:.0f} s")
     for suite in broken:
-        print(f"FAILED: {suite.name}. `cargo test {suite.selector}` runs it again.")
+        print(f"FAILED: {suite.name}. `{suite.again}` runs it again.")
     # A suite that ended early reported no counts.
     print(f"{passed} passed, {max(failed, len(broken))} failed")
     return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Unavailable as problem:
+        sys.exit(str(problem))

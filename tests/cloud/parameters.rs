@@ -91,21 +91,6 @@ fn outputs_in_s3_outlive_their_records() {
 }
 
 #[test]
-fn defaults_match_their_own_patterns() {
-    let parameters = parameters();
-    let of_pattern = parameters.as_object().unwrap().iter();
-    let of_pattern = of_pattern.filter(|(_, parameter)| parameter["AllowedPattern"].is_string());
-    let mut defaults = 0;
-    for (name, parameter) in of_pattern {
-        if let Some(default) = parameter["Default"].as_str() {
-            assert!(pattern(parameter).is_match(default), "{name}: {default}");
-            defaults += 1;
-        }
-    }
-    assert!(defaults >= 3, "{defaults}");
-}
-
-#[test]
 fn key_defaults_to_message_id() {
     let parameters = parameters();
     let key = &parameters["IdempotencyKey"];
