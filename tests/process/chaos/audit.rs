@@ -5,7 +5,10 @@ mod crashes;
 #[path = "ends.rs"]
 mod ends;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+};
 
 use crate::chaos::{
     account::accounts,
@@ -68,11 +71,11 @@ impl Operation {
         }
     }
 
-    /// The record is gone, and with it all that the promises depend on.
-    fn expire(&mut self) {
+    /// The record is gone, and with it all that the promises depend on. Returns the messages whose failure it had.
+    fn expire(&mut self) -> HashSet<String> {
         (self.completed, self.expired) = (false, true);
-        self.failed.clear();
         (self.claim, self.last_charge, self.excuse) = (None, None, None);
+        mem::take(&mut self.failed)
     }
 }
 
@@ -163,6 +166,9 @@ struct Audit {
     group_of_operation: HashMap<String, String>,
     /// Messages of which the dead-letter queue has a copy.
     copied: HashSet<String>,
+    /// Messages whose recorded failure has expired since they were delivered. Their worker may have read it
+    /// before, and copies them after.
+    failure_expired: HashSet<String>,
     /// Causes of the deliveries that failed.
     causes: BTreeMap<Delivery, Cause>,
     found: Vec<String>,
@@ -188,6 +194,7 @@ impl Audit {
             } => {
                 let (message, receive_count) = delivery.clone();
                 let operation = self.operation_of_message[&message].clone();
+                self.failure_expired.remove(&message);
                 let delivered = self.delivered.entry((*worker, message)).or_default();
                 delivered.retain(|delivery| !delivery.returned);
                 delivered.push(Open {
@@ -206,7 +213,8 @@ impl Audit {
                 self.copied.insert(message.clone());
                 let operation = &self.operation_of_message[message];
                 let failed = self.operations.get(operation);
-                let recorded = failed.is_some_and(|failed| failed.failed.contains(message));
+                let recorded = failed.is_some_and(|failed| failed.failed.contains(message))
+                    || self.failure_expired.contains(message);
                 // Without a key there is no record.
                 if !recorded && reason != "invalid" {
                     self.found.push(format!(
@@ -254,7 +262,7 @@ impl Audit {
                     other.owner != *owner && *at_ms + APART_MS < other.lease_until_ms
                 });
                 if *over_expired {
-                    self.of_key(key).expire();
+                    self.expire(key);
                 }
                 self.of_key(key).claim = Some(Claim {
                     owner: owner.clone(),
@@ -354,7 +362,7 @@ impl Audit {
             Event::Thawed { worker } => {
                 self.thawed.insert(*worker, at);
             }
-            Event::Expired { key } => self.of_key(key).expire(),
+            Event::Expired { key } => self.expire(key),
             Event::DeliveryLog { .. }
             | Event::Redriven
             | Event::Refused { .. }
@@ -367,6 +375,11 @@ impl Audit {
             | Event::Answered { .. }
             | Event::Measured { .. } => {}
         }
+    }
+
+    fn expire(&mut self, key: &str) {
+        let failed = self.of_key(key).expire();
+        self.failure_expired.extend(failed);
     }
 
     fn charge(&mut self, at: usize, order: &str, key: &str, worker: Worker, taken: bool) {

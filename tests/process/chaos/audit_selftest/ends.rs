@@ -118,6 +118,16 @@ fn copy_without_recorded_failure_is_found() {
         &copied(None, "permanent_failure"),
         "m-1 was copied to the dead-letter queue for permanent_failure, and its failure was not recorded",
     );
+    // The record expires after the worker has read it, and then before.
+    let expired = || Event::Expired {
+        key: "chaos#o-1".into(),
+    };
+    let mut events = copied(failed(), "permanent_failure");
+    events.insert(4, expired());
+    clean(&events);
+    events.insert(5, returned(1, 7, End::WorkerDied));
+    events.insert(6, delivered(1, 7));
+    caught(&events, "and its failure was not recorded");
     // Acknowledged without a copy.
     let mut events = copied(failed(), "permanent_failure");
     events.retain(|event| !matches!(event, Event::Copied { .. }));
