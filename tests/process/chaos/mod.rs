@@ -499,10 +499,11 @@ fn story(violation: &str, events: &[Event]) -> String {
         .filter(|word| word.starts_with("o-") || word.starts_with("m-"));
     let mut names: Vec<_> = operations.map(|name| format!("{name}\"")).collect();
     for event in events {
-        if let Event::Sent(message) = event
-            && names.contains(&format!("{}\"", message.operation))
-        {
-            names.push(format!("\"{}\"", message.id));
+        if let Event::Sent(message) = event {
+            let both = [&message.id, &message.operation].map(|name| format!("{name}\""));
+            if both.iter().any(|name| names.contains(name)) {
+                names.extend(both);
+            }
         }
     }
     let workers = words.windows(2).filter(|pair| pair[0] == "worker");
@@ -548,7 +549,7 @@ fn settings(key: &str, pace: Pace, dynamo: &str, gateway: &str, sqs: &str) -> En
         ("IDEMPOTENCY_NAMESPACE", "chaos"),
         ("IDEMPOTENCY_KEY", key),
         ("TEST_LEASE_MARGIN", "100ms"),
-        // A worker frozen before it reads its invocation finds the deadline past, which counts as
+        // A worker frozen before it reads its invocation finds the deadline past, which it takes for
         // no deadline. Its claim then lasts for this budget, and locks the key if the worker dies.
         ("TEST_ASSUMED_TIMEOUT", &timeout),
         ("PAYMENT_GATEWAY_URL", gateway),
