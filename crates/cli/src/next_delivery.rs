@@ -8,8 +8,8 @@ use sqs_once_core::store::StoredRecord;
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and sees a prior attempt that may have had its effect. The record does not tell
-    /// whether the handler has a look-up and is still in its quarantine.
+    /// The handler runs, and sees a prior attempt that may have had its effect. A handler with a look-up
+    /// waits for its quarantine first. The record does not say how long that lasts.
     RunsWithPriorAttempt,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
