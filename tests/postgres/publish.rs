@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sqlx::{Executor, raw_sql};
-use sqs_once::{Attempt, Deadline, Event, Failure, Outcome, protocol::Timestamp};
+use sqs_once::{Attempt, Event, Failure, Outcome};
 use sqs_once_postgres::{InTransaction, Transaction};
-use support::world::{SECOND, World, ample, increment, key, operation, publishes};
+use support::world::{World, ample, increment, key, operation, publishes};
 use support::{
     PATIENCE,
     postgres::{SERVER, one},
@@ -154,9 +154,8 @@ async fn cut_request_commits_effect_and_event_or_none() {
             let id = &format!("{cut:?}-{number}");
             let (mode, _pool, wire) = world.worker_behind_wire().await;
             wire.cut(number, cut);
-            let deadline = Deadline::after(Timestamp::now(), 3 * SECOND, 2 * SECOND);
             select! {
-                _outcome = mode.run(operation(id, deadline), publishes(id, &["g"])) => {}
+                _outcome = mode.run(operation(id, ample()), publishes(id, &["g"])) => {}
                 () = wire.met(), if cut == Cut::Silence => {}
             }
             let requests = wire.take();

@@ -1,16 +1,39 @@
 //! Orders that take pieces from a stock, by concurrent workers that are killed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::Arc,
+    task::Poll::{Pending, Ready},
+};
 
 use sqlx::Executor;
 use sqs_once::{Attempt, Failure};
 use sqs_once_postgres::{InTransaction, Transaction};
 use support::world::{World, ample, operation};
-use tokio::{sync::Mutex, time::timeout};
+use tokio::sync::Mutex;
 
 const WORKERS: usize = 8;
 const ORDERS: usize = 60;
 const PIECES: i64 = 40;
+/// A worker is killed after fewer steps than this, if its attempt has not ended. Most attempts take one to
+/// six, and up to 16 on a new connection.
+const STEPS: usize = 24;
+
+/// Drops an attempt after so many steps of the worker. Not after some time: on a slow machine no attempt would
+/// end, and connections would be closed faster than the server accepts new ones.
+async fn killed_after<T>(steps: usize, attempt: impl Future<Output = T>) -> Option<T> {
+    let (mut attempt, mut left) = (pin!(attempt), steps);
+    poll_fn(|context| match attempt.as_mut().poll(context) {
+        Ready(outcome) => Ready(Some(outcome)),
+        Pending if left == 0 => Ready(None),
+        Pending => {
+            left -= 1;
+            Pending
+        }
+    })
+    .await
+}
 
 async fn place(order: String, attempt: Attempt) -> Result<InTransaction<bool>, Failure> {
     let mut tx = Transaction::of(&attempt)?;
@@ -35,12 +58,10 @@ async fn stock_is_exact_beside_killed_workers() {
     // Each order twice, so that two workers meet.
     let queue = (0..2 * ORDERS).map(|n| format!("o-{}", n % ORDERS));
     let queue = Arc::new(Mutex::new(queue.collect::<Vec<_>>()));
-    let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
     let workers = (0..WORKERS).map(|worker| {
         let (world, queue) = (Arc::clone(&world), Arc::clone(&queue));
         tokio::spawn(async move {
-            let mut random = fastrand::Rng::with_seed(seed ^ worker as u64);
+            let mut random = fastrand::Rng::with_seed(worker as u64);
             let (mode, _pool) = world.worker();
             let (mut acknowledged, mut killed) = (0, 0);
             loop {
@@ -50,11 +71,10 @@ async fn stock_is_exact_beside_killed_workers() {
                 let run = mode.run(operation(&order, ample()), |attempt| {
                     place(order.clone(), attempt)
                 });
-                let life = Duration::from_micros(random.u64(0..20_000));
-                match timeout(life, run).await {
-                    Ok(outcome) if outcome.is_success() => acknowledged += 1,
-                    Ok(outcome) => panic!("{outcome:?}"),
-                    Err(_killed) => {
+                match killed_after(random.usize(0..STEPS), run).await {
+                    Some(outcome) if outcome.is_success() => acknowledged += 1,
+                    Some(outcome) => panic!("{outcome:?}"),
+                    None => {
                         killed += 1;
                         queue.lock().await.push(order);
                     }

@@ -49,8 +49,7 @@ async fn assert_effect_is_once(cut: Cut) {
                 assert!(matches!(warm, Outcome::Completed(_)), "{warm:?}");
             }
             wire.cut(number, cut);
-            let deadline = Deadline::after(Timestamp::now(), 3 * SECOND, 2 * SECOND);
-            let run = mode.run(operation(id, deadline), increments(id));
+            let run = mode.run(operation(id, ample()), increments(id));
             // A held request: the worker crashes. The connections of a process end with it.
             let outcome = select! {
                 outcome = run => Some(outcome),
@@ -163,9 +162,8 @@ async fn store_repeats_each_request_on_another_connection() {
             for id in ["warm", "o"] {
                 wire.cut(if id == "o" { number } else { 1000 }, cut);
                 let id = format!("{id}-{number}-{cut:?}");
-                let deadline = Deadline::after(Timestamp::now(), 8 * SECOND, SECOND);
                 let charge = async |_: Attempt| Ok(charges.fetch_add(1, Relaxed));
-                let outcome = once.run(operation(&id, deadline), charge).await;
+                let outcome = once.run(operation(&id, ample()), charge).await;
                 assert!(
                     matches!(outcome, Outcome::Completed(_)),
                     "{cut:?} {number}: {outcome:?}"
