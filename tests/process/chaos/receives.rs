@@ -37,6 +37,8 @@ struct Receive<'a> {
     /// The delivery before it in its batch and FIFO group.
     ahead: Option<usize>,
     injected: Option<String>,
+    /// True if its last charge was answered 503, or not answered.
+    charge_failed: bool,
     /// True if the table was down at some time of it.
     in_outage: bool,
     /// Time of its last claim that the table refused, by the worker's clock.
@@ -74,7 +76,6 @@ struct Receives<'a> {
     table_is_down: bool,
     /// Invocations that began with dead connections.
     rested: HashSet<(Worker, Invocation)>,
-    /// Number of failed deliveries of each worker that count for its circuit breaker.
     failed_handlers: HashMap<Worker, usize>,
     /// Workers with a receive that lasted until the function's timeout.
     timed_out: HashSet<Worker>,
@@ -88,6 +89,7 @@ pub(crate) fn causes(events: &[Event]) -> BTreeMap<Delivery, Cause> {
     for (at, event) in events.iter().enumerate() {
         all.event(at, event);
     }
+    all.failed_handlers = all.count_failed_handlers();
     let mut causes: Vec<Option<Cause>> = Vec::with_capacity(all.receives.len());
     for receive in &all.receives {
         let ahead = receive.ahead.and_then(|ahead| causes[ahead].clone());
@@ -146,6 +148,7 @@ impl<'a> Receives<'a> {
                     to: None,
                     ahead: open.last().copied(),
                     injected: None,
+                    charge_failed: false,
                     in_outage: self.table_is_down,
                     refused_ms: None,
                     said: None,
@@ -183,6 +186,7 @@ impl<'a> Receives<'a> {
             Event::ChargeEnded { charge, how } => {
                 for &place in self.charged.get(charge).into_iter().flatten() {
                     let receive = &mut self.receives[place];
+                    receive.charge_failed = *how != ChargeEnd::Answered;
                     // A worker that hangs up on a responding gateway had a reason of its own.
                     let injected = match how {
                         ChargeEnd::Answered => false,
@@ -266,10 +270,7 @@ impl<'a> Receives<'a> {
                 ..
             } => {
                 if let Some(&place) = self.places.get(delivery) {
-                    let receive = &mut self.receives[place];
-                    receive.said = Some((outcome, detail));
-                    let counts = ["retryable_failure", "out_of_time"].contains(&&**outcome);
-                    *self.failed_handlers.entry(receive.worker).or_default() += usize::from(counts);
+                    self.receives[place].said = Some((outcome, detail));
                 }
             }
             Event::DeadLettered { .. }
@@ -330,6 +331,20 @@ impl<'a> Receives<'a> {
                 ))
             })),
         }
+    }
+
+    /// Number of handlers that failed in each worker, as its circuit breaker counts them.
+    fn count_failed_handlers(&self) -> HashMap<Worker, usize> {
+        let mut failed = HashMap::new();
+        for receive in &self.receives {
+            let failed_here = match receive.said {
+                Some((outcome, _)) => ["retryable_failure", "out_of_time"].contains(&outcome),
+                // The worker ended before this batch did, and a batch logs its messages at its end.
+                None => receive.charge_failed,
+            };
+            *failed.entry(receive.worker).or_default() += usize::from(failed_here);
+        }
+        failed
     }
 
     fn pace(&self, worker: Worker) -> Pace {
