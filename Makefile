@@ -385,7 +385,7 @@ $(VENV): local/requirements.txt
 $(POOLER): | $(VENV)
 	python local/pgbouncer.py install
 
-# In an environment of its own: it and SAM CLI require different versions of the same packages.
+# In a separate environment: it and SAM CLI require different versions of the same packages.
 $(CHECKOV): local/requirements-checkov.txt | $(VENV)
 	"$(PYTHON)" -m venv --clear .venv-checkov
 	.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-checkov.txt

@@ -27,7 +27,7 @@ pub struct Pending {
     pub idempotency_key: String,
 }
 
-/// Stores an order with a key of its own. For an order that is stored, returns the stored body and key.
+/// Stores an order with its own key. For an order that is stored, returns the stored body and key.
 pub async fn store(
     orders: &aws_sdk_dynamodb::Client,
     table: &str,

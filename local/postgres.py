@@ -151,7 +151,7 @@ class Server:
         threading.Thread(target=process.stdout.read, daemon=True).start()
 
     def kill(self) -> None:
-        """Ends all processes of the server at once. Each session is a child process in a group of its own."""
+        """Ends all processes of the server at once. Each session is a child process in its own group."""
         if self.process:
             processes = []
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -3,11 +3,7 @@
 macro_rules! example {
     ($name:ident $path:literal) => {
         #[path = $path]
-        #[allow(
-            dead_code,
-            unreachable_pub,
-            reason = "an example has a main of its own"
-        )]
+        #[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
         mod $name;
     };
 }

@@ -1,11 +1,7 @@
 //! `examples/http_api.rs`, request by request.
 
 #[path = "../../examples/http_api.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "an example has a main of its own"
-)]
+#[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
 mod example;
 
 use lambda_http::{Body, http::StatusCode, request};
@@ -288,7 +284,7 @@ async fn request_without_caller_is_refused() {
         let allowed = call.answer(&store, true).await;
         assert_eq!(allowed.0, StatusCode::CREATED, "{n}");
         assert_eq!(call.answer(&store, true).await, allowed, "{n}");
-        // An identified caller still has results of its own.
+        // An identified caller still has its own results.
         let known = user()
             .body(r#"{"orderId": "o-1", "cents": 2}"#)
             .answer(&store, true)

@@ -78,7 +78,7 @@ struct Sent {
     message_id: String,
 }
 
-/// Runs a test once for each choice of key, each time in a world of its own.
+/// Runs a test once for each choice of key, each time in a new world.
 async fn in_each_world(test: impl AsyncFn(&World)) {
     in_each_world_that_hides(VISIBILITY, test).await;
 }
@@ -398,7 +398,7 @@ async fn redriven_order_is_charged_once_by_order_id() {
         assert_eq!(world.charges("o-1"), 3);
         let (keys, status) = match world.key {
             Key::OrderId => (1, "COMPLETED"),
-            // The new message id has a record of its own.
+            // The new message id has its own record.
             Key::MessageId => (2, "FAILED"),
         };
         assert_eq!(world.charge_keys("o-1"), keys);

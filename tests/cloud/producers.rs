@@ -3,11 +3,7 @@
 //! Needs the local cloud of `make test`, or another at `AWS_ENDPOINT_URL`.
 
 #[path = "../../examples/send_order.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "an example has a main of its own"
-)]
+#[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
 mod send_order;
 
 use std::{

@@ -2,11 +2,7 @@
 //! Developer Guide*, "Idempotency" of durable functions. No emulator recognizes a name.
 
 #[path = "../../examples/start_durable.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "an example has a main of its own"
-)]
+#[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
 mod example;
 
 use std::{

@@ -46,7 +46,7 @@ fn role_is_assumable_by_lambda_only() {
                 json!({"!GetAtt": format!("{name}.Arn")}),
                 "{function}"
             );
-            // SAM adds policies of its own to a role that it makes.
+            // SAM adds its own policies to a role that it makes.
             for more in [
                 "Policies",
                 "Connectors",

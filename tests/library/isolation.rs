@@ -96,7 +96,7 @@ impl World {
             .circuit_breaker(false)
     }
 
-    /// Processes a batch in a process of its own. `None` if it died.
+    /// Processes a batch in a new process. `None` if it died.
     async fn receive<S: Store + Clone>(
         &self,
         store: &S,

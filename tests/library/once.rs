@@ -576,7 +576,7 @@ async fn answered_failure_of_claim_sends_no_second_write() {
     }
 }
 
-/// A message under a key of its own.
+/// A message with its own key.
 fn other_operation(n: usize, deadline: Deadline) -> Operation {
     let key = Key::new(&Namespace::new("test").unwrap(), [&*n.to_string()]).unwrap();
     Operation::new(key, None, Delivery::new(format!("m-{n}")), deadline)

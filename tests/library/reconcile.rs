@@ -91,7 +91,7 @@ impl World {
         pending().await
     }
 
-    /// Runs the operation `o-1` for this message in a process of its own. `None` if the process died.
+    /// Runs the operation `o-1` for this message in a new process. `None` if the process died.
     async fn run(&self, store: &MemoryStore, message_id: &str) -> Option<Outcome> {
         let once = Once::new(store.clone()).clock(clock);
         let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);

@@ -318,7 +318,7 @@ async fn connection_closed_by_server_is_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crashed_server_rolls_back() {
-    // A server of its own.
+    // Its own server.
     let server = support::postgres::Server::start();
     let world = World::on(&server).await;
     let outcome = {

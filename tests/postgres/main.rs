@@ -17,11 +17,7 @@ mod expired;
 mod failover;
 mod locks;
 #[path = "../../examples/place_order_postgres.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "an example has a main of its own"
-)]
+#[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
 mod place_order_postgres;
 mod poolers;
 mod publish;

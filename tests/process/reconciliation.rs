@@ -49,7 +49,7 @@ const BACKOFF: Duration = Duration::from_secs(2);
 const WORKERS: usize = 4;
 /// One in so many invocations is killed, until there were enough kills.
 const KILLED_OF: u32 = 2;
-/// A message that was killed so often is spared. After four deaths alone it would count as a killer.
+/// A message that was killed so often is spared. After four deaths alone it would end as `crashed`.
 const KILLS_OF_A_MESSAGE: u32 = 2;
 /// Far more than any message needs.
 const MOST_RECEIVES: u32 = 500;

@@ -545,7 +545,7 @@ async fn unreadable_pointer_without_buckets_names_the_setting() {
 
 // ---- against the S3 of the local cloud ---------------------------------------------------------
 
-/// A bucket of the emulator at `AWS_ENDPOINT_URL`, and a consumer with a table of its own.
+/// A bucket of the emulator at `AWS_ENDPOINT_URL`, and a consumer with its own table.
 struct Emulated {
     s3: aws_sdk_s3::Client,
     bucket: String,

@@ -115,7 +115,7 @@ def fifo_group_stops_behind_a_permanent_failure(scratch: Scratch) -> Seen:
     finally:
         change_variables(scratch, outputs["FunctionName"], **before)
     if not of_batch:
-        raise NotChecked("Lambda put the declined message into a batch of its own")
+        raise NotChecked("Lambda put the declined message into a separate batch")
     in_order = all(
         time(later, "created_at") >= time(earlier, "updated_at") for earlier, later in itertools.pairwise(records)
     )

@@ -89,7 +89,7 @@ def deploy(scratch: Scratch, source: str, timeout: int) -> str:
             {"Effect": "Allow", "Action": hides, "Resource": source},
         ],
         window=1,
-        # MiniStack runs a bootstrap only for a runtime of one's own; such a runtime has no Python on AWS.
+        # MiniStack runs a bootstrap only for a custom runtime; such a runtime has no Python on AWS.
         Runtime="provided.al2023" if scratch.emulated else "python3.13",
         Architectures=[scratch.architecture],
         Handler="bootstrap",

@@ -115,7 +115,7 @@ fn run(story: &Story, rules: Rules) -> Result<(), TestCaseError> {
                 Standing::Clear => clear.push(n),
                 Standing::Suspect { exclusive_attempts } => suspects.push((exclusive_attempts, n)),
                 Standing::Crashed { .. } => {
-                    prop_assert!(story.killers[n], "crashed without a fault of its own");
+                    prop_assert!(story.killers[n], "crashed, and never ended its process");
                     message.end = Some("crashed");
                 }
             }

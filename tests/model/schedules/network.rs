@@ -53,7 +53,7 @@ const OF_A_WRITE: [Fate; 12] = [
     GivenUpArrivesLater,
     CopyArrivesLater,
     Contended,
-    // If the user's write has a condition of its own.
+    // If the user's write has its own condition.
     Cancelled,
     CancelledCopyArrivesLater,
 ];

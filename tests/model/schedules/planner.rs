@@ -43,7 +43,7 @@ pub async fn plan_commit(
     inbox.run(operation(delivery), work).await
 }
 
-/// Sells the last piece by a planned write, without an effect of its own.
+/// Sells the last piece by a planned write. The handler has no effect itself.
 async fn plan(
     world: Shared,
     worker: usize,

@@ -1,5 +1,5 @@
 //! A payment gateway that honours `Idempotency-Key`, as real gateways do. Of all requests with one
-//! key it charges the first that it accepts, and counts them all. Each worker has a URL of its own,
+//! key it charges the first that it accepts, and counts them all. Each worker has its own URL,
 //! so that the ledger knows the sender.
 
 use std::{

@@ -1,6 +1,6 @@
 //! Messages and injected faults, all from one seed.
 //!
-//! Each decision is a roll of its own, from the seed and its subject: this write to this key, this
+//! Each decision is a separate roll, from the seed and its subject: this write to this key, this
 //! delivery of this message. So the seed fixes the injected faults. The timing of real processes
 //! stays free, and with it which delivery meets which fault.
 

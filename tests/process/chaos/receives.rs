@@ -187,7 +187,7 @@ impl<'a> Receives<'a> {
                 for &place in self.charged.get(charge).into_iter().flatten() {
                     let receive = &mut self.receives[place];
                     receive.charge_failed = *how != ChargeEnd::Answered;
-                    // A worker that hangs up on a responding gateway had a reason of its own.
+                    // A worker that hangs up on a responding gateway had its own reason.
                     let injected = match how {
                         ChargeEnd::Answered => false,
                         ChargeEnd::Busy => true,
@@ -315,7 +315,7 @@ impl<'a> Receives<'a> {
             return Some(injected.unwrap_or(Cause::False("its worker says nothing".into())));
         };
         match outcome {
-            // Promise 6 has a rule of its own.
+            // Promise 6 has its own rule.
             "completed" | "duplicate" => None,
             outcome if PERMANENT.contains(&outcome) => None,
             "conflict" => Some(self.conflict(receive, to, detail)),

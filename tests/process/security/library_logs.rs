@@ -1,5 +1,5 @@
 //! Logs of the library in cases that the shipped consumer does not reach: panics, cut-offs, and
-//! effects in DynamoDB. Each test runs in a process of its own, because logging is set up once per
+//! effects in DynamoDB. Each test runs in its own process, because logging is set up once per
 //! process and a hook logs panics.
 
 use std::{

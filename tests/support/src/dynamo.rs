@@ -123,7 +123,7 @@ impl Dynamo {
         self.client_with(retries, timeouts)
     }
 
-    /// A client with a retry quota of its own. The SDK has one quota per process, and a test with
+    /// A client with its own retry quota. The SDK has one quota per process, and a test with
     /// many injected faults uses it up.
     pub fn client_with(&self, retries: RetryConfig, timeouts: TimeoutConfig) -> Client {
         static CLIENTS: AtomicUsize = AtomicUsize::new(0);

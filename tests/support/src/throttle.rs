@@ -80,7 +80,7 @@ impl Drop for Throttle {
     }
 }
 
-/// Moves the process into a cgroup of its own with this CPU time per period.
+/// Moves the process into a new cgroup with this CPU time per period.
 fn cgroup(root: &str, pid: u32, quota: Duration) -> io::Result<PathBuf> {
     let directory = Path::new(root).join(format!("sqs-once-bench-{pid}"));
     fs::create_dir(&directory)?;

@@ -482,7 +482,7 @@ fn operation(id: &str, budget: Duration) -> Operation {
     )
 }
 
-/// Sends a request to count the table's items on a connection of its own. Reads until the server
+/// Sends a request to count the table's items on a new connection. Reads until the server
 /// closes, or is silent after its response.
 async fn ask(dynamo: &Dynamo) -> io::Result<String> {
     let address = dynamo.endpoint().strip_prefix("http://").unwrap();

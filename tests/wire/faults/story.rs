@@ -146,7 +146,7 @@ impl Handler for Worker {
     }
 }
 
-/// The store of a story: every claim, completion and permanent failure is a request of its own, or a
+/// The store of a story: every claim, completion and permanent failure is a separate request, or a
 /// group first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grouping {

@@ -95,8 +95,8 @@ async fn late_failure_keeps_newer_completion() {
     }
 }
 
-/// A worker dies, and the library did not know the deadline of its invocation. The claim has no end
-/// of its own and locks the key until the record expires. The message goes to the dead-letter queue
+/// A worker dies, and the library did not know the deadline of its invocation. The claim never
+/// ends by itself, and locks the key until the record expires. The message goes to the dead-letter queue
 /// meanwhile.
 ///
 /// Seen with Powertools for AWS Lambda (Python) 3.37.0 and (TypeScript) 2.35.0, unless the Lambda

@@ -246,7 +246,7 @@ impl World {
 
     /// Runs `attempt` with a deadline of one second, for a request that meets a fault until then. On a
     /// slow machine the deadline may come before the first such request. Then the attempt proves
-    /// nothing, and another gets twice the time. Each has a number, for a key of its own.
+    /// nothing, and another gets twice the time. Each has a number, and so its own key.
     pub async fn until_met<T>(
         &self,
         request: &str,

@@ -40,7 +40,7 @@ fn dead_lettered_message_needs_a_reason() {
     caught(&charged, "m-1 is no order, and was charged");
 }
 
-/// The nth delivery of m-1, to a worker of its own, with `during` between receive and verdict.
+/// The nth delivery of m-1, to a worker that gets nothing else, with `during` between receive and verdict.
 fn received(nth: u32, during: Vec<Event>, end: End) -> Vec<Event> {
     let mut events = vec![delivered(1, nth)];
     events.extend(during);

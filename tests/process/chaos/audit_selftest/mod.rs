@@ -428,7 +428,7 @@ fn thawed_worker_acting_after_lease_is_found() {
     // The request was in flight, and arrives after the other worker is done.
     clean(&thawed(4, vec![charge(1, 7)]));
     caught(&thawed(2, vec![charge(1, 7)]), "began when it was thawed");
-    // With a claim of its own it is an ordinary worker.
+    // With its own claim it is an ordinary worker.
     caught(
         &thawed(2, vec![claimed(1, "a", 99_000), charge(1, 7)]),
         "was charged by worker 7 when it was Completed",
