@@ -483,6 +483,9 @@ impl Run {
         }
         assert!(violations.is_empty(), "{report}\n{violations:#?}");
         if self.rules.max_receive_count == RECEIVES {
+            for id in given_up.iter().take(3) {
+                println!("{id} was given up:\n{}", story(id, &events));
+            }
             assert!(given_up.is_empty(), "{report}\ngiven up: {given_up:?}");
         }
         // A process that runs its invocations one after the other would prove little.
