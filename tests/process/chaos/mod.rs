@@ -229,10 +229,11 @@ async fn concurrent_invocations_keep_promises() {
         at_once: 8,
         ..ORDERS
     };
-    // Each death costs all messages of eight batches a receive. In the field a message rests for up to ten hours
-    // after it ended a process alone, here for as long as a back-off. So a large run has no more of them.
-    let rare = RARE.max(size / 10);
-    let report = run.go(size, |seed, size| orders(seed, size, 3, rare)).await;
+    // A message that ends its process rests for up to ten hours in the field, and here only as long as a back-off.
+    // Each time, the messages of eight batches lose a receive. So even a large run sends about ten of each kind.
+    let distance = RARE.max(size / 10);
+    let messages = |seed, size| orders(seed, size, 3, distance);
+    let report = run.go(size, messages).await;
     report.assert_some(&[
         "workers, Killed",
         "workers, FrozenUntilTimeout",
