@@ -83,8 +83,10 @@ PROGRAM  := $(RELEASE) --package programs --bin
 # Turns a skipped test into a failed one: these verbs provide the prerequisites of every test.
 test test-localstack test-powertools soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
 
+# The link of a release program keeps one processor busy, so the suites are built beside the programs.
 .PHONY: test
-test: programs $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
+test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
+	$(MAKE) --no-print-directory --jobs 2 programs built-suites
 	python local/suites.py
 	python local/recorded.py
 	$(TEST) --doc
@@ -98,6 +100,11 @@ runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
 .PHONY: starter
 starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and drive its `make dev`
 	python local/starter.py
+
+# Without `--tests` Cargo would also link each example, which tests/cloud/examples.rs compiles anyway.
+.PHONY: built-suites
+built-suites:
+	$(TEST) --tests --no-run
 
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
@@ -220,14 +227,22 @@ LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-otel sqs-once-ou
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
 
+# Half of both lists runs on one processor, so the two run side by side.
 .PHONY: lint
-lint: export RUSTDOCFLAGS := -D warnings
-lint: $(VENV) $(CHECKOV) ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
+lint: ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
+	$(MAKE) --no-print-directory --jobs 2 lint-source lint-project
+
+.PHONY: lint-source
+lint-source: export RUSTDOCFLAGS := -D warnings
+lint-source:
 	cargo fmt --all --check
 	cargo clippy --locked $(WORKSPACE) --all-targets -- -D warnings
 	cargo doc --locked --no-deps --all-features $(addprefix --package ,$(LIBRARIES))
+	$(MAKE) --no-print-directory features
+
+.PHONY: lint-project
+lint-project: $(VENV) $(CHECKOV)
 	$(DENY) check bans licenses sources
-	$(MAKE) features
 	ruff check --config local/pyproject.toml local tests examples
 	ruff format --config local/pyproject.toml --check local tests examples
 	mypy --config-file local/pyproject.toml

@@ -50,9 +50,10 @@ pub(crate) struct List {
 
 impl Command {
     pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+        // In boxes, because without incremental compilation rustc rejects futures as deep as these with the SDK's.
         match self {
-            Self::List(list) => list.run(format).await,
-            Self::Redrive(redrive) => redrive.run(format).await,
+            Self::List(list) => Box::pin(list.run(format)).await,
+            Self::Redrive(redrive) => Box::pin(redrive.run(format)).await,
         }
     }
 }
