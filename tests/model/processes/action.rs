@@ -28,7 +28,7 @@ pub enum Action {
     Starts(Receive),
     /// A handler ends.
     Ends(Receive, HandlerAnswer),
-    /// A handler ends its process. The requests on the way are lost, but one may be late.
+    /// A handler, or its look-up, ends its process. The requests on the way are lost, but one may be late.
     Kills(Receive, Option<Receive>),
     /// A handler sends its effect to the called system. False: it never happens.
     Sends(Receive, bool),
@@ -112,11 +112,7 @@ impl fmt::Display for Action {
             Self::Starts(of) => write!(f, "{of}: the handler is to start"),
             Self::Ends(of, answer) => write!(f, "{of}: the handler ends: {answer:?}"),
             Self::Kills(of, late) => {
-                write!(
-                    f,
-                    "{of}: the handler ends its process{}",
-                    late_request(late)
-                )
+                write!(f, "{of} ends its process{}", late_request(late))
             }
             Self::Sends(of, true) => write!(f, "{of}: the handler sends its effect"),
             Self::Sends(of, false) => {

@@ -96,6 +96,8 @@ pub enum Flaw {
     UnknownIsNotFound,
     /// A message is `crashed` without a last look-up.
     NoLastLookUp,
+    /// A last look-up that ended its process is followed by another.
+    EndlessLookUps,
 
     // The circuit breaker.
     /// A message runs although the circuit is open.

@@ -195,7 +195,8 @@ fn flaws_of_the_look_up_have_shortest_paths() {
         ),
         (NoLookUp, World::look_up(1, 0), OneEffect, 16),
         (UnknownIsNotFound, World::look_up(1, 1), OneEffect, 17),
-        (NoLastLookUp, World::look_up(1, 0), EffectIsFound, 34),
+        (NoLastLookUp, World::look_up(1, 0), EffectIsFound, 32),
+        (EndlessLookUps, World::look_up(0, 0), KillerIsCrashed, 44),
     ]);
 }
 

@@ -142,6 +142,10 @@ impl World {
         if state.left.failures > 0 {
             actions.push(Action::LooksUp(of, LookUp::Unknown));
         }
+        if state.messages[of.message].kind == Kind::Killer {
+            let late = state.may_be_late(&state.processes[number]).into_iter();
+            actions.extend(late.map(|late| Action::Kills(of, late)));
+        }
     }
 
     fn handler_runs(&self, state: &State, number: usize, task: &Task, actions: &mut Vec<Action>) {

@@ -261,7 +261,11 @@ impl Rules {
     }
 
     pub fn has_last_look_up(self, exclusive_attempts: u64, waits: &CrashWaits) -> bool {
-        !self.has(Flaw::NoLastLookUp) && has_last_look_up(exclusive_attempts, waits)
+        match self.flaw {
+            Some(Flaw::NoLastLookUp) => false,
+            Some(Flaw::EndlessLookUps) => true,
+            _ => has_last_look_up(exclusive_attempts, waits),
+        }
     }
 
     /// True if the handler runs after a look-up that does not know.

@@ -207,14 +207,15 @@ impl Next<'_> {
         };
         let task = &self.state.processes[process].tasks[place];
         // A record does not show in time that it is one too many if the answer to its claim was lost.
-        let is_known =
-            matches!(&task.step, Step::Runs(prior, _) if prior.before != PreviousRecord::Unknown);
+        let is_known = matches!(&task.step, Step::Runs(prior, _) | Step::LooksUp(prior)
+            if prior.before != PreviousRecord::Unknown);
         let is_alone = task.alone && is_known;
+        let last_look_up = usize::from(task.only_looks_up);
         let operation = self.state.operation(receive);
         let facts = &mut self.state.operations[operation].facts;
         facts.kills_alone += usize::from(is_alone);
         let kills = facts.kills_alone;
-        let too_many = kills > self.world.limit();
+        let too_many = kills > self.world.limit() + last_look_up;
         self.state.break_if(too_many, Promise::KillerIsCrashed);
         self.ends_process(process, late);
     }
