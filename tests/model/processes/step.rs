@@ -215,7 +215,7 @@ impl Next<'_> {
         let facts = &mut self.state.operations[operation].facts;
         facts.kills_alone += usize::from(is_alone);
         let kills = facts.kills_alone;
-        let too_many = kills > self.world.limit() + last_look_up;
+        let too_many = is_alone && kills > self.world.limit() + last_look_up;
         self.state.break_if(too_many, Promise::KillerIsCrashed);
         self.ends_process(process, late);
     }
