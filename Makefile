@@ -101,7 +101,7 @@ runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
 starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and drive its `make dev`
 	python local/starter.py
 
-# Without `--tests` Cargo would also link each example, which tests/cloud/examples.rs compiles anyway.
+# The command by which local/suites.py builds them.
 .PHONY: built-suites
 built-suites:
 	$(TEST) --tests --no-run

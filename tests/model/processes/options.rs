@@ -143,8 +143,7 @@ impl World {
             actions.push(Action::LooksUp(of, LookUp::Unknown));
         }
         if state.messages[of.message].kind == Kind::Killer {
-            let late = state.may_be_late(&state.processes[number]).into_iter();
-            actions.extend(late.map(|late| Action::Kills(of, late)));
+            state.kills(number, of, actions);
         }
     }
 
@@ -163,8 +162,7 @@ impl World {
             }
         }
         if kind == Kind::Killer {
-            let late = state.may_be_late(&state.processes[number]).into_iter();
-            actions.extend(late.map(|late| Action::Kills(receive, late)));
+            state.kills(number, receive, actions);
             return;
         }
         if !in_time {
@@ -307,6 +305,12 @@ impl State {
     pub fn is_expired(&self, operation: usize) -> bool {
         let record = self.operations[operation].record.as_deref();
         record.is_some_and(|record| record.is_expired(time(self.now)))
+    }
+
+    /// A killer ends its process.
+    fn kills(&self, number: usize, killer: Receive, actions: &mut Vec<Action>) {
+        let late = self.may_be_late(&self.processes[number]).into_iter();
+        actions.extend(late.map(|late| Action::Kills(killer, late)));
     }
 
     /// When a process ends, each of its requests on the way is lost, or one of them is late.

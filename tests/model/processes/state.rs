@@ -133,7 +133,8 @@ pub struct Facts {
     pub alone: Vec<Receive>,
     /// When the last of them began.
     pub alone_since: Option<u64>,
-    /// How often the handler, or its look-up, ended its process while it ran alone, and the answer to its claim was not lost.
+    /// How often the handler, or its look-up, ended its process while it ran alone, and the answer to its claim
+    /// was not lost.
     pub kills_alone: usize,
     /// Claims that were ended while a copy of them was on the way.
     pub ended: Vec<Receive>,
