@@ -90,8 +90,11 @@ test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unl
 	python local/suites.py
 	python local/recorded.py
 	$(TEST) --doc
+	$(MAKE) --no-print-directory --jobs 2 local-runs runbook
+
+.PHONY: local-runs
+local-runs:
 	python local/watch_test.py
-	python local/runbook.py
 
 .PHONY: runbook
 runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
