@@ -76,6 +76,8 @@ endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
 WORKSPACE := --workspace --features consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
+# In an optimized build of its own, for runs of an hour.
+LONG      := $(TEST) --profile long
 # One command per package: a common one would unify the features of their dependencies.
 CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
@@ -118,8 +120,8 @@ programs: $(VENV) ## Build the release programs that the tests run
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
 test-deep: ## Check the larger worlds of the model, and every schedule with one deviation more than `make test` (EXPLORE_BOUND)
-	$(TEST) --test model -- --ignored --nocapture full_worlds
-	$(TEST) --test model -- promise charge_once loses
+	$(LONG) --test model -- --ignored --nocapture full_worlds
+	$(LONG) --test model -- promise charge_once loses
 
 CHAOS_MESSAGES      ?= 20000
 SOAK_MESSAGES       ?= 1000000
@@ -154,7 +156,7 @@ soak-million: export SOAK_WAVES := $(SOAK_WAVES)
 soak-million: $(VENV) ## Send a million messages (SOAK_MESSAGES) through chaos, or as many as SOAK_MINUTES allow
 	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
-	$(TEST) --test process -- --ignored --nocapture a_million_messages
+	$(LONG) --test process -- --ignored --nocapture a_million_messages
 
 .PHONY: test-localstack
 test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL, for example LocalStack
