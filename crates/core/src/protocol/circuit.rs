@@ -262,6 +262,15 @@ mod tests {
     }
 
     #[test]
+    fn each_state_has_its_name_in_logs() {
+        let mut circuit = open();
+        let mut names = vec![Circuit::default().state(), circuit.state()];
+        assert_eq!(circuit.admit(NOW + FIRST_WAIT, 2), Admission::Probe);
+        names.push(circuit.state());
+        assert_eq!(names, ["closed", "open", "probing"]);
+    }
+
+    #[test]
     fn failed_probes_double_the_wait_up_to_a_minute() {
         let (mut circuit, mut now, mut waits) = (open(), NOW + FIRST_WAIT, Vec::new());
         for end in [Failed, Panicked, Failed, Failed, Failed] {

@@ -392,6 +392,15 @@ mod tests {
         );
     }
 
+    #[test]
+    fn fingerprint_keeps_its_scheme() {
+        let print = Fingerprint::of(b"abc");
+        assert_eq!(print.scheme(), None);
+        let print = print.with_scheme("body".to_owned());
+        assert_eq!(print.scheme(), Some("body"));
+        assert_eq!(print.with_scheme(None), Fingerprint::of(b"abc"));
+    }
+
     fn part() -> impl Strategy<Value = KeyPart<'static>> {
         // Short words that contain the separator and the escape, so that a wrong encoding produces
         // collisions.

@@ -129,6 +129,23 @@ mod tests {
     }
 
     #[test]
+    fn open_attempt_may_have_effect_unless_it_never_started() {
+        let after = |open_since, last_end| {
+            may_have_effect(&PriorState {
+                open_since,
+                last_end,
+                ..PriorState::over(None)
+            })
+        };
+        for end in [None, Some(AttemptEnd::Panic), Some(AttemptEnd::Deadline)] {
+            assert!(after(Some(EARLIER), end), "{end:?}");
+            assert!(!after(None, end), "{end:?}");
+        }
+        assert!(!after(Some(EARLIER), Some(AttemptEnd::NotStarted)));
+        assert!(!after(None, Some(AttemptEnd::NotStarted)));
+    }
+
+    #[test]
     fn takeover_from_other_program_has_no_first_time() {
         let foreign = Record {
             owner: None,

@@ -239,6 +239,14 @@ mod tests {
     }
 
     #[test]
+    fn name_of_an_end_is_read_back() {
+        let names = ["retryable", "panic", "deadline", "not_started"];
+        let read = names.map(|name| AttemptEnd::from_name(name).unwrap().name());
+        assert_eq!(read, names);
+        assert_eq!(AttemptEnd::from_name("succeeded"), None);
+    }
+
+    #[test]
     fn stored_texts_are_limited() {
         assert_eq!((MAX_RESULT_BYTES, MAX_ERROR_BYTES), (392 * 1024, 4096));
     }
