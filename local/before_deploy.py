@@ -76,7 +76,8 @@ class Aws:
             else:
                 answer = getattr(client, name)(**arguments)
         except ClientError as problem:
-            denied = problem.response["Error"]["Code"].startswith("AccessDenied")
+            # A server that is not AWS may answer without a code.
+            denied = problem.response.get("Error", {}).get("Code", "").startswith("AccessDenied")
             raise Unknown(f"your credentials need {service}:{operation}. {problem}" if denied else problem) from problem
         except (BotoCoreError, ResponseParserError) as problem:
             raise Unknown(f"no answer to {service}:{operation}. {problem}") from problem

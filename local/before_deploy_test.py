@@ -13,14 +13,14 @@ import sys
 import tempfile
 import threading
 import unittest
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import before_deploy
 import deployment
 import yaml
-from cloud import ROOT, Cloud, Json, Template, free_port, ministack, unwind_on_signals
+from cloud import ROOT, Cloud, Json, Template, ministack, unwind_on_signals
 
 STACK = "sqs-once"
 # The values of the first deployment that are not the template's defaults.
@@ -29,19 +29,24 @@ NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
 CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
 
 
-@contextlib.contextmanager
-def denying() -> Iterator[str]:
-    """The URL of a service that denies every request."""
+Answer = Callable[[bytes], tuple[int, str]]
 
-    class Denies(BaseHTTPRequestHandler):
+
+def deny(request: bytes) -> tuple[int, str]:
+    code, message = "AccessDeniedException", "no identity-based policy allows it"
+    if request.startswith(b"Action="):
+        return 403, f"<Response><Error><Code>AccessDenied</Code><Message>{message}</Message></Error></Response>"
+    return 403, json.dumps({"__type": code, "code": code, "message": message})
+
+
+@contextlib.contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """The URL of a service that answers every request so."""
+
+    class Service(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            request = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            code, message = "AccessDeniedException", "no identity-based policy allows it"
-            body = json.dumps({"__type": code, "message": message})
-            if request.startswith(b"Action="):
-                body = f"<Response><Error><Code>AccessDenied</Code><Message>{message}</Message></Error></Response>"
-            self.send_response(403)
-            self.send_header("x-amzn-ErrorType", "AccessDeniedException")
+            status, body = answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+            self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
@@ -51,7 +56,7 @@ def denying() -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Denies) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
@@ -200,7 +205,7 @@ class BeforeDeploy(unittest.TestCase):
         assert CHANGED in output
 
     def test_denied_reads_stop(self) -> None:
-        with denying() as url:
+        with answering(deny) as url:
             for service, action in (
                 ("CLOUDFORMATION", "cloudformation:DescribeStacks"),
                 ("LAMBDA", "lambda:GetFunctionConfiguration"),
@@ -212,9 +217,16 @@ class BeforeDeploy(unittest.TestCase):
                 assert "Traceback" not in output
 
     def test_unreachable_cloud_stops(self) -> None:
-        status, output = self.check(but={"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"})
+        status, output = self.check(but={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"})
         assert status == 1
         assert "no answer to cloudformation:DescribeStacks" in output, output
+
+    def test_answer_that_is_not_from_aws_stops(self) -> None:
+        with answering(lambda _: (404, "<html/>")) as url:
+            status, output = self.check(but={"AWS_ENDPOINT_URL": url})
+        assert status == 1
+        assert "calling the DescribeStacks operation" in output, output
+        assert "Traceback" not in output, output
 
     def test_missing_mapping_stops(self) -> None:
         aws = before_deploy.Aws(None, None)
