@@ -232,7 +232,8 @@ LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-otel sqs-once-ou
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
 
-# Half of both lists runs on one processor, so the two run side by side.
+# Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
+# compiled: see tests/support/Cargo.toml.
 .PHONY: lint
 lint: ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
 	$(MAKE) --no-print-directory --jobs 2 lint-source lint-project
@@ -242,7 +243,7 @@ lint-source: export RUSTDOCFLAGS := -D warnings
 lint-source:
 	cargo fmt --all --check
 	cargo clippy --locked $(WORKSPACE) --all-targets -- -D warnings
-	cargo doc --locked --no-deps --all-features $(addprefix --package ,$(LIBRARIES))
+	cargo doc --locked --no-deps --all-features $(addprefix --package ,support $(LIBRARIES))
 	$(MAKE) --no-print-directory features
 
 .PHONY: lint-project

@@ -1,7 +1,7 @@
 //! Prerequisites that `cargo test` alone does not provide: release builds, Python tools, an emulator.
 //!
 //! On a fresh clone the tests that need one are skipped, and standard error names `make test`, which
-//! provides them all. It sets [`REQUIRE_ALL`], so that a missing prerequisite fails the test instead.
+//! provides them all. It sets `SQS_ONCE_REQUIRE_ALL`, so that a missing prerequisite fails the test instead.
 
 use std::{
     io::Write,
@@ -15,7 +15,7 @@ const REQUIRE_ALL: &str = "SQS_ONCE_REQUIRE_ALL";
 ///
 /// # Panics
 ///
-/// With the reason, if [`REQUIRE_ALL`] is set.
+/// With the reason, if `SQS_ONCE_REQUIRE_ALL` is set.
 #[track_caller]
 pub fn report_skipped(reason: &str) {
     static REPORT: Once = Once::new();
