@@ -76,7 +76,7 @@ endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
 WORKSPACE := --workspace --features consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
-# In an optimized build of its own, for runs of an hour.
+# A separate, optimized build for runs of an hour.
 LONG      := $(TEST) --profile long
 # One command per package: a common one would unify the features of their dependencies.
 CONSUMER := $(RELEASE) --bin consumer

@@ -29,9 +29,6 @@ NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
 CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
 
 
-Answer = Callable[[bytes], tuple[int, str]]
-
-
 def deny(request: bytes) -> tuple[int, str]:
     code, message = "AccessDeniedException", "no identity-based policy allows it"
     if request.startswith(b"Action="):
@@ -40,8 +37,8 @@ def deny(request: bytes) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def answering(answer: Answer) -> Iterator[str]:
-    """The URL of a service that answers every request so."""
+def answering(answer: Callable[[bytes], tuple[int, str]]) -> Iterator[str]:
+    """The URL of a service. `answer` makes the status and body of each response from the body of the request."""
 
     class Service(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -394,11 +394,11 @@ mod tests {
 
     #[test]
     fn fingerprint_keeps_its_scheme() {
-        let print = Fingerprint::of(b"abc");
-        assert_eq!(print.scheme(), None);
-        let print = print.with_scheme("body".to_owned());
-        assert_eq!(print.scheme(), Some("body"));
-        assert_eq!(print.with_scheme(None), Fingerprint::of(b"abc"));
+        let unknown = Fingerprint::of(b"abc");
+        assert_eq!(unknown.scheme(), None);
+        let of_body = unknown.clone().with_scheme("body".to_owned());
+        assert_eq!(of_body.scheme(), Some("body"));
+        assert_eq!(of_body.with_scheme(None), unknown);
     }
 
     fn part() -> impl Strategy<Value = KeyPart<'static>> {
