@@ -10,7 +10,7 @@ use support::{
     event::{batch, order, received, record},
     faults::Fault,
     gateway::Reply,
-    runtime_api::{Lambda, consumer_missing, of_batch, program},
+    runtime_api::{Lambda, consumer_missing, of_batch},
     stage::{Stage, TABLE, TIME, now_ms},
 };
 use tokio::sync::OnceCell;
@@ -151,7 +151,7 @@ async fn run() -> Vec<Value> {
         .response();
     lines.extend(output(lambda, 1).await);
 
-    let lambda = Lambda::start_binary(&program("panicking"), stage.env(&[])).await;
+    let lambda = stage.obedient(&[]).await;
     lambda
         .invoke(batch([record("m-panic", r#"{"panic":true}"#)]), TIME)
         .await

@@ -1,5 +1,6 @@
 //! The shipped sample, with values that its builder methods take and no setting does. Tests and the benchmark set
 //! them here, so that kills, conflicts and outages fit into seconds. The `TEST_` variables exist in this program alone.
+//! With `TEST_OBEY=true` the messages control the handler, and nothing is charged.
 
 // The tests of the sample's modules belong to the sample.
 #![cfg(not(test))]
@@ -10,13 +11,14 @@ mod charge;
 mod gateway;
 #[path = "../../../src/look_up.rs"]
 mod look_up;
+mod obey;
 #[path = "../../../src/order.rs"]
 mod order;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use sqs_once::{
-    Settings,
+    Settings, handler_fn,
     protocol::{Timestamp, isolation::CrashWaits},
 };
 use sqs_once_core::settings::parse::positive;
@@ -37,6 +39,9 @@ fn main() -> Result<(), lambda_runtime::Error> {
 }
 
 async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
+    if settings.optional("TEST_OBEY", "false", str::parse)? {
+        return sqs_once::run(settings.once(Ok(handler_fn(obey::obey))).await?).await;
+    }
     let reserve = settings.duration("TEST_DEADLINE_RESERVE", "500ms")?;
     let assumed_timeout = settings.duration("TEST_ASSUMED_TIMEOUT", "5m")?;
     let margin = settings.duration("TEST_LEASE_MARGIN", "1s")?;

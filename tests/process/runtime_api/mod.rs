@@ -542,7 +542,7 @@ async fn each_message_logs_one_json_line() {
 #[tokio::test]
 async fn handler_lines_name_message_and_invocation() {
     let stage = Stage::set().await;
-    let lambda = obedient(&stage).await;
+    let lambda = stage.obedient(&[]).await;
     let event = batch([received("m-1", r#"{"panic":true}"#, 3)]);
     lambda.invoke(event, TIME).await.response();
     let panicked = |line: &Value| line["message"] == "panicked";
@@ -555,16 +555,11 @@ async fn handler_lines_name_message_and_invocation() {
     assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);
 }
 
-/// The other binary of the release profile, whose messages control the handler.
-async fn obedient(stage: &Stage) -> Lambda {
-    Lambda::start_binary(&program("panicking"), stage.env(&[])).await
-}
-
 /// Promise 6.
 #[tokio::test]
 async fn release_panic_fails_its_message_alone() {
     let stage = Stage::set().await;
-    let lambda = obedient(&stage).await;
+    let lambda = stage.obedient(&[]).await;
     let panic = r#"{"panic":true}"#;
     let event = batch([
         record("m-1", "{}"),
@@ -594,7 +589,7 @@ async fn release_panic_fails_its_message_alone() {
 #[tokio::test]
 async fn cut_off_handler_is_informed_on_retry() {
     let stage = Stage::set().await;
-    let lambda = obedient(&stage).await;
+    let lambda = stage.obedient(&[]).await;
     let event = || batch([record("m-1", r#"{"sleep_ms":1000}"#)]);
     let answer = lambda.invoke(event(), Duration::from_secs(1)).await;
     assert_eq!(failed(&answer.response()), ["m-1"]);
@@ -612,8 +607,8 @@ const TWO_VCPUS: &str = "3538";
 /// Processes a message that blocks, and one that sleeps.
 async fn process_blocking(memory: &str, order: &str) -> (Answer, Lambda) {
     let stage = Stage::set().await;
-    let env = stage.env(&[("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)]);
-    let lambda = Lambda::start_binary(&program("panicking"), env).await;
+    let memory = ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory);
+    let lambda = stage.obedient(&[memory]).await;
     let event = batch([
         record("m-1", r#"{"sleep_ms":100}"#),
         record("m-blocks", order),
@@ -665,8 +660,8 @@ async fn function_below_two_vcpus_has_one_thread() {
 #[tokio::test]
 async fn blocked_thread_does_not_delay_response() {
     let stage = Stage::set().await;
-    let env = stage.env(&[("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", TWO_VCPUS)]);
-    let lambda = Lambda::start_binary(&program("panicking"), env).await;
+    let memory = ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", TWO_VCPUS);
+    let lambda = stage.obedient(&[memory]).await;
     let event = batch([record("m-1", r#"{"block_ms":3000}"#)]);
     let answer = lambda.invoke(event, Duration::from_secs(1)).await;
     assert_eq!(failed(&answer.response()), ["m-1"]);

@@ -62,9 +62,15 @@ impl Stage {
         Lambda::start(self.env(settings)).await
     }
 
-    /// A consumer whose builder methods take what no setting says: see `tests/programs/adjusted.rs`.
+    /// A consumer whose builder methods take what no setting says: see `tests/adjusted`.
     pub async fn adjusted(&self, settings: &[(&str, &str)]) -> Lambda {
         Lambda::start_binary(&program("adjusted"), self.env(settings)).await
+    }
+
+    /// A consumer that does what its messages say: see `tests/adjusted/src/obey.rs`.
+    pub async fn obedient(&self, settings: &[(&str, &str)]) -> Lambda {
+        self.adjusted(&[&[("TEST_OBEY", "true")], settings].concat())
+            .await
     }
 
     /// The record of a key, under the default namespace.

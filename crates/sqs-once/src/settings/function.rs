@@ -1,6 +1,16 @@
 //! Facts about the function, from Lambda or from `cargo lambda watch`.
 
-use std::{env, ffi::OsStr, io, path::Path};
+use std::{
+    convert::Infallible,
+    env,
+    ffi::OsStr,
+    future::pending,
+    io,
+    path::Path,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use sqs_once_core::settings::table::IDEMPOTENCY_TABLE_NAME;
 use tokio::runtime::{Builder, Runtime};
@@ -11,6 +21,9 @@ use crate::deadline::MEMORY_OF_A_VCPU;
 /// The name that cargo-lambda gives a function that is invoked without a name.
 const UNNAMED: &str = "_";
 
+/// How long a blocked thread keeps sockets and timers from the others.
+const WAKE_UP_EVERY: Duration = Duration::from_millis(50);
+
 impl Settings {
     /// Creates the function's runtime, with one thread or with one for each vCPU.
     ///
@@ -18,8 +31,8 @@ impl Settings {
     ///   thread stops the whole batch: no other message runs, no outcome is recorded and no deadline is kept.
     ///   The consumer logs a poll of more than 100 ms. Run blocking code with
     ///   [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - With several threads, the response is in time as long as one of them is free, but messages whose
-    ///   next step is queued on a blocked thread wait. If handlers block every thread, the whole batch stops,
+    /// - With several threads, the response is in time as long as one of them is free: within 50 ms it takes over
+    ///   sockets and timers. Messages whose next step is queued on a blocked thread wait. If handlers block every thread, the whole batch stops,
     ///   as it does with one thread.
     ///
     /// A function gets several threads if it has the memory of at least two vCPUs:
@@ -48,12 +61,12 @@ impl Settings {
     /// }
     /// ```
     pub fn runtime(&mut self) -> io::Result<Runtime> {
-        let mut builder = if self.has_threads() {
-            Builder::new_multi_thread()
-        } else {
-            Builder::new_current_thread()
-        };
-        builder.enable_all().build()
+        if !self.has_threads() {
+            return Builder::new_current_thread().enable_all().build();
+        }
+        let runtime = Builder::new_multi_thread().enable_all().build()?;
+        wake_a_thread_regularly(&runtime)?;
+        Ok(runtime)
     }
 
     /// Returns the function's memory in MB, if Lambda set it.
@@ -124,4 +137,24 @@ impl Settings {
             None => self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
         }
     }
+}
+
+/// One thread of the runtime waits for sockets and timers on behalf of all. If the handler that it then runs blocks
+/// it, Tokio's other threads sleep on, and nobody sees a response or a deadline (tokio issue 4730). A thread that is
+/// woken takes over.
+fn wake_a_thread_regularly(runtime: &Runtime) -> io::Result<()> {
+    let (running, ended) = mpsc::channel::<Infallible>();
+    runtime.spawn(async move {
+        let _until_shutdown = running;
+        pending::<()>().await;
+    });
+    let handle = runtime.handle().clone();
+    thread::Builder::new()
+        .name("wake-up".into())
+        .spawn(move || {
+            while ended.recv_timeout(WAKE_UP_EVERY) == Err(RecvTimeoutError::Timeout) {
+                handle.spawn(async {});
+            }
+        })?;
+    Ok(())
 }
