@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use super::requests::{
-    NOW, SECOND, applied, before, claim, fail, fail_message, kept, refused, release, request,
-    settle, states,
+    NOW, SECOND, applied, before, claim, claim_and_settle, fail, fail_message, kept, key, refused,
+    release, request, settle, states,
 };
 use crate::{
     protocol::{
-        AfterFailure, ClaimRequest, Fingerprint, Settlement, decision::may_claim,
-        record::MAX_FAILED_MESSAGES,
+        AfterFailure, ClaimRequest, Fingerprint, Settlement,
+        decision::may_claim,
+        record::{MAX_FAILED_MESSAGES, Record},
     },
     store::{ClaimResponse, Store},
 };
@@ -78,43 +79,66 @@ fn claimants() -> Vec<ClaimRequest> {
     claimants
 }
 
-/// A store admits a claim exactly where [`may_claim`] does, for every state of a record on each side of every
-/// bound.
-pub async fn claim_admission_follows_rules(store: &impl Store) {
-    let mut tried = 0;
+/// Returns every state of a record on each side of every bound: the claim and the settlement that lead to it.
+fn histories() -> Vec<(ClaimRequest, Option<Settlement>)> {
+    let mut histories = Vec::new();
     for (settlement, lease_until) in states() {
         for expires_at in [NOW.as_secs() - 1, NOW.as_secs(), NOW.as_secs() + 1] {
             for fingerprint in fingerprints().into_iter().take(3) {
-                for asker in claimants() {
-                    tried += 1;
-                    let theirs = ClaimRequest {
-                        fingerprint: fingerprint.clone(),
-                        lease_until,
-                        expires_at,
-                        ..request(&tried.to_string(), "m-1")
-                    };
-                    let _ = claim(store, &theirs).await;
-                    let mut record = theirs.record(None);
-                    if let Some(settlement) = settlement.clone().map(|s| expiring(s, expires_at)) {
-                        let _ = settle(store, &theirs, &settlement).await;
-                        record = settlement.apply(&record, NOW + SECOND).unwrap();
-                    }
-                    let mine = ClaimRequest {
-                        key: theirs.key,
-                        ..asker
-                    };
-                    let (wanted, left) = if may_claim(Some(&record), &mine) {
-                        let replaced = Some(record).filter(|record| !record.is_expired(NOW));
-                        let left = mine.record(replaced.as_ref());
-                        (ClaimResponse::Applied { replaced }, left)
-                    } else {
-                        (ClaimResponse::ConditionFailed(record.clone()), record)
-                    };
-                    assert_eq!(claim(store, &mine).await, wanted, "for {mine:?}");
-                    let part = tried.to_string();
-                    assert_eq!(kept(store, &part, "m-1").await, left, "after {mine:?}");
-                }
+                let theirs = ClaimRequest {
+                    fingerprint,
+                    lease_until,
+                    expires_at,
+                    ..request("key", "m-1")
+                };
+                let settlement = settlement.clone().map(|s| expiring(s, expires_at));
+                histories.push((theirs, settlement));
             }
+        }
+    }
+    histories
+}
+
+/// A store admits a claim exactly where [`may_claim`] does, for every state of a record on each side of every
+/// bound.
+pub async fn claim_admission_follows_rules(store: &impl Store) {
+    let (mut tried, mut records) = (0, 0);
+    for (theirs, settlement) in histories() {
+        // A refused claim leaves its record to the next claim.
+        let mut left: Option<Record> = None;
+        for asker in claimants() {
+            tried += 1;
+            let record = match left.take() {
+                Some(record) => record,
+                None => {
+                    records += 1;
+                    let theirs = ClaimRequest {
+                        key: key(&records.to_string()),
+                        ..theirs.clone()
+                    };
+                    claim_and_settle(store, &theirs, settlement.as_ref()).await
+                }
+            };
+            let part = records.to_string();
+            let mine = ClaimRequest {
+                key: key(&part),
+                ..asker
+            };
+            let answer = claim(store, &mine).await;
+            if may_claim(Some(&record), &mine) {
+                let replaced = Some(record).filter(|record| !record.is_expired(NOW));
+                let record = mine.record(replaced.as_ref());
+                let wanted = ClaimResponse::Applied { replaced };
+                assert_eq!(answer, wanted, "for {mine:?}");
+                assert_eq!(kept(store, &part, "m-1").await, record, "after {mine:?}");
+            } else {
+                let wanted = ClaimResponse::ConditionFailed(record.clone());
+                assert_eq!(answer, wanted, "for {mine:?}");
+                left = Some(record);
+            }
+        }
+        if let Some(record) = left {
+            assert_eq!(kept(store, &records.to_string(), "m-1").await, record);
         }
     }
     assert_eq!(tried, 15 * 3 * 3 * 16);

@@ -125,6 +125,21 @@ pub(super) async fn settle_by(
     store.settle(fence, wanted, now, &context).await.unwrap()
 }
 
+/// Claims a new key, and settles the claim. Returns the record that the rules say is left.
+pub(super) async fn claim_and_settle(
+    store: &impl Store,
+    request: &ClaimRequest,
+    wanted: Option<&Settlement>,
+) -> Record {
+    let _ = claim(store, request).await;
+    let claimed = request.record(None);
+    let Some(wanted) = wanted else {
+        return claimed;
+    };
+    let _ = settle(store, request, wanted).await;
+    wanted.apply(&claimed, NOW + SECOND).unwrap()
+}
+
 /// Returns a settlement that ends a lease without a trace of its attempt.
 pub(super) fn restore_unknown() -> Settlement {
     Settlement::Restore(PriorState {

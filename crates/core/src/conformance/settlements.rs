@@ -1,8 +1,8 @@
 //! Promises about the end of a claim: which record it leaves, and which settlements fail.
 
 use super::requests::{
-    NOW, SECOND, applied, before, claim, complete, fail, kept, key, release, renew, request,
-    restore, restore_unknown, settle, settle_by, states,
+    NOW, SECOND, applied, before, claim, claim_and_settle, complete, fail, kept, key, release,
+    renew, request, restore, restore_unknown, settle, settle_by, states,
 };
 use crate::{
     protocol::{
@@ -120,12 +120,7 @@ pub async fn settlement_admission_follows_rules(store: &impl Store) {
                     lease_until,
                     ..request(&part, "m-1")
                 };
-                let _ = claim(store, &theirs).await;
-                let mut record = theirs.record(None);
-                if let Some(settlement) = &settlement {
-                    let _ = settle(store, &theirs, settlement).await;
-                    record = settlement.apply(&record, NOW + SECOND).unwrap();
-                }
+                let record = claim_and_settle(store, &theirs, settlement.as_ref()).await;
                 let mut fence = theirs.fence();
                 if !by_its_owner {
                     fence.owner = Owner::fresh();
