@@ -144,13 +144,16 @@ async fn relay(
 ) -> Response<Body> {
     let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
     if wire.is_dead(peer, worker) {
-        let _noted = Unheard {
+        let mut unheard = Unheard {
             ledger: wire.ledger.clone(),
             worker,
-            since: Instant::now(),
+            waited: Duration::ZERO,
         };
         // Until the caller has hung up.
-        return std::future::pending().await;
+        loop {
+            sleep(TICK).await;
+            unheard.waited += TICK;
+        }
     }
     let writes = Write::all_of(worker, &headers, &body);
     let down = wire
@@ -189,16 +192,20 @@ async fn relay(
     }
 }
 
+/// The wait of a request on a dead connection is counted in these. While this process does not run it cannot see that
+/// the caller has hung up, and does not count either.
+const TICK: Duration = Duration::from_millis(50);
+
 /// A request on a dead connection. Dropped when the caller has hung up.
 struct Unheard {
     ledger: Arc<Ledger>,
     worker: Worker,
-    since: Instant,
+    waited: Duration,
 }
 
 impl Drop for Unheard {
     fn drop(&mut self) {
-        let (worker, waited) = (self.worker, self.since.elapsed());
+        let (worker, waited) = (self.worker, self.waited);
         self.ledger.note(Event::Unheard { worker, waited });
     }
 }
