@@ -205,7 +205,7 @@ def run(command: list[str], environment: Mapping[str, str], cwd: Path = ROOT, **
         return process.wait()
 
 
-class Template(yaml.SafeLoader):
+class Template(yaml.CSafeLoader):
     """Reads the intrinsic functions of CloudFormation in their long form: `!Ref A` as {"Ref": "A"}."""
 
 

@@ -414,7 +414,7 @@ def limits() -> list[Row]:
 def outages() -> list[Row]:
     def outage(rate: float, hours: float) -> Result:
         load = {"all": rate}
-        return simulated(Scenario(load, seconds=hours * HOUR, invocations=100, fails=True, grain=10, tick=10.0))
+        return simulated(Scenario(load, seconds=hours * HOUR, invocations=100, fails=True, grain=10, tick=60.0))
 
     waits, below, above = sizing.back_off_seconds(), outage(1.0, 36.0), outage(4.0, 12.0)
     seconds, count = below.in_back_off
