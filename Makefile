@@ -88,12 +88,20 @@ test test-localstack test-powertools soak soak-million: export SQS_ONCE_REQUIRE_
 # The link of a release program keeps one processor busy, so the suites are built beside the programs.
 .PHONY: test
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
-	$(MAKE) --no-print-directory --jobs 2 programs built-suites
+	$(MAKE) --no-print-directory --jobs 2 programs suites
 	python local/suites.py
 	python local/recorded.py
-	$(TEST) --doc
-	$(MAKE) --no-print-directory --jobs 2 local-runs runbook
+	$(MAKE) --no-print-directory --jobs 3 doctests runbook local-runs
 
+.PHONY: suites
+suites:
+	python local/suites.py --build
+
+.PHONY: doctests
+doctests:
+	$(TEST) --doc
+
+# After the suites: it replaces the program that some of them run.
 .PHONY: local-runs
 local-runs:
 	python local/watch_test.py
@@ -106,15 +114,10 @@ runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
 starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and drive its `make dev`
 	python local/starter.py
 
-# The command by which local/suites.py builds them.
-.PHONY: built-suites
-built-suites:
-	$(TEST) --tests --no-run
-
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
 	$(CONSUMER)
-	$(PROGRAM) panicking --bin place_order
+	$(PROGRAM) place_order
 	$(RELEASE) --package adjusted --bin adjusted
 
 .PHONY: test-deep
@@ -258,15 +261,8 @@ lint-project: $(VENV) $(CHECKOV)
 	python local/deployment.py
 	python local/sizing.py --check
 	python local/simulation.py --self-test && python local/simulation.py --check
-	sam validate --lint --region us-east-1
-	sam validate --lint --region us-east-1 --template-file examples/place_order.template.yaml
-	sam validate --lint --region us-east-1 --template-file examples/start_durable.template.yaml
-	sam validate --lint --region us-east-1 --template-file examples/outbox.template.yaml
-	sam validate --lint --region us-east-1 --template-file examples/outbox_postgres.template.yaml
-	sam validate --lint --region us-east-1 --template-file examples/place_order_postgres.template.yaml
 	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
-	sam validate --lint --region us-east-1 --template-file $(GRADUAL_TEMPLATE)
-	cfn-lint template.yaml examples/*.template.yaml
+	cfn-lint template.yaml $(GRADUAL_TEMPLATE) examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
 	python local/policies.py --self-test $(CHECKOV) && python local/policies.py $(CHECKOV) template.yaml examples/*.template.yaml
 	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf

@@ -1,6 +1,7 @@
 """Runs the test suites that Cargo built and the tests of the local tools, several at a time: a part of `make test`.
 
     python local/suites.py [SUITE...]     all suites, or the named ones
+    python local/suites.py --build        builds all of them, and runs none
 
 The suites use the cloud at AWS_ENDPOINT_URL, or a new MiniStack if the variable is not set. `cargo test` runs the
 same suites one after the other. Most of them wait for timeouts and for other processes, so that two processors
@@ -21,10 +22,12 @@ import recorded
 from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 
 # Suites that compute run one at a time. The others wait for most of their time, but for timeouts of some
-# hundred milliseconds: they run two at a time, and have the higher priority. Longest first in both.
+# hundred milliseconds: they run three at a time, and have the higher priority. Longest first in both.
 COMPUTING = ("model",)
-WAITING_AT_ONCE = 2
-LONGEST = ("process", "wire", "postgres", "outbox", "cloud")
+WAITING_AT_ONCE = 3
+LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
+# Cargo's default is one test for each processor. With it, the longest suite would run by itself at the end.
+TESTS_AT_ONCE = {"process": 3}
 # Scripts that start clouds and build nothing. They run one at a time beside the suites.
 SCRIPTS = ("verify_aws_test", "before_deploy_test")
 
@@ -119,12 +122,13 @@ def build() -> list[Suite]:
 def run(suite: Suite, environment: Mapping[str, str]) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
     record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.is_recorded else {}
+    at_once = {"RUST_TEST_THREADS": str(TESTS_AT_ONCE[suite.name])} if suite.name in TESTS_AT_ONCE else {}
     start = time.monotonic()
     ended = subprocess.run(
         [*priority, *suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],
         cwd=ROOT,
         # Scripts start clouds, and refuse to run against another.
-        env=os.environ if suite.kind == "script" else {**environment, **record},
+        env=os.environ if suite.kind == "script" else {**environment, **record, **at_once},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -147,10 +151,13 @@ def report(result: Result) -> None:
 
 def main() -> int:
     unwind_on_signals()
+    suites = build()
     names = sys.argv[1:]
-    suites = [suite for suite in build() if not names or suite.name in names]
+    if names == ["--build"]:
+        return 0
     if unknown := set(names) - {suite.name for suite in suites}:
         sys.exit(f"local/suites.py: there is no suite {', '.join(sorted(unknown))}")
+    suites = [suite for suite in suites if not names or suite.name in names]
     recorded.RECORDING.parent.mkdir(exist_ok=True)
     recorded.RECORDING.unlink(missing_ok=True)
     start = time.monotonic()
