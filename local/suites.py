@@ -26,8 +26,10 @@ from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 COMPUTING = ("model",)
 WAITING_AT_ONCE = 3
 LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
-# Cargo's default is one test for each processor. With it, the longest suite would run by itself at the end.
-TESTS_AT_ONCE = {"process": 3}
+# Parts of suites that run by themselves. The tests of chaos wait for the ends of leases, each with less than a fifth
+# of a processor, so all of them run at a time.
+CHAOS, CHAOS_AT_ONCE = ("chaos::",), 8
+PARTS = {"process": CHAOS, recorded.SUITE: recorded.TESTS}
 # Scripts that start clouds and build nothing. They run one at a time beside the suites.
 SCRIPTS = ("verify_aws_test", "before_deploy_test")
 
@@ -64,10 +66,9 @@ class Suite:
         return self.name == recorded.SUITE and self.only == recorded.TESTS
 
     def parts(self) -> list["Suite"]:
-        """The suite in two parts, if the requests of some of its tests are recorded."""
-        if self.name != recorded.SUITE:
-            return [self]
-        return [replace(self, only=recorded.TESTS), replace(self, skipped=recorded.TESTS)]
+        """The suite in two parts, or whole."""
+        part = PARTS.get(self.name)
+        return [replace(self, only=part), replace(self, skipped=part)] if part else [self]
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def build() -> list[Suite]:
 def run(suite: Suite, environment: Mapping[str, str]) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
     record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.is_recorded else {}
-    at_once = {"RUST_TEST_THREADS": str(TESTS_AT_ONCE[suite.name])} if suite.name in TESTS_AT_ONCE else {}
+    at_once = {"RUST_TEST_THREADS": str(CHAOS_AT_ONCE)} if suite.only == CHAOS else {}
     start = time.monotonic()
     ended = subprocess.run(
         [*priority, *suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],

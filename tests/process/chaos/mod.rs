@@ -224,7 +224,7 @@ async fn concurrent_invocations_keep_promises() {
             ..STANDARD
         },
         // In a large run, workers that live until slow messages end.
-        lifetime: Some((size as u32 / 8).clamp(40, 200)),
+        lifetime: Some((size as u32 / 16).clamp(16, 200)),
         workers: 2,
         at_once: 8,
         ..ORDERS
