@@ -31,9 +31,9 @@ impl Settings {
     ///   thread stops the whole batch: no other message runs, no outcome is recorded and no deadline is kept.
     ///   The consumer logs a poll of more than 100 ms. Run blocking code with
     ///   [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - With several threads, the response is in time as long as one of them is free: within 50 ms it takes over
-    ///   sockets and timers. Messages whose next step is queued on a blocked thread wait. If handlers block every thread, the whole batch stops,
-    ///   as it does with one thread.
+    /// - With several threads, the response is in time as long as one of them is free: within 50 ms it takes
+    ///   over sockets and timers. Messages whose next step is queued on a blocked thread wait. If handlers
+    ///   block every thread, the whole batch stops, as it does with one thread.
     ///
     /// A function gets several threads if it has the memory of at least two vCPUs:
     /// `AWS_LAMBDA_FUNCTION_MEMORY_SIZE` of 3,538 or more, since 1,769 MB have one vCPU (*AWS Lambda
