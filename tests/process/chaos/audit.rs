@@ -151,10 +151,11 @@ struct Audit {
     claimed_for: HashMap<(Worker, String), String>,
     /// Logged outcomes of deliveries.
     said: HashMap<Delivery, String>,
-    /// Times of each worker's last claim of a key, last freeze and last thaw.
-    claimed: HashMap<(Worker, String), usize>,
+    /// Each worker's last claim of a key, with the end of its lease.
+    claimed: HashMap<(Worker, String), (usize, u64)>,
     frozen: HashMap<Worker, usize>,
-    thawed: HashMap<Worker, usize>,
+    /// Each worker's last thaw, with its time.
+    thawed: HashMap<Worker, (usize, u64)>,
     paces: HashMap<Worker, Pace>,
     /// Messages that a worker left unfinished in its response.
     late: HashSet<(Worker, String)>,
@@ -254,7 +255,8 @@ impl Audit {
                 self.claimed_for.insert(of_worker, message.clone());
                 // A claim whose lease has already ended permits no start.
                 if at_ms < lease_until_ms {
-                    self.claimed.insert((*worker, key.clone()), at);
+                    self.claimed
+                        .insert((*worker, key.clone()), (at, *lease_until_ms));
                 }
                 let claim = &self.of_key(key).claim;
                 let live = claim.as_ref();
@@ -359,8 +361,8 @@ impl Audit {
             Event::Frozen { worker } => {
                 self.frozen.insert(*worker, at);
             }
-            Event::Thawed { worker } => {
-                self.thawed.insert(*worker, at);
+            Event::Thawed { worker, at_ms } => {
+                self.thawed.insert(*worker, (at, *at_ms));
             }
             Event::Expired { key } => self.expire(key),
             Event::DeliveryLog { .. }
@@ -392,12 +394,14 @@ impl Audit {
         }
         self.operation_of_charge.insert(at, name.to_owned());
         let operation = self.operations.entry(name.to_owned()).or_default();
-        if let Some(thawed) = self.thawed.get(&worker) {
+        if let Some((thawed, thawed_at_ms)) = self.thawed.get(&worker) {
             let claimed = self.claimed.get(&(worker, key.to_owned())).copied();
             // A worker with a new claim since the thaw is an ordinary worker. Without one, only
             // requests begun before the freeze may arrive late: they cannot be recalled.
-            if claimed.is_none_or(|claimed| claimed < *thawed) {
-                if claimed.is_none_or(|claimed| claimed > self.frozen[&worker]) {
+            if claimed.is_none_or(|(claimed, _)| claimed < *thawed) {
+                // Of several invocations in one process, the last to claim may be thawed before its lease is over.
+                let is_over = |(_, lease_until_ms)| *thawed_at_ms >= lease_until_ms + APART_MS;
+                if claimed.is_none_or(|claim| claim.0 > self.frozen[&worker] && is_over(claim)) {
                     self.found.push(format!(
                         "{name} was charged by worker {worker}, which began when it was thawed"
                     ));

@@ -13,6 +13,7 @@ use std::{
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
+use sqs_once::protocol::Timestamp;
 use support::{
     emf,
     event::{QUEUE_ARN, batch, received},
@@ -230,7 +231,8 @@ impl Mapping {
         let worker = environment.worker;
         let pause = self.seed.dice(("thaw", worker)).u64(200..2500);
         sleep(Duration::from_millis(pause)).await;
-        self.ledger.note(Event::Thawed { worker });
+        let at_ms = Timestamp::now().as_millis();
+        self.ledger.note(Event::Thawed { worker, at_ms });
         let lambda = &environment.lambda;
         signal(lambda.pid(), "-CONT");
         // At the start the process polls for as many as it runs at once, then after each response.

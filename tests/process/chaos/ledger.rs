@@ -146,6 +146,7 @@ pub(crate) enum Event {
     /// The process is about to be thawed.
     Thawed {
         worker: Worker,
+        at_ms: u64,
     },
     /// The process was frozen before this invocation, while all its connections to DynamoDB died.
     Rested {

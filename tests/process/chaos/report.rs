@@ -78,7 +78,7 @@ impl Report {
                 }
                 Event::Faulted { fault, .. } => report.count(format!("DynamoDB fault, {fault:?}")),
                 Event::Died { death, .. } => report.count(format!("workers, {death:?}")),
-                Event::Thawed { worker } => {
+                Event::Thawed { worker, .. } => {
                     thawed.insert(*worker);
                     report.count("workers, thawed");
                 }
