@@ -129,7 +129,7 @@ test-deep: ## Check the larger worlds of the model, and every schedule with one 
 CHAOS_MESSAGES      ?= 20000
 SOAK_MESSAGES       ?= 1000000
 SOAK_MINUTES        ?= 180
-SOAK_WAVES          ?= 3
+SOAK_WAVES          ?= 7
 CHAOS_FIFO_MESSAGES ?= 2000
 OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
