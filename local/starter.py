@@ -143,7 +143,7 @@ def check_source(project: Path) -> None:
     lines = len((project / "src/main.rs").read_text().splitlines())
     check(lines <= LINES_OF_MAIN, f"src/main.rs has {lines} lines")
     command("cargo", "fmt", "--check", cwd=project)
-    # As `cargo clippy`, which would compile every dependency a second time.
+    # Clippy as the compiler of the tests: `cargo clippy` would compile every dependency a second time.
     build = ["cargo", "test", "--quiet", "--no-run"]
     linted = environment() | {"RUSTC_WORKSPACE_WRAPPER": "clippy-driver"}
     ended = subprocess.run(build, cwd=project, env=linted, stderr=subprocess.PIPE, text=True, check=False)

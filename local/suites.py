@@ -26,8 +26,8 @@ from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 COMPUTING = ("model",)
 WAITING_AT_ONCE = 3
 LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
-# Parts of suites that run by themselves. The tests of chaos wait for the ends of leases, each with less than a fifth
-# of a processor, so all of them run at a time.
+# Tests that run as a separate suite. Those of chaos wait for the ends of leases, each with less than a fifth of a
+# processor, so all of them run at a time.
 CHAOS, CHAOS_AT_ONCE = ("chaos::",), 8
 PARTS = {"process": CHAOS, recorded.SUITE: recorded.TESTS}
 # Scripts that start clouds and build nothing. They run one at a time beside the suites.

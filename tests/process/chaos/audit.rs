@@ -151,10 +151,11 @@ struct Audit {
     claimed_for: HashMap<(Worker, String), String>,
     /// Logged outcomes of deliveries.
     said: HashMap<Delivery, String>,
-    /// Each worker's last claim of a key, with the end of its lease.
+    /// Place of each worker's last claim of a key in the ledger, and the end of its lease in milliseconds.
     claimed: HashMap<(Worker, String), (usize, u64)>,
+    /// Place of each worker's last freeze.
     frozen: HashMap<Worker, usize>,
-    /// Each worker's last thaw, with its time.
+    /// Place and time in milliseconds of each worker's last thaw.
     thawed: HashMap<Worker, (usize, u64)>,
     paces: HashMap<Worker, Pace>,
     /// Messages that a worker left unfinished in its response.
@@ -399,9 +400,11 @@ impl Audit {
             // A worker with a new claim since the thaw is an ordinary worker. Without one, only
             // requests begun before the freeze may arrive late: they cannot be recalled.
             if claimed.is_none_or(|(claimed, _)| claimed < *thawed) {
-                // Of several invocations in one process, the last to claim may be thawed before its lease is over.
-                let is_over = |(_, lease_until_ms)| *thawed_at_ms >= lease_until_ms + APART_MS;
-                if claimed.is_none_or(|claim| claim.0 > self.frozen[&worker] && is_over(claim)) {
+                // One of several invocations may have claimed so late that its lease outlasts the freeze.
+                let began_late = claimed.is_none_or(|(claimed, lease_until_ms)| {
+                    claimed > self.frozen[&worker] && *thawed_at_ms >= lease_until_ms + APART_MS
+                });
+                if began_late {
                     self.found.push(format!(
                         "{name} was charged by worker {worker}, which began when it was thawed"
                     ));

@@ -2,10 +2,11 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
 use aws_sdk_dynamodb::{Client, types::AttributeValue};
+use sqs_once::protocol::Timestamp;
 use tokio::time::sleep;
 
 use crate::chaos::{TABLE, faults::Wire, ledger::Event};
@@ -15,9 +16,9 @@ pub(crate) async fn delete_expired(wire: Weak<Wire>, client: Client) {
     loop {
         sleep(Duration::from_millis(500)).await;
         let Some(wire) = wire.upgrade() else { return };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        for key in wire.over(now.as_secs()) {
-            delete(&wire, &client, &key, now.as_secs()).await;
+        let now = Timestamp::now().as_secs();
+        for key in wire.over(now) {
+            delete(&wire, &client, &key, now).await;
         }
     }
 }

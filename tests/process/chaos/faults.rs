@@ -192,8 +192,8 @@ async fn relay(
     }
 }
 
-/// The wait of a request on a dead connection is counted in these. While this process does not run it cannot see that
-/// the caller has hung up, and does not count either.
+/// How finely the wait on a dead connection is counted. A clock would also count the time in which this process did
+/// not run, and so could not see that the caller had hung up.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A request on a dead connection. Dropped when the caller has hung up.

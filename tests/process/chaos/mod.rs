@@ -223,7 +223,8 @@ async fn concurrent_invocations_keep_promises() {
             batch: 4,
             ..STANDARD
         },
-        // In a large run, workers that live until slow messages end.
+        // In a large run, workers that live until slow messages end. In a small one, workers that meet their fate
+        // before a message kills them.
         lifetime: Some((size as u32 / 16).clamp(16, 200)),
         workers: 2,
         at_once: 8,

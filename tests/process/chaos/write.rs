@@ -1,9 +1,8 @@
 //! Writes to the table: a request as the relay reads it, and its event in the ledger.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use axum::http::HeaderMap;
 use serde_json::Value;
+use sqs_once::protocol::Timestamp;
 use support::dynamo::request_name;
 
 use crate::chaos::{
@@ -90,14 +89,13 @@ impl Write {
             _ => None,
         };
         if let Some([owner, lease_until, message, made]) = claim {
-            let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
             return Event::Claimed {
                 key,
                 owner: text(owner).unwrap(),
                 message: text(message).unwrap(),
                 worker: self.worker,
                 made_ms: number(made).unwrap(),
-                at_ms: at.as_millis().try_into().unwrap(),
+                at_ms: Timestamp::now().as_millis(),
                 lease_until_ms: number(lease_until).unwrap(),
                 over_expired: number(made)
                     .zip(expired)

@@ -79,7 +79,7 @@ fn claimants() -> Vec<ClaimRequest> {
     claimants
 }
 
-/// Returns every state of a record on each side of every bound: the claim and the settlement that lead to it.
+/// Returns the claim and the settlement that lead to every state of a record, on each side of every bound.
 fn histories() -> Vec<(ClaimRequest, Option<Settlement>)> {
     let mut histories = Vec::new();
     for (settlement, lease_until) in states() {
@@ -91,8 +91,8 @@ fn histories() -> Vec<(ClaimRequest, Option<Settlement>)> {
                     expires_at,
                     ..request("key", "m-1")
                 };
-                let settlement = settlement.clone().map(|s| expiring(s, expires_at));
-                histories.push((theirs, settlement));
+                let settled = settlement.as_ref().map(|how| expiring(how, expires_at));
+                histories.push((theirs, settled));
             }
         }
     }
@@ -144,14 +144,14 @@ pub async fn claim_admission_follows_rules(store: &impl Store) {
     assert_eq!(tried, 15 * 3 * 3 * 16);
 }
 
-fn expiring(settlement: Settlement, at: u64) -> Settlement {
+fn expiring(settlement: &Settlement, at: u64) -> Settlement {
     match settlement {
         Settlement::Complete { result, .. } => Settlement::Complete {
-            result,
+            result: result.clone(),
             expires_at: at,
         },
-        Settlement::Fail { error, .. } => Settlement::fail(error, "m-1", true, at),
-        other => other,
+        Settlement::Fail { error, .. } => Settlement::fail(error.clone(), "m-1", true, at),
+        other => other.clone(),
     }
 }
 

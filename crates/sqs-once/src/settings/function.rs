@@ -21,7 +21,7 @@ use crate::deadline::MEMORY_OF_A_VCPU;
 /// The name that cargo-lambda gives a function that is invoked without a name.
 const UNNAMED: &str = "_";
 
-/// How long a blocked thread keeps sockets and timers from the others.
+/// How long a blocked thread can keep sockets and timers from the others.
 const WAKE_UP_EVERY: Duration = Duration::from_millis(50);
 
 impl Settings {

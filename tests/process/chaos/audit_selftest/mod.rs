@@ -406,12 +406,16 @@ fn two_live_claims_are_found() {
     clean(&two(Some(settled(1, Settled::LeaseEnded)), 1500));
 }
 
-/// Frozen in its charge, given up, taken over by worker 8, and thawed; then `late` happens.
+/// As [`thawed_at`], long after its lease.
 fn thawed(frozen: usize, late: Vec<Event>) -> Vec<Event> {
+    thawed_at(9_000, frozen, late)
+}
+
+/// Frozen in its charge, given up, taken over by worker 8, and thawed; then `late` happens.
+fn thawed_at(at_ms: u64, frozen: usize, late: Vec<Event>) -> Vec<Event> {
     let died = died(7, Death::FrozenUntilTimeout);
     let mut events = again(vec![died, returned(1, 7, End::WorkerDied)]);
     events.insert(frozen, Event::Frozen { worker: 7 });
-    let at_ms = 9_000;
     events.push(Event::Thawed { worker: 7, at_ms });
     events.extend(late);
     for event in &mut events {
@@ -428,15 +432,14 @@ fn thawed_worker_acting_after_lease_is_found() {
     clean(&thawed(4, vec![]));
     // The request was in flight, and arrives after the other worker is done.
     clean(&thawed(4, vec![charge(1, 7)]));
-    let mut early = thawed(2, vec![charge(1, 7)]);
-    caught(&early, "began when it was thawed");
-    // The claim's lease ends at 3000.
-    for event in &mut early {
-        if let Event::Thawed { at_ms, .. } = event {
-            *at_ms = 2999;
-        }
-    }
-    clean(&early);
+    caught(&thawed(2, vec![charge(1, 7)]), "began when it was thawed");
+    // The claim's lease ends at 3000, by a clock that may be behind.
+    let over = 3000 + APART_MS;
+    clean(&thawed_at(over - 1, 2, vec![charge(1, 7)]));
+    caught(
+        &thawed_at(over, 2, vec![charge(1, 7)]),
+        "began when it was thawed",
+    );
     // With its own claim it is an ordinary worker.
     caught(
         &thawed(2, vec![claimed(1, "a", 99_000), charge(1, 7)]),
