@@ -1,5 +1,5 @@
-//! A message has crashed only if it ran alone four times in a row, and each time an injected kill ended its
-//! process.
+//! A message has crashed only if it was counted as alone four times in a row, and each time an injected kill
+//! ended its process, or its worker never learned of the count.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,9 +14,20 @@ use crate::chaos::{
 struct Alone<'a> {
     owner: &'a str,
     worker: Worker,
+    /// A later write of its worker failed: the repeated renewal, or the restore.
+    faulted: bool,
+    charged: bool,
 }
 
-/// Crashed operations without as many deaths.
+impl Alone<'_> {
+    /// The worker did not get the answer to its renewal, so the handler did not run. It could not restore the
+    /// record either.
+    fn is_unconfirmed(&self) -> bool {
+        self.faulted && !self.charged
+    }
+}
+
+/// Crashed operations whose attempts alone did not all end as they may.
 pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
     let (mut crashed, mut messages) = (HashSet::new(), HashMap::new());
     let (mut deaths, mut died_with) = (HashMap::new(), HashSet::new());
@@ -63,7 +74,19 @@ pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
                 attempts.push(Alone {
                     owner,
                     worker: *worker,
+                    faulted: false,
+                    charged: false,
                 });
+            }
+            Event::Faulted { key, worker, .. } => {
+                if let Some(last) = last_of(&mut alone, key, *worker) {
+                    last.faulted = true;
+                }
+            }
+            Event::Charge { key, worker, .. } => {
+                if let Some(last) = last_of(&mut alone, key, *worker) {
+                    last.charged = true;
+                }
             }
             Event::Expired { key }
             | Event::Claimed {
@@ -85,10 +108,13 @@ pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
                     _ if is_own => attempts.clear(),
                     Settled::Failed if crashed.contains(operation_of(key)) => {
                         let operation = operation_of(key);
-                        let died = attempts.iter().filter(|one| died(one, operation)).count();
-                        if died != attempts.len() || died < DEATHS {
+                        let as_they_may = attempts
+                            .iter()
+                            .filter(|one| died(one, operation) || one.is_unconfirmed())
+                            .count();
+                        if as_they_may != attempts.len() || as_they_may < DEATHS {
                             found.push(format!(
-                                "{operation} has crashed after {} attempts alone, and {died} of their workers died",
+                                "{operation} has crashed after {} attempts alone, and {as_they_may} of their workers died or never learned of the count",
                                 attempts.len()
                             ));
                         }
@@ -100,4 +126,14 @@ pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
         }
     }
     found
+}
+
+/// The last attempt alone under `key`, if `worker` made it.
+fn last_of<'a, 'b>(
+    alone: &'a mut HashMap<&str, Vec<Alone<'b>>>,
+    key: &str,
+    worker: Worker,
+) -> Option<&'a mut Alone<'b>> {
+    let last = alone.get_mut(key)?.last_mut()?;
+    (last.worker == worker).then_some(last)
 }

@@ -6,6 +6,7 @@ use crate::chaos::{
         caught, charge, claimed, clean, dead_lettered, delivered, died, ended, informed, returned,
         said, sent, settled_by,
     },
+    faults::Fault,
     ledger::{ChargeEnd, Death, End, Event, Settled},
     plan::Kind,
 };
@@ -82,6 +83,30 @@ fn crash_after_a_survivor_is_found() {
         }
     }
     caught(&events, "after 1 attempts alone, and 1 of");
+}
+
+/// The last worker survives. It did not get the answer to its renewal, so it ran no handler.
+#[test]
+fn count_that_no_answer_confirmed_counts_as_a_death() {
+    let survived = |events: &[Event]| {
+        let mut all = crashed(Kind::Good, DEATHS);
+        let of_last = |event: &Event| matches!(event, Event::Alone { worker: 11, .. });
+        let at = all.iter().position(of_last).unwrap() + 1;
+        // The information, the charge with its end, and the death.
+        all.splice(at..at + 5, events.iter().cloned());
+        all
+    };
+    let faulted = Event::Faulted {
+        key: "chaos#o-1".into(),
+        worker: 11,
+        fault: Fault::Outage,
+    };
+    let failed = returned(1, 11, End::ReportedFailed);
+    clean(&survived(&[faulted.clone(), failed.clone()]));
+    let few = "after 4 attempts alone, and 3 of";
+    caught(&survived(&[failed.clone()]), few);
+    let charged = [informed(11, 1), charge(1, 11), faulted, failed];
+    caught(&survived(&charged), few);
 }
 
 #[test]

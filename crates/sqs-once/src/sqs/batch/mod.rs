@@ -213,21 +213,25 @@ impl Batch {
         let _first = self.progress[index].started.set(Instant::now());
     }
 
-    /// Records and logs the result of a message. If the message already has a result, as after
-    /// [`close`](Self::close), does nothing and returns false.
+    /// Logs and records the result of a message, in this order. So what another thread counts or answers has
+    /// its line. If the message already has a result, as after [`close`](Self::close), does nothing and returns
+    /// false.
     ///
     /// Keeps only part of the result's text, because the outputs of a whole batch may be larger than the
     /// function's memory.
     pub(super) fn end(&self, index: usize, processed: MessageResult) -> bool {
         let Progress { started, ended, .. } = &self.progress[index];
-        let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
-        let detail = processed.detail();
-        let first = ended.set(processed.kept(duration)).is_ok();
-        if let Some(processed) = ended.get().filter(|_| first)
-            && self.is_logged(processed.outcome())
-        {
-            processed.log(&self.messages[index], detail.as_deref());
-        }
+        let mut first = false;
+        ended.get_or_init(|| {
+            first = true;
+            let detail = processed.detail();
+            let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
+            let kept = processed.kept(duration);
+            if self.is_logged(kept.outcome()) {
+                kept.log(&self.messages[index], detail.as_deref());
+            }
+            kept
+        });
         first
     }
 
@@ -255,7 +259,7 @@ impl Batch {
             } else {
                 Outcome::NotStarted
             };
-            let ends_here = progress.ended.get().is_none() && self.end(index, open.into());
+            let ends_here = self.end(index, open.into());
             let ended = progress.ended.get();
             match ended.map(MessageResult::outcome) {
                 Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
@@ -304,4 +308,71 @@ impl Batch {
 /// Joins the first message ids for a log line. Logs name at most this many messages of a batch.
 fn ids(ids: &[&str]) -> String {
     ids[..ids.len().min(NAMED)].join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_lambda_events::sqs::SqsMessage;
+    use tracing::{Event, Subscriber};
+    use tracing_subscriber::{
+        layer::{Context, Layer, SubscriberExt as _},
+        registry,
+    };
+
+    use super::*;
+    use crate::{
+        protocol::{Namespace, Timestamp},
+        sqs::{
+            body_decoder::BodyDecoder, encoding::Decoding, envelope::Envelope,
+            fingerprint_source::FingerprintSource, key_source::KeySource,
+        },
+    };
+
+    /// Notes at each log line how many messages of the batch have a result.
+    struct Results {
+        batch: Arc<Batch>,
+        at_lines: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl<S: Subscriber> Layer<S> for Results {
+        fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+            let results = self.batch.outcomes().len();
+            self.at_lines.lock().unwrap().push(results);
+        }
+    }
+
+    fn batch_of_one() -> Batch {
+        let mut record = SqsMessage::default();
+        record.message_id = Some("m-1".into());
+        let namespace = Namespace::new("ns").unwrap();
+        let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
+        let decoder =
+            BodyDecoder::for_type::<String>(&namespace, &key, &fingerprint, Decoding::default());
+        let message = Message::new(record, None, Envelope::None, &decoder).unwrap();
+        let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(1), Duration::ZERO);
+        Batch::new(
+            vec![message],
+            deadline,
+            1.0,
+            NonZeroUsize::MIN,
+            NonZeroUsize::MIN,
+        )
+    }
+
+    /// Otherwise another thread may count it in the metrics and answer before its line is written.
+    #[tokio::test]
+    async fn message_has_a_result_once_its_line_is_written() {
+        let batch = Arc::new(batch_of_one());
+        let at_lines = Arc::default();
+        let results = Results {
+            batch: Arc::clone(&batch),
+            at_lines: Arc::clone(&at_lines),
+        };
+        tracing::subscriber::with_default(registry().with(results), || {
+            assert!(batch.end(0, Outcome::OutOfTime.into()));
+            assert!(!batch.end(0, Outcome::NotStarted.into()));
+        });
+        assert_eq!(*at_lines.lock().unwrap(), [0]);
+        assert_eq!(batch.outcomes().len(), 1);
+    }
 }
