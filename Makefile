@@ -9,6 +9,12 @@ VENV    := .venv/installed
 POOLER  := .venv/pgbouncer
 CHECKOV := .venv-checkov/bin/checkov
 
+# GNU Make 3.81, which macOS has, runs a simple line without a shell, and looks for its program on the path that Make was started
+# with. A shell that is not the default makes it use one.
+ifeq ($(shell uname -s),Darwin)
+SHELL := /bin/bash
+endif
+
 # The tools come first on the path: sam, cargo-lambda, cargo-deny, cfn-lint, ruff, mypy and their Python.
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/target/tools/bin:$(PATH)
 export SAM_CLI_TELEMETRY := 0
@@ -129,7 +135,7 @@ test-deep: ## Check the larger worlds of the model, and every schedule with one 
 CHAOS_MESSAGES      ?= 20000
 SOAK_MESSAGES       ?= 1000000
 SOAK_MINUTES        ?= 180
-SOAK_WAVES          ?= 7
+SOAK_WAVES          ?= 5
 CHAOS_FIFO_MESSAGES ?= 2000
 OUTBOX_ORDERS         ?= 10000
 CHAOS_POSTGRES_ORDERS ?= 10000
@@ -345,7 +351,7 @@ $(GRADUAL_TEMPLATE): template.yaml examples/gradual.overlay.yaml local/overlay.p
 deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
 deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file $(CURDIR)/samconfig.toml)
+	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file "$(CURDIR)/samconfig.toml")
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
 	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
 

@@ -1,5 +1,5 @@
 //! A message has crashed only if it was counted as alone four times in a row, and each time an injected kill
-//! ended its process, or its worker never learned of the count.
+//! ended its process, or an outage kept its worker from recording the end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,8 +20,8 @@ struct Alone<'a> {
 }
 
 impl Alone<'_> {
-    /// The worker did not get the answer to its renewal, so the handler did not run. It could not restore the
-    /// record either.
+    /// The answer to the renewal was lost, so the handler did not run, or it made no charge. The restore was
+    /// lost too.
     fn is_unconfirmed(&self) -> bool {
         self.faulted && !self.charged
     }
@@ -114,7 +114,7 @@ pub(super) fn without_deaths(events: &[Event]) -> Vec<String> {
                             .count();
                         if as_they_may != attempts.len() || as_they_may < DEATHS {
                             found.push(format!(
-                                "{operation} has crashed after {} attempts alone, and {as_they_may} of their workers died or never learned of the count",
+                                "{operation} has crashed after {} attempts alone, and {as_they_may} of these workers died or could not record the end",
                                 attempts.len()
                             ));
                         }

@@ -80,7 +80,7 @@ fn a_million_messages_keep_promises() {
         so_far: Mutex::default(),
     };
     println!("a million messages: CHAOS_SEED={}", million.seed.0);
-    let waves_at_once = size("SOAK_WAVES", 7);
+    let waves_at_once = size("SOAK_WAVES", 5);
     let lanes: Vec<_> = thread::scope(|scope| {
         let lanes = (0..waves_at_once).map(|_| scope.spawn(|| million.lane()));
         let started: Vec<_> = lanes.collect();
