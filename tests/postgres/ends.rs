@@ -2,6 +2,7 @@
 
 use std::{future::pending, sync::Mutex};
 
+use futures_util::FutureExt as _;
 use sqlx::{Connection, Executor};
 use sqs_once::{
     Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
@@ -235,6 +236,30 @@ async fn nested_begin_is_savepoint() {
     assert_completed(&world.mode().run(operation("o-1", ample()), nested).await);
     for (id, n) in [("rolled back", 0), ("dropped", 0), ("o-1", 1)] {
         assert_eq!(world.effect(id).await, n, "{id}");
+    }
+}
+
+/// sqlx rolls back the whole transaction then. Later statements would run without one.
+#[tokio::test]
+async fn savepoint_that_does_not_begin_commits_nothing() {
+    for is_dropped in [false, true] {
+        let world = World::start().await;
+        let goes_on = async |attempt: Attempt| {
+            let mut tx = Transaction::of(&attempt)?;
+            if is_dropped {
+                assert!(tx.begin().now_or_never().is_none());
+            } else {
+                assert!(tx.execute("SELECT 1 / 0").await.is_err());
+                assert!(tx.begin().await.is_err());
+            }
+            increment(&mut tx, "o-1").await?;
+            Ok(tx.done(()))
+        };
+        let outcome = world.mode().run(operation("o-1", ample()), goes_on).await;
+        assert!(matches!(outcome, Outcome::Panicked), "{outcome:?}");
+        assert_eq!(world.effect("o-1").await, 0);
+        assert_completed(&world.deliver("o-1").await);
+        assert_eq!(world.effect("o-1").await, 1);
     }
 }
 

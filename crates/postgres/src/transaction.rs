@@ -18,13 +18,20 @@ use sqs_once_core::{
 /// The transaction of an attempt. Only the library commits it, together with the record.
 ///
 /// It dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes
-/// a savepoint.
+/// a savepoint. If that fails, or if you drop its future, as a timeout does, sqlx rolls back the enclosing
+/// savepoint too, and without one the whole transaction. Return an error then: a later statement would run
+/// outside the transaction.
 ///
 /// [`done`](Self::done) returns the transaction together with the handler's output. If the handler fails,
 /// panics or is cut off, the transaction is rolled back.
 ///
 /// Do not run `COMMIT` or `ROLLBACK` as a statement. Writes after such a statement would not be part of the
 /// transaction, so the library detects it and records a permanent failure.
+///
+/// # Panics
+///
+/// The next use after a `begin()` that ended the transaction panics. So the attempt fails, and nothing was
+/// written. A function that holds a `&mut PgConnection` meanwhile gets no panic.
 #[derive(Debug)]
 pub struct Transaction {
     tx: OwnedMutexGuard<TransactionConnection>,
@@ -73,6 +80,10 @@ impl Deref for Transaction {
 
 impl DerefMut for Transaction {
     fn deref_mut(&mut self) -> &mut PgConnection {
+        assert!(
+            self.tx.depth() > 0,
+            "a savepoint could not begin, so the transaction was rolled back: return the error of `begin()`"
+        );
         &mut self.tx
     }
 }

@@ -32,8 +32,9 @@ use claim::Claim;
 /// is shorter.
 const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
 
-const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK), so \
-    its writes are not part of the record's transaction: return `tx.done(output)` instead";
+const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK, or a savepoint \
+    that could not begin), so its writes are not part of the record's transaction: return `tx.done(output)`, or \
+    the error of `begin()`";
 
 /// One attempt at an operation.
 pub(crate) struct Run<'a> {

@@ -271,12 +271,13 @@ impl PostgresStore {
     }
 
     async fn begin(&self) -> Result<TransactionConnection, Error> {
+        let now = Instant::now();
         let limits = Limits {
-            lock: MAX_LOCK_WAIT,
-            transaction: MAX_TIME,
+            lock_until: now + MAX_LOCK_WAIT,
+            end: now + MAX_TIME,
             is_read_committed: false,
         };
-        TransactionConnection::begin(self.connections(), limits, Instant::now() + MAX_TIME).await
+        TransactionConnection::begin(self.connections(), limits, limits.end).await
     }
 }
 

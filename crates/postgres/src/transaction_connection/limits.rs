@@ -13,10 +13,10 @@ const MARGIN: Duration = Duration::from_secs(1);
 /// Isolation of a transaction, and its time limits, which the server keeps even if this process is frozen.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest wait for a lock.
-    pub lock: Duration,
-    /// Time until the server ends an open transaction.
-    pub transaction: Duration,
+    /// When a wait for a lock ends.
+    pub lock_until: Instant,
+    /// When the server ends an open transaction.
+    pub end: Instant,
     /// True for `READ COMMITTED`, false for the default of the database.
     pub is_read_committed: bool,
 }
@@ -26,28 +26,32 @@ impl Limits {
     /// worker one second after the deadline.
     #[must_use]
     pub fn until(deadline: Deadline, lock_until: Instant) -> Self {
-        let left = |end: Instant| end.saturating_duration_since(Instant::now());
         Self {
-            lock: left(lock_until),
-            transaction: left(deadline.write_until()) + MARGIN,
+            lock_until,
+            end: deadline.write_until() + MARGIN,
             is_read_committed: false,
         }
     }
 
     /// Creates the limits of a request that has this much time.
     pub(super) fn of_request(time: Duration) -> Self {
+        let lock_until = Instant::now() + time;
         Self {
-            lock: time,
-            transaction: time + MARGIN,
+            lock_until,
+            end: lock_until + MARGIN,
             is_read_committed: true,
         }
     }
 
     /// Returns the statements that open a transaction with these limits, as one request. The transaction
-    /// begins with the statements in `first`.
+    /// begins with the statements in `first`. Send them at once: PostgreSQL counts the time from then on.
     pub(super) fn begin(self, first: &str, version: Option<u32>) -> SqlStr {
-        let millis = |time: Duration| time.as_millis().clamp(1, i32::MAX as u128);
-        let (lock, transaction) = (millis(self.lock), millis(self.transaction));
+        let now = Instant::now();
+        let left = |end: Instant| {
+            let millis = end.saturating_duration_since(now).as_millis();
+            millis.clamp(1, i32::MAX as u128)
+        };
+        let (lock, transaction) = (left(self.lock_until), left(self.end));
         let isolation = if self.is_read_committed {
             " ISOLATION LEVEL READ COMMITTED"
         } else {
@@ -71,5 +75,35 @@ impl Limits {
             let _infallible = write!(sql, "; SET LOCAL transaction_timeout = {transaction}");
         }
         AssertSqlSafe(sql).into_sql_str()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A transaction may wait for a connection. Its deadline does not move.
+    #[tokio::test(start_paused = true)]
+    async fn wait_for_a_connection_shortens_the_limits() {
+        let second = Duration::from_secs(1);
+        let now = Instant::now();
+        let limits = Limits {
+            lock_until: now + 5 * second,
+            end: now + 7 * second,
+            is_read_committed: false,
+        };
+        tokio::time::advance(3 * second).await;
+        let begin = limits.begin("SELECT 1", None);
+        let sql = begin.as_str();
+        for limit in [
+            "lock_timeout = 2000;",
+            "statement_timeout = 4000;",
+            "idle_in_transaction_session_timeout = 4000;",
+        ] {
+            assert!(sql.contains(limit), "{sql}");
+        }
+        tokio::time::advance(60 * second).await;
+        let over = limits.begin("SELECT 1", None);
+        assert!(over.as_str().contains("lock_timeout = 1;"), "0 is no limit");
     }
 }

@@ -159,6 +159,10 @@ impl TransactionConnection {
     ///
     /// If PostgreSQL fails.
     pub async fn roll_back(&mut self) -> Result<(), Error> {
+        if self.depth() == 0 && !self.is_lost {
+            // A savepoint that could not begin has left a `ROLLBACK` that sqlx sends with the next request.
+            self.connection.ping().await?;
+        }
         while self.depth() > 0 {
             PgTransactionManager::rollback(&mut self.connection).await?;
         }
