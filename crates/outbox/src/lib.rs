@@ -31,6 +31,7 @@ mod check;
 mod lambda;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod progress;
 mod relay;
 mod report;
 mod rounds;

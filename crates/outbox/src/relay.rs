@@ -1,6 +1,6 @@
 //! [`Relay`]: sends the events of a batch, and reports the first one that was not sent.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use aws_config::SdkConfig;
 use aws_lambda_events::{
@@ -10,9 +10,10 @@ use aws_lambda_events::{
 
 use crate::report::RelayReport;
 use crate::{
+    progress::{Progress, number},
     rounds::Run,
     send::Sender,
-    stream::groups,
+    stream::{Group, groups},
     targets::{Target, Targets},
 };
 use sqs_once::{Deadline, InvalidValue, protocol::Timestamp, telemetry::Metrics};
@@ -38,11 +39,12 @@ const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 /// | failure | consequence |
 /// | --- | --- |
 /// | target not reachable, throttled, access denied | the response names the first such event of the batch; Lambda sends the batch again from there |
-/// | the same, 15 minutes after the event was published, unless the target throttles | the event goes to the dead-letter queue, and the group continues |
+/// | the same, 15 minutes after the event was published, unless the target throttles or was not called again after a timeout | the event goes to the dead-letter queue, and the group continues |
 /// | target rejects the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
 /// | dead-letter queue did not confirm the event | the same as for a target that is not reachable |
 ///
-/// Events behind the first failure are sent again with it, so a target gets an event at least once. The
+/// Events behind the first failure are sent again with it, so a target gets an event at least once. If the first
+/// failure is in a record with several events, this process does not repeat the events before it. The
 /// target recognizes a repetition by the id: message attribute `idempotencyKey`, deduplication id on FIFO,
 /// member `metadata.idempotencyKey` on EventBridge.
 ///
@@ -61,6 +63,7 @@ pub struct Relay {
     pub(crate) targets: Arc<Targets>,
     pub(crate) dead_letters: Target,
     pub(crate) sender: Sender,
+    progress: Arc<Progress>,
     metrics: Option<Metrics>,
 }
 
@@ -82,6 +85,7 @@ impl Relay {
             dead_letters: dead_letters
                 .ok_or_else(|| InvalidValue::new("must be the URL of a queue"))?,
             sender: Sender::new(config, "sqs-once".to_owned()),
+            progress: Arc::default(),
             metrics: None,
         })
     }
@@ -123,7 +127,10 @@ impl Relay {
             numbers.push(record.change.sequence_number.clone());
         }
         let mut report = RelayReport::new(Timestamp::now());
-        let groups = groups(event.records);
+        let mut groups = groups(event.records);
+        let in_batch = events_by_record(groups.iter());
+        self.progress.skip(&mut groups, &numbers);
+        groups.retain(|group| !group.is_empty());
         let now = Timestamp::now().as_millis();
         let max_age = u64::try_from(MAX_AGE.as_millis()).unwrap_or(u64::MAX);
         let mut run = Run::new(deadline);
@@ -139,12 +146,12 @@ impl Relay {
         let mut response = DynamoDbEventResponse::default();
         // Lambda sends the batch again from the lowest number on, so we need no others. An empty number makes
         // it send the whole batch again.
-        let unsent_events = unsent.iter().flat_map(|group| &group.events);
-        if let Some(first) = unsent_events.map(|pending| pending.position).min() {
+        let left = events_by_record(unsent.iter().map(|group| &group.events));
+        if let Some((first, left)) = left.into_iter().next() {
+            let number = number(&numbers, first).cloned().unwrap_or_default();
+            self.progress.note(number.clone(), in_batch[&first] - left);
             let mut failure = DynamoDbBatchItemFailure::default();
-            let number = (0..).zip(numbers).find(|(position, _)| *position == first);
-            failure.item_identifier =
-                Some(number.and_then(|(_, number)| number).unwrap_or_default());
+            failure.item_identifier = Some(number);
             response.batch_item_failures.push(failure);
         }
         response
@@ -153,4 +160,13 @@ impl Relay {
     pub(crate) fn log(&self, report: RelayReport, request_id: Option<&str>) {
         report.log(self.metrics.as_ref(), request_id);
     }
+}
+
+/// Counts the events of each record, by its position in the batch.
+fn events_by_record<'a>(groups: impl Iterator<Item = &'a Group>) -> BTreeMap<i64, usize> {
+    let mut counts = BTreeMap::new();
+    for pending in groups.flatten() {
+        *counts.entry(pending.position).or_default() += 1;
+    }
+    counts
 }

@@ -23,6 +23,9 @@ const NO_TARGET: &str = "NoTarget";
 /// Reason for an event that was not sent because an earlier call got no response.
 const EARLIER_SILENCE: &str = "the target did not respond to an earlier call of this invocation";
 
+/// Codes of SNS, and of the two protocols of SQS, when KMS throttles the requests for the key of a target.
+const KMS_THROTTLING: [&str; 3] = ["KMSThrottling", "KMS.ThrottlingException", "KmsThrottled"];
+
 /// How one event ended in this batch.
 enum End {
     Sent,
@@ -54,10 +57,11 @@ impl Run {
     }
 
     /// Returns whether an event that failed goes to the dead-letter queue. It does not if the target
-    /// throttles, because then the target works.
+    /// throttles, because then the target works, or if the target was not called for it.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
-        let is_old = event.published_at.zip(self.oldest);
-        is_old.is_some_and(|(published_at, oldest)| published_at < oldest) && !is_contended(why)
+        let is_old = (event.published_at.zip(self.oldest))
+            .is_some_and(|(published_at, oldest)| published_at < oldest);
+        is_old && !is_throttled(why) && why != EARLIER_SILENCE
     }
 }
 
@@ -202,6 +206,11 @@ impl Relay {
         }
         sent
     }
+}
+
+/// Returns whether a target or its KMS key throttles.
+fn is_throttled(code: &str) -> bool {
+    is_contended(code) || KMS_THROTTLING.contains(&code)
 }
 
 /// Reports how a group's first event ended. Returns whether the next event may be sent.

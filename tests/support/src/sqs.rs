@@ -41,8 +41,8 @@ pub enum SqsBehaviour {
     Missing,
     /// Fails the first entry of each batch.
     FailingFirst,
-    /// Throttles the first entry of each batch.
-    ThrottlingFirst,
+    /// Throttles the first entry of each batch, with this code.
+    ThrottlingFirst(&'static str),
     /// Refuses the first entry of each batch for its contents.
     RefusingFirst,
     /// Refuses each call whose body has this text, as SQS does for an invalid queue URL.
@@ -236,9 +236,9 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
             let id = successful.remove(0)["Id"].clone();
             failed.push(json!({"Id": id, "Code": "ReceiptHandleIsInvalid", "SenderFault": true}));
         }
-        SqsBehaviour::ThrottlingFirst if !entries.is_empty() => {
+        SqsBehaviour::ThrottlingFirst(code) if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();
-            failed.push(json!({"Id": id, "Code": "RequestThrottled", "SenderFault": true}));
+            failed.push(json!({"Id": id, "Code": code, "SenderFault": true}));
         }
         SqsBehaviour::RefusingFirst if !entries.is_empty() => {
             let id = successful.remove(0)["Id"].clone();

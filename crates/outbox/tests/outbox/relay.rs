@@ -2,6 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
+use aws_config::{SdkConfig, timeout::TimeoutConfig};
 use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,6 +20,10 @@ const BILLING: &str = "https://sqs.example/1/billing";
 const DEAD: &str = "https://sqs.example/1/dead";
 
 async fn relay(sqs: &Sqs) -> Relay {
+    relay_with(support::sdk_config(sqs.endpoint())).await
+}
+
+async fn relay_with(config: SdkConfig) -> Relay {
     let settings = Settings::from_vars([
         ("AWS_LAMBDA_FUNCTION_NAME", "relay"),
         (
@@ -28,7 +33,6 @@ async fn relay(sqs: &Sqs) -> Relay {
         ("OUTBOX_DEAD_LETTER_QUEUE_URL", DEAD),
         ("CONSUMER_METRICS", "off"),
     ]);
-    let config = support::sdk_config(sqs.endpoint());
     Relay::from_settings(settings.sdk_config(config))
         .await
         .unwrap()
@@ -188,7 +192,6 @@ async fn events_of_an_item_keep_the_answers_order() {
     assert_eq!(ids[2]["MessageDeduplicationId"], "orders#c#02");
 }
 
-/// The second event of the item fails. The record is sent again as a whole.
 /// The form of an item that relays before the list `events` read.
 #[derive(Deserialize)]
 struct OlderItem {
@@ -228,6 +231,7 @@ async fn older_relay_takes_no_part_of_a_list() {
     assert_eq!(bodies(&sqs, SHIPPING), ["a", "b", "c"]);
 }
 
+/// The second event of the item fails.
 #[tokio::test]
 async fn failed_event_of_an_item_returns_the_record() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
@@ -242,7 +246,7 @@ async fn failed_event_of_an_item_returns_the_record() {
     assert_eq!(bodies(&sqs, SHIPPING), ["a", "c"]);
     sqs.turn_for(BILLING, SqsBehaviour::Willing);
     assert!(send(&relay, &records[..1]).await.is_empty());
-    assert_eq!(bodies(&sqs, SHIPPING), ["a", "c", "a"]);
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "c"]);
     assert_eq!(bodies(&sqs, BILLING), ["b"]);
 }
 
@@ -427,11 +431,50 @@ async fn denied_event_is_dead_lettered_after_a_time() {
 
 #[tokio::test]
 async fn throttled_event_stays_in_the_stream() {
+    for code in ["RequestThrottled", "KMS.ThrottlingException"] {
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        sqs.turn_for(SHIPPING, SqsBehaviour::ThrottlingFirst(code));
+        let records = [aged(event(1, "placed", "c-1", "a"), 60)];
+        assert_eq!(send(&relay(&sqs).await, &records).await, ["1"], "{code}");
+        assert!(sqs.sent_to("dead").is_empty(), "{code}");
+    }
+}
+
+/// One call timed out, and the target was not called for the other events.
+#[tokio::test]
+async fn old_event_that_was_not_tried_stays_in_the_stream() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    sqs.turn_for(SHIPPING, SqsBehaviour::ThrottlingFirst);
-    let records = [aged(event(1, "placed", "c-1", "a"), 60)];
-    assert_eq!(send(&relay(&sqs).await, &records).await, ["1"]);
-    assert!(sqs.sent_to("dead").is_empty());
+    sqs.turn_for(SHIPPING, SqsBehaviour::Hanging);
+    let old = |number, body| aged(event(number, "placed", "c-1", body), 16);
+    let records = [old(1, "a"), old(2, "b"), old(3, "c")];
+    let limit = TimeoutConfig::builder().operation_timeout(Duration::from_secs(2));
+    let config = support::sdk_config(sqs.endpoint()).to_builder();
+    let config = config.timeout_config(limit.build());
+    let relay = relay_with(config.build()).await;
+    assert_eq!(send(&relay, &records).await, ["2"]);
+    let [dead] = &sqs.sent_to("dead")[..] else {
+        panic!("{:?}", sqs.sent_to("dead"));
+    };
+    assert_eq!(dead["MessageBody"], "\"a\"");
+}
+
+/// Otherwise a record with many events could use up the time of each invocation, and never get to its end.
+#[tokio::test]
+async fn record_continues_behind_its_sent_events() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let (relay, another) = (relay(&sqs).await, relay(&sqs).await);
+    let records = [several(1, "c-1", &["a", "stuck", "c"])];
+    sqs.turn_for(SHIPPING, SqsBehaviour::Invalid("stuck"));
+    assert_eq!(send(&relay, &records).await, ["1"]);
+    assert_eq!(send(&relay, &records).await, ["1"]);
+    sqs.turn_for(SHIPPING, SqsBehaviour::Willing);
+    assert!(send(&relay, &records).await.is_empty());
+    assert_eq!(bodies(&sqs, SHIPPING), ["a", "stuck", "c"]);
+    // Nothing is left to know once the record is done, and another process never knew.
+    for relay in [relay, another] {
+        assert!(send(&relay, &records).await.is_empty());
+    }
+    assert_eq!(bodies(&sqs, SHIPPING).len(), 9);
 }
 
 #[tokio::test]

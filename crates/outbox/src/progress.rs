@@ -1,0 +1,58 @@
+//! [`Progress`]: how many events of a record an earlier invocation has sent.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use crate::stream::Group;
+
+/// The most records to remember. If other processes have taken over the shards, nobody removes them.
+const MAX_RECORDS: usize = 1000;
+
+/// How many events at the start of a record are sent or dead-lettered, by the record's sequence number.
+///
+/// Lambda sends a batch again from a record on, and a record may have a thousand events. Without this, a record
+/// that needs more than the time of an invocation would begin anew each time. A different process does not know
+/// this and sends the events again.
+#[derive(Debug, Default)]
+pub(crate) struct Progress(Mutex<HashMap<String, usize>>);
+
+impl Progress {
+    /// Removes the events that were sent.
+    pub(crate) fn skip(&self, groups: &mut [Group], numbers: &[Option<String>]) {
+        let mut sent = self.sent();
+        for group in groups {
+            while let Some(first) = group.front()
+                && let Some(left) = number(numbers, first.position).and_then(|n| sent.get_mut(n))
+                && *left > 0
+            {
+                *left -= 1;
+                group.pop_front();
+            }
+        }
+        sent.retain(|of, _| !numbers.iter().flatten().any(|number| number == of));
+    }
+
+    /// Records that so many events of this record were sent.
+    pub(crate) fn note(&self, number: String, count: usize) {
+        if number.is_empty() || count == 0 {
+            return;
+        }
+        let mut sent = self.sent();
+        if sent.len() >= MAX_RECORDS {
+            sent.clear();
+        }
+        sent.insert(number, count);
+    }
+
+    /// No panic can interrupt a change, so a poisoned lock is harmless.
+    fn sent(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the sequence number of the record at this position.
+pub(crate) fn number(numbers: &[Option<String>], position: i64) -> Option<&String> {
+    numbers.get(usize::try_from(position).ok()?)?.as_ref()
+}
