@@ -1,6 +1,9 @@
 //! Messages of a dead-letter queue: received for a short time, and made visible again.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use aws_config::SdkConfig;
 use aws_sdk_sqs::{
@@ -76,7 +79,14 @@ impl Queue {
         let parts: Vec<_> = name.split(':').collect();
         let (name, account) = match *parts {
             [name] => (name, None),
-            ["arn", _, "sqs", _, account, name] => (name, Some(account.to_owned())),
+            ["arn", _, "sqs", region, account, queue] => {
+                if config.region().is_none_or(|used| used.as_ref() != region) {
+                    return Err(Error::usage(format!(
+                        "queue `{name}` is in the Region {region}: set AWS_REGION={region}"
+                    )));
+                }
+                (queue, Some(account.to_owned()))
+            }
             _ => {
                 return Err(Error::usage(format!(
                     "`{name}` is no queue: pass its URL, ARN or name"
@@ -124,13 +134,12 @@ impl Queue {
     ///
     /// If SQS did not respond. The messages received so far are made visible again.
     pub(crate) async fn receive(&self, max: usize, hide: Duration) -> Result<Received, Error> {
-        let mut dead_letters: Vec<DeadLetter> = Vec::new();
+        let mut unique = Unique::default();
         let mut more = true;
-        let mut seen = HashSet::new();
         let until = Instant::now() + hide / 2;
         let progress = Progress::new();
-        while dead_letters.len() < max && Instant::now() < until {
-            let rest = i32::try_from(max - dead_letters.len()).unwrap_or(BATCH);
+        while unique.dead_letters.len() < max && Instant::now() < until {
+            let rest = i32::try_from(max - unique.dead_letters.len()).unwrap_or(BATCH);
             let received = self
                 .client
                 .receive_message()
@@ -146,8 +155,8 @@ impl Queue {
             let messages = match received {
                 Ok(answer) => answer.messages.unwrap_or_default(),
                 Err(error) => {
-                    self.show_again(&dead_letters.iter().collect::<Vec<_>>())
-                        .await;
+                    let received: Vec<_> = unique.dead_letters.iter().collect();
+                    self.show_again(&received).await;
                     return Err(failed("receive messages", "sqs:ReceiveMessage", &error));
                 }
             };
@@ -156,15 +165,13 @@ impl Queue {
                 break;
             }
             for message in messages {
-                let dead_letter = DeadLetter { message };
-                if seen.insert(dead_letter.id().to_owned()) {
-                    dead_letters.push(dead_letter);
-                }
+                unique.add(DeadLetter { message });
             }
-            let received = dead_letters.len();
+            let received = unique.dead_letters.len();
             let text = format!("{received} messages received, at most {max}");
             progress.show(received as f64 / max as f64, &text);
         }
+        let dead_letters = unique.dead_letters;
         Ok(Received { dead_letters, more })
     }
 
@@ -211,6 +218,28 @@ impl Queue {
             .await
             .map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
         Ok(())
+    }
+}
+
+/// Messages in the order of their first receive.
+#[derive(Default)]
+struct Unique {
+    dead_letters: Vec<DeadLetter>,
+    /// By message id.
+    places: HashMap<String, usize>,
+}
+
+impl Unique {
+    /// Adds a message, or replaces its earlier receive: SQS may ignore a deletion by an old receipt handle
+    /// (*Amazon SQS API Reference*, "DeleteMessage").
+    fn add(&mut self, dead_letter: DeadLetter) {
+        match self.places.entry(dead_letter.id().to_owned()) {
+            Entry::Occupied(place) => self.dead_letters[*place.get()] = dead_letter,
+            Entry::Vacant(place) => {
+                place.insert(self.dead_letters.len());
+                self.dead_letters.push(dead_letter);
+            }
+        }
     }
 }
 
@@ -293,5 +322,23 @@ impl DeadLetter {
             reason: MOVED_BY_SQS.to_owned(),
             error: error.to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_received_twice_has_the_latest_receipt_handle() {
+        let mut unique = Unique::default();
+        for (id, handle) in [("a", "first"), ("b", "only"), ("a", "second")] {
+            let builder = Message::builder().message_id(id).receipt_handle(handle);
+            let message = builder.build();
+            unique.add(DeadLetter { message });
+        }
+        let handle = |of: &DeadLetter| of.message.receipt_handle.clone().unwrap();
+        let handles: Vec<_> = unique.dead_letters.iter().map(handle).collect();
+        assert_eq!(handles, ["second", "only"]);
     }
 }

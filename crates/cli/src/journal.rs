@@ -77,14 +77,12 @@ impl Journal {
             .map_err(|error| fault(&error))?;
         // A crash can leave half a line. Its step was not yet taken, or we treat it as not confirmed.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
-        file.set_len(whole as u64).map_err(|error| fault(&error))?;
-        file.seek(SeekFrom::End(0)).map_err(|error| fault(&error))?;
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let queues = Line::Queues { from, to };
         let mut journal = Self {
             file,
             steps: HashMap::new(),
         };
-        let (from, to) = (from.to_owned(), to.to_owned());
-        let queues = Line::Queues { from, to };
         for (index, line) in text[..whole].lines().enumerate() {
             let line: Line = serde_json::from_str(line)
                 .map_err(|_| fault(&format!("line {} is no entry of a journal", index + 1)))?;
@@ -95,6 +93,16 @@ impl Journal {
                 (_, line) => journal.apply(line),
             }
         }
+        // Change the file only now that it is a journal.
+        let is_journal = whole > 0 || json(&queues)?.starts_with(&text);
+        if !is_journal {
+            return Err(fault(&"line 1 is no entry of a journal"));
+        }
+        journal
+            .file
+            .set_len(whole as u64)
+            .and_then(|()| journal.file.seek(SeekFrom::End(0)))
+            .map_err(|error| fault(&error))?;
         if whole == 0 {
             journal.append(queues)?;
         }
@@ -126,15 +134,12 @@ impl Journal {
     }
 
     fn append(&mut self, line: Line) -> Result<(), Error> {
-        let fault = |error: &dyn std::fmt::Display| {
-            Error::negative(format!("could not write the journal: {error}"))
-        };
-        let mut text = serde_json::to_string(&line).map_err(|error| fault(&error))?;
+        let mut text = json(&line)?;
         text.push('\n');
         self.file
             .write_all(text.as_bytes())
             .and_then(|()| self.file.sync_data())
-            .map_err(|error| fault(&error))?;
+            .map_err(|error| not_written(&error))?;
         self.apply(line);
         Ok(())
     }
@@ -148,6 +153,14 @@ impl Journal {
             Line::Deleted { message } => drop(self.steps.insert(message, Step::Deleted)),
         }
     }
+}
+
+fn json(line: &Line) -> Result<String, Error> {
+    serde_json::to_string(line).map_err(|error| not_written(&error))
+}
+
+fn not_written(error: &dyn std::fmt::Display) -> Error {
+    Error::negative(format!("could not write the journal: {error}"))
 }
 
 #[cfg(test)]
@@ -189,6 +202,23 @@ mod tests {
         drop(journal);
         let journal = Journal::open(&path, "dead", "orders").unwrap();
         assert_eq!(journal.step("a"), Some(Step::Sent));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn other_file_is_refused_and_left_as_it_is() {
+        let path = path("journal-foreign");
+        for text in ["{\"orders\":[1,2]}", "one\ntwo", "\n{\"queues\":"] {
+            std::fs::write(&path, text).unwrap();
+            let error = Journal::open(&path, "dead", "orders").err().unwrap();
+            assert!(error.to_string().contains("line 1 is no entry"), "{error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        // Half of the first line, after a crash.
+        std::fs::write(&path, "{\"queues\":{\"from\":\"de").unwrap();
+        drop(Journal::open(&path, "dead", "orders").unwrap());
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, "{\"queues\":{\"from\":\"dead\",\"to\":\"orders\"}}\n");
         std::fs::remove_file(&path).unwrap();
     }
 

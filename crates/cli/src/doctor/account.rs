@@ -170,9 +170,14 @@ impl Account {
                 let permission = "lambda:GetFunctionConfiguration";
                 failed(&format!("read function `{function}`"), permission, &error)
             })?;
-        let variables = read
-            .environment
-            .and_then(|environment| environment.variables);
+        let environment = read.environment;
+        if let Some(error) = environment.as_ref().and_then(|of| of.error.as_ref()) {
+            return Err(Error::remote(format!(
+                "Lambda does not show the variables of function `{function}`: you may need kms:Decrypt on its key. {}",
+                error.message.as_deref().unwrap_or_default()
+            )));
+        }
+        let variables = environment.and_then(|environment| environment.variables);
         let region = self.config.region().map(ToString::to_string);
         let logging = read.logging_config;
         let arn = read.function_arn.unwrap_or_default();

@@ -102,7 +102,8 @@ pub(crate) struct Mapping {
     pub(crate) enabled: bool,
     pub(crate) reports_failures: bool,
     pub(crate) maximum_concurrency: Option<i32>,
-    pub(crate) provisioned_pollers: bool,
+    /// The most provisioned pollers. `None` without provisioned pollers.
+    pub(crate) maximum_pollers: Option<i32>,
     pub(crate) filters: bool,
     pub(crate) window: Duration,
     pub(crate) queue: SourceQueue,

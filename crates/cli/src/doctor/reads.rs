@@ -19,6 +19,9 @@ use crate::{aws::failed, dead_letters::Queue, output::Error};
 /// How often Lambda retries a failed asynchronous invocation, unless the function sets a number (*AWS
 /// Lambda API Reference*, "PutFunctionEventInvokeConfig").
 const RETRIES: i32 = 2;
+/// The most provisioned pollers, unless the event source mapping sets a number (*AWS Lambda API Reference*,
+/// "ProvisionedPollerConfig").
+const DEFAULT_POLLERS: i32 = 200;
 
 /// An event source mapping, as Lambda describes it.
 pub(super) struct EventSource(EventSourceMappingConfiguration);
@@ -98,13 +101,14 @@ impl Account {
         let mut mappings = Vec::new();
         for source in sources.iter().filter(|source| source.is_of("sqs")) {
             let scaling = source.0.scaling_config.as_ref();
+            let pollers = source.0.provisioned_poller_config.as_ref();
             let window = source.0.maximum_batching_window_in_seconds.unwrap_or(0);
             mappings.push(Mapping {
                 id: source.id(),
                 enabled: source.is_enabled(),
                 reports_failures: source.reports_failures(),
                 maximum_concurrency: scaling.and_then(|scaling| scaling.maximum_concurrency),
-                provisioned_pollers: source.0.provisioned_poller_config.is_some(),
+                maximum_pollers: pollers.map(|of| of.maximum_pollers.unwrap_or(DEFAULT_POLLERS)),
                 filters: !source.filters().is_empty(),
                 window: Duration::from_secs(window.try_into().unwrap_or(0)),
                 queue: self.queue(source.arn()).await?,

@@ -1,13 +1,17 @@
 //! Moves one message: sends its copy, deletes it, and notes both steps in the journal.
 
+use std::time::Duration;
+
 use aws_sdk_sqs::{
-    error::SdkError,
+    error::{ProvideErrorMetadata as _, SdkError},
     types::{
         MessageAttributeValue as Attribute, MessageSystemAttributeName as System,
         MessageSystemAttributeNameForSends as SystemForSends,
         MessageSystemAttributeValue as SystemAttribute,
     },
 };
+
+use sqs_once_dynamodb::explain::is_contended;
 
 use super::{Run, report::MoveStatus};
 use crate::{
@@ -19,6 +23,10 @@ use crate::{
 
 /// The message attribute that holds the id of the dead letter from which a message was copied.
 const REDRIVE_OF: &str = "SqsOnceRedriveOf";
+/// How often a message is sent to a FIFO queue that does not respond, or throttles.
+const MOST_SENDS: u32 = 4;
+/// Pause after the first of these sends. It grows with each.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How many attributes SQS allows on a message.
 const MAX_ATTRIBUTES: usize = 10;
 
@@ -97,24 +105,38 @@ impl Run<'_> {
         }
         let noted = journal.send(id);
         noted.map_err(|error| Unmoved::all(MoveStatus::NotTried, error))?;
-        let error = match send.send().await {
-            Ok(answer) => match answer.message_id.filter(|new| !new.is_empty()) {
-                Some(new) => {
-                    let noted = journal.sent(id, &new);
-                    return noted.map_err(|error| Unmoved::all(MoveStatus::SentNotDeleted, error));
-                }
-                // A proxy may respond with 200 in place of SQS.
-                None => {
-                    let error = "could not send a message: the response names no new message";
-                    return Err(Unmoved::all(MoveStatus::Unknown, Error::remote(error)));
-                }
-            },
-            Err(error) => error,
-        };
-        let refused = match &error {
-            SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
-            SdkError::ConstructionFailure(_) => true,
-            _ => false,
+        // On a FIFO queue, the deduplication id prevents a second copy.
+        let most = if self.to.is_fifo() { MOST_SENDS } else { 1 };
+        let (mut sends, mut unanswered) = (0, false);
+        let (error, refused) = loop {
+            let error = match send.clone().send().await {
+                Ok(answer) => match answer.message_id.filter(|new| !new.is_empty()) {
+                    Some(new) => {
+                        let noted = journal.sent(id, &new);
+                        return noted
+                            .map_err(|error| Unmoved::all(MoveStatus::SentNotDeleted, error));
+                    }
+                    // A proxy may respond with 200 in place of SQS.
+                    None => {
+                        let error = "could not send a message: the response names no new message";
+                        return Err(Unmoved::all(MoveStatus::Unknown, Error::remote(error)));
+                    }
+                },
+                Err(error) => error,
+            };
+            let refused = match &error {
+                SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
+                SdkError::ConstructionFailure(_) => true,
+                _ => false,
+            };
+            sends += 1;
+            let may_pass = !refused || error.code().is_some_and(is_contended);
+            if sends == most || !may_pass {
+                // An earlier copy without an answer may have arrived.
+                break (error, refused && !unanswered);
+            }
+            unanswered |= !refused;
+            tokio::time::sleep(PAUSE * sends).await;
         };
         let failure = failed("send a message", "sqs:SendMessage", &error);
         if !refused {

@@ -127,13 +127,10 @@ impl Redrive {
 
     /// The queue named by `--to`, or the one queue that has `from` as its dead-letter queue.
     async fn destination(&self, config: &SdkConfig, from: &Queue) -> Result<Queue, Error> {
-        let mut builder = config.to_builder();
-        if !from.is_fifo() {
-            // If the SDK sent a request again, it could send a message twice. On a FIFO queue the
-            // deduplication id prevents that.
-            builder = builder.retry_config(RetryConfig::disabled());
-        }
-        let config = &builder.build();
+        // If the SDK sent a request again, it could send a message twice, and it would only return the last
+        // error.
+        let builder = config.to_builder();
+        let config = &builder.retry_config(RetryConfig::disabled()).build();
         if let Some(name) = &self.to {
             return Queue::find(config, name).await;
         }

@@ -74,7 +74,7 @@ pub(super) struct Report {
     pub(super) ends: BTreeMap<String, Selected>,
     /// The first error that left a message behind.
     pub(super) error: Option<String>,
-    /// True if a round ended before the queue was empty.
+    /// True if the last round ended before the queue was empty.
     pub(super) more: bool,
 }
 
@@ -153,11 +153,18 @@ impl Run<'_> {
             eprintln!("sqs-once: {error}");
         }
         for id in &absent {
-            eprintln!("sqs-once: message {id} was not received: another receiver may hide it");
+            let why = if self.report.more {
+                ""
+            } else {
+                ": another receiver may hide it"
+            };
+            eprintln!("sqs-once: message {id} was not received{why}");
         }
         let left = !self.with.dry_run && ends.values().any(|selected| selected.status.is_left());
-        // If the messages were named, we have looked for all of them.
-        let more = self.report.more && (self.with.all || !self.with.reason.is_empty());
+        // If every named message of a standard queue was received, nothing else was looked for.
+        let all_found = absent.is_empty() && !self.from.is_fifo();
+        let by_id_alone = !self.with.all && self.with.reason.is_empty();
+        let more = self.report.more && !(by_id_alone && all_found);
         if more {
             eprintln!("sqs-once: {MORE}");
         }

@@ -41,7 +41,6 @@ impl Run<'_> {
             }
             received => received?,
         };
-        self.report.more |= received.more;
         let dead_letters = received.dead_letters;
         self.received = self.received.max(dead_letters.len());
         let moved = self.move_selected(&dead_letters, journal, until).await;
@@ -50,6 +49,12 @@ impl Run<'_> {
             .filter(|dead_letter| self.report.is_left(dead_letter.id()))
             .collect();
         self.from.show_again(&left).await;
+        // On a FIFO queue, only the last round says whether messages are left. It may show groups that the first
+        // one did not.
+        let is_unseen = |dead_letter: &DeadLetter| {
+            self.with.selects(dead_letter) && !self.report.ends.contains_key(dead_letter.id())
+        };
+        self.report.more = received.more || dead_letters.iter().any(is_unseen);
         Ok(moved? && self.from.is_fifo() && !self.ended)
     }
 

@@ -540,3 +540,14 @@ async fn limit_of_messages_is_reported() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn queue_of_another_region_is_refused() {
+    let arn = "arn:aws:sqs:ap-south-1:123456789012:orders-dead";
+    let ended = run("http://127.0.0.1:1", &["dlq", "list", arn]).await;
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(
+        ended.stderr.contains("set AWS_REGION=ap-south-1"),
+        "{ended:?}"
+    );
+}

@@ -594,6 +594,40 @@ async fn single_writes_need_no_permission_for_statements() {
     assert_eq!(doctor(answers, &[]).await.code, 0);
 }
 
+/// As in `examples/place_order.template.yaml`.
+#[tokio::test]
+async fn role_of_the_inbox_mode_only_puts_records() {
+    let put = "/policy/Statement/0/Action";
+    let ended = doctor(with(put, json!(["dynamodb:PutItem"])), &[]).await;
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.stdout.contains("the inbox mode"), "{ended:?}");
+    let put_and_update = json!(["dynamodb:PutItem", "dynamodb:UpdateItem"]);
+    let ended = doctor(with(put, put_and_update), &[]).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+}
+
+/// A worker that dies leaves the visibility timeout of its latest heartbeat, 30 s. In claim mode its messages
+/// rest.
+#[tokio::test]
+async fn heartbeat_without_isolation_uses_up_receives() {
+    let beats = "/function/Environment/Variables/CONSUMER_HEARTBEAT";
+    let beating = with(beats, json!("30s"));
+    assert_eq!(checks(beating.clone(), &[]).await, Vec::<String>::new());
+    let isolation = "/function/Environment/Variables/CONSUMER_CRASH_ISOLATION";
+    let found = checks(with_in(beating, isolation, json!("off")), &[]).await;
+    assert!(found.contains(&"receives".to_owned()), "{found:?}");
+}
+
+#[tokio::test]
+async fn hidden_variables_are_an_error() {
+    let error = json!({"ErrorCode": "AccessDeniedException", "Message": "no access to the key"});
+    let ended = doctor(with("/function/Environment", json!({"Error": error})), &[]).await;
+    assert_eq!((ended.code, &*ended.stdout), (3, ""), "{ended:?}");
+    for told in ["shop-consumer", "kms:Decrypt", "no access to the key"] {
+        assert!(ended.stderr.contains(told), "{ended:?}");
+    }
+}
+
 #[tokio::test]
 async fn outputs_in_s3_need_permissions_of_the_bucket() {
     let mut answers = healthy();

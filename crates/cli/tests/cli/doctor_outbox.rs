@@ -331,6 +331,9 @@ async fn fault_of_postgres_consumer_is_the_one_finding() {
     let mut reserved = unlimited.clone();
     reserved["concurrency"] = json!({"ReservedConcurrentExecutions": 4});
     assert_eq!(checks(reserved, &[]).await, Vec::<String>::new());
+    let mut polled = unlimited.clone();
+    polled["mappings"][0]["ProvisionedPollerConfig"] = json!({"MaximumPollers": 2});
+    assert_eq!(checks(polled, &[]).await, Vec::<String>::new());
     const PROXY: &str = "postgres://orders@orders.proxy-abc.eu-central-1.rds.amazonaws.com/orders";
     let for_poolers = format!("{PROXY}?statement-cache-capacity=0");
     let pooler =

@@ -331,8 +331,8 @@ async fn unanswered_send_leaves_fifo_group_in_order() {
     in_a_world(true, async |world| {
         group(world, "orders", 5, None).await;
         let line = Line::to(world).await;
-        // One lost answer: the SDK repeats the send under its deduplication id. All lost: the
-        // group stops before the second message.
+        // One lost answer: the send is repeated under its deduplication id. All lost: the group
+        // stops before the second message.
         line.wire.faults.fail_all("SendMessage", Fault::CutAfter);
         let first = world.moves(&line.endpoint, "").await;
         assert_eq!(first.code, 1, "{first:?}");
@@ -346,6 +346,102 @@ async fn unanswered_send_leaves_fifo_group_in_order() {
         let arrived = indexes(world, &world.orders, "orders", 5).await;
         assert_eq!(arrived, [0, 1, 2, 3, 4]);
         assert_eq!(world.count(&world.dead).await, 0);
+    })
+    .await;
+}
+
+/// The first copy arrived, so a send under another journal would be a second message.
+#[tokio::test]
+async fn refusal_after_an_unanswered_send_is_unknown() {
+    in_a_world(true, async |world| {
+        group(world, "orders", 2, None).await;
+        let line = Line::to(world).await;
+        line.wire.faults.fail("SendMessage", Fault::CutAfter);
+        line.wire.faults.fail("SendMessage", Fault::Denied);
+        let first = world.moves(&line.endpoint, "").await;
+        assert_eq!(first.code, 1, "{first:?}");
+        assert_eq!(with_end(&first, "unknown"), 1, "{first:?}");
+        let same = world.moves(&line.endpoint, "").await;
+        assert_eq!((same.code, with_end(&same, "moved")), (1, 0), "{same:?}");
+        assert_eq!(world.count(&world.orders).await, 1);
+    })
+    .await;
+}
+
+const MORE: &str = "not all messages were received";
+
+#[tokio::test]
+async fn rest_of_a_named_group_is_not_forgotten() {
+    in_a_world(true, async |world| {
+        let mut ids = Vec::new();
+        for group in ["a", "b", "a"] {
+            ids.push(world.dead_letter("{}", &[], Some(group)).await);
+        }
+        let journal = world.journal.to_str().unwrap();
+        let by_id = async |max: &str| {
+            let (dead, orders) = (&*world.dead, &*world.orders);
+            let queues = ["dlq", "redrive", dead, "--to", orders, "--yes"];
+            let options = ["--journal", journal, "--message", &ids[0], "--max", max];
+            run(&world.endpoint, &[queues, options].concat()).await
+        };
+        let one_at_a_time = by_id("1").await;
+        assert_eq!(one_at_a_time.code, 1, "{one_at_a_time:?}");
+        assert!(one_at_a_time.stderr.contains(MORE), "{one_at_a_time:?}");
+    })
+    .await;
+}
+
+/// Rounds end when the queue is empty, and `--max` holds for each.
+#[tokio::test]
+async fn group_is_moved_in_rounds() {
+    in_a_world(true, async |world| {
+        group(world, "orders", 3, None).await;
+        let journal = world.journal.to_str().unwrap();
+        let arguments = world.arguments(journal, &["--max", "1"]);
+        let ended = run(&world.endpoint, &arguments).await;
+        assert_eq!((ended.code, with_end(&ended, "moved")), (0, 3), "{ended:?}");
+    })
+    .await;
+}
+
+/// A group that the first round did not show is left.
+#[tokio::test]
+async fn group_beyond_the_maximum_is_not_forgotten() {
+    in_a_world(true, async |world| {
+        for group in ["a", "a", "b"] {
+            world.dead_letter("{}", &[], Some(group)).await;
+        }
+        let journal = world.journal.to_str().unwrap();
+        let arguments = world.arguments(journal, &["--max", "2"]);
+        let first = run(&world.endpoint, &arguments).await;
+        assert_eq!((first.code, with_end(&first, "moved")), (1, 2), "{first:?}");
+        assert!(first.stderr.contains(MORE), "{first:?}");
+        let second = run(&world.endpoint, &arguments).await;
+        assert_eq!(
+            (second.code, with_end(&second, "moved")),
+            (0, 1),
+            "{second:?}"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn absent_message_may_be_beyond_the_maximum() {
+    in_a_world(false, async |world| {
+        three_dead_letters(world).await;
+        let with_max = async |max: &str| {
+            let queues = ["dlq", "redrive", &world.dead, "--to", &world.orders];
+            let options = ["--dry-run", "--message", "no-such-id", "--max", max];
+            run(&world.endpoint, &[queues, options].concat()).await
+        };
+        const HIDDEN: &str = "another receiver may hide it";
+        for (max, told, not_told) in [("1", MORE, HIDDEN), ("10", HIDDEN, MORE)] {
+            let ended = with_max(max).await;
+            assert_eq!(ended.code, 1, "{ended:?}");
+            assert!(ended.stderr.contains(told), "{ended:?}");
+            assert!(!ended.stderr.contains(not_told), "{ended:?}");
+        }
     })
     .await;
 }

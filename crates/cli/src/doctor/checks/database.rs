@@ -18,6 +18,9 @@ use crate::{
 
 /// Age of the oldest event at which the template's alarm `EventsDelayed` fires.
 const MAX_AGE: Duration = Duration::from_secs(300);
+/// The most concurrent invocations of one provisioned poller (*AWS Lambda Developer Guide*, "Configuring scaling
+/// behavior for SQS event source mappings").
+const INVOCATIONS_OF_POLLER: i32 = 10;
 
 /// The database that `IDEMPOTENCY_POSTGRES_URL` names.
 #[derive(Clone, Copy)]
@@ -73,7 +76,10 @@ impl Client {
         };
         let mut queues = Some(0);
         for mapping in consumer.mappings.iter().filter(|mapping| mapping.enabled) {
-            let maximum = mapping.maximum_concurrency;
+            let maximum = match mapping.maximum_pollers {
+                Some(pollers) => Some(pollers.saturating_mul(INVOCATIONS_OF_POLLER)),
+                None => mapping.maximum_concurrency,
+            };
             let of_queue = maximum.and_then(|maximum| u32::try_from(maximum).ok());
             queues = queues.zip(of_queue).map(|(all, one)| all + one);
         }

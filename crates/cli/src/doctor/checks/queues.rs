@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sqs_once::protocol::isolation::CrashWaits;
 use sqs_once_core::settings::table::{
-    CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CRASH_ISOLATION, CONSUMER_VISIBILITY,
-    IDEMPOTENCY_RETENTION,
+    CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CRASH_ISOLATION, CONSUMER_HEARTBEAT,
+    CONSUMER_VISIBILITY, IDEMPOTENCY_RETENTION,
 };
 
 use super::{Check, Findings, VALUES};
@@ -45,7 +45,7 @@ pub(super) fn source(consumer: &Consumer, mapping: &Mapping, findings: &mut Find
             "filter in the handler, or at the producer; if the loss is intended, pass --skip filter-criteria",
         );
     }
-    if let (Some(maximum), true) = (mapping.maximum_concurrency, mapping.provisioned_pollers) {
+    if let (Some(maximum), Some(_)) = (mapping.maximum_concurrency, mapping.maximum_pollers) {
         findings.add(
             Check::Scaling,
             format!("MaximumConcurrency is {maximum}, and the mapping has provisioned pollers"),
@@ -204,9 +204,22 @@ fn receives_until_crashed(consumer: &Consumer, mapping: &Mapping) -> u64 {
     deaths + waits.iter().map(conflicts).sum::<u64>() + 1
 }
 
+/// The shortest wait after a worker died. With a heartbeat, a batch has the visibility timeout of its latest
+/// heartbeat. Isolation after a crash makes a message rest for longer than that.
+fn after_death(consumer: &Consumer, mapping: &Mapping) -> Duration {
+    let is_isolated = matches!(consumer.records, Records::DynamoDb(_))
+        && consumer.function.variable(CONSUMER_CRASH_ISOLATION.name) != Some("off");
+    let heartbeat = consumer.function.span(&CONSUMER_HEARTBEAT);
+    let visibility_timeout = mapping.queue.visibility_timeout;
+    if is_isolated || heartbeat.is_zero() {
+        visibility_timeout
+    } else {
+        visibility_timeout.min(heartbeat)
+    }
+}
+
 /// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
-/// no time passes in the queue. A worker that dies leaves the visibility timeout. After a failure the
-/// message waits for at least half of the back-off.
+/// no time passes in the queue. After a failure the message waits for at least half of the back-off.
 fn ways(consumer: &Consumer, mapping: &Mapping, receives: u64) -> (Duration, Duration) {
     let visibility_timeout = mapping.queue.visibility_timeout;
     let sets_timeouts = consumer.function.variable(CONSUMER_VISIBILITY.name) != Some("off");
@@ -218,9 +231,10 @@ fn ways(consumer: &Consumer, mapping: &Mapping, receives: u64) -> (Duration, Dur
             .and_then(|exponent| 2_u32.checked_pow(exponent));
         base.saturating_mul(doubled.unwrap_or(u32::MAX)).min(cap)
     };
+    let after_death = after_death(consumer, mapping);
     let shortest = |receive| {
         if sets_timeouts {
-            visibility_timeout.min(back_off(receive) / 2)
+            after_death.min(back_off(receive) / 2)
         } else {
             visibility_timeout
         }

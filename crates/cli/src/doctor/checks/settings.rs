@@ -97,7 +97,7 @@ pub(super) fn time_to_start(function: &Deployed, findings: &mut Findings) {
                 to_start + DEADLINE_RESERVE,
                 function.timeout
             ),
-            "no message ever starts: each returns to the queue at once, and reaches the dead-letter queue",
+            "CONSUMER_MIN_TIME_TO_START has no effect: every message starts, and its handler may be cut off in the middle",
             "lower CONSUMER_MIN_TIME_TO_START, or raise the timeout of the function",
         );
     }
