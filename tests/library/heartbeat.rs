@@ -8,13 +8,16 @@ use std::{
     time::Duration,
 };
 
+use serde_json::json;
 use sqs_once::{
-    Attempt, Deadline, Failure, Once, Operation, Outcome,
+    Attempt, Consumer, Deadline, Failure, Once, Operation, Outcome, handler_fn,
     protocol::{AttemptEnd, ClaimRequest, Key, Namespace, Owner, Record, State, Timestamp},
     store::Store as _,
 };
 use support::{
     CONTEXT,
+    consumer::{namespace, process},
+    event::{batch, received},
     lossy::{Fate, Lossy},
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -246,4 +249,26 @@ async fn renewal_with_lost_answer_counts() {
             "{fate:?}: {outcome:?}"
         );
     }
+}
+
+/// Leases that cannot be renewed say nothing about the system that the handlers call.
+#[tokio::test(start_paused = true)]
+async fn lost_renewals_leave_the_circuit_closed() {
+    let store = Lossy::default();
+    store.meets_always("renew", Fate::Invalid);
+    let handler = handler_fn(async |order: String, _: Attempt| match order.as_str() {
+        "hang" => std::future::pending().await,
+        _ => Ok::<_, Failure>(()),
+    });
+    let consumer = Arc::new(Consumer::new(once(&store), namespace(), handler));
+    let send = async |id: &str, order: &str| {
+        let deadline = Deadline::after(now(), BUDGET, RESERVE);
+        process(&consumer, batch([received(id, &json!(order), 2)]), deadline).await
+    };
+    for n in 0..20 {
+        let id = format!("m-{n}");
+        assert_eq!(send(&id, "hang").await, [id.as_str()]);
+    }
+    assert_eq!(renewals(&store), 20);
+    assert_eq!(send("next", "succeed").await, [""; 0]);
 }

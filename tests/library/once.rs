@@ -679,6 +679,22 @@ async fn silent_table_fails_the_rest_of_the_batch() {
     assert_eq!(batch(300..400).await, 20 * 4);
 }
 
+/// A record that another program wrote is an answer of the table too.
+#[tokio::test(start_paused = true)]
+async fn unreadable_records_do_not_stop_other_claims() {
+    let store = Lossy::default();
+    let once = once(&store);
+    store.meets_always("claim", Fate::Unreadable);
+    let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+    for n in 0..20 {
+        let outcome = once.run(other_operation(n, deadline), async |_| Ok(1));
+        assert!(matches!(outcome.await, Outcome::StoreUnavailable(_)));
+    }
+    store.meets_always("claim", Fate::Answered);
+    let outcome = once.run(other_operation(20, deadline), async |_| Ok(1));
+    assert!(matches!(outcome.await, Outcome::Completed(_)));
+}
+
 /// A copy of the claim is on its way while the attempt is undone. When it arrives, it is refused.
 #[tokio::test(start_paused = true)]
 async fn late_copy_of_an_undone_claim_is_refused() {

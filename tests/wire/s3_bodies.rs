@@ -8,17 +8,18 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Failure, Handler, Once, Settings, handler_fn,
-    protocol::{Key, State},
+    Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Settings, handler_fn,
+    protocol::{Key, State, Timestamp},
     sqs::{Envelope, S3Bodies, Visibility},
     store::{DynamoStore, MemoryStore},
 };
 use support::{
     consumer::{namespace, process, within},
     dynamo::{Dynamo, text},
-    event::{batch, in_group, order, record},
+    event::{batch, in_group, order, received, record},
     log,
     prerequisite::report_skipped,
     s3::{self, BUCKET, S3, S3Answer, impatient, pointer, pointer_to},
@@ -452,6 +453,94 @@ async fn bodies_in_memory_are_at_most_the_concurrency() {
     let failed = process(&Arc::new(consumer), batch(records), within(ONE_MINUTE)).await;
     assert_eq!(failed, [""; 0]);
     assert_eq!(most.load(SeqCst), 3);
+}
+
+/// Leaves an attempt at a message without a recorded end: its process ended an hour ago.
+fn leave_suspect(store: &MemoryStore, id: &str) {
+    let an_hour_ago = || Timestamp::from_millis(Timestamp::now().as_millis() - 3_600_000);
+    let once = Once::new(store.clone()).clock(an_hour_ago);
+    let key = Key::new(&namespace(), [id]).unwrap();
+    let deadline = Deadline::after(an_hour_ago(), ONE_MINUTE, ONE_MINUTE / 4);
+    let run = once.run(Operation::new(key, None, id, deadline), async |_| {
+        std::future::pending::<Result<(), Failure>>().await
+    });
+    assert!(run.now_or_never().is_none());
+}
+
+/// A process that ends leaves many suspects, and a batch may bring all of them.
+#[tokio::test]
+async fn waiting_suspects_hold_no_bodies() {
+    /// Handler that notes how many bodies were read so far.
+    struct Reads {
+        s3: Arc<S3>,
+        so_far: Arc<Mutex<Vec<usize>>>,
+    }
+    impl Handler for Reads {
+        type Message = Value;
+        type Output = ();
+
+        async fn handle(&self, _: Value, _: Attempt) -> Result<(), Failure> {
+            let reads = self.s3.requests().len();
+            self.so_far.lock().unwrap().push(reads);
+            Ok(())
+        }
+    }
+    let (s3, store) = (Arc::new(S3::start().await), MemoryStore::default());
+    for n in 0..9 {
+        s3.put_object(&format!("k-{n}"), &order(&format!("o-{n}")));
+        leave_suspect(&store, &format!("m-{n}"));
+    }
+    let so_far = Arc::default();
+    let handler = Reads {
+        s3: Arc::clone(&s3),
+        so_far: Arc::clone(&so_far),
+    };
+    let bodies = S3Bodies::new(&support::sdk_config(s3.endpoint()), [BUCKET]);
+    let consumer = Consumer::new(Once::new(store), namespace(), handler)
+        .concurrency(3.try_into().unwrap())
+        .s3_bodies(bodies);
+    let records = (0..9).map(|n| record(&format!("m-{n}"), &pointer(&format!("k-{n}"))));
+    let failed = process(&Arc::new(consumer), batch(records), within(ONE_MINUTE)).await;
+    assert_eq!(failed, [""; 0]);
+    // All nine wait, and each is read again when it runs alone.
+    assert_eq!(*so_far.lock().unwrap(), Vec::from_iter(10..=18));
+}
+
+/// The other message runs first, and from then on S3 fails or has a different body.
+#[tokio::test]
+async fn suspect_whose_body_is_not_the_same_is_no_death() {
+    let fails = S3Answer::Error(503, "SlowDown");
+    let differs = S3Answer::Object(order("o-3").to_string().into());
+    for (answer, told) in [(fails, "SlowDown"), (differs, "changed")] {
+        suspect_meets(answer, told).await;
+    }
+}
+
+async fn suspect_meets(answer: S3Answer, told: &str) {
+    let (s3, store) = (Arc::new(S3::start().await), MemoryStore::default());
+    s3.put_object("k", &order("o-1"));
+    leave_suspect(&store, "suspect");
+    let handler = handler_fn({
+        let s3 = Arc::clone(&s3);
+        move |_: Value, _: Attempt| {
+            s3.put("k", answer.clone());
+            async { Ok::<_, Failure>(()) }
+        }
+    });
+    log::start();
+    let bodies = S3Bodies::new(&impatient(s3.endpoint()), [BUCKET]);
+    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler)
+        .concurrency(1.try_into().unwrap())
+        .s3_bodies(bodies);
+    let suspect = received("suspect", &pointer("k"), 2);
+    let event = batch([suspect, record("other", &order("o-2"))]);
+    let failed = process(&Arc::new(consumer), event, within(ONE_MINUTE)).await;
+    assert_eq!(failed, ["suspect"]);
+    let [other, suspect] = outcomes().try_into().unwrap();
+    assert_eq!((&*other.0, &*suspect.0), ("completed", "no_effect"));
+    assert!(suspect.1.contains(told), "{}", suspect.1);
+    let kept = store.get(&Key::new(&namespace(), ["suspect"]).unwrap());
+    assert_eq!(kept.unwrap().exclusive_attempts, 0);
 }
 
 #[tokio::test]

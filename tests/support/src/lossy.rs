@@ -31,6 +31,8 @@ pub enum Fate {
     Denied,
     /// The request is not applied, and never will be.
     Invalid,
+    /// The response has an invalid record.
+    Unreadable,
     /// The response arrives after this time.
     Late(Duration),
     /// The request never arrives, and no response comes.
@@ -136,6 +138,11 @@ impl Lossy {
             Fate::Contended => Err(failed(RequestErrorKind::Contended)),
             Fate::Denied => Err(failed(RequestErrorKind::Denied)),
             Fate::Invalid => Err(failed(RequestErrorKind::Invalid)),
+            Fate::Unreadable => Err(StoreError::Unreadable {
+                key: key.into(),
+                store: "a bad line".into(),
+                reason: "no status".into(),
+            }),
             Fate::SentTwice => {
                 send().await?;
                 send().await

@@ -5,14 +5,15 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+        mpsc,
     },
     time::Duration,
 };
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, Once,
+    Attempt, Consumer, Deadline, Failure, Handler, Once, handler_fn,
     protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
@@ -355,4 +356,44 @@ async fn circuit_that_is_off_lets_every_message_run() {
         let outcomes = world.process(ten(10 * number, 2)).await;
         assert_eq!(outcomes, [("retryable_failure", 10)].into());
     }
+}
+
+/// Its batch was answered at the deadline, and later batches must not wait for the thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probe_that_blocks_its_thread_fails_with_its_batch() {
+    static NOW_MS: AtomicU64 = AtomicU64::new(1_796_000_000_000);
+    fn clock() -> Timestamp {
+        Timestamp::from_millis(NOW_MS.load(Relaxed))
+    }
+    let (unblock, blocked) = mpsc::channel::<()>();
+    let blocked = Mutex::new(blocked);
+    let handler = handler_fn(move |order: String, _: Attempt| {
+        if order == "block" {
+            let _closed = blocked.lock().unwrap().recv();
+        }
+        let fails = order == "fail";
+        async move {
+            if fails {
+                Err(Failure::retryable("503"))
+            } else {
+                Ok(())
+            }
+        }
+    });
+    let once = Once::new(MemoryStore::default()).clock(clock);
+    let consumer = Arc::new(Consumer::new(once, namespace(), handler));
+    let send = async |messages: Vec<Value>, budget| {
+        let deadline = Deadline::after(clock(), budget, budget / 4);
+        process(&consumer, batch(messages), deadline).await.len()
+    };
+    let fails = (0..20).map(|n| received(&format!("m-{n}"), &json!("fail"), 2));
+    assert_eq!(send(fails.collect(), 60 * SECOND).await, 20);
+    NOW_MS.fetch_add(5_000, Relaxed);
+    let probe = received("probe", &json!("block"), 2);
+    assert_eq!(send(vec![probe], SECOND / 2).await, 1);
+    // The next probe is allowed 10 s after the failed one.
+    NOW_MS.fetch_add(10_000, Relaxed);
+    let next = received("next", &json!("succeed"), 2);
+    assert_eq!(send(vec![next], 2 * SECOND).await, 0);
+    drop(unblock);
 }

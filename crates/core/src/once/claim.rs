@@ -195,7 +195,7 @@ impl<S: Store> Once<S> {
             error,
             may_have_been_applied,
         } = given_up;
-        if error.may_have_been_applied() {
+        if error.is_unanswered() {
             self.health.unanswered(deadline);
         } else {
             self.health.answered();

@@ -265,10 +265,15 @@ impl StoreError {
     /// Returns whether the store may have applied the failed request.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
+        matches!(self, Self::Unreadable { .. }) || self.is_unanswered()
+    }
+
+    /// Returns whether the store did not respond.
+    pub(crate) const fn is_unanswered(&self) -> bool {
         match self {
-            Self::ItemTooLarge { .. } | Self::Rejected { .. } => false,
+            Self::ItemTooLarge { .. } | Self::Rejected { .. } | Self::Unreadable { .. } => false,
             Self::Unavailable { kind, .. } => matches!(kind, RequestErrorKind::Unanswered),
-            Self::OutOfTime { .. } | Self::Unreadable { .. } => true,
+            Self::OutOfTime { .. } => true,
         }
     }
 

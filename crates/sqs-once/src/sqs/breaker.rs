@@ -69,6 +69,24 @@ impl CircuitBreaker {
         }
     }
 
+    fn handler_ended(&self, now: Timestamp, key: &Key, end: HandlerEnd, is_probe: bool) {
+        match self.circuit().handler_ended(now, key, end, is_probe) {
+            Some(Change::Opened { wait }) => tracing::warn!(
+                circuit = "open",
+                next_probe_s = wait.as_secs(),
+                "handlers fail one after the other: messages wait until one of them succeeds"
+            ),
+            Some(Change::Closed) => {
+                tracing::info!(
+                    circuit = "closed",
+                    "a handler succeeded: messages run again"
+                );
+            }
+            None => return,
+        }
+        self.0.changed.notify_waiters();
+    }
+
     /// Returns the name of the state in logs, or `None` if the circuit is closed.
     pub(super) fn not_closed(&self) -> Option<&'static str> {
         let circuit = self.circuit();
@@ -90,13 +108,28 @@ pub(super) struct Admitted {
 }
 
 impl Admitted {
-    /// Watches a handler from its start to its end.
-    pub(super) fn handler_starts<'a>(&'a self, key: Key, now: Clock<'a>) -> WatchedHandler<'a> {
+    /// Watches a handler from its start to its end. The deadline cuts it off at `cutoff`.
+    pub(super) fn handler_starts<'a>(
+        &'a self,
+        key: Key,
+        now: Clock<'a>,
+        cutoff: Instant,
+    ) -> WatchedHandler<'a> {
         WatchedHandler {
             admitted: self,
             now,
             key,
+            cutoff,
             end: None,
+        }
+    }
+
+    /// Records that the response is about to be sent while the handler of this message blocks its thread. A
+    /// probe has then failed: other messages must not wait for the thread.
+    pub(super) fn handler_blocks(&self, key: &Key, now: Timestamp) {
+        if self.is_probe.swap(false, Relaxed) {
+            self.breaker
+                .handler_ended(now, key, HandlerEnd::Failed, true);
         }
     }
 
@@ -115,12 +148,13 @@ impl Drop for Admitted {
     }
 }
 
-/// A running handler. If this value is dropped without an [answer](Self::answered), the handler was cut off
-/// or panicked.
+/// A running handler. If this value is dropped without an [answer](Self::answered), the handler was cut off,
+/// panicked, or lost its lease.
 pub(super) struct WatchedHandler<'a> {
     admitted: &'a Admitted,
     now: Clock<'a>,
     key: Key,
+    cutoff: Instant,
     end: Option<HandlerEnd>,
 }
 
@@ -140,25 +174,14 @@ impl Drop for WatchedHandler<'_> {
         let end = match self.end {
             Some(end) => end,
             None if thread::panicking() => HandlerEnd::Panicked,
+            // The lease was lost or could not be renewed, which says nothing about the called system.
+            None if Instant::now() < self.cutoff => {
+                return self.admitted.leave_the_probe_to_others();
+            }
             None => HandlerEnd::Failed,
         };
         let Admitted { breaker, is_probe } = self.admitted;
         let is_probe = is_probe.swap(false, Relaxed);
-        let change = (breaker.circuit()).handler_ended((self.now)(), &self.key, end, is_probe);
-        match change {
-            Some(Change::Opened { wait }) => tracing::warn!(
-                circuit = "open",
-                next_probe_s = wait.as_secs(),
-                "handlers fail one after the other: messages wait until one of them succeeds"
-            ),
-            Some(Change::Closed) => {
-                tracing::info!(
-                    circuit = "closed",
-                    "a handler succeeded: messages run again"
-                );
-            }
-            None => return,
-        }
-        breaker.0.changed.notify_waiters();
+        breaker.handler_ended((self.now)(), &self.key, end, is_probe);
     }
 }

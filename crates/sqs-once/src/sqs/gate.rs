@@ -1,15 +1,22 @@
 //! [`MessageGate`]: decides when the handler of a message starts.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use futures_util::future::BoxFuture;
 use sqs_once_core::once::{Gate, Turns};
-use tokio::sync::OwnedSemaphorePermit;
 
-use super::{batch::Batch, breaker::Admitted};
+use super::{
+    batch::Batch,
+    breaker::Admitted,
+    held_body::{BodyNeeds, HeldBody},
+};
+use crate::once::Outcome;
 
 /// Decides when the handler of a message starts.
 pub(super) struct MessageGate {
@@ -18,15 +25,27 @@ pub(super) struct MessageGate {
     pub(super) turns: Turns,
     /// `None` without a circuit breaker.
     pub(super) admitted: Option<Arc<Admitted>>,
-    pub(super) is_alone: AtomicBool,
-    /// Slot for a body from S3.
-    pub(super) body: Mutex<Option<OwnedSemaphorePermit>>,
+    pub(super) needs: BodyNeeds,
+    pub(super) state: GateState,
+}
+
+/// How far a message is on its way to its handler.
+#[derive(Default)]
+pub(super) struct GateState {
+    is_alone: AtomicBool,
+    /// The body. A suspect that waits for its turn holds none.
+    body: Mutex<Option<Arc<HeldBody>>>,
+    hasher: RandomState,
+    /// Of the text from S3, when it was first read: key and fingerprint are those of that text.
+    first_hash: OnceLock<u64>,
+    /// Outcome of the message, if its handler was not called.
+    not_called: Mutex<Option<Outcome>>,
 }
 
 impl MessageGate {
     /// Returns whether this message is a suspect that has its turn.
     pub(super) fn is_alone(&self) -> bool {
-        self.is_alone.load(Relaxed)
+        self.state.is_alone.load(Relaxed)
     }
 
     /// Waits for a turn beside the handlers of other batches, and for a slot in this batch. Returns false if
@@ -39,24 +58,52 @@ impl MessageGate {
 
     pub(super) fn end_turn(&self) {
         self.batch.suspects().end_turn(self.index);
-        self.is_alone.store(false, Relaxed);
+        self.state.is_alone.store(false, Relaxed);
     }
 
-    pub(super) fn hold_body(&self, place: OwnedSemaphorePermit) {
-        *self.body.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
+    /// Returns the body, reading it unless it is in memory. A suspect must not keep it while it waits for its
+    /// turn.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the message, if its body cannot be read.
+    pub(super) async fn body(&self) -> Result<Arc<HeldBody>, Outcome> {
+        let held = lock(&self.state.body).clone();
+        if let Some(held) = held {
+            return Ok(held);
+        }
+        let (batch, message) = (&self.batch, self.batch.message(self.index));
+        let slots = &batch.places().bodies;
+        let body = HeldBody::read(message, &self.needs, slots, batch.deadline()).await?;
+        if let Some(text) = &body.from_s3 {
+            let hash = self.state.hasher.hash_one(text);
+            if *self.state.first_hash.get_or_init(|| hash) != hash {
+                let why = "the body in S3 changed while the message waited to run alone";
+                return Err(Outcome::NoEffect(why.into()));
+            }
+        }
+        let held = Arc::new(body);
+        *lock(&self.state.body) = Some(Arc::clone(&held));
+        Ok(held)
+    }
+
+    /// Records the outcome of the message: its handler is not called.
+    pub(super) fn not_called(&self, outcome: Outcome) {
+        lock(&self.state.not_called).get_or_insert(outcome);
+    }
+
+    /// Takes the outcome of the message, if its handler was not called.
+    pub(super) fn take_not_called(&self) -> Option<Outcome> {
+        lock(&self.state.not_called).take()
     }
 }
 
 impl Gate for MessageGate {
     fn alone(&self, exclusive_attempts: u64) -> BoxFuture<'_, bool> {
         Box::pin(async move {
-            // Other messages need the slot of its body before this one can start.
-            let body = self
-                .body
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            drop(body);
+            // A batch may have many suspects. While they wait, their bodies must not fill the memory, and other
+            // messages need their slots.
+            lock(&self.state.body).take();
             // The messages that wait for a probe run before this one.
             if let Some(admitted) = &self.admitted {
                 admitted.leave_the_probe_to_others();
@@ -68,11 +115,22 @@ impl Gate for MessageGate {
             {
                 return false;
             }
+            // Before the turn, because the handlers of other batches wait for its end. Before the attempt is
+            // counted, because a failure of S3 is no death.
+            if let Err(outcome) = self.body().await {
+                self.not_called(outcome);
+                return false;
+            }
             let turn = self.turns.alone(self.batch.deadline().start_by()).await;
             let is_kept = |turn| self.batch.suspects().keep(self.index, turn);
             let is_alone = turn.is_some_and(is_kept);
-            self.is_alone.store(is_alone, Relaxed);
+            self.state.is_alone.store(is_alone, Relaxed);
             is_alone
         })
     }
+}
+
+/// No panic can interrupt a change, so a poisoned lock is harmless.
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }

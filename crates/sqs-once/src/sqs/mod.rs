@@ -48,6 +48,7 @@ mod envelope;
 mod fifo_after_permanent;
 mod fingerprint_source;
 mod gate;
+mod held_body;
 mod identity;
 mod key_fn;
 mod key_source;

@@ -1,42 +1,29 @@
-//! [`Prepared`]: a message with its key and its body, not yet claimed.
+//! [`Prepared`]: a message with its key, not yet claimed.
 
-use std::sync::{Arc, Mutex, atomic::AtomicBool};
+use std::sync::Arc;
 
-use tokio::time::timeout_at;
 use tracing::Span;
 
 use super::{
-    batch::Batch, consumer::Consumer, gate::MessageGate, identity::Identity, key_fn::NoIdentity,
-    message::Message, s3_pointer::S3Pointer,
+    batch::Batch,
+    consumer::Consumer,
+    gate::{GateState, MessageGate},
+    held_body::{BodyNeeds, HeldBody},
+    identity::Identity,
+    key_fn::NoIdentity,
+    message::Message,
+    s3_pointer::S3Pointer,
 };
 use crate::{
     handler::{FromMessage as _, Handler, InvalidMessage},
     once::{Mode, Outcome},
 };
 
-/// A message with its key and its body, not yet claimed.
+/// A message with its key, not yet claimed.
 pub(super) struct Prepared<'a> {
     pub(super) message: &'a Message,
     pub(super) identity: &'a Identity,
     pub(super) gate: Arc<MessageGate>,
-    body: HeldBody<'a>,
-}
-
-/// The body of a prepared message.
-enum HeldBody<'a> {
-    /// `None` if the message has no body.
-    InQueue(Option<&'a str>),
-    /// Read from S3. The gate holds the slot for it.
-    FromS3(String),
-}
-
-impl HeldBody<'_> {
-    fn text(&self) -> Option<&str> {
-        match self {
-            Self::InQueue(text) => *text,
-            Self::FromS3(text) => Some(text),
-        }
-    }
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
@@ -59,9 +46,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return Err(Outcome::NotStarted);
         }
         let gate = self.gate(index, batch).await?;
-        let body = self.body(message, &gate).await?;
         let had_key = message.key().is_some();
-        let identity = match message.identify(body.text(), &self.reading()) {
+        let body = gate.body().await?;
+        let identity = match message.identify(body.text(message), &self.reading()) {
             Ok(identity) => identity,
             Err(NoIdentity::Invalid(InvalidMessage(why))) => return Err(self.invalid(message, why)),
             Err(NoIdentity::KeyPanicked) => return Err(Outcome::Panicked),
@@ -77,17 +64,16 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             message,
             identity,
             gate,
-            body,
         })
     }
 
     /// Creates the gate of a message that the circuit breaker admits.
     async fn gate(&self, index: usize, batch: &Arc<Batch>) -> Result<Arc<MessageGate>, Outcome> {
+        let message = batch.message(index);
         let admitted = match &self.breaker {
             Some(breaker) => {
                 let (now, latest) = (|| self.mode.now(), batch.deadline().start_by());
-                let receive_count = batch.message(index).receive_count();
-                match breaker.admit(&now, receive_count, latest).await {
+                match breaker.admit(&now, message.receive_count(), latest).await {
                     Ok(admitted) => Some(Arc::new(admitted)),
                     Err(next_probe) => return Err(Outcome::CircuitOpen { next_probe }),
                 }
@@ -99,39 +85,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             index,
             turns: self.turns.clone(),
             admitted,
-            is_alone: AtomicBool::new(false),
-            body: Mutex::new(None),
+            needs: BodyNeeds {
+                s3_bodies: self.s3_bodies.clone(),
+                may_grow: self.reading().may_grow(message.delivery().facts()),
+            },
+            state: GateState::default(),
         }))
-    }
-
-    /// Returns the body of a message, reading it from S3 if it is there. Nothing has been claimed yet. A body
-    /// that is in S3, or to be decompressed, needs a slot.
-    async fn body<'a>(
-        &self,
-        message: &'a Message,
-        gate: &MessageGate,
-    ) -> Result<HeldBody<'a>, Outcome> {
-        let in_queue = HeldBody::InQueue(message.body());
-        let in_s3 = self.s3_bodies.as_ref().zip(message.s3_pointer());
-        if in_s3.is_none() && !self.reading().may_grow(message.delivery().facts()) {
-            return Ok(in_queue);
-        }
-        let deadline = gate.batch.deadline();
-        let bodies = Arc::clone(&gate.batch.places().bodies);
-        let place = timeout_at(deadline.start_by(), bodies.acquire_owned())
-            .await
-            .ok()
-            .and_then(Result::ok)
-            .filter(|_| gate.batch.may_start());
-        gate.hold_body(place.ok_or(Outcome::NotStarted)?);
-        let Some((s3, pointer)) = in_s3 else {
-            return Ok(in_queue);
-        };
-        let read = timeout_at(deadline.start_by(), s3.read(pointer)).await;
-        let text = read.map_err(|_elapsed| {
-            Outcome::NoEffect("S3 did not return the body before the deadline".into())
-        })??;
-        Ok(HeldBody::FromS3(text))
     }
 
     /// Returns the outcome of a message that can never be processed.
@@ -146,8 +105,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 
     /// Makes the handler's message from the body.
-    pub(super) fn parse(&self, prepared: &Prepared<'_>) -> Result<H::Message, InvalidMessage> {
-        let (message, text) = (prepared.message, prepared.body.text());
-        H::Message::from_message(message.content(text, &self.reading())?)
+    pub(super) fn parse(
+        &self,
+        message: &Message,
+        body: &HeldBody,
+    ) -> Result<H::Message, InvalidMessage> {
+        H::Message::from_message(message.content(body.text(message), &self.reading())?)
     }
 }

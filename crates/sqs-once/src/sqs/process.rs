@@ -107,7 +107,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Some(visibility) => visibility.while_extended(&batch, run).await,
             None => run.await,
         }
-        batch.close();
+        batch.close(self.mode.now());
         let mut ended = batch.outcomes();
         let answer = deadline.respond_by();
         if let Some(visibility) = &self.visibility {

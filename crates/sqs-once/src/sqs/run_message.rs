@@ -1,11 +1,6 @@
 //! Runs one message of a lane through the mode, and again while another worker holds its claim.
 
-use std::{
-    panic::AssertUnwindSafe,
-    pin::pin,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use sqs_once_core::once::OperationGate;
@@ -82,26 +77,37 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         operation.gate = Some(OperationGate(Arc::<MessageGate>::clone(&prepared.gate)));
         operation.quarantine = self.handler.quarantine();
         operation.meter = progress.meter().clone();
-        let not_called = OnceLock::new();
-        let work = |attempt| self.call_handler(prepared, progress, attempt, &not_called);
-        match self.mode.run(operation, work).await {
-            outcome @ (Outcome::NoEffect(_) | Outcome::PermanentFailure(_)) => {
-                not_called.into_inner().unwrap_or(outcome)
+        let work = |attempt| self.call_handler(prepared, progress, attempt);
+        let outcome = self.mode.run(operation, work).await;
+        let not_called = prepared.gate.take_not_called();
+        match outcome {
+            Outcome::NoEffect(_) | Outcome::PermanentFailure(_) | Outcome::NotStarted => {
+                not_called.unwrap_or(outcome)
             }
             outcome => outcome,
         }
     }
 
-    /// Calls the handler when it may start. If it is not called, sets `not_called` to the outcome of the
-    /// message, which replaces the failure.
+    /// Calls the handler when it may start. If it is not called, tells the gate the outcome of the message,
+    /// which replaces the failure.
     async fn call_handler(
         &self,
         prepared: &Prepared<'_>,
         progress: &Progress,
         attempt: Attempt,
-        not_called: &OnceLock<Outcome>,
     ) -> Result<H::Output, Failure> {
         let gate = &prepared.gate;
+        let not_called = |outcome, failure| {
+            gate.not_called(outcome);
+            Err(failure)
+        };
+        // It is in memory: `prepare` has read it, or the suspect has before its turn.
+        let body = match gate.body().await {
+            Ok(body) => body,
+            Err(outcome) => {
+                return not_called(outcome, Failure::no_effect("its body cannot be read"));
+            }
+        };
         // A suspect has its turn and needs no slot.
         let _place = if gate.is_alone() {
             None
@@ -114,20 +120,26 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                     Some(place)
                 }
                 _ => {
-                    let _first = not_called.set(Outcome::NotStarted);
-                    return Err(Failure::no_effect("no handler could start in time"));
+                    let too_late = Failure::no_effect("no handler could start in time");
+                    return not_called(Outcome::NotStarted, too_late);
                 }
             }
         };
-        let _running = progress.handler_starts(attempt.history());
+        let _running = progress.handler_starts(attempt.history(), gate.admitted.as_ref());
         attempt.log_history();
         // User code may end the process here too, so this is part of the attempt.
-        let input = self.parse(prepared).map_err(|InvalidMessage(why)| {
-            let _first = not_called.set(self.invalid(prepared.message, &why));
-            Failure::permanent(why)
-        })?;
+        let input = match self.parse(prepared.message, &body) {
+            Ok(input) => input,
+            Err(InvalidMessage(why)) => {
+                let invalid = self.invalid(prepared.message, &why);
+                return not_called(invalid, Failure::permanent(why));
+            }
+        };
+        drop(body);
         let (key, now) = (attempt.key().clone(), || self.mode.now());
-        let watched = (gate.admitted.as_ref()).map(|admitted| admitted.handler_starts(key, &now));
+        let cutoff = gate.batch.deadline().handler_cutoff();
+        let watched =
+            (gate.admitted.as_ref()).map(|admitted| admitted.handler_starts(key, &now, cutoff));
         let answer = warn_of_long_polls(pin!(self.handler.handle(input, attempt))).await;
         match watched {
             Some(watched) => watched.answered(answer),

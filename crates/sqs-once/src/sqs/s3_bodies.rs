@@ -26,9 +26,9 @@ const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() 
 /// [`Envelope`](super::Envelope), the pointer is inside the envelope. Key, fingerprint and handler see the
 /// body from S3. A copy in a dead-letter queue carries the pointer.
 ///
-/// The consumer reads a body when its message runs, before the claim, and keeps it in memory until the
-/// message ends. At most [`Consumer::concurrency`](crate::Consumer::concurrency) bodies of one batch are in
-/// memory.
+/// The consumer reads a body when its message runs, before the claim. A message that waits to run alone drops
+/// the body and reads it again. At most [`Consumer::large_bodies`](crate::Consumer::large_bodies) bodies of one
+/// batch are in memory.
 ///
 /// | result of the read | outcome |
 /// | --- | --- |

@@ -30,8 +30,11 @@ use super::{
     suspects::Suspects,
 };
 use crate::{
-    deadline::Deadline, once::Outcome, protocol::isolation::may_start_beside,
-    system::random_fraction, telemetry::tracer,
+    deadline::Deadline,
+    once::Outcome,
+    protocol::{Timestamp, isolation::may_start_beside},
+    system::random_fraction,
+    telemetry::tracer,
 };
 use progress::HandlerRun;
 
@@ -58,8 +61,8 @@ pub(super) struct Batch {
     time: Duration,
 }
 
-/// Slots that a message waits for, besides the worker that runs it. Each kind has as many slots as handlers
-/// may run. A message that waits for one kind never occupies a slot of the other kinds.
+/// Slots that a message waits for, besides the worker that runs it. Each kind has at most as many slots as
+/// handlers may run. A message takes the slot of its body first, and keeps it while it waits for the others.
 pub(super) struct Places {
     /// For handlers.
     pub(super) handlers: Semaphore,
@@ -247,7 +250,7 @@ impl Batch {
 
     /// Ends the messages without a result, and names those that the deadline ended in one log line. The
     /// handlers of `blocking` messages did not yield, so they could not be cut off.
-    pub(super) fn close(&self) {
+    pub(super) fn close(&self, now: Timestamp) {
         self.suspects.answered();
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         for (message, (index, progress)) in
@@ -262,7 +265,10 @@ impl Batch {
             let ends_here = self.end(index, open.into());
             let ended = progress.ended.get();
             match ended.map(MessageResult::outcome) {
-                Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
+                Some(Outcome::OutOfTime) if ends_here => {
+                    blocking.push(id);
+                    progress.handler_blocks(message.key(), now);
+                }
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),
                 _ => {}
@@ -311,7 +317,7 @@ fn ids(ids: &[&str]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use aws_lambda_events::sqs::SqsMessage;
     use tracing::{Event, Subscriber};
     use tracing_subscriber::{
@@ -321,7 +327,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        protocol::{Namespace, Timestamp},
+        protocol::Namespace,
         sqs::{
             body_decoder::BodyDecoder, encoding::Decoding, envelope::Envelope,
             fingerprint_source::FingerprintSource, key_source::KeySource,
@@ -341,28 +347,26 @@ mod tests {
         }
     }
 
-    fn batch_of_one() -> Batch {
-        let mut record = SqsMessage::default();
-        record.message_id = Some("m-1".into());
+    /// A batch of which nothing has run.
+    pub(in crate::sqs) fn batch_of(records: impl IntoIterator<Item = SqsMessage>) -> Batch {
         let namespace = Namespace::new("ns").unwrap();
         let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
         let decoder =
             BodyDecoder::for_type::<String>(&namespace, &key, &fingerprint, Decoding::default());
-        let message = Message::new(record, None, Envelope::None, &decoder).unwrap();
+        let messages = records
+            .into_iter()
+            .map(|record| Message::new(record, None, Envelope::None, &decoder).unwrap());
         let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(1), Duration::ZERO);
-        Batch::new(
-            vec![message],
-            deadline,
-            1.0,
-            NonZeroUsize::MIN,
-            NonZeroUsize::MIN,
-        )
+        let (messages, one) = (messages.collect(), NonZeroUsize::MIN);
+        Batch::new(messages, deadline, 1.0, one, one)
     }
 
     /// Otherwise another thread may count it in the metrics and answer before its line is written.
-    #[tokio::test]
-    async fn message_has_a_result_once_its_line_is_written() {
-        let batch = Arc::new(batch_of_one());
+    #[test]
+    fn message_has_a_result_once_its_line_is_written() {
+        let mut record = SqsMessage::default();
+        record.message_id = Some("m-1".into());
+        let batch = Arc::new(batch_of([record]));
         let at_lines = Arc::default();
         let results = Results {
             batch: Arc::clone(&batch),

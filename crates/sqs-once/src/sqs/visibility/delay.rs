@@ -1,6 +1,9 @@
 //! Computes the visibility timeouts of failed messages, without any calls.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use crate::{
     once::{Outcome, Retry},
@@ -60,8 +63,10 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// Wait of the failed message before it in its message group.
+    /// Wait of the message before it in its message group that failed and is still in the queue.
     ahead: Option<u16>,
+    /// True if the messages behind it in its message group did not run because of it.
+    stops_group: bool,
 }
 
 #[cfg(test)]
@@ -73,6 +78,7 @@ impl Receive {
             fifo: false,
             has_dead_letter_queue: false,
             ahead: None,
+            stops_group: false,
         }
     }
 }
@@ -94,12 +100,15 @@ impl Rule {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         let seconds = match outcome.retry() {
             Retry::Never if outcome.is_success() => return None,
+            // The messages behind it use up their receives too. They must not be dead-lettered with it soon.
+            Retry::Never if receive.stops_group => backoff(),
             Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
             Retry::Never if receive.fifo => backoff().min(FIFO_LONGEST),
             Retry::Never => backoff(),
-            Retry::Now if matches!(outcome, Outcome::BehindFailure) => return receive.ahead,
             Retry::Now => match receive.ahead {
                 Some(ahead) => ahead.into(),
+                // The failed message is in the dead-letter queue.
+                None if matches!(outcome, Outcome::BehindFailure) => 0,
                 None if receive.count <= 1 => 0,
                 // The messages of a batch that is larger than its time must not circle until their receives
                 // are used up.
@@ -132,6 +141,7 @@ impl Rule {
     ) -> Vec<TimeoutChange<'a>> {
         let mut changes = Vec::new();
         let mut of_group = HashMap::new();
+        let stop = stopping(batch);
         for of in batch {
             let message = of.message;
             let (group, receipt) = (message.fifo_group(), message.receipt());
@@ -141,14 +151,13 @@ impl Rule {
                 has_dead_letter_queue: receipt
                     .is_some_and(|receipt| has_dead_letter_queue(receipt.queue_arn)),
                 ahead: group.and_then(|group| of_group.get(group)).copied(),
+                stops_group: stop.contains(message.id()),
             };
-            let wait = self.seconds(of.outcome, receive);
+            let wait = (self.seconds(of.outcome, receive)).filter(|_| !of.dead_lettered);
             if let (Some(group), Some(wait)) = (group, wait) {
                 of_group.insert(group, wait);
             }
-            if let (Some(seconds), Some(receipt)) = (wait, receipt)
-                && !of.dead_lettered
-            {
+            if let (Some(seconds), Some(receipt)) = (wait, receipt) {
                 changes.push(TimeoutChange {
                     message_id: message.id(),
                     queue_arn: receipt.queue_arn,
@@ -159,6 +168,23 @@ impl Rule {
         }
         changes
     }
+}
+
+/// Returns the messages because of which the messages behind them in their message group did not run.
+fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
+    let mut last_of_group = HashMap::new();
+    let mut stopping = HashSet::new();
+    for of in batch {
+        let Some(group) = of.message.fifo_group() else {
+            continue;
+        };
+        if !matches!(of.outcome, Outcome::BehindFailure) {
+            last_of_group.insert(group, of.message.id());
+        } else if let Some(last) = last_of_group.get(group) {
+            stopping.insert(*last);
+        }
+    }
+    stopping
 }
 
 /// A message whose visibility is to be changed.
@@ -180,9 +206,12 @@ fn ceil(duration: Duration) -> u64 {
 mod tests {
     use std::sync::Arc;
 
+    use aws_lambda_events::sqs::SqsMessage;
+
     use super::*;
     use crate::{
         protocol::{Owner, StoredResult},
+        sqs::batch::tests::batch_of,
         store::StoreError,
     };
 
@@ -318,6 +347,93 @@ mod tests {
         }
     }
 
+    /// Its receives are theirs too, so a short wait would dead-letter them with it.
+    #[test]
+    fn permanent_failure_that_stops_its_group_backs_off() {
+        for (count, least, most) in [(1, 2, 4), (3, 8, 16), (40, 30, 60)] {
+            let receive = Receive {
+                count,
+                fifo: true,
+                has_dead_letter_queue: true,
+                stops_group: true,
+                ..STANDARD
+            };
+            for outcome in permanent() {
+                assert_eq!(range_of(&outcome, receive), Some((least, most)), "{count}");
+            }
+        }
+    }
+
+    /// Returns the waits of the messages of one message group.
+    fn waits_of_group<const N: usize>(ends: [(u32, Outcome, Is); N]) -> Vec<(usize, u16)> {
+        let records = ends.iter().enumerate().map(|(place, (count, _, _))| {
+            let mut record = SqsMessage::default();
+            record.message_id = Some(place.to_string());
+            record.receipt_handle = Some("receipt".into());
+            record.event_source_arn = Some("arn:aws:sqs:eu-west-1:111122223333:orders.fifo".into());
+            record.attributes = HashMap::from([
+                ("MessageGroupId".into(), "g".into()),
+                ("ApproximateReceiveCount".into(), count.to_string()),
+            ]);
+            record
+        });
+        let batch = batch_of(records);
+        let mut copied = Vec::new();
+        for (place, (_, outcome, is)) in ends.into_iter().enumerate() {
+            assert!(batch.end(place, outcome.into()));
+            copied.push(is == Is::Copied);
+        }
+        let mut ended = batch.outcomes();
+        for (of, copied) in ended.iter_mut().zip(copied) {
+            of.dead_lettered = copied;
+        }
+        let changes = rule(BACKOFF, least).plan(&ended, |_| true);
+        let place = |change: &TimeoutChange<'_>| change.message_id.as_str().parse().unwrap();
+        (changes.iter())
+            .map(|change| (place(change), change.seconds))
+            .collect()
+    }
+
+    /// Whether direct dead-lettering copied a message.
+    #[derive(PartialEq, Eq)]
+    enum Is {
+        NotCopied,
+        Copied,
+    }
+
+    #[test]
+    fn group_that_stops_waits_for_its_head() {
+        let declined = || Outcome::PermanentFailure("declined".into());
+        let stopped = waits_of_group([
+            (3, declined(), Is::NotCopied),
+            (3, Outcome::BehindFailure, Is::NotCopied),
+        ]);
+        assert_eq!(stopped, [(0, 8), (1, 8)]);
+        let stopped_later = waits_of_group([
+            (3, declined(), Is::NotCopied),
+            (2, retryable(), Is::NotCopied),
+            (3, Outcome::BehindFailure, Is::NotCopied),
+        ]);
+        assert_eq!(stopped_later, [(0, 0), (1, 4), (2, 4)]);
+    }
+
+    #[test]
+    fn group_does_not_wait_for_a_dead_letter() {
+        let declined = || Outcome::PermanentFailure("declined".into());
+        let completed = Outcome::Completed(StoredResult::Json("1".into()));
+        let goes_on = waits_of_group([
+            (1, declined(), Is::Copied),
+            (1, completed, Is::NotCopied),
+            (5, Outcome::NotStarted, Is::NotCopied),
+        ]);
+        assert_eq!(goes_on, [(2, 30)]);
+        let stops = waits_of_group([
+            (1, declined(), Is::Copied),
+            (5, Outcome::BehindFailure, Is::NotCopied),
+        ]);
+        assert_eq!(stops, [(1, 0)]);
+    }
+
     #[test]
     fn permanent_failure_without_dlq_backs_off() {
         for (count, fifo, waits) in [
@@ -414,11 +530,11 @@ mod tests {
 
     #[test]
     fn message_behind_failure_waits_as_long() {
-        for (ahead, behind, not_started) in [(Some(7), Some(7), 7), (None, None, 0)] {
+        for (ahead, seconds) in [(Some(7), 7), (None, 0)] {
             let receive = Receive { ahead, ..STANDARD };
             let wait = |outcome| rule(BACKOFF, least).seconds(&outcome, receive);
-            assert_eq!(wait(Outcome::BehindFailure), behind);
-            assert_eq!(wait(Outcome::NotStarted), Some(not_started));
+            assert_eq!(wait(Outcome::BehindFailure), Some(seconds));
+            assert_eq!(wait(Outcome::NotStarted), Some(seconds));
         }
     }
 }

@@ -152,7 +152,7 @@ impl Visibility {
     ///
     /// | attribute | value |
     /// | --- | --- |
-    /// | `SqsOnceReason` | the outcome: `permanent_failure`, `failed_before`, `key_reused` or `invalid` |
+    /// | `SqsOnceReason` | the outcome: `permanent_failure`, `failed_before`, `key_reused`, `invalid` or `crashed` |
     /// | `SqsOnceError` | the first 1,024 bytes of the error |
     /// | `SqsOnceKey` | the idempotency key, if there is one; its SHA-256 if it has characters that SQS rejects |
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
