@@ -130,7 +130,7 @@ def promises(cloud: Cloud, outputs: dict[str, str], sent: set[str], killed: int)
     pieces = Counter({row["orderId"]["S"]: int(row["products"]["M"][PRODUCT]["N"]) for row in rows})
     # The key of a record is "orders#" and the order's id.
     records = {
-        r["id"]["S"].removeprefix("orders#"): r for r in deployment.items(cloud, outputs["IdempotencyTableName"])
+        r["id"]["S"].removeprefix("orders#"): r for r in deployment.items(cloud, outputs["TableName"])
     }
     completed = {order: r for order, r in records.items() if r["status"]["S"] == "COMPLETED"}
     results = {order: json.loads(record["result"]["S"])["status"] for order, record in completed.items()}
