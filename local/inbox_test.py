@@ -129,9 +129,7 @@ def promises(cloud: Cloud, outputs: dict[str, str], sent: set[str], killed: int)
     rows = deployment.items(cloud, outputs["OrdersTableName"])
     pieces = Counter({row["orderId"]["S"]: int(row["products"]["M"][PRODUCT]["N"]) for row in rows})
     # The key of a record is "orders#" and the order's id.
-    records = {
-        r["id"]["S"].removeprefix("orders#"): r for r in deployment.items(cloud, outputs["TableName"])
-    }
+    records = {r["id"]["S"].removeprefix("orders#"): r for r in deployment.items(cloud, outputs["TableName"])}
     completed = {order: r for order, r in records.items() if r["status"]["S"] == "COMPLETED"}
     results = {order: json.loads(record["result"]["S"])["status"] for order, record in completed.items()}
     placed, declined = ({o for o, result in results.items() if result == status} for status in ("placed", "declined"))

@@ -104,7 +104,7 @@ fn count_that_no_answer_confirmed_counts_as_a_death() {
     let failed = returned(1, 11, End::ReportedFailed);
     clean(&survived(&[faulted.clone(), failed.clone()]));
     let few = "after 4 attempts alone, and 3 of";
-    caught(&survived(&[failed.clone()]), few);
+    caught(&survived(std::slice::from_ref(&failed)), few);
     let charged = [informed(11, 1), charge(1, 11), faulted, failed];
     caught(&survived(&charged), few);
 }

@@ -394,7 +394,7 @@ mod tests {
             .collect()
     }
 
-    /// Whether direct dead-lettering copied a message.
+    /// Result of direct dead-lettering for a message.
     #[derive(PartialEq, Eq)]
     enum Is {
         NotCopied,
