@@ -31,7 +31,9 @@ impl Progress {
                 group.pop_front();
             }
         }
-        sent.retain(|of, _| !numbers.iter().flatten().any(|number| number == of));
+        for number in numbers.iter().flatten() {
+            sent.remove(number);
+        }
     }
 
     /// Records that so many events of this record were sent.

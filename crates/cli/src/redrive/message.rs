@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use aws_sdk_sqs::{
     error::{ProvideErrorMetadata as _, SdkError},
+    operation::send_message::{SendMessageOutput, builders::SendMessageFluentBuilder},
     types::{
         MessageAttributeValue as Attribute, MessageSystemAttributeName as System,
         MessageSystemAttributeNameForSends as SystemForSends,
@@ -105,46 +106,59 @@ impl Run<'_> {
         }
         let noted = journal.send(id);
         noted.map_err(|error| Unmoved::all(MoveStatus::NotTried, error))?;
-        // On a FIFO queue, the deduplication id prevents a second copy.
-        let most = if self.to.is_fifo() { MOST_SENDS } else { 1 };
-        let (mut sends, mut unanswered) = (0, false);
-        let (error, refused) = loop {
-            let error = match send.clone().send().await {
-                Ok(answer) => match answer.message_id.filter(|new| !new.is_empty()) {
-                    Some(new) => {
-                        let noted = journal.sent(id, &new);
-                        return noted
-                            .map_err(|error| Unmoved::all(MoveStatus::SentNotDeleted, error));
-                    }
-                    // A proxy may respond with 200 in place of SQS.
-                    None => {
-                        let error = "could not send a message: the response names no new message";
-                        return Err(Unmoved::all(MoveStatus::Unknown, Error::remote(error)));
-                    }
-                },
-                Err(error) => error,
-            };
-            let refused = match &error {
-                SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
-                SdkError::ConstructionFailure(_) => true,
-                _ => false,
-            };
-            sends += 1;
-            let may_pass = !refused || error.code().is_some_and(is_contended);
-            if sends == most || !may_pass {
-                // An earlier copy without an answer may have arrived.
-                break (error, refused && !unanswered);
-            }
-            unanswered |= !refused;
-            tokio::time::sleep(PAUSE * sends).await;
+        let (failure, is_refused) = match self.deliver(send).await {
+            Ok(answer) => match answer.message_id.filter(|new| !new.is_empty()) {
+                Some(new) => {
+                    let noted = journal.sent(id, &new);
+                    return noted.map_err(|error| Unmoved::all(MoveStatus::SentNotDeleted, error));
+                }
+                // A proxy may respond with 200 in place of SQS.
+                None => {
+                    let error = "could not send a message: the response names no new message";
+                    return Err(Unmoved::all(MoveStatus::Unknown, Error::remote(error)));
+                }
+            },
+            Err(failed) => failed,
         };
-        let failure = failed("send a message", "sqs:SendMessage", &error);
-        if !refused {
+        if !is_refused {
             return Err(Unmoved::all(MoveStatus::Unknown, failure));
         }
         let noted = journal.refused(id);
         noted.map_err(|error| Unmoved::all(MoveStatus::Refused, error))?;
         Err(Unmoved::one(MoveStatus::Refused, failure))
+    }
+
+    /// Sends a copy. A FIFO queue that does not respond or throttles gets it again, because the deduplication id
+    /// prevents a second copy.
+    ///
+    /// # Errors
+    ///
+    /// The last error, and whether SQS has refused every copy. Otherwise one may have arrived.
+    async fn deliver(
+        &self,
+        copy: SendMessageFluentBuilder,
+    ) -> Result<SendMessageOutput, (Error, bool)> {
+        let most = if self.to.is_fifo() { MOST_SENDS } else { 1 };
+        let (mut sends, mut unanswered) = (0, false);
+        loop {
+            let error = match copy.clone().send().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let is_refused = match &error {
+                SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
+                SdkError::ConstructionFailure(_) => true,
+                _ => false,
+            };
+            sends += 1;
+            unanswered |= !is_refused;
+            let may_pass = !is_refused || error.code().is_some_and(is_contended);
+            if sends == most || !may_pass {
+                let failure = failed("send a message", "sqs:SendMessage", &error);
+                return Err((failure, !unanswered));
+            }
+            tokio::time::sleep(PAUSE * sends).await;
+        }
     }
 }
 

@@ -448,9 +448,8 @@ async fn old_event_that_was_not_tried_stays_in_the_stream() {
     let old = |number, body| aged(event(number, "placed", "c-1", body), 16);
     let records = [old(1, "a"), old(2, "b"), old(3, "c")];
     let limit = TimeoutConfig::builder().operation_timeout(Duration::from_secs(2));
-    let config = support::sdk_config(sqs.endpoint()).to_builder();
-    let config = config.timeout_config(limit.build());
-    let relay = relay_with(config.build()).await;
+    let builder = support::sdk_config(sqs.endpoint()).to_builder();
+    let relay = relay_with(builder.timeout_config(limit.build()).build()).await;
     assert_eq!(send(&relay, &records).await, ["2"]);
     let [dead] = &sqs.sent_to("dead")[..] else {
         panic!("{:?}", sqs.sent_to("dead"));
