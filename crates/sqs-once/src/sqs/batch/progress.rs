@@ -27,7 +27,7 @@ pub(in crate::sqs) struct Progress {
 pub(super) struct HandlerRun {
     pub(super) history: History,
     /// `None` without a circuit breaker.
-    pub(super) admitted: Option<Weak<Admitted>>,
+    admitted: Option<Weak<Admitted>>,
     started: Instant,
     duration: OnceLock<Duration>,
 }
