@@ -96,7 +96,6 @@ test test-localstack test-powertools soak soak-million: export SQS_ONCE_REQUIRE_
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	$(MAKE) --no-print-directory --jobs 2 programs suites
 	python local/suites.py
-	python local/recorded.py
 	$(MAKE) --no-print-directory --jobs 3 doctests runbook local-runs
 
 .PHONY: suites
@@ -154,8 +153,6 @@ soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of m
 	$(TEST) --test process -- chaos:: --nocapture
 	$(TEST) --test postgres -- chaos expired::table --nocapture
 	$(TEST) --test outbox -- end_to_end --nocapture
-	$(TOOL)
-	VERIFY_AWS_EVERY_STEP=1 python local/verify_aws_test.py
 
 .PHONY: soak-million
 soak-million: export CHAOS_SEED ?= new
@@ -355,21 +352,6 @@ deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deplo
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
 	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
 
-# As for the test suites, so that both share one build.
-TOOL := $(TEST) --no-run --test cli
-MACHINE = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
-VERIFY  = PYTHONPATH=local python -B -m verify_aws --architecture $(ARCH) --account "$(ACCOUNT)" --region "$(REGION)" --only "$(ONLY)" \
-  --clean "$(CLEAN)" $(if $(SLOW),--slow) $(if $(YES),--yes) $(if $(DRY_RUN),--dry-run) $(if $(LIST),--list) \
-  $(if $(POSTGRES_URL),--postgres "$(POSTGRES_URL)")
-
-# The consumer of a dry run is that of the tests, the one for AWS that of `make deploy`.
-.PHONY: verify-aws
-verify-aws: ARCH = $(MACHINE)
-verify-aws: $(if $(DRY_RUN)$(CLEAN)$(LIST),$(VENV),linker) ## Check on AWS itself the assumptions of this project: make verify-aws ACCOUNT=... REGION=... [ONLY=...] [SLOW=1] [POSTGRES_URL=...] [YES=1] [CLEAN=1] [DRY_RUN=1] [LIST=1]
-	$(if $(CLEAN)$(LIST),,$(if $(DRY_RUN),$(CONSUMER),cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET)))
-	$(if $(CLEAN)$(LIST),,$(TOOL))
-	$(VERIFY)
-
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
 .PHONY: dist
@@ -390,7 +372,6 @@ linker: $(VENV)
 
 .PHONY: clean
 clean: ## Remove the files that the verbs made
-	@! ls .local/verify-aws/*.jsonl 2> /dev/null || { echo 'make clean: these runs of verify-aws left resources; run make verify-aws CLEAN=1 first' >&2; exit 1; }
 	rm -rf target .aws-sam .local .venv .venv-checkov local/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-import recorded
 from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 
 # Suites that compute run one at a time. The others wait for most of their time, but for timeouts of some
@@ -29,9 +28,9 @@ LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
 # Tests that run as a separate suite. Those of chaos wait for the ends of leases, each with less than a fifth of a
 # processor, so all of them run at a time.
 CHAOS, CHAOS_AT_ONCE = ("chaos::",), 8
-PARTS = {"process": CHAOS, recorded.SUITE: recorded.TESTS}
+PARTS = {"process": CHAOS}
 # Scripts that start clouds and build nothing. They run one at a time beside the suites.
-SCRIPTS = ("verify_aws_test", "before_deploy_test")
+SCRIPTS = ("before_deploy_test",)
 
 # One compilation serves all packages.
 FEATURES = "consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres"
@@ -60,10 +59,6 @@ class Suite:
     @property
     def title(self) -> str:
         return " ".join([self.name, *self.only])
-
-    @property
-    def is_recorded(self) -> bool:
-        return self.name == recorded.SUITE and self.only == recorded.TESTS
 
     def parts(self) -> list["Suite"]:
         """The suite in two parts, or whole."""
@@ -122,14 +117,13 @@ def build() -> list[Suite]:
 
 def run(suite: Suite, environment: Mapping[str, str]) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
-    record = {"RECORD_REQUESTS": str(recorded.RECORDING)} if suite.is_recorded else {}
     at_once = {"RUST_TEST_THREADS": str(CHAOS_AT_ONCE)} if suite.only == CHAOS else {}
     start = time.monotonic()
     ended = subprocess.run(
         [*priority, *suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],
         cwd=ROOT,
         # Scripts start clouds, and refuse to run against another.
-        env=os.environ if suite.kind == "script" else {**environment, **record, **at_once},
+        env=os.environ if suite.kind == "script" else {**environment, **at_once},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -159,8 +153,6 @@ def main() -> int:
     if unknown := set(names) - {suite.name for suite in suites}:
         sys.exit(f"local/suites.py: there is no suite {', '.join(sorted(unknown))}")
     suites = [suite for suite in suites if not names or suite.name in names]
-    recorded.RECORDING.parent.mkdir(exist_ok=True)
-    recorded.RECORDING.unlink(missing_ok=True)
     start = time.monotonic()
     results: list[Result] = []
     with (

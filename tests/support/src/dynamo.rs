@@ -2,12 +2,9 @@
 //! injects failures.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    env,
-    fs::File,
-    io::Write,
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -275,7 +272,6 @@ fn proxy(wire: &Arc<Wire>) -> Router {
 
 /// Every request passes here: the place to count, lose or refuse requests on purpose.
 async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    record_request(&operation(&headers), &body);
     let operation = request_name(&headers, &body);
     *wire
         .counts
@@ -289,54 +285,6 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
     wire.faults
         .pass(&operation, &wire.port, body, forward)
         .await
-}
-
-/// Appends a request to the file at `RECORD_REQUESTS`, from which `make verify-aws` has its expressions. Of requests
-/// with the same expressions, one is recorded.
-fn record_request(operation: &str, body: &[u8]) {
-    static RECORD: OnceLock<Option<(File, Mutex<BTreeSet<String>>)>> = OnceLock::new();
-    let record = RECORD.get_or_init(|| {
-        let path = env::var_os("RECORD_REQUESTS")?;
-        let file = File::options().append(true).create(true).open(path);
-        Some((file.unwrap(), Mutex::default()))
-    });
-    let Some((file, recorded)) = record else {
-        return;
-    };
-    let Ok(request) = serde_json::from_slice(body) else {
-        return;
-    };
-    let mut texts = String::from(operation);
-    expressions(&request, &mut texts);
-    if recorded.lock().unwrap().insert(texts) {
-        // JSON without line breaks, in one write, so that parallel tests do not mix their lines.
-        let line = [operation.as_bytes(), b" ", body, b"\n"].concat();
-        (&*file).write_all(&line).unwrap();
-    }
-}
-
-/// Appends the expressions, their attribute names and the PartiQL statements of a request.
-fn expressions(request: &serde_json::Value, texts: &mut String) {
-    match request {
-        serde_json::Value::Object(members) => {
-            for (name, value) in members {
-                if name.ends_with("Expression")
-                    || name == "Statement"
-                    || name == "ExpressionAttributeNames"
-                {
-                    texts.push_str(&value.to_string());
-                } else {
-                    expressions(value, texts);
-                }
-            }
-        }
-        serde_json::Value::Array(values) => {
-            for value in values {
-                expressions(value, texts);
-            }
-        }
-        _ => {}
-    }
 }
 
 /// The operation, or `Claim`: claims and settlements are `UpdateItem`s, and only a claim counts
