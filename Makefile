@@ -1,4 +1,4 @@
-# The verbs install the tools that they use: the Python tools into .venv and .venv-checkov, the Cargo tools into
+# The verbs install the tools that they use: the Python tools into .venv and .venv-lint, the Cargo tools into
 # target/tools, each at a pinned version. `make help` lists the verbs.
 
 # Looked up before .venv comes first on the path.
@@ -7,7 +7,8 @@ PYTHON := $(shell command -v python3)
 endif
 VENV    := .venv/installed
 POOLER  := .venv/pgbouncer
-CHECKOV := .venv-checkov/bin/checkov
+LINT    := .venv-lint/installed
+CHECKOV := .venv-lint/bin/checkov --skip-download --compact --quiet
 
 # GNU Make 3.81, which macOS has, runs a simple line without a shell, and looks for its program on the path that Make was started
 # with. A shell that is not the default makes it use one.
@@ -116,7 +117,7 @@ runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
 	python local/runbook.py
 
 .PHONY: starter
-starter: $(VENV) $(CHECKOV) ## Make a project of each variant, test it, and drive its `make dev`
+starter: $(VENV) $(LINT) ## Make a project of each variant, test it, and drive its `make dev`
 	python local/starter.py
 
 .PHONY: programs
@@ -191,7 +192,6 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	python -B local/compare/packages.py
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
 	cargo bench --locked --bench postgres
-	python local/sizing.py
 
 .PHONY: outage
 outage: export OUTAGE_MESSAGES ?= 2000
@@ -207,11 +207,6 @@ reconcile: export RECONCILE_ORDERS := $(RECONCILE_ORDERS)
 reconcile: $(VENV) ## Charge 10,000 orders (RECONCILE_ORDERS) at a gateway without idempotency keys, with kills and late requests; then without the look-up
 	$(RELEASE) --package adjusted --bin adjusted
 	$(TEST) --test process -- --nocapture --test-threads 1 reconciliation::
-
-.PHONY: simulate
-simulate: $(VENV) ## Simulate queue, function and table under load; writes the table of docs/sizing.md
-	python local/simulation.py --self-test
-	python local/simulation.py
 
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
@@ -241,7 +236,7 @@ DENY       := cargo deny --locked --workspace --exclude model --exclude support 
 # Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
 # compiled: see tests/support/Cargo.toml.
 .PHONY: lint
-lint: ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, prose and templates
+lint: ## Check format, clippy, rustdoc, licences, the one TLS stack, features, Python, spelling, links and templates
 	$(MAKE) --no-print-directory --jobs 2 lint-source lint-project
 
 .PHONY: lint-source
@@ -252,23 +247,22 @@ lint-source:
 	cargo doc --locked --no-deps --all-features $(addprefix --package ,support $(LIBRARIES))
 	$(MAKE) --no-print-directory features
 
+# Links between documents, with their anchors. The book links to files outside of docs/ by the repository's address.
+LINKS := .venv-lint/bin/lychee --offline --include-fragments --no-progress \
+  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md docs/*.md starter/template/*.md
+
 .PHONY: lint-project
-lint-project: $(VENV) $(CHECKOV)
+lint-project: $(VENV) $(LINT)
 	$(DENY) check bans licenses sources
 	ruff check --config local/pyproject.toml local tests examples
 	ruff format --config local/pyproject.toml --check local tests examples
 	mypy --config-file local/pyproject.toml
-	python local/prose.py --self-test && python local/prose.py
-	python local/book.py --self-test && python local/book.py
-	python local/commands.py --self-test && python local/commands.py
-	python local/deployment.py
-	python local/sizing.py --check
-	python local/simulation.py --self-test && python local/simulation.py --check
+	.venv-lint/bin/typos
+	$(LINKS)
 	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml $(GRADUAL_TEMPLATE) examples/*.template.yaml
-	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --file template.yaml examples/*.template.yaml
-	python local/policies.py --self-test $(CHECKOV) && python local/policies.py $(CHECKOV) template.yaml examples/*.template.yaml
-	$(CHECKOV) --framework terraform --skip-download --compact --quiet --file examples/terraform/main.tf
+	$(CHECKOV) --framework cloudformation --file template.yaml examples/*.template.yaml
+	$(CHECKOV) --framework terraform --file examples/terraform/main.tf
 
 TYPESCRIPT := .local/typescript
 STACK      := $(TYPESCRIPT)/cdk.out/orders.template.json
@@ -281,7 +275,7 @@ UNCHECKED := CKV_AWS_27,CKV_AWS_115,CKV_AWS_116,CKV_AWS_117,CKV_AWS_119,CKV_AWS_
 .PHONY: typescript
 typescript: export CDK_DISABLE_CLI_TELEMETRY := true
 typescript: export BOOTSTRAP_ZIP := bootstrap.zip
-typescript: $(VENV) $(CHECKOV) ## Compile the examples in TypeScript, synthesize the stack of the CDK, and lint the stack
+typescript: $(VENV) $(LINT) ## Compile the examples in TypeScript, synthesize the stack of the CDK, and lint the stack
 	@command -v npm > /dev/null || { echo 'make typescript: install Node.js 20 or later, with npm' >&2; exit 1; }
 	mkdir -p $(TYPESCRIPT)
 	cp -R examples/typescript/. $(TYPESCRIPT)
@@ -289,7 +283,7 @@ typescript: $(VENV) $(CHECKOV) ## Compile the examples in TypeScript, synthesize
 	cd $(TYPESCRIPT) && python -m zipfile -c $(BOOTSTRAP_ZIP) cdk.json && npx cdk synth --no-notices --quiet
 	! grep -E 'AWS::IAM::Policy"|ManagedPolicyArns' $(STACK) # permissions that the CDK adds by itself
 	cfn-lint --ignore-checks W3005 --template $(STACK)
-	$(CHECKOV) --framework cloudformation --skip-download --compact --quiet --skip-check $(UNCHECKED) --file $(STACK)
+	$(CHECKOV) --framework cloudformation --skip-check $(UNCHECKED) --file $(STACK)
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
@@ -316,8 +310,7 @@ features: ## Check the packages as they ship, and the features of the library on
 MDBOOK := target/tools/bin/mdbook
 
 .PHONY: book
-book: $(VENV) $(MDBOOK) ## Check the links of the book, docs/, and build its pages into target/book
-	python local/book.py
+book: $(MDBOOK) ## Build the pages of docs/ into target/book
 	$(MDBOOK) build docs
 
 .PHONY: fmt
@@ -372,7 +365,7 @@ linker: $(VENV)
 
 .PHONY: clean
 clean: ## Remove the files that the verbs made
-	rm -rf target .aws-sam .local .venv .venv-checkov local/__pycache__
+	rm -rf target .aws-sam .local .venv .venv-lint local/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------
 
@@ -390,9 +383,9 @@ $(POOLER): | $(VENV)
 	python local/pgbouncer.py install
 
 # In a separate environment: it and SAM CLI require different versions of the same packages.
-$(CHECKOV): local/requirements-checkov.txt | $(VENV)
-	"$(PYTHON)" -m venv --clear .venv-checkov
-	.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-checkov.txt
+$(LINT): local/requirements-lint.txt | $(VENV)
+	"$(PYTHON)" -m venv --clear .venv-lint
+	.venv-lint/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-lint.txt
 	@touch $@
 
 $(MDBOOK):

@@ -1,8 +1,7 @@
 """A stand-in for the AWS CLI, for the commands of docs/runbook.md: `aws SERVICE OPERATION [OPTION ...]`.
 
 Service, operation and options are those of botocore, on which the AWS CLI is built. An unknown name is an
-error, as in the AWS CLI. With AWS_CLI_CHECK=1 the names are checked, and nothing is sent. local/commands.py checks
-the commands of all documents with `parse`.
+error, as in the AWS CLI. With AWS_CLI_CHECK=1 the names are checked, and nothing is sent.
 """
 
 import json
@@ -66,7 +65,7 @@ def options(words: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def parameters(operation: Any, given: dict[str, list[str]], complete: bool = True) -> dict[str, Any]:
+def parameters(operation: Any, given: dict[str, list[str]]) -> dict[str, Any]:
     shapes = operation.input_shape.members if operation.input_shape else {}
     names = {f"--{xform_name(name, '-')}": name for name in shapes}
     result: dict[str, Any] = {}
@@ -82,9 +81,8 @@ def parameters(operation: Any, given: dict[str, list[str]], complete: bool = Tru
         elif not words:
             raise Usage(f"{option} needs a value")
         else:
-            # A variable of the shell has no value yet, where a document is only read.
-            result[name] = None if any("$" in word for word in words) else value(shapes[name], words)
-    if operation.input_shape and complete:
+            result[name] = value(shapes[name], words)
+    if operation.input_shape:
         missing = set(operation.input_shape.required_members) - set(result)
         if missing:
             raise Usage(f"missing: {', '.join(sorted(missing))}")
@@ -112,8 +110,7 @@ class Command:
     query: Any
 
 
-def parse(words: list[str], complete: bool = True) -> Command:
-    """Reads a command line. One that is not `complete` may lack required options."""
+def parse(words: list[str]) -> Command:
     try:
         service, name, *rest = words
         waits = name == "wait"
@@ -139,7 +136,7 @@ def parse(words: list[str], complete: bool = True) -> Command:
         operations = {xform_name(operation, "-"): operation for operation in model.operation_names}
     if name not in operations:
         raise Usage(f"{service} has no {'waiter' if waits else 'operation'} {name}")
-    arguments = parameters(model.operation_model(operations[name]), given, complete)
+    arguments = parameters(model.operation_model(operations[name]), given)
     return Command(service, name.replace("-", "_"), waits, arguments, form, compiled)
 
 

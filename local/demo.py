@@ -50,7 +50,7 @@ BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
 # ---- build and deploy --------------------------------------------------------------------------
 
 
-def build(visibility_timeout: int | None = None) -> list[deployment.Replacement]:
+def build(visibility_timeout: int | None = None) -> list[str]:
     """Builds consumer and template. Returns what was replaced in the template for the local cloud."""
     # A build for this machine needs no zig.
     environment = os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}
@@ -429,7 +429,8 @@ def main() -> int:
 
     with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
         say("template.yaml as it is, but for what the local cloud cannot take")
-        deployment.show(replaced)
+        for part in replaced:
+            console.print(f"    replaced  {part}", markup=False)
         stacks = []
         for name, key, first in STACKS:
             ledger = gateways.enter_context(gateway.serve(workers_of=cloud.pid))

@@ -1,21 +1,15 @@
-"""Deploys a stack to a local cloud, and reads its queues, tables and logs.
-
-python local/deployment.py     checks the list of replacements against template.yaml, and prints it
-"""
+"""Deploys a stack to a local cloud, and reads its queues, tables and logs."""
 
 import contextlib
 import json
 import platform
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from cloud import ROOT, STATE, Cloud, Template, run
+from cloud import STATE, Cloud, run
 from rich.console import Console
 
 # An item of a table, or a log line.
@@ -60,83 +54,30 @@ def parameters(**values: str) -> list[str]:
     return ["--parameter-overrides", *(f"ParameterKey={k},ParameterValue={v}" for k, v in values.items())]
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """A part of a template that is replaced on the way to a local cloud. On AWS nothing is replaced."""
-
-    part: str
-    reason: str
-    # The page of AWS that says that the original is valid.
-    page: str
-    # Replaces the part in a template, and returns whether the template has it.
-    apply: Callable[[Json], bool]
-
-
-CLOUDFORMATION = "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference"
-
-
 def of_type(template: Json, kind: str) -> Iterator[Json]:
     """The properties of each resource of this type."""
     return (r["Properties"] for r in template["Resources"].values() if r["Type"] == kind)
 
 
-def _literal_concurrency(template: Json) -> bool:
-    found = False
-    for properties in of_type(template, "AWS::Lambda::EventSourceMapping"):
-        match properties["ScalingConfig"]:
-            case {"Fn::If": [_, _, {"MaximumConcurrency": {"Ref": parameter}} as scaling]}:
-                scaling["MaximumConcurrency"] = template["Parameters"][parameter]["Default"]
-                found = True
-    return found
+def adapt(built: Path, visibility_timeout: int | None = None) -> list[str]:
+    """Changes a template, as `sam build` wrote it, for MiniStack. Returns what it changed; on AWS nothing is changed.
 
-
-REPLACEMENTS = (
-    Replacement(
-        "the reference to a parameter in MaximumConcurrency of an event source mapping, by the parameter's default",
-        "MiniStack passes a reference to its poller as text, and the poller then fails",
-        f"{CLOUDFORMATION}/aws-properties-lambda-eventsourcemapping-scalingconfig.html",
-        _literal_concurrency,
-    ),
-)
-
-
-def shorter_visibility(seconds: int) -> Replacement:
-    """Replaces the visibility timeouts of queues: a demo does not wait six minutes for a killed worker's messages."""
-
-    def apply(template: Json) -> bool:
-        queues = [
-            properties for properties in of_type(template, "AWS::SQS::Queue") if "VisibilityTimeout" in properties
-        ]
-        for properties in queues:
-            properties["VisibilityTimeout"] = seconds
-        return bool(queues)
-
-    return Replacement(
-        f"the visibility timeout of the queue, by {seconds} s",
-        "so that a demo need not wait for the messages of a killed worker",
-        f"{CLOUDFORMATION}/aws-resource-sqs-queue.html",
-        apply,
-    )
-
-
-def adapt(built: Path, visibility_timeout: int | None = None) -> list[Replacement]:
-    """Replaces parts of a template, as `sam build` wrote it, for MiniStack. Returns the replacements that it made.
-
-    `REPLACEMENTS` lists them. With a visibility timeout in seconds, that of the queues is replaced too.
+    With a visibility timeout in seconds, that of the queues is replaced too.
     """
     template = yaml.safe_load(built.read_text())
-    shorter = () if visibility_timeout is None else (shorter_visibility(visibility_timeout),)
-    made = [replacement for replacement in (*REPLACEMENTS, *shorter) if replacement.apply(template)]
+    changed = []
+    for mapping in of_type(template, "AWS::Lambda::EventSourceMapping"):
+        match mapping["ScalingConfig"]:
+            case {"Fn::If": [_, _, {"MaximumConcurrency": {"Ref": parameter}} as scaling]}:
+                scaling["MaximumConcurrency"] = template["Parameters"][parameter]["Default"]
+                changed.append(f"MaximumConcurrency, by the default of {parameter}: MiniStack's poller needs a number")
+    if visibility_timeout is not None:
+        for queue in of_type(template, "AWS::SQS::Queue"):
+            if "VisibilityTimeout" in queue:
+                queue["VisibilityTimeout"] = visibility_timeout
+        changed.append(f"the visibility timeout, by {visibility_timeout} s: killed workers hold messages that long")
     built.write_text(yaml.safe_dump(template, sort_keys=False))
-    return made
-
-
-def show(replacements: Iterable[Replacement]) -> None:
-    """Prints what was replaced, with the page of AWS that says that the original is valid."""
-    for replacement in replacements:
-        console.print(f"    replaced  {replacement.part}", markup=False)
-        console.print(f"              {replacement.reason}", markup=False)
-        console.print(f"              valid on AWS: {replacement.page}", markup=False)
+    return changed
 
 
 def deploy(cloud: Cloud, name: str, *options: str, **values: str) -> dict[str, str]:
@@ -265,28 +206,3 @@ def verdict(promises: dict[str, list[str]]) -> bool:
         if more := len(violations[10:]):
             console.print(f"          and {more} more")
     return not any(promises.values())
-
-
-# ---- the list of replacements ------------------------------------------------------------------
-
-
-def main() -> int:
-    """Each replacement must have something to replace, and no other part of the template may change."""
-    template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
-    with tempfile.NamedTemporaryFile("w+", suffix=".yaml") as file:
-        built = Path(file.name)
-        built.write_text(yaml.safe_dump(template, sort_keys=False))
-        made = adapt(built)
-        adapted = yaml.safe_load(built.read_text())
-    problems = [f"nothing to replace: {r.part}" for r in REPLACEMENTS if r not in made]
-    changed = {name for name, resource in template["Resources"].items() if adapted["Resources"][name] != resource}
-    if changed != {"OrdersEventSource"}:
-        problems.append(f"replaced in {sorted(changed)}, and not in OrdersEventSource alone")
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    show(made)
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

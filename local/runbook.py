@@ -22,7 +22,6 @@ from pathlib import Path
 import demo
 import deployment
 import gateway
-import sizing
 import suites
 import yaml
 from cloud import ROOT, STATE, Cloud, Template, Unavailable, ministack, run, unwind_on_signals
@@ -288,23 +287,6 @@ def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, 
     return passed
 
 
-def sizes_of_lines(stack: Stack) -> list[str]:
-    """Sizes assumed by local/sizing.py that differ by more than a quarter from the lines of this run."""
-    lines = list(deployment.log_lines(stack.cloud, stack.outputs["LogGroupName"]))
-    messages = [line for line in lines if line.get("outcome") == "completed"]
-    batches = [line for line in lines if "BatchSize" in line]
-    per_batch = [sizing.BATCH_LINE + sizing.BATCH_LINE_PER_MESSAGE * line["BatchSize"] for line in batches]
-    problems = []
-    for kind, found, assumed in (
-        ("message", messages, sizing.MESSAGE_LINE * len(messages)),
-        ("batch", batches, sum(per_batch)),
-    ):
-        size = sum(len(json.dumps(line, separators=(",", ":"))) for line in found)
-        if not 0.75 * assumed < size < 1.25 * assumed:
-            problems.append(f"local/sizing.py assumes {assumed} bytes for {len(found)} lines of a {kind}, not {size}")
-    return problems
-
-
 def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
@@ -323,8 +305,6 @@ def main() -> int:
         outputs = deployment.deploy(cloud, STACK, **PARAMETERS, PaymentGatewayUrl=ledger.url)
         stack = Stack(cloud, ledger, outputs)
         stack.prepare()
-        if problems := sizes_of_lines(stack):
-            raise Failed("\n".join(problems))
         say("running the commands of docs/runbook.md")
         return 0 if try_commands(stack, page, programs, variables) else 1
 

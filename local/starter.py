@@ -107,7 +107,7 @@ def check_defaults(project: Path, folder: Path) -> None:
 
 def check_template(project: Path) -> None:
     command("cfn-lint", "template.yaml", cwd=project, tools=True)
-    checkov = str(ROOT / ".venv-checkov/bin/checkov")
+    checkov = str(ROOT / ".venv-lint/bin/checkov")
     options = ("--framework", "cloudformation", "--skip-download", "--compact", "--quiet")
     command(checkov, *options, "--file", "template.yaml", cwd=project)
 
