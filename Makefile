@@ -90,14 +90,15 @@ CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
 
 # Turns a skipped test into a failed one: these verbs provide the prerequisites of every test.
-test test-localstack test-powertools soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
+test test-aws test-powertools soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
 
 # The link of a release program keeps one processor busy, so the suites are built beside the programs.
 .PHONY: test
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	$(MAKE) --no-print-directory --jobs 2 programs suites
 	python local/suites.py
-	$(MAKE) --no-print-directory --jobs 3 doctests runbook local-runs
+	$(MAKE) --no-print-directory --jobs 2 doctests test-aws ACCOUNT=$(EMULATED) REGION=us-east-1
+	$(MAKE) --no-print-directory --jobs 2 runbook local-runs
 
 .PHONY: suites
 suites:
@@ -165,11 +166,16 @@ soak-million: $(VENV) ## Send a million messages (SOAK_MESSAGES) through chaos, 
 	$(RELEASE) --package adjusted --bin adjusted
 	$(LONG) --test process -- --ignored --nocapture a_million_messages
 
-.PHONY: test-localstack
-test-localstack: $(VENV) ## Run the integration suite against the emulator at AWS_ENDPOINT_URL, for example LocalStack
-	@test -n "$(AWS_ENDPOINT_URL)" || { echo 'make test-localstack: start an emulator, and set AWS_ENDPOINT_URL: see docs/local-testing.md' >&2; exit 1; }
+EMULATED := 000000000000
+
+# On AWS the function is built for Amazon Linux, and for the processor of this machine.
+.PHONY: test-aws
+test-aws: ARCH = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
+test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the suites on AWS that need its services, and the deployed template: make test-aws ACCOUNT=123456789012 REGION=eu-west-1; ACCOUNT=000000000000 runs them on an emulator
+	@test -n '$(ACCOUNT)' -a -n '$(REGION)' || { echo 'make test-aws: set ACCOUNT and REGION: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
-	python local/cloud.py run -- $(TEST) --test cloud -- integration::
+	python local/test_aws.py '$(ACCOUNT)' '$(REGION)' \
+	  $(TEST) --test wire --test model --test cloud -- store_conformance:: dynamodb_matches_rules integration::
 
 .PHONY: test-inbox
 test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]

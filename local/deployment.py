@@ -129,7 +129,8 @@ def received(cloud: Cloud, queue: str) -> Iterator[Json]:
     """All messages of a queue. The caller decides on each; at the end, those that are left are visible again."""
     sqs = cloud.client("sqs")
     receipts: list[str] = []
-    while batch := sqs.receive_message(QueueUrl=queue, MaxNumberOfMessages=10, VisibilityTimeout=60).get("Messages"):
+    options = {"MaxNumberOfMessages": 10, "VisibilityTimeout": 60, "MessageAttributeNames": ["All"]}
+    while batch := sqs.receive_message(QueueUrl=queue, **options).get("Messages"):
         for message in batch:
             yield message
             receipts.append(message["ReceiptHandle"])

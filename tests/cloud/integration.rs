@@ -1,5 +1,5 @@
 //! The consumer between real queues and a real table: SQS and DynamoDB at `AWS_ENDPOINT_URL`, an
-//! emulator or LocalStack.
+//! emulator or LocalStack, or with `make test-aws` those of AWS.
 //!
 //! Nothing is deployed. The tests act as the event source mapping: receive, invoke the release
 //! binary, delete the messages not reported as failed. Each test runs with both choices of key:
@@ -17,6 +17,7 @@ use futures_util::FutureExt;
 use serde_json::{Value, json};
 use support::{
     PATIENCE,
+    cloud::Cloud,
     dynamo::{create_table, record, text},
     event::{batch, failed, order, polled},
     gateway::{Gateway, Reply},
@@ -25,6 +26,7 @@ use support::{
 };
 use tokio::{
     join,
+    process::Command,
     time::{Instant, timeout},
 };
 
@@ -58,7 +60,7 @@ impl Key {
 /// Queues and a table of a single test.
 struct World {
     key: Key,
-    endpoint: String,
+    cloud: Cloud,
     sqs: aws_sdk_sqs::Client,
     dynamodb: aws_sdk_dynamodb::Client,
     table: String,
@@ -102,14 +104,12 @@ async fn in_a_world(key: Key, visibility: Duration, test: &impl AsyncFn(&World))
 
 impl World {
     async fn create(key: Key, visibility: Duration) -> Self {
-        let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-        if endpoint.is_empty() {
+        let Some(cloud) = Cloud::named().await else {
             skip_suite("AWS_ENDPOINT_URL names no emulator");
-        }
-        let config = support::sdk_config(&endpoint);
-        let sqs = aws_sdk_sqs::Client::new(&config);
-        let dynamodb = aws_sdk_dynamodb::Client::new(&config);
-        let name = format!("sqs-once-{}", uuid::Uuid::new_v4());
+        };
+        let sqs = aws_sdk_sqs::Client::new(&cloud.config);
+        let dynamodb = aws_sdk_dynamodb::Client::new(&cloud.config);
+        let name = cloud.new_name();
         create_table(&dynamodb, &name).await;
         let dead_letters = create_queue(&sqs, &format!("{name}-dlq"), []).await;
         let redrive = json!({
@@ -129,7 +129,7 @@ impl World {
             dead_letters,
             table: name,
             gateway: Gateway::start().await,
-            endpoint,
+            cloud,
             sqs,
             dynamodb,
         }
@@ -150,14 +150,14 @@ impl World {
 
     async fn consumer_with(&self, settings: &[(&str, &str)]) -> Lambda {
         let env = [
-            ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
-            ("IDEMPOTENCY_TABLE_NAME", &self.table),
+            ("IDEMPOTENCY_TABLE_NAME", self.table.as_str()),
             ("IDEMPOTENCY_KEY", self.key.source()),
             ("CONSUMER_BACKOFF_BASE", "1s"),
             ("PAYMENT_GATEWAY_URL", self.gateway.url()),
         ];
         let env = env.iter().chain(settings);
         let env = env.map(|(name, value)| (name.to_string(), value.to_string()));
+        let env = self.cloud.environment.iter().cloned().chain(env);
         Lambda::start(env.collect()).await
     }
 
@@ -239,7 +239,12 @@ impl World {
     /// Polls and invokes until the queue is empty, in-flight messages included.
     async fn drain(&self, lambda: &Lambda) {
         let drained = async {
-            while self.left().await > 0 {
+            let mut empty = 0;
+            loop {
+                empty = if self.left().await == 0 { empty + 1 } else { 0 };
+                if empty == self.cloud.empty_reads {
+                    return;
+                }
                 let messages = self.receive(&self.queue).await;
                 if !messages.is_empty() {
                     let answer = lambda.invoke(self.event(&messages), TIME).await;
@@ -424,6 +429,30 @@ async fn lost_delete_message_charges_once() {
         assert_eq!(world.charges("o-1"), 1);
     })
     .await;
+}
+
+/// Without this, a mistaken profile would write to the wrong account.
+#[tokio::test]
+async fn other_account_is_refused_before_first_write() {
+    let Some(cloud) = Cloud::named().await else {
+        skip_suite("AWS_ENDPOINT_URL names no emulator");
+    };
+    let run = format!("sqs-once-test-{}", uuid::Uuid::new_v4());
+    let refused = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "integration::lost_delete_message_charges_once"])
+        .envs(cloud.environment)
+        .env("SQS_ONCE_TEST_ACCOUNT", "123456789012")
+        .env("SQS_ONCE_TEST_RUN", &run)
+        .output();
+    let output = refused.await.unwrap();
+    assert!(!output.status.success());
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.contains("123456789012"), "{stdout}");
+
+    let dynamodb = aws_sdk_dynamodb::Client::new(&cloud.config);
+    let tables = dynamodb.list_tables().into_paginator().items().send();
+    let tables: Vec<String> = tables.try_collect().await.unwrap();
+    assert!(!tables.iter().any(|table| table.starts_with(&run)));
 }
 
 /// The promises hold while the record is kept. The gateway still sees the same key.

@@ -10,7 +10,7 @@ use sqs_once::{
     },
 };
 use sqs_once_testing::conformance;
-use support::{CONTEXT, dynamo::Dynamo};
+use support::{CONTEXT, dynamo::Table};
 
 /// Makes a module of tests, one per promise, for the store that `$new` makes.
 macro_rules! conformance {
@@ -139,11 +139,10 @@ async fn grouped(store: impl Future<Output = DynamoStore>) -> Batched {
     Batched::with_lone_calls(store.await)
 }
 
-/// The real SDK, over HTTP, against an emulator in this process.
+/// The real SDK, over HTTP, against an emulator in this process, or where `make test-aws` says.
 async fn dynamo_store(primary_key: &[&str], layout: Layout) -> DynamoStore {
-    let dynamo = Dynamo::start().await;
-    dynamo.create_table_keyed("idempotency", primary_key).await;
-    let store = DynamoStore::new(dynamo.client(), "idempotency").layout(layout);
+    let table = Table::create(primary_key).await;
+    let store = DynamoStore::new(table.client, table.name).layout(layout);
     store.warm_up(support::PATIENCE).await.unwrap();
     store
 }

@@ -15,7 +15,7 @@ use sqs_once::{
 };
 use support::{
     CONTEXT,
-    dynamo::{Dynamo, Item},
+    dynamo::{Item, Table},
 };
 
 /// Few enough values to collide.
@@ -421,12 +421,8 @@ fn item(id: &Key, record: &Record) -> Item {
 #[test]
 fn dynamodb_matches_rules_step_by_step() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (dynamo, table) = runtime.block_on(async {
-        let dynamo = Dynamo::start().await;
-        dynamo.create_table("idempotency").await;
-        let table = DynamoStore::new(dynamo.client(), "idempotency");
-        (dynamo, table)
-    });
+    let table = runtime.block_on(Table::create(&["id"]));
+    let store = DynamoStore::new(table.client.clone(), &table.name);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
         // proptest would file its seeds by the name of the file alone.
         failure_persistence: None,
@@ -444,10 +440,10 @@ fn dynamodb_matches_rules_step_by_step() {
             runtime.block_on(async {
                 let mut known = first;
                 if let Some(record) = &known {
-                    dynamo.put("idempotency", item(&key, record)).await;
+                    table.put(item(&key, record)).await;
                 }
                 for step in steps {
-                    known = same_answer(&table, known, &key, step).await?;
+                    known = same_answer(&store, known, &key, step).await?;
                 }
                 Ok(())
             })
@@ -457,7 +453,7 @@ fn dynamodb_matches_rules_step_by_step() {
 
 /// Checks one step against the rules, and returns the record after it.
 async fn same_answer(
-    table: &DynamoStore,
+    store: &DynamoStore,
     known: Option<Record>,
     key: &Key,
     step: Step,
@@ -465,7 +461,7 @@ async fn same_answer(
     match step {
         Step::Claim(mut request) => {
             request.key = key.clone();
-            let answer = table.claim(&request, &CONTEXT).await.unwrap();
+            let answer = store.claim(&request, &CONTEXT).await.unwrap();
             if may_claim(known.as_ref(), &request) {
                 let replaced = known.filter(|record| !record.is_expired(request.now));
                 let left = request.record(replaced.as_ref());
@@ -480,7 +476,7 @@ async fn same_answer(
         Step::Settle(mut by, wanted, at) => {
             by.key = key.clone();
             let fence = fence(&by, &wanted);
-            let answer = table.settle(&fence, &wanted, at, &CONTEXT).await.unwrap();
+            let answer = store.settle(&fence, &wanted, at, &CONTEXT).await.unwrap();
             if may_settle(known.as_ref(), &fence) {
                 prop_assert_eq!(answer, SettleResponse::Applied);
                 Ok(known.and_then(|record| wanted.apply(&record, at)))

@@ -32,7 +32,10 @@ use axum::{
 };
 use dynoxide::Database;
 
-use super::faults::{Fault, Faults, Port};
+use super::{
+    cloud::Cloud,
+    faults::{Fault, Faults, Port},
+};
 
 /// Requests per operation (`Claim`, `PutItem`, `UpdateItem`, ...; see [`request_name`]), as they
 /// crossed the wire: an SDK retry counts again.
@@ -203,6 +206,31 @@ impl Dynamo {
     /// Counts so far; restarts from zero.
     pub fn reset_counts(&self) -> Counts {
         std::mem::take(&mut *self.wire.counts.lock().unwrap())
+    }
+}
+
+/// A table of the test's own, with a client: in dynoxide, or where `make test-aws` says.
+pub struct Table {
+    pub client: Client,
+    pub name: String,
+}
+
+impl Table {
+    /// Creates a table with this primary key: the partition key, and optionally the sort key.
+    ///
+    /// `make test-aws` deletes its tables at the end of the run.
+    pub async fn create(attributes: &[&str]) -> Self {
+        let (client, name) = match Cloud::of_test_aws().await {
+            Some(cloud) => (Client::new(&cloud.config), cloud.new_name()),
+            None => (Dynamo::start().await.client(), "idempotency".to_owned()),
+        };
+        create_table_keyed(&client, &name, attributes).await;
+        Self { client, name }
+    }
+
+    pub async fn put(&self, item: Item) {
+        let put = self.client.put_item().table_name(&self.name);
+        put.set_item(Some(item)).send().await.unwrap();
     }
 }
 

@@ -8,6 +8,7 @@
     reason = "a test that cannot set up its surroundings has nothing better to do than panic"
 )]
 
+pub mod cloud;
 pub mod consumer;
 pub mod dynamo;
 pub mod emf;
