@@ -194,7 +194,8 @@ def main() -> int:
             return 2
     run = NAME + secrets.token_hex(4)
     with services(account, region) as cloud:
-        say(f"{run} in account {account}; if it is killed: python local/test_aws.py {account} {region} --delete {run}")
+        say(f"{run} in account {account}")
+        say(f"after a kill -9: .venv/bin/python local/test_aws.py {account} {region} --delete {run}")
         try:
             variables = {"SQS_ONCE_TEST_ACCOUNT": account, "SQS_ONCE_TEST_RUN": run}
             status = local_cloud.run([program, *arguments], cloud.environment() | variables)
