@@ -489,13 +489,9 @@ fn relay_role_allows_only_stream_and_targets() {
     let stream = stream.map(|action| (format!("dynamodb:{action}"), "OutboxTable.StreamArn"));
     let others = [
         ("events:PutEvents", targets),
-        ("events:DescribeEventBus", targets),
         ("sns:Publish", targets),
-        ("sns:GetTopicAttributes", targets),
         ("sqs:SendMessage", targets),
-        ("sqs:GetQueueAttributes", targets),
         ("sqs:SendMessage", "OutboxDeadLetterQueue.Arn"),
-        ("sqs:GetQueueAttributes", "OutboxDeadLetterQueue.Arn"),
         ("logs:CreateLogStream", "RelayLogGroup.Arn"),
         ("logs:PutLogEvents", "RelayLogGroup.Arn"),
     ];

@@ -1,18 +1,16 @@
 //! The relay of [sqs-once](https://docs.rs/sqs-once): a Lambda function that sends published events, from the
-//! stream of a DynamoDB table or from a PostgreSQL table.
+//! stream of a DynamoDB table or, once a minute, from a PostgreSQL table.
 //!
-//! The binary `relay` of this package is that function. Use the library to add your own code to a relay, or
-//! to let a consumer send events right after their commit.
+//! The binary `relay` of this package is that function. Use the library to add your own code to a relay.
 //!
 //! | module | task |
 //! | --- | --- |
 //! | `targets` | finds the queue, topic or event bus for the name of an event |
-//! | `check` | checks at start whether the targets exist |
 //! | `stream` | turns records of the stream into groups of events |
 //! | `send` | one call to SQS, SNS or EventBridge, and its result for each event |
 //! | `rounds` | sends groups in rounds |
 //! | `relay` | sends a batch, and reports the first event that was not sent |
-//! | `postgres` | sends the rows of a table, by schedule and right after a commit |
+//! | `postgres` | sends the rows of a table, by schedule |
 //! | `lambda` | both relays as `tower` services |
 //! | `settings` | turns environment variables into a relay |
 //! | `report` | the log line of a batch |
@@ -27,7 +25,6 @@
 // Tests may read the clock. The library reads it only in `sqs_once_core::system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod check;
 mod lambda;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -40,12 +37,9 @@ mod settings;
 mod stream;
 mod targets;
 
-pub use check::MissingTargets;
 pub use lambda::{RelayError, run};
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresRelay, Relayed, RightAfterCommit};
+pub use postgres::{PostgresRelay, Relayed};
 pub use relay::Relay;
-#[cfg(feature = "postgres")]
-pub use settings::DatabaseWithRelay;
 pub use settings::RelaySettings;
 pub use targets::Targets;

@@ -8,9 +8,7 @@ use aws_sdk_sns::types::{MessageAttributeValue as SnsAttribute, PublishBatchRequ
 use aws_sdk_sqs::{
     config::http::HttpResponse,
     error::{ProvideErrorMetadata, SdkError},
-    types::{
-        MessageAttributeValue as SqsAttribute, QueueAttributeName, SendMessageBatchRequestEntry,
-    },
+    types::{MessageAttributeValue as SqsAttribute, SendMessageBatchRequestEntry},
 };
 
 use crate::targets::Target;
@@ -137,33 +135,6 @@ impl Sender {
             }
             Err(error) => vec![error.of_call(); parcels.len()],
             Ok(sent) => sent,
-        }
-    }
-
-    /// Asks the service whether a target exists.
-    ///
-    /// # Errors
-    ///
-    /// The result that an event to this target would have.
-    pub(crate) async fn find(&self, target: &Target) -> Result<(), Sent> {
-        match target {
-            Target::Queue { url, .. } => {
-                let get = self
-                    .sqs
-                    .get_queue_attributes()
-                    .queue_url(url)
-                    .attribute_names(QueueAttributeName::QueueArn);
-                get.send().await.map(drop).map_err(|error| failed(&error))
-            }
-            Target::Topic { arn, .. } => {
-                let get = self.sns.get_topic_attributes().topic_arn(arn);
-                get.send().await.map(drop).map_err(|error| failed(&error))
-            }
-            Target::Bus { arn } => {
-                let describe = self.events.describe_event_bus().name(arn);
-                let answer = describe.send().await;
-                answer.map(drop).map_err(|error| failed(&error))
-            }
         }
     }
 

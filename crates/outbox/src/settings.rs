@@ -8,12 +8,10 @@ use sqs_once_core::settings::table::{
     IDEMPOTENCY_POSTGRES_URL, OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS,
 };
 #[cfg(feature = "postgres")]
-use sqs_once_core::settings::{ModeOptions, ModeSettings};
-#[cfg(feature = "postgres")]
-use sqs_once_postgres::{DatabaseSettings, PostgresMode};
+use sqs_once_postgres::DatabaseSettings;
 
 #[cfg(feature = "postgres")]
-use crate::{PostgresRelay, RightAfterCommit};
+use crate::PostgresRelay;
 use crate::{Relay, Targets};
 
 const TARGETS: &str = OUTBOX_TARGETS.name;
@@ -70,17 +68,6 @@ impl RelaySettings {
             .map(|relay| relay.source(self.source).metrics(self.metrics))
             .map_err(|error| SettingsError::new(format!("{DEAD_LETTERS}: {error}")))
     }
-
-    /// Builds the relay, unless a target is missing.
-    async fn checked_relay(self, config: &SdkConfig) -> Result<Relay, SettingsError> {
-        let relay = self.relay(config)?;
-        match relay.check_targets().await {
-            Ok(()) => Ok(relay),
-            Err(missing) => Err(SettingsError::new(format!(
-                "{TARGETS} or {DEAD_LETTERS}: {missing}"
-            ))),
-        }
-    }
 }
 
 impl Relay {
@@ -88,8 +75,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid, and targets that do not exist
-    /// ([`check_targets`](Self::check_targets)). It is also an error if `IDEMPOTENCY_POSTGRES_URL` is set,
+    /// Every variable that is missing or invalid. It is also an error if `IDEMPOTENCY_POSTGRES_URL` is set,
     /// because that variable belongs to `PostgresRelay`, which needs the feature `postgres`.
     ///
     /// ```no_run
@@ -110,7 +96,7 @@ impl Relay {
         let other = settings.changed(IDEMPOTENCY_POSTGRES_URL.name, (), other);
         let relay = RelaySettings::read(&mut settings);
         let relay = settings.check(other.and(relay))?;
-        relay.checked_relay(&settings.config().await).await
+        relay.relay(&settings.config().await)
     }
 }
 
@@ -122,7 +108,7 @@ impl PostgresRelay {
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid, and targets that do not exist.
+    /// Every variable that is missing or invalid.
     ///
     /// ```no_run
     /// use sqs_once::Settings;
@@ -139,78 +125,7 @@ impl PostgresRelay {
         let read = database.and_then(|database| Ok((database, relay?)));
         let (database, relay) = settings.check(read)?;
         let config = settings.config().await;
-        let checked = relay.checked_relay(&config).await?;
-        let store = database.prepared_store(&config).await;
-        Ok(Self::new(checked, store))
-    }
-}
-
-/// The settings of a consumer in the mode [`PostgresMode`] that sends events [right after their
-/// commit](RightAfterCommit).
-///
-/// They come from the variables of [`DatabaseSettings`] and [`RelaySettings`]. If neither `OUTBOX_TARGETS`
-/// nor `OUTBOX_DEAD_LETTER_QUEUE_URL` is set, the events wait for the relay. It is an error to set only one
-/// of them. If a target does not exist, the consumer logs that, and the events wait for the relay too.
-///
-/// ```no_run
-/// use sqs_once::{Handler, Settings};
-/// use sqs_once_outbox::DatabaseWithRelay;
-/// use sqs_once_postgres::InTransaction;
-///
-/// # async fn main_<H: Handler<Output = InTransaction<String>>>(handler: H) -> Result<(), lambda_runtime::Error> {
-/// let mut settings = Settings::from_env();
-/// let database = DatabaseWithRelay::read(&mut settings);
-/// sqs_once::run(settings.consumer(database, Ok(handler)).await?).await
-/// # }
-/// ```
-#[cfg(feature = "postgres")]
-pub struct DatabaseWithRelay {
-    database: DatabaseSettings,
-    relay: Option<RelaySettings>,
-}
-
-#[cfg(feature = "postgres")]
-impl DatabaseWithRelay {
-    /// Reads the settings.
-    ///
-    /// # Errors
-    ///
-    /// The first variable that is missing or invalid. The others stay in the list, as with
-    /// [`Variables::required`](sqs_once_core::settings::Variables::required).
-    pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
-        let database = DatabaseSettings::read(settings);
-        let is_set = [TARGETS, DEAD_LETTERS].map(|name| settings.value(name).is_some());
-        let relay = is_set
-            .contains(&true)
-            .then(|| RelaySettings::read(settings));
-        Ok(Self {
-            database: database?,
-            relay: relay.transpose()?,
-        })
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl ModeSettings<SdkConfig> for DatabaseWithRelay {
-    type Mode = PostgresMode;
-
-    async fn build(
-        self,
-        options: ModeOptions,
-        config: &SdkConfig,
-    ) -> Result<PostgresMode, SettingsError> {
-        let mode = self.database.build(options, config).await?;
-        let Some(settings) = self.relay else {
-            return Ok(mode);
-        };
-        let relay = settings.relay(config)?;
-        Ok(match relay.check_targets().await {
-            Ok(()) => mode.after_commit(RightAfterCommit::new(relay)),
-            // Messages are processed nevertheless, and their events wait for the relay.
-            Err(error) => {
-                tracing::error!(%error, "no events are sent right after commits");
-                mode
-            }
-        })
+        let relay = relay.relay(&config)?;
+        Ok(Self::new(relay, database.prepared_store(&config).await))
     }
 }

@@ -1,9 +1,6 @@
 //! [`Targets`]: finds the queue, topic or event bus for the name of an event.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    str::FromStr,
-};
+use std::{collections::BTreeMap, str::FromStr};
 
 use sqs_once_core::{InvalidValue, event::is_name};
 
@@ -45,22 +42,9 @@ impl Targets {
     pub(crate) fn of(&self, name: &str) -> Option<&Target> {
         self.0.get(name).or_else(|| self.0.get(ANY))
     }
-
-    /// Returns every target once.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Target> {
-        self.0.values().collect::<BTreeSet<_>>().into_iter()
-    }
 }
 
 impl Target {
-    /// Returns the URL or ARN.
-    pub(crate) fn address(&self) -> &str {
-        match self {
-            Self::Queue { url, .. } => url,
-            Self::Topic { arn, .. } | Self::Bus { arn } => arn,
-        }
-    }
-
     /// Returns the queue with this URL. `None` if the text is not a URL.
     pub(crate) fn queue(url: &str) -> Option<Self> {
         let is_url = url.starts_with("https://") || url.starts_with("http://");
@@ -68,14 +52,6 @@ impl Target {
             url: url.to_owned(),
             fifo: url.ends_with(".fifo"),
         })
-    }
-
-    /// Returns the account in the URL or ARN.
-    pub(crate) fn account(&self) -> Option<&str> {
-        match self {
-            Self::Queue { url, .. } => url.split('/').nth(3),
-            Self::Topic { arn, .. } | Self::Bus { arn } => arn.split(':').nth(4),
-        }
     }
 
     fn parse(text: &str) -> Option<Self> {

@@ -22,5 +22,3 @@ mod relay;
 mod services;
 #[path = "outbox/stream.rs"]
 mod stream;
-#[path = "outbox/targets.rs"]
-mod targets;

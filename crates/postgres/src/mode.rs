@@ -1,7 +1,6 @@
 //! [`PostgresMode`]: the mode whose records and business writes commit in one PostgreSQL transaction.
 
 use std::{
-    fmt,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
@@ -10,7 +9,6 @@ use aws_sdk_secretsmanager::{
     Client,
     config::{Region, SharedCredentialsProvider},
 };
-use futures_util::future::BoxFuture;
 use serde::Serialize;
 use sqlx::PgPool;
 use sqs_once_core::{
@@ -26,7 +24,6 @@ use crate::{
     run::Run,
     store::PostgresStore,
     transaction::{InTransaction, OpenTransaction},
-    transaction_connection::TransactionConnection,
 };
 
 /// The PostgreSQL mode: runs operations whose only effect is writes to one PostgreSQL database.
@@ -80,20 +77,8 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct PostgresMode {
     records: Records<PostgresStore>,
-    after_commit: Option<Arc<dyn AfterCommit>>,
     /// True until a claim has found its table.
     creates_tables: Arc<AtomicBool>,
-}
-
-/// Sends published events right after their commit. A relay sends the events that stay in the table.
-pub trait AfterCommit: fmt::Debug + Send + Sync {
-    /// Sends the waiting events of these groups, on the connection that committed. Ends within `time`.
-    fn send<'a>(
-        &'a self,
-        tx: &'a mut TransactionConnection,
-        groups: &'a [String],
-        time: Duration,
-    ) -> BoxFuture<'a, ()>;
 }
 
 impl PostgresMode {
@@ -108,7 +93,6 @@ impl PostgresMode {
     pub(crate) fn on(store: PostgresStore) -> Self {
         Self {
             records: Once::new(store).records,
-            after_commit: None,
             creates_tables: Arc::default(),
         }
     }
@@ -150,14 +134,6 @@ impl PostgresMode {
         self
     }
 
-    /// Sends the events of each operation right after its commit. `sqs_once_outbox::RightAfterCommit` does
-    /// that.
-    #[must_use]
-    pub fn after_commit(mut self, after_commit: impl AfterCommit + 'static) -> Self {
-        self.after_commit = Some(Arc::new(after_commit));
-        self
-    }
-
     /// Creates the tables of records and events if the first claim finds none. If a table is missing later,
     /// that is an error: an empty one in its place would know of no earlier message.
     pub(crate) fn creates_tables(mut self, creates_tables: bool) -> Self {
@@ -195,7 +171,6 @@ impl PostgresMode {
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let run = Run {
             records: &self.records,
-            after_commit: self.after_commit.as_deref(),
             creates_tables: &self.creates_tables,
             request: (self.records).request(&key, fingerprint, message_id, now),
             deadline,

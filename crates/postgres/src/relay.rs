@@ -3,7 +3,6 @@
 
 pub use crate::{
     explain::explain,
-    mode::AfterCommit,
     outbox::{MAX_BYTES, MAX_GROUPS, MIN_ROWS_OF_GROUP, Row, lock_due, oldest, settle},
     transaction_connection::{Limits, TransactionConnection},
 };

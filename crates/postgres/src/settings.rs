@@ -22,8 +22,7 @@ use crate::{
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The settings of a database, read from environment variables. `sqs_once::Settings::consumer` builds a
-/// consumer in the mode [`PostgresMode`] from them. The relay's variables belong to
-/// `sqs_once_outbox::DatabaseWithRelay`. They have no effect here, and the log says so at WARN.
+/// consumer in the mode [`PostgresMode`] from them.
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |

@@ -1,7 +1,6 @@
 //! [`PostgresRelay`]: sends the events of the table `sqs_once_outbox` on a schedule.
 
 mod locked;
-mod right_after_commit;
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -20,8 +19,6 @@ use sqs_once_postgres::{
         settle,
     },
 };
-
-pub use right_after_commit::RightAfterCommit;
 
 /// Time reserved to delete the rows of sent events, and for the response.
 const RESERVE: Duration = Duration::from_secs(2);

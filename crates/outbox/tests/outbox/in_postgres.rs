@@ -6,7 +6,7 @@ use sqs_once::{
     Attempt, Deadline, Event, Failure, Inbox, Once, handler_fn, protocol::Timestamp,
     store::DynamoStore,
 };
-use sqs_once_outbox::{PostgresRelay, RightAfterCommit};
+use sqs_once_outbox::PostgresRelay;
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use tokio::time::{Duration, timeout};
 
@@ -106,13 +106,7 @@ impl Schedule {
     }
 }
 
-async fn run(
-    name: &str,
-    mode: impl FnOnce(PostgresMode, &Sqs) -> PostgresMode,
-    server: &Server,
-    orders: usize,
-    seed: u64,
-) -> Disturbances {
+async fn run(name: &str, server: &Server, orders: usize, seed: u64) -> Disturbances {
     let mut rng = Rng::with_seed(seed);
     let (database, dynamo) = (Database::start(server).await, Dynamo::start().await);
     for table in [RECORDS_OF_B, EFFECTS_OF_B, GROUPS] {
@@ -120,7 +114,7 @@ async fn run(
     }
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let [pool_of_a, pool_of_relay] = database.pools.clone();
-    let a = mode(PostgresMode::new(pool_of_a).clock(now), &sqs);
+    let a = PostgresMode::new(pool_of_a).clock(now);
     let a = consumer(a, "a", handler_fn(place), "body:/orderId");
     let client = dynamo.worker(Some(Duration::from_secs(1)));
     let b = Once::new(DynamoStore::new(client, RECORDS_OF_B)).clock(now);
@@ -184,17 +178,5 @@ async fn scheduled_events_reach_b_once_and_in_order() {
         return;
     };
     let name = "consumer A is in PostgreSQL";
-    let alone = |mode, _: &Sqs| mode;
-    run_rounds(300, |orders, seed| run(name, alone, server, orders, seed)).await;
-}
-
-#[tokio::test]
-async fn events_after_commit_reach_b_once_and_in_order() {
-    let Some(server) = &*OPTIONAL_SERVER else {
-        return;
-    };
-    let name = "consumer A is in PostgreSQL, and sends right after commits";
-    let sends =
-        |mode: PostgresMode, sqs: &Sqs| mode.after_commit(RightAfterCommit::new(relay(sqs)));
-    run_rounds(400, |orders, seed| run(name, sends, server, orders, seed)).await;
+    run_rounds(300, |orders, seed| run(name, server, orders, seed)).await;
 }

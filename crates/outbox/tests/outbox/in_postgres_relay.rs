@@ -1,4 +1,4 @@
-//! The relay of the outbox, by schedule and right after a commit.
+//! The relay of the outbox in PostgreSQL.
 
 use std::{
     path::Path,
@@ -13,22 +13,21 @@ use std::{
 use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use serde_json::{Value, json};
 use sqlx::raw_sql;
-use sqs_once::{Attempt, Deadline, Event, Outcome, Settings, handler_fn, protocol::Timestamp};
-use sqs_once_outbox::{DatabaseWithRelay, PostgresRelay, Relay, Relayed, RightAfterCommit};
+use sqs_once::{Attempt, Deadline, Event, Outcome, Settings, protocol::Timestamp};
+use sqs_once_outbox::{PostgresRelay, Relay, Relayed};
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::pooled::Pooled;
 use support::world::url;
 use support::world::{SECOND, World, ample, operation, publishes, short};
 use support::{
     PATIENCE, emf,
-    event::{batch, record},
     postgres::{SERVER, one},
     runtime_api::{Lambda, says},
     sqs::{Sqs, SqsBehaviour},
     stopwatch::Stopwatch,
 };
 use tokio::{
-    join, select,
+    select,
     time::{sleep, timeout},
 };
 
@@ -49,13 +48,6 @@ fn sender(sqs: &Sqs) -> Relay {
 
 fn relay(world: &World, sqs: &Sqs) -> PostgresRelay {
     PostgresRelay::new(sender(sqs), PostgresStore::new(world.pool.clone()))
-}
-
-/// A worker that sends events right after their commit.
-fn sends_after_commit(world: &World, sqs: &Sqs) -> PostgresMode {
-    world
-        .mode()
-        .after_commit(RightAfterCommit::new(sender(sqs)))
 }
 
 async fn publish_in(mode: &PostgresMode, id: &str, groups: &[&str]) {
@@ -313,15 +305,10 @@ async fn rival_relays_send_each_event_once_in_order() {
     keep_history(&world).await;
     let has_ended = Arc::new(AtomicBool::new(false));
     let workers = (0..4).map(|worker| {
-        let (world, sqs) = (Arc::clone(&world), Arc::clone(&sqs));
+        let world = Arc::clone(&world);
         tokio::spawn(async move {
-            // Two workers send right after the commit.
-            let mode = match worker % 2 {
-                0 => world.mode(),
-                _ => sends_after_commit(&world, &sqs),
-            };
             for n in (0..120).skip(worker).step_by(4) {
-                publish_in(&mode, &n.to_string(), &[GROUPS[n % 3], GROUPS[3]]).await;
+                publish(&world, &n.to_string(), &[GROUPS[n % 3], GROUPS[3]]).await;
             }
         })
     });
@@ -523,186 +510,6 @@ async fn large_events_are_sent_in_several_transactions() {
 }
 
 #[tokio::test]
-async fn event_is_sent_right_after_its_commit() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    publish(&world, "earlier", &["a"]).await;
-    publish(&world, "other", &["c"]).await;
-    publish_in(&sends_after_commit(&world, &sqs), "1", &["a", "b"]).await;
-    assert_eq!(bodies(&sqs, "a"), ["earlier", "1"]);
-    assert_eq!(bodies(&sqs, "b"), ["1"]);
-    let [(_, group, _)] = &world.events().await[..] else {
-        panic!("{:?}", world.events().await);
-    };
-    assert_eq!(group, "c", "a group of another answer");
-}
-
-/// The second worker finds the group locked. The first one finds the second event.
-#[tokio::test]
-async fn event_of_locked_group_is_sent_by_lock_holder() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let mode = sends_after_commit(&world, &sqs);
-    sqs.turn(SqsBehaviour::Held);
-    join!(publish_in(&mode, "1", &["a"]), async {
-        sqs.called("SendMessageBatch", 1).await;
-        sqs.turn(SqsBehaviour::Willing);
-        publish_in(&mode, "2", &["a"]).await;
-    });
-    assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
-    assert_eq!(world.events().await, []);
-}
-
-/// A worker that cannot send would else keep the group of each of its commits from the relay.
-#[tokio::test]
-async fn failure_after_commit_postpones_no_group() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Denying).await;
-    let mode = sends_after_commit(&world, &sqs);
-    publish_in(&mode, "1", &["a"]).await;
-    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
-    sqs.turn(SqsBehaviour::Willing);
-    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [1, 0, 0]);
-    assert_eq!(bodies(&sqs, "a"), ["1"]);
-}
-
-#[tokio::test]
-async fn failure_after_commit_pauses() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Denying).await;
-    let mode = sends_after_commit(&world, &sqs);
-    publish_in(&mode, "1", &["a"]).await;
-    sqs.turn(SqsBehaviour::Willing);
-    publish_in(&mode, "2", &["b"]).await;
-    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
-    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 0, 0]);
-}
-
-/// A second consumer of the table, or a newer version of this one, may have the target.
-#[tokio::test]
-async fn name_without_target_waits_for_relay() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    publish(&world, "1", &["a"]).await;
-    let bills = async |attempt: Attempt| {
-        let done = Transaction::of(&attempt)?.done(());
-        Ok(done.publish(Event::new("billed", &"2").group("a")))
-    };
-    let outcome = world.mode().run(operation("2", ample()), bills).await;
-    assert!(outcome.is_success(), "{outcome:?}");
-    let mode = sends_after_commit(&world, &sqs);
-    publish_in(&mode, "3", &["a"]).await;
-    assert_eq!(bodies(&sqs, "a"), ["1"]);
-    assert_eq!(sqs.sent_count(), 1, "dead letters too");
-    // It was no failure.
-    publish_in(&mode, "4", &["b"]).await;
-    assert_eq!(bodies(&sqs, "b"), ["4"]);
-    let targets = format!("*={SHIPPING}").parse().unwrap();
-    let relay = Relay::new(&config(&sqs), targets, DEAD).unwrap();
-    let relay = PostgresRelay::new(relay, PostgresStore::new(world.pool.clone()));
-    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
-    assert_eq!(bodies(&sqs, "a"), ["1", "2", "3"]);
-}
-
-/// A worker sends a few events for others, not all.
-#[tokio::test]
-async fn worker_sends_part_of_a_long_group() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    publish(&world, "earlier", &["a"; 200]).await;
-    let mode = sends_after_commit(&world, &sqs);
-    publish_in(&mode, "1", &["a"]).await;
-    let sent = bodies(&sqs, "a").len();
-    assert!((10..=30).contains(&sent), "{sent}");
-    publish_in(&mode, "2", &["b"]).await;
-    assert_eq!(bodies(&sqs, "b"), ["2"]);
-}
-
-/// The time is up before the group is sent, but the target works.
-#[tokio::test]
-async fn slow_target_after_commit_does_not_pause() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    publish(&world, "earlier", &["a"; 50]).await;
-    let mode = sends_after_commit(&world, &sqs);
-    with_slow_target(&sqs, publish_in(&mode, "1", &["a"])).await;
-    let attempts = "SELECT max(attempts) FROM sqs_once_outbox";
-    let attempts: i32 = sqlx::query_scalar(attempts)
-        .fetch_one(&world.pool)
-        .await
-        .unwrap();
-    assert_eq!(attempts, 0);
-    sqs.turn(SqsBehaviour::Willing);
-    publish_in(&mode, "2", &["b"]).await;
-    assert_eq!(bodies(&sqs, "b"), ["2"]);
-}
-
-/// A target that gives no answer delays one message of the process, in a minute.
-#[tokio::test]
-async fn silent_target_delays_one_message() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
-    let mode = sends_after_commit(&world, &sqs);
-    // Not a stopwatch: it leaves out the lateness of a busy machine, so it proves upper limits only.
-    let started = Instant::now();
-    publish_in(&mode, "1", &["a"]).await;
-    assert!(started.elapsed() > SECOND);
-    // A call for each of them would take a second more.
-    for id in ["2", "3", "4"] {
-        publish_in(&mode, id, &["b"]).await;
-    }
-    assert_eq!(sqs.calls("SendMessageBatch").len(), 1);
-    world.open_transactions(0).await;
-    sqs.turn(SqsBehaviour::Willing);
-    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [4, 0, 0]);
-}
-
-/// The row of the sent event cannot be deleted. The connection stays in the pool.
-#[tokio::test]
-async fn database_error_after_commit_pauses() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
-            'BEGIN RAISE EXCEPTION USING MESSAGE = OLD.body; END'; \
-        CREATE TRIGGER refuses BEFORE DELETE ON sqs_once_outbox FOR EACH ROW EXECUTE FUNCTION refuse()";
-    raw_sql(refuse).execute(&world.pool).await.unwrap();
-    let (mode, pool) = world.worker();
-    let mode = mode.after_commit(RightAfterCommit::new(sender(&sqs)));
-    let session = async || -> i32 {
-        let session = sqlx::query_scalar("SELECT pg_backend_pid()");
-        session.fetch_one(&pool).await.unwrap()
-    };
-    let before = session().await;
-    for id in ["1", "2"] {
-        publish_in(&mode, id, &["a"]).await;
-    }
-    assert_eq!(session().await, before);
-    assert_eq!(bodies(&sqs, "a"), ["1"]);
-    world
-        .run_sql("DROP TRIGGER refuses ON sqs_once_outbox")
-        .await;
-    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 0, 0]);
-    assert_eq!(bodies(&sqs, "a"), ["1", "1", "2"]);
-}
-
-#[tokio::test]
-async fn message_near_its_deadline_is_in_time() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
-    let mode = sends_after_commit(&world, &sqs);
-    let enough = Deadline::after(Timestamp::now(), 2 * SECOND, SECOND / 2);
-    // Half a second is too short to tell a slow target from a healthy one.
-    for (id, deadline, calls) in [("1", short(), 0), ("2", enough, 1)] {
-        let started = Stopwatch::start();
-        let outcome = mode.run(operation(id, deadline), publishes(id, &["a"]));
-        let outcome = outcome.await;
-        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-        assert!(started.elapsed() < 2 * SECOND, "{:?}", started.elapsed());
-        assert_eq!(sqs.calls("SendMessageBatch").len(), calls);
-    }
-}
-
-#[tokio::test]
 async fn unreachable_database_is_an_error() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let pool = sqs_once_postgres::pool("postgres://orders@127.0.0.1:1/orders".parse().unwrap(), 1);
@@ -730,62 +537,6 @@ fn settings(world: &World, more: &[(&str, &str)]) -> Settings {
 
 const TARGETS: (&str, &str) = ("OUTBOX_TARGETS", "*=https://sqs.example/1/shipping.fifo");
 const DEAD_LETTERS: (&str, &str) = ("OUTBOX_DEAD_LETTER_QUEUE_URL", DEAD);
-
-#[tokio::test]
-async fn settings_send_right_after_commit_or_later() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let place = async |id: String, attempt: Attempt| publishes(&id, &["a"])(attempt).await;
-    for (n, variables) in [&[][..], &[TARGETS, DEAD_LETTERS]].into_iter().enumerate() {
-        let mut settings = settings(&world, variables).sdk_config(config(&sqs));
-        let database = DatabaseWithRelay::read(&mut settings);
-        let built = settings.consumer(database, Ok(handler_fn(place)));
-        let consumer = built.await.unwrap();
-        let message = record(&format!("m-{n}"), &json!(n.to_string()).to_string());
-        let event = serde_json::from_value(batch([message])).unwrap();
-        let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
-        let response = consumer.process(event, deadline).await.unwrap();
-        assert!(response.batch_item_failures.is_empty());
-        assert_eq!(sqs.sent_count(), 2 * n);
-    }
-    assert_eq!(bodies(&sqs, "a"), ["0", "1"]);
-
-    let mut half = settings(&world, &[TARGETS]);
-    let database = DatabaseWithRelay::read(&mut half);
-    let built = half.consumer(database, Ok(handler_fn(place)));
-    let error = built.await.err().unwrap();
-    let [error] = error.errors() else {
-        panic!("{error}");
-    };
-    assert!(
-        error.starts_with("OUTBOX_DEAD_LETTER_QUEUE_URL is not set"),
-        "{error}"
-    );
-}
-
-/// A consumer whose target was deleted still processes messages. EventBridge would confirm the events, and
-/// drop them.
-#[tokio::test]
-async fn consumer_sends_nothing_to_missing_target() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    sqs.turn_for("GetQueueAttributes", SqsBehaviour::Missing);
-    let place = async |id: String, attempt: Attempt| publishes(&id, &["a"])(attempt).await;
-    let both = || settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
-    let mut settings = both();
-    let database = DatabaseWithRelay::read(&mut settings);
-    let built = settings.consumer(database, Ok(handler_fn(place)));
-    let consumer = built.await.unwrap();
-    let event = serde_json::from_value(batch([record("m-1", "\"1\"")])).unwrap();
-    let deadline = consumer.deadline(Timestamp::now() + PATIENCE);
-    let response = consumer.process(event, deadline).await.unwrap();
-    assert!(response.batch_item_failures.is_empty());
-    assert_eq!(world.events().await.len(), 1);
-    assert_eq!(sqs.sent_count(), 0);
-
-    let error = PostgresRelay::from_settings(both()).await.unwrap_err();
-    assert!(error.to_string().contains(SHIPPING), "{error}");
-}
 
 #[tokio::test]
 async fn settings_tell_the_two_relays_apart() {
@@ -865,14 +616,10 @@ async fn relay_behind_pooler_sends_events() {
         return;
     };
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let sends = RightAfterCommit::new(sender(&sqs));
-    let mode = pooled.mode(1).after_commit(sends);
-    publish_in(&mode, "o-1", &["c-1"]).await;
-    assert_eq!(bodies(&sqs, "c-1"), ["o-1"], "right after the commit");
-    for id in ["o-2", "o-3"] {
+    for id in ["o-1", "o-2"] {
         publish_in(&pooled.mode(1), id, &["c-1"]).await;
     }
     let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pooled.pool(1)));
     assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
-    assert_eq!(bodies(&sqs, "c-1"), ["o-1", "o-2", "o-3"]);
+    assert_eq!(bodies(&sqs, "c-1"), ["o-1", "o-2"]);
 }

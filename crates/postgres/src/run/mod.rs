@@ -3,7 +3,7 @@
 mod claim;
 mod failure;
 
-use std::{collections::BTreeSet, sync::atomic::AtomicBool, time::Duration};
+use std::sync::atomic::AtomicBool;
 
 use sqlx::Error;
 use sqs_once_core::{
@@ -20,17 +20,12 @@ use crate::{
     explain::{
         can_run_again, explain, is_aborted, is_connection_lost, is_contended, is_not_committed,
     },
-    mode::AfterCommit,
     outbox,
     store::{PostgresStore, not_applied, row::settle, unanswered_commit},
     transaction::Transaction,
     transaction_connection::TransactionConnection,
 };
 use claim::Claim;
-
-/// Longest time to send events right after their commit: this time or half of the time left, whichever
-/// is shorter.
-const MAX_TIME_AFTER_COMMIT: Duration = Duration::from_secs(2);
 
 const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK, or a savepoint \
     that could not begin), so its writes are not part of the record's transaction: return `tx.done(output)`, or \
@@ -39,7 +34,6 @@ const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT
 /// One attempt at an operation.
 pub(crate) struct Run<'a> {
     pub(crate) records: &'a Records<PostgresStore>,
-    pub(crate) after_commit: Option<&'a dyn AfterCommit>,
     pub(crate) creates_tables: &'a AtomicBool,
     pub(crate) request: ClaimRequest,
     pub(crate) deadline: Deadline,
@@ -95,24 +89,10 @@ impl Run<'_> {
         if let Err(outcome) = self.commit(tx).await {
             return outcome;
         }
-        self.send_after_commit(tx, events).await;
         drop(transaction);
         let (store, now) = (&self.records.store, self.records.now());
         store.completed(now, self.deadline.time_left()).await;
         Outcome::Completed(result)
-    }
-
-    /// Sends committed events, if there is a relay and time for it.
-    async fn send_after_commit(&self, tx: &mut TransactionConnection, events: Vec<Published>) {
-        let Some(after_commit) = self.after_commit else {
-            return;
-        };
-        let groups: BTreeSet<_> = events.into_iter().map(|event| event.group).collect();
-        let time = MAX_TIME_AFTER_COMMIT.min(self.deadline.time_left() / 2);
-        if !groups.is_empty() && !time.is_zero() {
-            let groups = Vec::from_iter(groups);
-            after_commit.send(tx, &groups, time).await;
-        }
     }
 
     /// Settles the record in its transaction. Returns false if that transaction has ended.

@@ -52,11 +52,6 @@ pub(super) fn of_consumer(consumer: &Consumer, findings: &mut Findings) {
                 "every message fails, and returns to the queue",
                 findings,
             );
-            if function.variable("OUTBOX_TARGETS").is_some() {
-                let waits =
-                    "no events are sent right after commits: they wait for the scheduled relay";
-                on_targets(function, waits, &mut needed);
-            }
         }
     }
     if let Some(Some(outbox)) = &consumer.outbox {

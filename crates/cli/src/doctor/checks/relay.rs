@@ -125,8 +125,7 @@ fn lets_events_pass(pattern: &str) -> bool {
 }
 
 fn schedule(schedules: &Schedules, findings: &mut Findings) {
-    const WAITS: &str =
-        "events wait in the table: only a consumer that sends right after commits sends some";
+    const WAITS: &str = "events wait in the table: nothing else sends them";
     match schedules {
         Schedules::Unread => {
             findings.skip("its schedule: doctor reads rules of EventBridge, and no schedules of EventBridge Scheduler");

@@ -28,7 +28,7 @@ impl Kind {
             Self::Consumer => settings.read_once(),
             #[cfg(feature = "postgres")]
             Self::PostgresMode => {
-                let _errors_are_kept = sqs_once_outbox::DatabaseWithRelay::read(settings);
+                let _errors_are_kept = sqs_once_postgres::DatabaseSettings::read(settings);
                 settings.read_consumer();
             }
             Self::Relay => {
