@@ -414,8 +414,7 @@ def look_closer(stack: Stack) -> None:
     ):
         console.print(f"    {line}", markup=False)
     console.print(
-        "The doctor has three findings: the demo gives up after 3 receives, its alarms notify nobody, and MiniStack\n"
-        "ignores TTL in a template.\n"
+        "The doctor has two findings: the demo gives up after 3 receives, and MiniStack ignores TTL in a template.\n"
         "docs/runbook.md has the steps for each failure."
     )
     signal.pause()

@@ -223,8 +223,7 @@ def environment(cloud: Cloud, programs: Path) -> dict[str, str]:
     (programs / "aws").chmod(0o755)
     shutil.copy(TOOL, programs / "sqs-once")
     variables = cloud.environment()
-    # The stack has no database, and the doctor takes an empty URL for none. crates/cli/tests has it read one.
-    return variables | {"PATH": f"{programs}:{variables['PATH']}", "DATABASE_URL": ""}
+    return variables | {"PATH": f"{programs}:{variables['PATH']}"}
 
 
 def shell(

@@ -230,8 +230,7 @@ def main() -> int:
                 command(*run, cwd=project, tools=True)
             check_source(project)
             check_template(project)
-            if variant.effect != "item":  # the doctor recognizes a consumer by its table of records
-                check_deployment(cloud, project)
+            check_deployment(cloud, project)
         with tempfile.TemporaryDirectory(prefix="starter-") as other:
             project = generate(VARIANTS[0], Path(other).resolve())
             check_refusals(project.parent)

@@ -110,7 +110,6 @@ class ConsumerStack extends Stack {
         made.addOkAction(new actions.SnsAction(topic));
       }
     };
-    // `sqs-once doctor` reads this output.
     new CfnOutput(this, "AlarmNotifications", { value: props.alarmTopicArn ?? "NONE - set ALARM_TOPIC_ARN" });
     const period = Duration.minutes(1);
     alarm("DeadLettersArriving", deadLetters.metricApproximateNumberOfMessagesVisible({ period, statistic: "Maximum" }), {

@@ -27,6 +27,16 @@ pub(crate) async fn config() -> Result<SdkConfig, Error> {
     Ok(config.into_builder().timeout_config(timeouts).build())
 }
 
+/// Returns whether AWS says that the resource does not exist. Services and protocols use different codes.
+pub(crate) fn is_missing<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
+    let code = error.as_service_error().and_then(E::code);
+    code.is_some_and(|code| {
+        ["NonExistent", "NotFound", "DoesNotExist"]
+            .iter()
+            .any(|missing| code.contains(missing))
+    })
+}
+
 /// Explains a request that failed. The text leaves out request and response, which may contain payload.
 pub(crate) fn failed<E>(action: &str, permission: &str, error: &SdkError<E>) -> Error
 where

@@ -1,45 +1,31 @@
-//! Messages of a dead-letter queue: received for a short time, and made visible again.
+//! Queues, and the messages of a dead-letter queue.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    time::Duration,
-};
+use std::time::Duration;
 
 use aws_config::SdkConfig;
 use aws_sdk_sqs::{
     Client,
-    error::{ProvideErrorMetadata, SdkError},
     types::{
         ChangeMessageVisibilityBatchRequestEntry as Visible, Message,
         MessageSystemAttributeName as System,
     },
 };
 use sqs_once::protocol::Timestamp;
-use tokio::time::Instant;
 
-use crate::{aws::failed, output::Error, progress::Progress};
+use crate::{
+    aws::{failed, is_missing},
+    output::Error,
+};
 
 pub(crate) const REASON: &str = "SqsOnceReason";
 pub(crate) const ERROR: &str = "SqsOnceError";
 pub(crate) const KEY: &str = "SqsOnceKey";
 
-/// Most messages of one call, a limit of SQS.
-const BATCH: i32 = 10;
+/// The reason of messages without `SqsOnceReason`.
+pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
 
-/// Returns whether SQS says that the queue does not exist. Its older protocol uses a different code.
-fn is_missing<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
-    let code = error.as_service_error().and_then(E::code);
-    code.is_some_and(|code| code.contains("NonExistentQueue") || code == "QueueDoesNotExist")
-}
-
-/// Parses a visibility timeout that SQS accepts.
-pub(crate) fn visibility_timeout(text: &str) -> Result<Duration, String> {
-    const LONGEST: Duration = Duration::from_secs(12 * 3600);
-    match humantime::parse_duration(text) {
-        Ok(span) if (Duration::from_secs(2)..=LONGEST).contains(&span) => Ok(span),
-        _ => Err("must be a duration from 2s to 12h".into()),
-    }
-}
+/// Most messages of one request, a limit of SQS.
+const BATCH: usize = 10;
 
 /// A queue.
 pub(crate) struct Queue {
@@ -125,64 +111,42 @@ impl Queue {
         self.url.ends_with(".fifo")
     }
 
-    /// Receives until a response is empty or `max` messages were received. The messages are hidden from other
-    /// receivers for `hide`.
-    ///
-    /// Stops after half of that time, so that the caller has the rest.
+    /// Receives up to `most` messages, at most ten, and hides them from other receivers for `hide`.
     ///
     /// # Errors
     ///
-    /// If SQS did not respond. The messages received so far are made visible again.
-    pub(crate) async fn receive(&self, max: usize, hide: Duration) -> Result<Received, Error> {
-        let mut unique = Unique::default();
-        let mut more = true;
-        let until = Instant::now() + hide / 2;
-        let progress = Progress::new();
-        while unique.dead_letters.len() < max && Instant::now() < until {
-            let rest = i32::try_from(max - unique.dead_letters.len()).unwrap_or(BATCH);
-            let received = self
-                .client
-                .receive_message()
-                .queue_url(&self.url)
-                .max_number_of_messages(rest.min(BATCH))
-                .visibility_timeout(i32::try_from(hide.as_secs()).unwrap_or(i32::MAX))
-                // With at least one second, SQS asks all of its servers.
-                .wait_time_seconds(1)
-                .message_system_attribute_names(System::All)
-                .message_attribute_names("All")
-                .send()
-                .await;
-            let messages = match received {
-                Ok(answer) => answer.messages.unwrap_or_default(),
-                Err(error) => {
-                    let received: Vec<_> = unique.dead_letters.iter().collect();
-                    self.show_again(&received).await;
-                    return Err(failed("receive messages", "sqs:ReceiveMessage", &error));
-                }
-            };
-            if messages.is_empty() {
-                more = false;
-                break;
-            }
-            for message in messages {
-                unique.add(DeadLetter { message });
-            }
-            let received = unique.dead_letters.len();
-            let text = format!("{received} messages received, at most {max}");
-            progress.show(received as f64 / max as f64, &text);
-        }
-        let dead_letters = unique.dead_letters;
-        Ok(Received { dead_letters, more })
+    /// If SQS did not respond.
+    pub(crate) async fn receive(
+        &self,
+        most: usize,
+        hide: Duration,
+    ) -> Result<Vec<DeadLetter>, Error> {
+        let received = self
+            .client
+            .receive_message()
+            .queue_url(&self.url)
+            .max_number_of_messages(i32::try_from(most.min(BATCH)).unwrap_or(1))
+            .visibility_timeout(i32::try_from(hide.as_secs()).unwrap_or(i32::MAX))
+            // With at least one second, SQS asks all of its servers.
+            .wait_time_seconds(1)
+            .message_system_attribute_names(System::All)
+            .message_attribute_names("All")
+            .send()
+            .await
+            .map_err(|error| failed("receive messages", "sqs:ReceiveMessage", &error))?;
+        let messages = received.messages.unwrap_or_default();
+        Ok(messages.into_iter().map(DeadLetter).collect())
     }
 
     /// Makes messages visible again. If that fails for a message, it returns when its visibility timeout
     /// ends.
-    pub(crate) async fn show_again(&self, dead_letters: &[&DeadLetter]) {
-        for batch in dead_letters.chunks(10) {
+    pub(crate) async fn show_again(&self, dead_letters: impl Iterator<Item = &DeadLetter>) {
+        let dead_letters: Vec<_> = dead_letters.collect();
+        for batch in dead_letters.chunks(BATCH) {
             let entries = batch.iter().enumerate().map(|(index, dead_letter)| {
                 Visible::builder()
                     .id(index.to_string())
-                    .set_receipt_handle(dead_letter.message.receipt_handle.clone())
+                    .set_receipt_handle(dead_letter.0.receipt_handle.clone())
                     .visibility_timeout(0)
                     .build()
             });
@@ -213,7 +177,7 @@ impl Queue {
         self.client
             .delete_message()
             .queue_url(&self.url)
-            .set_receipt_handle(dead_letter.message.receipt_handle.clone())
+            .set_receipt_handle(dead_letter.0.receipt_handle.clone())
             .send()
             .await
             .map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
@@ -221,74 +185,47 @@ impl Queue {
     }
 }
 
-/// Messages in the order of their first receive.
-#[derive(Default)]
-struct Unique {
-    dead_letters: Vec<DeadLetter>,
-    /// By message id.
-    places: HashMap<String, usize>,
-}
-
-impl Unique {
-    /// Adds a message, or replaces its earlier receive: SQS may ignore a deletion by an old receipt handle
-    /// (*Amazon SQS API Reference*, "DeleteMessage").
-    fn add(&mut self, dead_letter: DeadLetter) {
-        match self.places.entry(dead_letter.id().to_owned()) {
-            Entry::Occupied(place) => self.dead_letters[*place.get()] = dead_letter,
-            Entry::Vacant(place) => {
-                place.insert(self.dead_letters.len());
-                self.dead_letters.push(dead_letter);
-            }
-        }
-    }
-}
-
-/// The messages that a queue returned.
-pub(crate) struct Received {
-    pub(crate) dead_letters: Vec<DeadLetter>,
-    /// True if receiving stopped before the queue was empty.
-    pub(crate) more: bool,
-}
-
-/// The text that commands print for [`Received::more`].
-pub(crate) const MORE: &str = "not all messages were received, since --max or half of --hide was \
-    reached: there may be more";
-
 /// Returns the name of the queue with this URL.
 pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
 /// A message of a dead-letter queue.
-pub(crate) struct DeadLetter {
-    pub(crate) message: Message,
-}
-
-/// Messages with the same reason and error.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Cause {
-    /// The outcome in `SqsOnceReason`, or `moved_by_sqs` if that is missing.
-    pub(crate) reason: String,
-    /// The text in `SqsOnceError`, or a word about the body if that is missing.
-    pub(crate) error: String,
-}
-
-/// The reason of messages without `SqsOnceReason`.
-pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
+pub(crate) struct DeadLetter(pub(crate) Message);
 
 impl DeadLetter {
     pub(crate) fn id(&self) -> &str {
-        self.message.message_id.as_deref().unwrap_or_default()
+        self.0.message_id.as_deref().unwrap_or_default()
+    }
+
+    pub(crate) fn body(&self) -> &str {
+        self.0.body.as_deref().unwrap_or_default()
     }
 
     pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
-        let attribute = self.message.message_attributes.as_ref()?.get(name)?;
+        let attribute = self.0.message_attributes.as_ref()?.get(name)?;
         attribute.string_value()
     }
 
     pub(crate) fn system(&self, name: &System) -> Option<&str> {
-        let attributes = self.message.attributes.as_ref()?;
+        let attributes = self.0.attributes.as_ref()?;
         attributes.get(name).map(String::as_str)
+    }
+
+    /// Returns the outcome in `SqsOnceReason`, or [`MOVED_BY_SQS`] if that is missing.
+    pub(crate) fn reason(&self) -> &str {
+        self.attribute(REASON).unwrap_or(MOVED_BY_SQS)
+    }
+
+    /// Returns the text in `SqsOnceError`. Without a reason, says whether the body is JSON.
+    pub(crate) fn error(&self) -> &str {
+        if self.attribute(REASON).is_some() {
+            self.attribute(ERROR).unwrap_or_default()
+        } else if serde_json::from_str::<serde::de::IgnoredAny>(self.body()).is_ok() {
+            "unknown; the body is JSON"
+        } else {
+            "the body is no JSON"
+        }
     }
 
     /// Returns the key that the consumer gave the message. `None` if the message has none, or only its hash.
@@ -303,42 +240,5 @@ impl DeadLetter {
     pub(crate) fn sent_at(&self) -> Option<Timestamp> {
         let sent = self.system(&System::SentTimestamp)?.parse().ok()?;
         Some(Timestamp::from_millis(sent))
-    }
-
-    pub(crate) fn cause(&self) -> Cause {
-        if let Some(reason) = self.attribute(REASON) {
-            return Cause {
-                reason: reason.to_owned(),
-                error: self.attribute(ERROR).unwrap_or_default().to_owned(),
-            };
-        }
-        let body = self.message.body.as_deref().unwrap_or_default();
-        let error = if serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok() {
-            "unknown; the body is JSON"
-        } else {
-            "the body is no JSON"
-        };
-        Cause {
-            reason: MOVED_BY_SQS.to_owned(),
-            error: error.to_owned(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn message_received_twice_has_the_latest_receipt_handle() {
-        let mut unique = Unique::default();
-        for (id, handle) in [("a", "first"), ("b", "only"), ("a", "second")] {
-            let builder = Message::builder().message_id(id).receipt_handle(handle);
-            let message = builder.build();
-            unique.add(DeadLetter { message });
-        }
-        let handle = |of: &DeadLetter| of.message.receipt_handle.clone().unwrap();
-        let handles: Vec<_> = unique.dead_letters.iter().map(handle).collect();
-        assert_eq!(handles, ["second", "only"]);
     }
 }

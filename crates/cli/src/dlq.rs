@@ -9,10 +9,13 @@ use sqs_once::protocol::Timestamp;
 
 use crate::{
     aws,
-    dead_letters::{Cause, DeadLetter, MORE, Queue, Received, visibility_timeout},
+    dead_letters::{DeadLetter, Queue},
     output::{End, Error, Format, answer, columns, count, distance, first_line},
     redrive::Redrive,
 };
+
+/// How long messages stay hidden if the command is killed before it makes them visible again.
+const HIDE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -24,13 +27,14 @@ The exit code is 0 also if the queue is empty.")]
     List(List),
     /// Moves messages back to the queue they came from: receive, send, delete.
     #[command(after_help = "\
-Example: sqs-once dlq redrive orders-dead --reason permanent_failure --journal redrive.jsonl --table idempotency
+Example: sqs-once dlq redrive orders-dead --reason permanent_failure
 
-Asks before the first send. Run an interrupted redrive again with the same journal.
+Asks before the first message. If SQS does not answer a send, the command ends: the message stays, and may
+have been sent. On a FIFO queue, a message that stays holds back the later ones of its message group.
 
-Exit code 1: a selected message stays, a message named by --message was not received, --max was reached,
-or the answer was not yes.")]
-    Redrive(Box<Redrive>),
+Exit code 1: a selected message stays, a message named by --message was not received, messages may be left
+that were not looked at, or the answer was not yes.")]
+    Redrive(Redrive),
 }
 
 #[derive(Args, Debug)]
@@ -40,9 +44,6 @@ pub(crate) struct List {
     /// Number of messages to receive.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
-    /// Time for which the messages are hidden, should this command be killed.
-    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = visibility_timeout)]
-    hide: Duration,
     /// Lists each message, with its key, under its reason.
     #[arg(long)]
     messages: bool,
@@ -61,11 +62,27 @@ impl Command {
 impl List {
     async fn run(self, format: Format) -> Result<End, Error> {
         let queue = Queue::find(&aws::config().await?, &self.queue).await?;
-        let Received { dead_letters, more } = queue.receive(self.max as usize, self.hide).await?;
-        queue
-            .show_again(&dead_letters.iter().collect::<Vec<_>>())
-            .await;
-        let groups = group(&dead_letters);
+        // By id, with the latest receipt handle: SQS may deliver a message twice.
+        let mut dead_letters = BTreeMap::new();
+        let (mut rest, mut end) = (self.max as usize, Ok(()));
+        while rest > 0 {
+            match queue.receive(rest, HIDE).await {
+                Ok(batch) if batch.is_empty() => break,
+                Ok(batch) => {
+                    rest = rest.saturating_sub(batch.len());
+                    let by_id =
+                        |dead_letter: DeadLetter| (dead_letter.id().to_owned(), dead_letter);
+                    dead_letters.extend(batch.into_iter().map(by_id));
+                }
+                Err(error) => {
+                    end = Err(error);
+                    break;
+                }
+            }
+        }
+        queue.show_again(dead_letters.values()).await;
+        end?;
+        let (groups, more) = (group(dead_letters.values()), rest == 0);
         answer(
             format,
             || self.text(&queue, &groups, dead_letters.len(), more),
@@ -75,46 +92,41 @@ impl List {
     }
 
     fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> String {
-        let now = Timestamp::now();
-        let sent = |dead_letter: &DeadLetter| dead_letter.sent_at().map(|time| distance(time, now));
-        let rows = groups.iter().map(|(cause, dead_letters)| {
-            let oldest = dead_letters
-                .iter()
-                .min_by_key(|dead_letter| dead_letter.sent_at());
-            [
-                dead_letters.len().to_string(),
-                cause.reason.clone(),
-                first_line(&cause.error),
-                oldest
-                    .and_then(|dead_letter| sent(dead_letter))
-                    .unwrap_or_default(),
-            ]
-        });
         if received == 0 {
             return format!(
                 "Queue {} returned no messages. Messages that another receiver hides are not listed.",
                 queue.name()
             );
         }
+        let now = Timestamp::now();
+        let age =
+            |sent: Option<Timestamp>| sent.map(|time| distance(time, now)).unwrap_or_default();
+        let rows = groups.iter().map(|((reason, error), dead_letters)| {
+            [
+                dead_letters.len().to_string(),
+                (*reason).to_owned(),
+                first_line(error),
+                age(oldest(dead_letters)),
+            ]
+        });
         let mut text = columns(["MESSAGES", "REASON", "ERROR", "OLDEST SENT"], rows);
         if self.messages {
-            let rows = groups.iter().flat_map(|(cause, dead_letters)| {
-                dead_letters.iter().map(move |dead_letter| {
-                    [
-                        dead_letter.id().to_owned(),
-                        cause.reason.clone(),
-                        dead_letter.key().unwrap_or_default().to_owned(),
-                        dead_letter.group().unwrap_or_default().to_owned(),
-                        sent(dead_letter).unwrap_or_default(),
-                    ]
-                })
+            let rows = groups.iter().flat_map(|(_, dead_letters)| dead_letters);
+            let rows = rows.map(|dead_letter| {
+                [
+                    dead_letter.id().to_owned(),
+                    dead_letter.reason().to_owned(),
+                    dead_letter.key().unwrap_or_default().to_owned(),
+                    dead_letter.group().unwrap_or_default().to_owned(),
+                    age(dead_letter.sent_at()),
+                ]
             });
             let header = ["MESSAGE", "REASON", "KEY", "GROUP", "SENT"];
             text.push_str(&format!("\n\n{}", columns(header, rows)));
         }
         text.push_str(&format!("\n\n{} received.", count(received, "message")));
         if more {
-            text.push_str(&format!(" Incomplete: {MORE}."));
+            text.push_str(" Incomplete: --max was reached, so there may be more.");
         }
         if queue.is_fifo() {
             text.push_str(" Of each group, SQS shows at most the first ten.");
@@ -123,18 +135,15 @@ impl List {
     }
 
     fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
-        let to_json = |(cause, dead_letters): &(Cause, Vec<&DeadLetter>)| {
+        let to_json = |((reason, error), dead_letters): &(Cause<'_>, Vec<&DeadLetter>)| {
             let mut group = json!({
-                "reason": cause.reason,
-                "error": cause.error,
+                "reason": reason,
+                "error": error,
                 "count": dead_letters.len(),
-                "oldest_sent_at": dead_letters.iter().filter_map(|l| l.sent_at()).min().map(|t| t.to_string()),
+                "oldest_sent_at": oldest(dead_letters).map(|time| time.to_string()),
             });
             if self.messages {
-                group["messages"] = dead_letters
-                    .iter()
-                    .map(|dead_letter| message(dead_letter))
-                    .collect();
+                group["messages"] = dead_letters.iter().copied().map(message).collect();
             }
             group
         };
@@ -153,16 +162,23 @@ fn message(dead_letter: &DeadLetter) -> Value {
     })
 }
 
-type Groups<'a> = Vec<(Cause, Vec<&'a DeadLetter>)>;
+fn oldest(dead_letters: &[&DeadLetter]) -> Option<Timestamp> {
+    let sent = dead_letters
+        .iter()
+        .filter_map(|dead_letter| dead_letter.sent_at());
+    sent.min()
+}
+
+/// Reason and error.
+type Cause<'a> = (&'a str, &'a str);
+type Groups<'a> = Vec<(Cause<'a>, Vec<&'a DeadLetter>)>;
 
 /// Groups messages by their cause, the largest group first.
-fn group(dead_letters: &[DeadLetter]) -> Groups<'_> {
-    let mut by_cause: BTreeMap<Cause, Vec<&DeadLetter>> = BTreeMap::new();
+fn group<'a>(dead_letters: impl Iterator<Item = &'a DeadLetter>) -> Groups<'a> {
+    let mut by_cause: BTreeMap<Cause<'_>, Vec<&DeadLetter>> = BTreeMap::new();
     for dead_letter in dead_letters {
-        by_cause
-            .entry(dead_letter.cause())
-            .or_default()
-            .push(dead_letter);
+        let cause = (dead_letter.reason(), dead_letter.error());
+        by_cause.entry(cause).or_default().push(dead_letter);
     }
     let mut groups: Vec<_> = by_cause.into_iter().collect();
     groups.sort_by_key(|(_, dead_letters)| std::cmp::Reverse(dead_letters.len()));

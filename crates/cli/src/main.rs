@@ -6,17 +6,15 @@ mod aws;
 mod dead_letters;
 mod dlq;
 mod doctor;
-mod journal;
 mod next_delivery;
 mod output;
-mod progress;
 mod record;
 mod redrive;
 mod table;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use output::{End, Error, Format};
 
@@ -48,17 +46,14 @@ enum Command {
     /// Lists and moves the messages of a dead-letter queue.
     #[command(subcommand)]
     Dlq(dlq::Command),
-    /// Checks a deployed stack for settings that silently break the promises.
+    /// Checks a deployed stack for mistakes that break a promise.
     #[command(after_help = "\
+Example: sqs-once doctor orders-stack
+
 Each finding says its effect on messages, and the fix. Nothing is changed.
 
 Exit code 1: there are findings, or the stack has no consumer and no relay.")]
     Doctor(doctor::Doctor),
-    /// Writes a completion script for a shell to standard output.
-    Completions {
-        /// The shell.
-        shell: clap_complete::Shell,
-    },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -69,11 +64,6 @@ async fn main() -> ExitCode {
         Command::Record(command) => command.run(format).await,
         Command::Dlq(command) => command.run(format).await,
         Command::Doctor(doctor) => doctor.run(format).await,
-        Command::Completions { shell } => {
-            let mut command = Cli::command();
-            clap_complete::generate(shell, &mut command, "sqs-once", &mut std::io::stdout());
-            Ok(End::Done)
-        }
     };
     match end {
         Ok(End::Done) => ExitCode::SUCCESS,
@@ -91,6 +81,8 @@ async fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]

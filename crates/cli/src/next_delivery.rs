@@ -4,7 +4,7 @@ use sqs_once::protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAI
 use sqs_once_core::store::StoredRecord;
 
 /// The fate of a message that arrives now, judging by the record under its key. Ignores the fingerprint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
@@ -20,7 +20,7 @@ pub(crate) enum NextDelivery {
     Duplicate,
     /// The message gets the stored failure, and the handler does not run.
     StoredFailure,
-    /// The key or the record could not be read.
+    /// The record is unreadable.
     Unknown,
 }
 
@@ -29,17 +29,15 @@ impl NextDelivery {
     pub(crate) fn by(stored: &StoredRecord, after: AfterFailure, now: Timestamp) -> Self {
         match &stored.record {
             _ if stored.locked_by.is_some() => Self::WaitsForTransaction,
-            Ok(record) => Self::of(Some(record), after, now),
+            Ok(record) => Self::of(record, after, now),
             Err(_) => Self::Unknown,
         }
     }
 
     /// Returns what the next delivery does if its message has not failed under the key before.
-    pub(crate) fn of(record: Option<&Record>, after: AfterFailure, now: Timestamp) -> Self {
-        let Some(record) = record.filter(|record| !record.is_expired(now)) else {
-            return Self::Runs;
-        };
+    fn of(record: &Record, after: AfterFailure, now: Timestamp) -> Self {
         match record.state {
+            _ if record.is_expired(now) => Self::Runs,
             State::Completed { .. } => Self::Duplicate,
             State::InProgress { lease_until } if lease_until >= now => Self::Waits,
             State::InProgress { .. } => Self::RunsWithPriorAttempt,
@@ -80,9 +78,7 @@ impl NextDelivery {
             }
             Self::Duplicate => "acknowledged as a duplicate; the handler does not run",
             Self::StoredFailure => "finds the stored failure; the handler does not run",
-            Self::Unknown => {
-                "unknown: no table is named, no key on the message, or an unreadable record"
-            }
+            Self::Unknown => "unknown: the record is unreadable",
         }
     }
 }
@@ -98,11 +94,7 @@ mod tests {
         let lease = |millis| State::InProgress {
             lease_until: Timestamp::from_millis(millis),
         };
-        let retry = |record: &Record| NextDelivery::of(Some(record), AfterFailure::Retry, now);
-        assert_eq!(
-            NextDelivery::of(None, AfterFailure::Retry, now),
-            NextDelivery::Runs
-        );
+        let retry = |record: &Record| NextDelivery::of(record, AfterFailure::Retry, now);
         assert_eq!(
             retry(&record(lease(1_800_000_000_001))),
             NextDelivery::Waits
@@ -118,7 +110,7 @@ mod tests {
         );
         let mut failed = record(State::Failed);
         assert_eq!(retry(&failed), NextDelivery::Runs);
-        let replay = NextDelivery::of(Some(&failed), AfterFailure::Replay, now);
+        let replay = NextDelivery::of(&failed, AfterFailure::Replay, now);
         assert_eq!(replay, NextDelivery::StoredFailure);
         failed.failed_message_ids = (0..20).map(|n| n.to_string()).collect();
         assert_eq!(retry(&failed), NextDelivery::StoredFailure);

@@ -7,7 +7,6 @@ use std::{
 };
 
 use clap::ValueEnum;
-use comfy_table::{Table, presets};
 use serde_json::Value;
 use sqs_once::protocol::Timestamp;
 
@@ -16,7 +15,7 @@ use sqs_once::protocol::Timestamp;
 pub(crate) enum Format {
     // For people. It may change between versions.
     Text,
-    // One document, or one in each line for `record watch`.
+    // One document in a line.
     Json,
 }
 
@@ -125,15 +124,25 @@ pub(crate) fn columns<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(header);
-    for row in rows {
-        table.add_row(row.map(|cell| if cell.is_empty() { "-".into() } else { cell }));
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.trim_fmt()
+    let mut table = vec![header.map(str::to_owned)];
+    let dashed = |cell: String| {
+        if cell.is_empty() {
+            "-".to_owned()
+        } else {
+            cell
+        }
+    };
+    table.extend(rows.into_iter().map(|row| row.map(dashed)));
+    let width = |column: usize| table.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let line = |row: &[String; N]| {
+        let cells = row.iter().zip(widths);
+        let line: String = cells
+            .map(|(cell, width)| format!("{cell:width$}  "))
+            .collect();
+        line.trim_end().to_owned()
+    };
+    table.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Asks for confirmation on the terminal, unless `yes` is set.
@@ -232,7 +241,9 @@ mod tests {
     fn columns_are_aligned_and_empty_cells_shown() {
         let rows = [["a".into(), String::new()], ["long".into(), "b".into()]];
         let lines = columns(["key", "status"], rows);
-        let lines: Vec<_> = lines.lines().map(str::trim_end).collect();
-        assert_eq!(lines, ["key   status", "a     -", "long  b"]);
+        assert_eq!(
+            lines.lines().collect::<Vec<_>>(),
+            ["key   status", "a     -", "long  b"]
+        );
     }
 }

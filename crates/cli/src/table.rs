@@ -9,7 +9,7 @@ use sqs_once::{
 };
 use sqs_once_core::store::{RecordFilter, RecordPage, StoredRecord};
 #[cfg(feature = "postgres")]
-use sqs_once_postgres::{DatabaseSettings, PostgresStore};
+use sqs_once_postgres::PostgresStore;
 
 use crate::{aws, output::Error};
 
@@ -20,9 +20,6 @@ pub(crate) struct Table {
     /// DynamoDB table of the records.
     #[arg(long, env = "IDEMPOTENCY_TABLE_NAME", value_name = "NAME")]
     table: Option<String>,
-    /// Format of the records in DynamoDB: native or powertools.
-    #[arg(long, env = "IDEMPOTENCY_LAYOUT", value_name = "LAYOUT")]
-    layout: Option<String>,
     /// Other attribute names in DynamoDB, as in `id=PK,expires_at=ttl`.
     #[arg(long, env = "IDEMPOTENCY_ATTRIBUTES", value_name = "NAMES")]
     attributes: Option<String>,
@@ -38,9 +35,6 @@ pub(crate) struct Table {
         value_name = "URL"
     )]
     postgres: Option<String>,
-    /// Authentication in PostgreSQL: password, iam for a token of RDS, or the ARN of a secret.
-    #[arg(long, env = "IDEMPOTENCY_POSTGRES_AUTH", value_name = "KIND")]
-    postgres_auth: Option<String>,
     /// Effect of a failed record on another message: retry or replay.
     #[arg(long, env = "IDEMPOTENCY_AFTER_FAILURE", value_name = "EFFECT")]
     after_failure: Option<String>,
@@ -58,7 +52,7 @@ impl Table {
                 let store = self.dynamodb(&aws::config().await?)?;
                 Ok(Records::DynamoDb(Box::new(store)))
             }
-            (None, Some(_)) => self.postgres().await,
+            (None, Some(url)) => postgres(url),
             (Some(_), Some(_)) => Err(Error::usage(
                 "two tables are named: pass --table or --postgres, and unset the variable of the other \
                  (IDEMPOTENCY_TABLE_NAME, IDEMPOTENCY_POSTGRES_URL)",
@@ -76,45 +70,17 @@ impl Table {
                 "--sort-key must name the partition too, as in SK=idempotency#payments-consumer",
             ));
         }
-        self.settings().store(config).map_err(Error::usage)
-    }
-
-    #[cfg(feature = "postgres")]
-    async fn postgres(&self) -> Result<Records, Error> {
-        // A password needs neither a Region nor credentials.
-        let config = match named(&self.postgres_auth) {
-            None | Some("password") => SdkConfig::builder().build(),
-            Some(_) => aws::config().await?,
-        };
-        let mut settings = self.settings();
-        let database = DatabaseSettings::read(&mut settings);
-        let database = settings.check(database).map_err(Error::usage)?;
-        let store = database.store(&config).map_err(Error::usage)?;
-        Ok(Records::Postgres(store))
-    }
-
-    #[cfg(not(feature = "postgres"))]
-    async fn postgres(&self) -> Result<Records, Error> {
-        Err(needs_postgres())
-    }
-
-    fn settings(&self) -> Settings {
         let variables = [
             ("IDEMPOTENCY_TABLE_NAME", &self.table),
-            ("IDEMPOTENCY_LAYOUT", &self.layout),
             ("IDEMPOTENCY_ATTRIBUTES", &self.attributes),
             ("IDEMPOTENCY_SORT_KEY", &self.sort_key),
-            ("IDEMPOTENCY_POSTGRES_URL", &self.postgres),
-            ("IDEMPOTENCY_POSTGRES_AUTH", &self.postgres_auth),
             ("IDEMPOTENCY_AFTER_FAILURE", &self.after_failure),
         ];
         let given = variables.into_iter();
-        Settings::from_vars(given.filter_map(|(name, value)| Some((name, value.as_deref()?))))
-    }
-
-    /// Returns whether the options name a table.
-    pub(crate) fn is_named(&self) -> bool {
-        named(&self.table).or(named(&self.postgres)).is_some()
+        let given = given.filter_map(|(name, value)| Some((name, value.as_deref()?)));
+        Settings::from_vars(given)
+            .store(config)
+            .map_err(Error::usage)
     }
 
     /// Returns how a `FAILED` record affects other messages.
@@ -131,12 +97,22 @@ fn named(option: &Option<String>) -> Option<&str> {
     option.as_deref().filter(|value| !value.is_empty())
 }
 
-/// Creates the error for `--postgres` in a tool without that feature.
+#[cfg(feature = "postgres")]
+fn postgres(url: &str) -> Result<Records, Error> {
+    // The parser's error may quote the URL, which may contain a password.
+    let options = url.parse().map_err(|_| {
+        Error::usage("IDEMPOTENCY_POSTGRES_URL is not a URL such as postgres://user@host/database")
+    })?;
+    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1);
+    let pool = pool.connect_lazy_with(options);
+    Ok(Records::Postgres(PostgresStore::new(pool)))
+}
+
 #[cfg(not(feature = "postgres"))]
-pub(crate) fn needs_postgres() -> Error {
-    Error::usage(
+fn postgres(_url: &str) -> Result<Records, Error> {
+    Err(Error::usage(
         "--postgres needs a tool with the feature `postgres`: install sqs-once-cli with --features postgres",
-    )
+    ))
 }
 
 /// Records in one of the two stores.

@@ -10,8 +10,6 @@
 mod dead_letters;
 #[path = "cli/doctor.rs"]
 mod doctor;
-#[path = "cli/doctor_outbox.rs"]
-mod doctor_outbox;
 #[path = "cli/outputs.rs"]
 mod outputs;
 #[cfg(feature = "postgres")]
@@ -87,20 +85,19 @@ async fn run(endpoint: &str, arguments: &[&str]) -> Ended {
 }
 
 #[tokio::test]
-async fn completions_are_written_for_each_shell() {
-    for shell in ["bash", "zsh", "fish"] {
-        let ended = run("http://127.0.0.1:1", &["completions", shell]).await;
-        assert_eq!(ended.code, 0, "{ended:?}");
-        assert!(ended.stdout.contains("expired-lease"), "{shell}");
-    }
-}
-
-#[tokio::test]
 async fn invalid_command_line_ends_with_2() {
     for arguments in [
         &["record"][..],
         &["record", "show", "a"],
-        &["record", "show", "a", "--table", "t", "--layout", "other"],
+        &[
+            "record",
+            "show",
+            "a",
+            "--table",
+            "t",
+            "--attributes",
+            "other",
+        ],
         &["record", "show", "a", "--table", "t", "--sort-key", "SK"],
         &[
             "record",
@@ -111,6 +108,8 @@ async fn invalid_command_line_ends_with_2() {
             "failed",
             "--expired-lease",
         ],
+        &["dlq", "redrive", "orders-dead"],
+        &["doctor", "shop", "--skip", "no-check"],
     ] {
         let ended = run("http://127.0.0.1:1", arguments).await;
         assert_eq!(ended.code, 2, "{arguments:?}: {ended:?}");

@@ -1,222 +1,354 @@
-//! Reads a stack's resources and functions from the account.
+//! Reads functions, event sources, queues, tables and schedules from the account.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use aws_config::SdkConfig;
-
-use super::{
-    facts::{Consumer, Deployed, Function, Mapping, Records, Relay, Resource, Source},
-    policies,
-    reads::EventSource,
+use aws_sdk_dynamodb::types::{TableDescription, TimeToLiveStatus};
+use aws_sdk_eventbridge::types::RuleState;
+use aws_sdk_iam::types::PolicyEvaluationDecisionType;
+use aws_sdk_lambda::types::{EventSourceMappingConfiguration, FunctionResponseType};
+use aws_sdk_sqs::{
+    error::{ProvideErrorMetadata, SdkError},
+    types::QueueAttributeName,
 };
-use crate::{aws::failed, output::Error};
+use sqs_once_core::settings::table::Setting;
 
-/// The variable that marks a function as a consumer of this crate.
-const TABLE: &str = "IDEMPOTENCY_TABLE_NAME";
-/// The variable that marks a function as a consumer with records in PostgreSQL, or as the relay of an outbox
-/// there.
-const POSTGRES: &str = "IDEMPOTENCY_POSTGRES_URL";
-/// The variable that marks a function without a queue as a relay.
-const TARGETS: &str = "OUTBOX_TARGETS";
-/// The variable that a consumer which publishes events has.
-const OUTBOX: &str = "OUTBOX_TABLE_NAME";
+use crate::{
+    aws::{failed, is_missing},
+    dead_letters::Queue,
+    output::Error,
+};
 
-/// The template's output that says where the alarms send notifications.
-const NOTIFICATIONS: &str = "AlarmNotifications";
+/// A function of the stack.
+pub(super) struct Function {
+    pub(super) name: String,
+    pub(super) arn: String,
+    pub(super) role: String,
+    pub(super) timeout: Duration,
+    variables: HashMap<String, String>,
+}
+
+impl Function {
+    /// Returns the value of a variable. An empty variable is treated as not set.
+    pub(super) fn variable(&self, name: &str) -> Option<&str> {
+        let value = self.variables.get(name).map(String::as_str);
+        value.filter(|value| !value.is_empty())
+    }
+
+    /// Returns whether a setting that is on by default is on.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        self.variable(name) != Some("off")
+    }
+
+    /// Returns the duration of a setting. Without a valid one, the default.
+    pub(super) fn span(&self, setting: &Setting) -> Duration {
+        let texts = self
+            .variable(setting.name)
+            .into_iter()
+            .chain([setting.default]);
+        let mut spans = texts.filter_map(|text| humantime::parse_duration(text).ok());
+        spans.next().unwrap_or_default()
+    }
+
+    /// Returns whether the function has variables of this library.
+    pub(super) fn is_ours(&self) -> bool {
+        let prefixes = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
+        let mut names = self.variables.keys();
+        names.any(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+    }
+
+    /// Returns whether the function sends published events and consumes no queue.
+    pub(super) fn is_relay(&self, mappings: &[Mapping]) -> bool {
+        let has_queue = mappings.iter().any(|mapping| service(mapping) == "sqs");
+        self.variable("OUTBOX_TARGETS").is_some() && !has_queue
+    }
+}
+
+pub(super) type Mapping = EventSourceMappingConfiguration;
+
+/// Returns the service of an event source, such as `sqs`.
+pub(super) fn service(mapping: &Mapping) -> &str {
+    let arn = mapping.event_source_arn().unwrap_or_default();
+    arn.split(':').nth(2).unwrap_or_default()
+}
+
+pub(super) fn is_enabled(mapping: &Mapping) -> bool {
+    !matches!(mapping.state(), Some("Disabled" | "Disabling"))
+}
+
+pub(super) fn reports_failures(mapping: &Mapping) -> bool {
+    let types = mapping.function_response_types();
+    types.contains(&FunctionResponseType::ReportBatchItemFailures)
+}
+
+/// The attributes of a queue.
+#[derive(Default)]
+pub(super) struct Attributes(HashMap<QueueAttributeName, String>);
+
+impl Attributes {
+    pub(super) fn get(&self, name: &QueueAttributeName) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    pub(super) fn visibility_timeout(&self) -> Duration {
+        self.seconds(&QueueAttributeName::VisibilityTimeout)
+    }
+
+    pub(super) fn retention(&self) -> Duration {
+        self.seconds(&QueueAttributeName::MessageRetentionPeriod)
+    }
+
+    fn seconds(&self, name: &QueueAttributeName) -> Duration {
+        let seconds = self.get(name).and_then(|seconds| seconds.parse().ok());
+        Duration::from_secs(seconds.unwrap_or(0))
+    }
+}
 
 /// The clients that read a stack.
-pub(crate) struct Account {
-    pub(super) config: SdkConfig,
+pub(super) struct Account {
+    config: SdkConfig,
     cloudformation: aws_sdk_cloudformation::Client,
-    pub(super) lambda: aws_sdk_lambda::Client,
-    pub(super) dynamodb: aws_sdk_dynamodb::Client,
-    pub(super) events: aws_sdk_eventbridge::Client,
+    lambda: aws_sdk_lambda::Client,
+    dynamodb: aws_sdk_dynamodb::Client,
+    events: aws_sdk_eventbridge::Client,
     iam: aws_sdk_iam::Client,
+    sns: aws_sdk_sns::Client,
+    sqs: aws_sdk_sqs::Client,
 }
 
 impl Account {
-    pub(crate) fn new(config: SdkConfig) -> Self {
+    pub(super) fn new(config: SdkConfig) -> Self {
         Self {
             cloudformation: aws_sdk_cloudformation::Client::new(&config),
             lambda: aws_sdk_lambda::Client::new(&config),
             dynamodb: aws_sdk_dynamodb::Client::new(&config),
             events: aws_sdk_eventbridge::Client::new(&config),
             iam: aws_sdk_iam::Client::new(&config),
+            sns: aws_sdk_sns::Client::new(&config),
+            sqs: aws_sdk_sqs::Client::new(&config),
             config,
         }
     }
 
-    /// Lists the resources of a stack.
-    pub(crate) async fn resources(&self, stack: &str) -> Result<Vec<Resource>, Error> {
-        let (mut resources, mut next) = (Vec::new(), None);
-        loop {
-            let page = self
-                .cloudformation
-                .list_stack_resources()
-                .stack_name(stack)
-                .set_next_token(next)
-                .send()
-                .await
-                .map_err(|error| {
-                    let permission = "cloudformation:ListStackResources";
-                    failed(&format!("read stack `{stack}`"), permission, &error)
-                })?;
-            let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
-            resources.extend(
-                page.stack_resource_summaries()
-                    .iter()
-                    .map(|resource| Resource {
-                        kind: text(resource.resource_type()),
-                        logical: text(resource.logical_resource_id()),
-                        physical: text(resource.physical_resource_id()),
-                    }),
-            );
-            next = page.next_token;
-            if next.is_none() {
-                return Ok(resources);
+    /// Returns the names of the stack's functions.
+    pub(super) async fn functions(&self, stack: &str) -> Result<Vec<String>, Error> {
+        let resources = self
+            .cloudformation
+            .list_stack_resources()
+            .stack_name(stack)
+            .into_paginator()
+            .items()
+            .send()
+            .collect::<Result<Vec<_>, _>>()
+            .await
+            .map_err(|error| {
+                let permission = "cloudformation:ListStackResources";
+                failed(&format!("read stack `{stack}`"), permission, &error)
+            })?;
+        let names = resources
+            .into_iter()
+            .filter(|resource| resource.resource_type() == Some("AWS::Lambda::Function"))
+            .filter_map(|function| function.physical_resource_id);
+        Ok(names.collect())
+    }
+
+    pub(super) async fn function(&self, name: String) -> Result<Function, Error> {
+        let request = self
+            .lambda
+            .get_function_configuration()
+            .function_name(&name);
+        let read = request.send().await.map_err(|error| {
+            let permission = "lambda:GetFunctionConfiguration";
+            failed(&format!("read function `{name}`"), permission, &error)
+        })?;
+        let environment = read.environment;
+        if let Some(error) = environment.as_ref().and_then(|of| of.error.as_ref()) {
+            return Err(Error::remote(format!(
+                "Lambda does not show the variables of function `{name}`: you may need kms:Decrypt on its key. {}",
+                error.message.as_deref().unwrap_or_default()
+            )));
+        }
+        Ok(Function {
+            name,
+            arn: read.function_arn.unwrap_or_default(),
+            role: read.role.unwrap_or_default(),
+            timeout: Duration::from_secs(read.timeout.and_then(|s| s.try_into().ok()).unwrap_or(3)),
+            variables: environment.and_then(|of| of.variables).unwrap_or_default(),
+        })
+    }
+
+    /// Returns the event source mappings of a function and of its aliases.
+    pub(super) async fn mappings(&self, function: &str) -> Result<Vec<Mapping>, Error> {
+        let mut mappings = self.mappings_of(function).await?;
+        let list = self.lambda.list_aliases().function_name(function);
+        let mut aliases = list.into_paginator().items().send();
+        while let Some(read) = aliases.next().await {
+            let alias = read.map_err(|error| {
+                let action = format!("read the aliases of `{function}`");
+                failed(&action, "lambda:ListAliases", &error)
+            })?;
+            let arn = alias.alias_arn().unwrap_or_default();
+            for mapping in self.mappings_of(arn).await? {
+                if mappings.iter().all(|known| known.uuid != mapping.uuid) {
+                    mappings.push(mapping);
+                }
+            }
+        }
+        Ok(mappings)
+    }
+
+    async fn mappings_of(&self, function: &str) -> Result<Vec<Mapping>, Error> {
+        self.lambda
+            .list_event_source_mappings()
+            .function_name(function)
+            .into_paginator()
+            .items()
+            .send()
+            .collect::<Result<_, _>>()
+            .await
+            .map_err(|error| {
+                let action = format!("read the mappings of `{function}`");
+                failed(&action, "lambda:ListEventSourceMappings", &error)
+            })
+    }
+
+    /// Reads the attributes of a queue, by its ARN. `None` if there is no such queue.
+    pub(super) async fn queue(&self, arn: &str) -> Result<Option<Attributes>, Error> {
+        let Some(queue) = Queue::find_existing(&self.config, arn).await? else {
+            return Ok(None);
+        };
+        let request = queue
+            .client
+            .get_queue_attributes()
+            .queue_url(&queue.url)
+            .attribute_names(QueueAttributeName::All);
+        let read = request.send().await.map_err(|error| {
+            let action = format!("read queue `{}`", queue.name());
+            failed(&action, "sqs:GetQueueAttributes", &error)
+        })?;
+        Ok(Some(Attributes(read.attributes.unwrap_or_default())))
+    }
+
+    /// Reads a table. `None` if there is no such table.
+    pub(super) async fn table(&self, name: &str) -> Result<Option<TableDescription>, Error> {
+        match self.dynamodb.describe_table().table_name(name).send().await {
+            Ok(described) => Ok(described.table),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => {
+                let action = format!("read table `{name}`");
+                Err(failed(&action, "dynamodb:DescribeTable", &error))
             }
         }
     }
 
-    /// Returns where the alarms send notifications, as an output of the stack says. `None` if there is no
-    /// such output.
-    pub(crate) async fn notifications(&self, stack: &str) -> Result<Option<String>, Error> {
-        let request = self.cloudformation.describe_stacks().stack_name(stack);
+    /// Returns the attribute of a table's TTL. `None` if TTL is off.
+    pub(super) async fn ttl(&self, table: &str) -> Result<Option<String>, Error> {
+        let request = self.dynamodb.describe_time_to_live().table_name(table);
         let read = request.send().await.map_err(|error| {
-            let permission = "cloudformation:DescribeStacks";
-            failed(&format!("read stack `{stack}`"), permission, &error)
+            let action = format!("read the TTL of table `{table}`");
+            failed(&action, "dynamodb:DescribeTimeToLive", &error)
         })?;
-        let mut outputs = read.stacks().iter().flat_map(|stack| stack.outputs());
-        let output = outputs.find(|output| output.output_key() == Some(NOTIFICATIONS));
-        Ok(output.and_then(|output| output.output_value().map(str::to_owned)))
+        let ttl = read.time_to_live_description.filter(|ttl| {
+            matches!(
+                ttl.time_to_live_status(),
+                Some(TimeToLiveStatus::Enabled | TimeToLiveStatus::Enabling)
+            )
+        });
+        Ok(ttl.and_then(|ttl| ttl.attribute_name))
     }
 
-    /// Reads a function and, if it is a consumer or a relay, everything that belongs to it.
-    pub(crate) async fn function(
-        &self,
-        function: &str,
-        resources: &[Resource],
-        with_policies: bool,
-    ) -> Result<Function, Error> {
-        let function = self.deployed(function).await?;
-        let is_set = |name| function.variable(name).is_some();
-        if !is_set(TABLE) && !is_set(POSTGRES) && !is_set(TARGETS) {
-            return Ok(Function::Other);
+    /// Returns whether an enabled rule of EventBridge invokes a function.
+    pub(super) async fn has_schedule(&self, function: &Function) -> Result<bool, Error> {
+        let list = self.events.list_rule_names_by_target();
+        let rules = list.target_arn(&function.arn).send().await;
+        let rules = rules.map_err(|error| {
+            let action = format!("read the rules that invoke `{}`", function.name);
+            failed(&action, "events:ListRuleNamesByTarget", &error)
+        })?;
+        for name in rules.rule_names() {
+            let describe = self.events.describe_rule().name(name);
+            let rule = describe.send().await.map_err(|error| {
+                let action = format!("read rule `{name}`");
+                failed(&action, "events:DescribeRule", &error)
+            })?;
+            if rule.state != Some(RuleState::Disabled) {
+                return Ok(true);
+            }
         }
-        let sources = self.sources(&function.name).await?;
-        let is_relay =
-            !is_set(TABLE) && is_set(TARGETS) && !sources.iter().any(|of| of.is_of("sqs"));
-        let function = if with_policies {
-            self.with_policies(function).await?
+        Ok(false)
+    }
+
+    /// Returns whether a target of events exists: the URL of a queue, or the ARN of a topic or an event bus.
+    ///
+    /// # Errors
+    ///
+    /// If AWS did not respond, or denied the request.
+    pub(super) async fn has_target(&self, target: &str) -> Result<bool, Error> {
+        if target.starts_with("http") {
+            let read = self
+                .sqs
+                .get_queue_attributes()
+                .queue_url(target)
+                .attribute_names(QueueAttributeName::QueueArn);
+            exists(target, "sqs:GetQueueAttributes", read.send().await)
+        } else if target.split(':').nth(2) == Some("sns") {
+            let read = self.sns.get_topic_attributes().topic_arn(target);
+            exists(target, "sns:GetTopicAttributes", read.send().await)
         } else {
-            function
-        };
-        if is_relay {
-            let source = self.source(&function, &sources, resources).await?;
-            Ok(Function::Relay(Box::new(Relay { function, source })))
-        } else {
-            let mappings = self.mappings(&sources).await?;
-            let consumer = self.consumer(function, mappings).await?;
-            Ok(Function::Consumer(Box::new(consumer)))
+            let read = self.events.describe_event_bus().name(target);
+            exists(target, "events:DescribeEventBus", read.send().await)
         }
     }
 
-    async fn consumer(
+    /// Returns the actions that a role may not do to a resource, each with the condition keys that the
+    /// simulation did not know.
+    ///
+    /// # Errors
+    ///
+    /// If IAM did not respond, or the caller may not ask.
+    pub(super) async fn denied(
         &self,
-        function: Deployed,
-        mappings: Vec<Mapping>,
-    ) -> Result<Consumer, Error> {
-        let records = match function.variable(TABLE) {
-            Some(table) => Records::DynamoDb(self.table(table).await?),
-            None => Records::Postgres {
-                reserved: self.reserved_concurrency(&function.name).await?,
-            },
-        };
-        let outbox = match (&records, function.variable(OUTBOX)) {
-            (Records::DynamoDb(_), Some(outbox)) => Some(self.table(outbox).await?),
-            _ => None,
-        };
-        Ok(Consumer {
-            function,
-            mappings,
-            records,
-            outbox,
-        })
-    }
-
-    async fn source(
-        &self,
-        function: &Deployed,
-        sources: &[EventSource],
-        resources: &[Resource],
-    ) -> Result<Source, Error> {
-        if function.variable(POSTGRES).is_none() {
-            return Ok(Source::Streams(Self::streams(sources)));
-        }
-        Ok(Source::Postgres {
-            schedules: self.schedules(&function.arn, resources).await?,
-            retries: self.retries(&function.name).await?,
-        })
-    }
-
-    async fn deployed(&self, function: &str) -> Result<Deployed, Error> {
-        let read = self
-            .lambda
-            .get_function_configuration()
-            .function_name(function)
+        role: &str,
+        resource: &str,
+        actions: &[&str],
+    ) -> Result<Vec<(String, Vec<String>)>, Error> {
+        let results = self
+            .iam
+            .simulate_principal_policy()
+            .policy_source_arn(role)
+            .resource_arns(resource)
+            .set_action_names(Some(actions.iter().map(ToString::to_string).collect()))
+            .into_paginator()
+            .items()
             .send()
+            .collect::<Result<Vec<_>, _>>()
             .await
             .map_err(|error| {
-                let permission = "lambda:GetFunctionConfiguration";
-                failed(&format!("read function `{function}`"), permission, &error)
+                let action = "ask IAM what the role may do";
+                failed(action, "iam:SimulatePrincipalPolicy", &error)
             })?;
-        let environment = read.environment;
-        if let Some(error) = environment.as_ref().and_then(|of| of.error.as_ref()) {
-            return Err(Error::remote(format!(
-                "Lambda does not show the variables of function `{function}`: you may need kms:Decrypt on its key. {}",
-                error.message.as_deref().unwrap_or_default()
-            )));
-        }
-        let variables = environment.and_then(|environment| environment.variables);
-        let region = self.config.region().map(ToString::to_string);
-        let logging = read.logging_config;
-        let arn = read.function_arn.unwrap_or_default();
-        let group = logging
-            .as_ref()
-            .and_then(|logging| logging.log_group.clone())
-            .unwrap_or_else(|| format!("/aws/lambda/{function}"));
-        Ok(Deployed {
-            name: function.to_owned(),
-            region: region.unwrap_or_default(),
-            timeout: Duration::from_secs(read.timeout.and_then(|s| s.try_into().ok()).unwrap_or(3)),
-            variables: variables.unwrap_or_default(),
-            log_level: logging.and_then(|logging| logging.application_log_level),
-            log_stream: log_stream(&arn, &group),
-            role: read.role,
-            policies: None,
-            arn,
-        })
-    }
-
-    async fn with_policies(&self, function: Deployed) -> Result<Deployed, Error> {
-        let policies = match &function.role {
-            Some(role) => Some(policies::read(&self.iam, role).await?),
-            None => None,
-        };
-        Ok(Deployed {
-            policies,
-            ..function
-        })
+        let denied = results
+            .into_iter()
+            .filter(|result| result.eval_decision != PolicyEvaluationDecisionType::Allowed)
+            .map(|result| {
+                let unknown = result.missing_context_values.unwrap_or_default();
+                (result.eval_action_name, unknown)
+            });
+        Ok(denied.collect())
     }
 }
 
-/// Returns the ARN of a stream in a log group in the function's account.
-fn log_stream(function: &str, group: &str) -> String {
-    let parts: Vec<_> = function.splitn(6, ':').collect();
-    match *parts {
-        ["arn", partition, "lambda", region, account, _] => {
-            format!("arn:{partition}:logs:{region}:{account}:log-group:{group}:log-stream:any")
-        }
-        _ => String::new(),
+fn exists<T, E>(target: &str, permission: &str, read: Result<T, SdkError<E>>) -> Result<bool, Error>
+where
+    E: ProvideErrorMetadata + std::error::Error + 'static,
+{
+    match read {
+        Ok(_) => Ok(true),
+        Err(error) if is_missing(&error) => Ok(false),
+        Err(error) => Err(failed(
+            &format!("find target `{target}`"),
+            permission,
+            &error,
+        )),
     }
 }

@@ -1,74 +1,182 @@
-//! `sqs-once doctor`: reads a deployed stack, and reports settings that silently break the promises.
+//! `sqs-once doctor`: reads a deployed stack, and reports mistakes that break the promises.
 
 mod account;
 mod checks;
-mod facts;
-mod policies;
-mod reads;
+mod permissions;
 
-use clap::{Args, builder::PossibleValuesParser};
-use serde_json::json;
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
 
 use crate::{
     aws,
     output::{End, Error, Format, answer, count},
 };
-use account::Account;
-use checks::{Check, Client, Finding, Findings, NotChecked, check, check_relay, notifications};
-use facts::Function;
+use account::{Account, Function};
 
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
     /// Name or ARN of the CloudFormation stack.
     stack: String,
-    /// Omits a check. Repeat the option for more than one.
-    #[arg(long, value_name = "CHECK", value_parser = PossibleValuesParser::new(Check::NAMES))]
-    skip: Vec<String>,
-    /// PostgreSQL database of the stack's functions, to check its connections, tables and privileges:
-    /// postgres://user@host/database. Set PGPASSWORD for the password.
-    #[arg(
-        long,
-        env = "IDEMPOTENCY_POSTGRES_URL",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
-    postgres: Option<String>,
-    /// Authentication in PostgreSQL: password, iam for a token of RDS, or the ARN of a secret.
-    #[arg(long, env = "IDEMPOTENCY_POSTGRES_AUTH", value_name = "KIND")]
-    postgres_auth: Option<String>,
+    /// Omits the findings of a check. Repeat the option for more than one.
+    #[arg(long, value_enum, value_name = "CHECK")]
+    skip: Vec<Check>,
+}
+
+/// A check. Its name is stable: `--skip` takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Check {
+    /// Lambda deletes failed messages, or events that were not sent.
+    PartialResponses,
+    /// The visibility timeout of a queue is too short.
+    VisibilityTimeout,
+    /// Messages reach the dead-letter queue too early, or too late for the queue's retention.
+    Receives,
+    /// A queue has no dead-letter queue.
+    DeadLetterQueue,
+    /// The dead-letter queue keeps messages no longer than the queue.
+    DeadLetterRetention,
+    /// Records are kept for a shorter time than messages.
+    RecordRetention,
+    /// A table is missing, or has a different primary key.
+    KeySchema,
+    /// TTL is off, or on a different attribute.
+    Ttl,
+    /// The table has replicas, or strong consistency.
+    GlobalTable,
+    /// The role lacks a permission.
+    Permissions,
+    /// Nothing starts the relay, or a target of it does not exist.
+    Relay,
+}
+
+impl Check {
+    fn name(self) -> String {
+        let value = self.to_possible_value();
+        value
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
+    }
+}
+
+/// Something that breaks a promise.
+struct Finding {
+    check: Check,
+    resource: String,
+    found: String,
+    /// The consequence for messages if nobody fixes it.
+    consequence: &'static str,
+    fix: String,
+}
+
+impl Finding {
+    fn text(&self) -> String {
+        let Self {
+            check,
+            resource,
+            found,
+            consequence,
+            fix,
+        } = self;
+        format!(
+            "{}: {resource}\n  found          {found}\n  if it stays    {consequence}\n  to fix it      {fix}\n\n",
+            check.name()
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "check": self.check.name(),
+            "resource": self.resource,
+            "found": self.found,
+            "consequence": self.consequence,
+            "fix": self.fix,
+        })
+    }
+}
+
+/// Collects findings about one resource after the other.
+#[derive(Default)]
+struct Findings {
+    all: Vec<Finding>,
+    /// Resources, and why something about them was not checked.
+    not_checked: Vec<(String, String)>,
+    resource: String,
+}
+
+impl Findings {
+    fn add(
+        &mut self,
+        check: Check,
+        found: impl Into<String>,
+        consequence: &'static str,
+        fix: impl Into<String>,
+    ) {
+        self.all.push(Finding {
+            check,
+            resource: self.resource.clone(),
+            found: found.into(),
+            consequence,
+            fix: fix.into(),
+        });
+    }
+
+    /// Records that something about the resource was not checked.
+    fn skip(&mut self, reason: impl Into<String>) {
+        self.not_checked
+            .push((self.resource.clone(), reason.into()));
+    }
+
+    /// Sets the resource of the next findings.
+    fn about(&mut self, resource: impl Into<String>) {
+        self.resource = resource.into();
+    }
+
+    fn not_checked(&self) -> String {
+        let line =
+            |(resource, reason): &(String, String)| format!("\nnot checked: {resource}: {reason}");
+        self.not_checked.iter().map(line).collect()
+    }
 }
 
 impl Doctor {
     pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
         let account = Account::new(aws::config().await?);
         let mut findings = Findings::default();
-        let functions = self.check_stack(&account, &mut findings).await?;
-        let Findings {
-            mut all,
-            not_checked,
-            ..
-        } = findings;
-        all.retain(|finding| !self.skips(finding.check));
-        if functions.is_empty() {
+        let mut checked = Vec::new();
+        for name in account.functions(&self.stack).await? {
+            let function = account.function(name).await?;
+            if self.check(&account, &function, &mut findings).await? {
+                checked.push(function.name);
+            }
+        }
+        if checked.is_empty() {
             return Err(Error::negative(format!(
-                "stack `{}` has no function with the variable IDEMPOTENCY_TABLE_NAME, IDEMPOTENCY_POSTGRES_URL or OUTBOX_TARGETS: nothing was checked{}",
+                "stack `{}` has no function with variables of a consumer or a relay: nothing was checked{}",
                 self.stack,
-                not_checked.iter().map(show_not_checked).collect::<String>()
+                findings.not_checked()
             )));
         }
+        findings
+            .all
+            .retain(|finding| !self.skip.contains(&finding.check));
+        let all = &findings.all;
         let text = || {
-            let mut text: String = all.iter().map(show).collect();
-            let findings = count(all.len(), "finding");
-            text.push_str(&format!("{}: {findings}", functions.join(", ")));
-            text.extend(not_checked.iter().map(show_not_checked));
+            let mut text: String = all.iter().map(Finding::text).collect();
+            let found = count(all.len(), "finding");
+            text.push_str(&format!("{}: {found}", checked.join(", ")));
+            text.push_str(&findings.not_checked());
             text
         };
         let json = || {
+            let not_checked = findings.not_checked.iter();
+            let not_checked = not_checked
+                .map(|(resource, reason)| json!({"resource": resource, "reason": reason}));
+            let skipped = self.skip.iter().map(|check| check.name());
             json!({
                 "stack": self.stack,
-                "functions": functions,
-                "not_checked": not_checked.iter().map(NotChecked::json).collect::<Vec<_>>(),
-                "skipped": self.skip,
+                "functions": checked,
+                "not_checked": not_checked.collect::<Vec<_>>(),
+                "skipped": skipped.collect::<Vec<_>>(),
                 "findings": all.iter().map(Finding::json).collect::<Vec<_>>(),
             })
         };
@@ -80,135 +188,29 @@ impl Doctor {
         })
     }
 
-    /// Checks the stack with all its functions. Returns the functions that were checked.
-    async fn check_stack(
+    /// Checks a function with its sources, tables and role. Returns false if it is neither a consumer nor a
+    /// relay.
+    async fn check(
         &self,
         account: &Account,
+        function: &Function,
         findings: &mut Findings,
-    ) -> Result<Vec<String>, Error> {
-        let resources = account.resources(&self.stack).await?;
-        let (mut functions, mut clients) = (Vec::new(), Vec::new());
-        let of_lambda = resources
-            .iter()
-            .filter(|of| of.kind == "AWS::Lambda::Function");
-        for name in of_lambda.map(|function| &function.physical) {
-            let with_policies = !self.skips(Check::Permissions);
-            match account.function(name, &resources, with_policies).await? {
-                Function::Consumer(consumer) => {
-                    check(&consumer, findings);
-                    clients.extend(Client::consumer(&consumer));
-                }
-                Function::Relay(relay) => {
-                    check_relay(&relay, &resources, findings);
-                    clients.extend(Client::relay(&relay));
-                }
-                Function::Other => {
-                    findings.about(format!("function {name}"));
-                    findings.skip("no variable of a consumer or relay");
-                    continue;
-                }
-            }
-            functions.push(name.clone());
+    ) -> Result<bool, Error> {
+        findings.about(format!("function {}", function.name));
+        if !function.is_ours() {
+            findings.skip("no variable of a consumer or a relay");
+            return Ok(false);
         }
-        self.check_clients(account, &clients, findings).await?;
-        if !functions.is_empty()
-            && !self.skips(Check::AlarmActions)
-            && let Some(told) = account.notifications(&self.stack).await?
-        {
-            findings.all.extend(notifications(&self.stack, &told));
+        let mappings = account.mappings(&function.name).await?;
+        let needed = if function.is_relay(&mappings) {
+            checks::relay(account, function, &mappings, findings).await?
+        } else {
+            checks::consumer(account, function, &mappings, findings).await?
+        };
+        if !self.skip.contains(&Check::Permissions) {
+            findings.about(format!("role of function {}", function.name));
+            permissions::check(account, function, needed, findings).await;
         }
-        Ok(functions)
+        Ok(true)
     }
-
-    fn skips(&self, check: Check) -> bool {
-        self.skip.iter().any(|name| name == check.name())
-    }
-
-    /// Checks the functions that use PostgreSQL, and their database if `--postgres` names it.
-    async fn check_clients(
-        &self,
-        account: &Account,
-        clients: &[Client],
-        findings: &mut Findings,
-    ) -> Result<(), Error> {
-        for client in clients {
-            client.check(findings);
-        }
-        let url = self.postgres.as_ref().filter(|url| !url.is_empty());
-        match url {
-            Some(url) if !clients.is_empty() => {
-                self.check_database(url, account, clients, findings).await
-            }
-            _ => {
-                for client in clients {
-                    client.was_not_read("pass --postgres URL", findings);
-                }
-                Ok(())
-            }
-        }
-    }
-
-    #[cfg(feature = "postgres")]
-    async fn check_database(
-        &self,
-        url: &str,
-        account: &Account,
-        clients: &[Client],
-        findings: &mut Findings,
-    ) -> Result<(), Error> {
-        let auth = self.postgres_auth.as_deref().unwrap_or_default();
-        let variables = [
-            ("IDEMPOTENCY_POSTGRES_URL", url),
-            ("IDEMPOTENCY_POSTGRES_AUTH", auth),
-        ];
-        let mut settings = sqs_once::Settings::from_vars(variables);
-        let database = sqs_once_postgres::DatabaseSettings::read(&mut settings);
-        let database = settings.check(database).map_err(Error::usage)?;
-        let store = database.store(&account.config).map_err(Error::usage)?;
-        let failed = |reason| Error::remote(format!("could not read the database: {reason}"));
-        let (mut in_database, mut server) = (Vec::new(), None);
-        for client in clients {
-            let examined = store.examine(&client.user).await.map_err(failed)?;
-            let examined: checks::Server =
-                serde_json::from_value(examined).map_err(|error| failed(error.to_string()))?;
-            if client.check_in(&examined, findings) {
-                in_database.push(client);
-                server = Some(examined);
-            }
-        }
-        if let Some(server) = server {
-            let oldest = store.oldest_event_age().await;
-            checks::check_server(&in_database, &server, oldest, findings);
-        }
-        Ok(())
-    }
-
-    #[cfg(not(feature = "postgres"))]
-    async fn check_database(
-        &self,
-        _url: &str,
-        _account: &Account,
-        _clients: &[Client],
-        _findings: &mut Findings,
-    ) -> Result<(), Error> {
-        Err(crate::table::needs_postgres())
-    }
-}
-
-fn show(finding: &Finding) -> String {
-    format!(
-        "{}: {}\n  found          {}\n  if it stays    {}\n  to fix it      {}\n\n",
-        finding.check.name(),
-        finding.resource,
-        finding.found,
-        finding.consequence,
-        finding.fix
-    )
-}
-
-fn show_not_checked(not_checked: &NotChecked) -> String {
-    format!(
-        "\nnot checked: {}: {}",
-        not_checked.resource, not_checked.reason
-    )
 }

@@ -8,7 +8,6 @@ use sqs_once_core::store::{RecordFilter, RecordPage, RecordStatus, StoredRecord}
 use super::view::{Part, View};
 use crate::{
     output::{End, Error, Format, answer, columns, count},
-    progress::Progress,
     table::{Records, Table},
 };
 
@@ -81,7 +80,7 @@ impl List {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let (mut found, mut next) = (Vec::new(), self.after.clone());
         let mut cost = Cost::default();
-        let (max_units, progress) = (self.max_units.unwrap_or(MAX_UNITS), Progress::new());
+        let max_units = self.max_units.unwrap_or(MAX_UNITS);
         loop {
             let page = records
                 .list(&filter, next.as_deref(), PAGE, now)
@@ -90,13 +89,10 @@ impl List {
             cost.add(&page);
             found.extend(page.records);
             next = page.next;
-            let share = (found.len() as f64 / f64::from(self.limit)).max(cost.share(max_units));
-            progress.show(share, &format!("{}, {} found", cost.text(), found.len()));
-            if next.is_none() || share >= 1.0 {
+            if next.is_none() || found.len() >= limit || cost.is_used_up(max_units) {
                 break;
             }
         }
-        drop(progress);
         // The rest of the last page is listed again, after the last record of this one.
         if found.len() > limit {
             found.truncate(limit);
@@ -163,18 +159,11 @@ impl Cost {
         self.units = units;
     }
 
-    /// Returns which share of the permitted reads was used.
-    fn share(&self, max_units: u32) -> f64 {
+    /// Returns whether the permitted reads are used up.
+    fn is_used_up(&self, max_units: u32) -> bool {
         match self.units {
-            Some(units) => units / f64::from(max_units),
-            None => self.items as f64 / MAX_ROWS as f64,
-        }
-    }
-
-    fn text(&self) -> String {
-        match self.units {
-            Some(units) => format!("{} items, {units} read units", self.items),
-            None => format!("{} rows", self.items),
+            Some(units) => units >= f64::from(max_units),
+            None => self.items >= MAX_ROWS,
         }
     }
 }

@@ -4,7 +4,6 @@ mod change;
 mod list;
 mod show;
 mod view;
-mod watch;
 
 use clap::Subcommand;
 use sqs_once_core::store::StoredRecord;
@@ -16,7 +15,6 @@ use crate::{
 use change::Change;
 use list::List;
 use show::Show;
-use watch::Watch;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -47,10 +45,6 @@ Shows the record, and asks. The record is deleted only if it is then as it was s
 Exit code 1: nothing was changed. There is no record, the record changed after it was shown, an open
 transaction locks it, or the answer was not yes.")]
     Delete(Change),
-    /// Shows a record, and again after each change, until it is completed, failed or deleted.
-    #[command(after_help = "\
-Exit code 1: --timeout ended first.")]
-    Watch(Watch),
 }
 
 impl Command {
@@ -60,7 +54,6 @@ impl Command {
             Self::List(list) => list.run(format).await,
             Self::Release(change) => change.release(format).await,
             Self::Delete(change) => change.delete(format).await,
-            Self::Watch(watch) => watch.run(format).await,
         }
     }
 }

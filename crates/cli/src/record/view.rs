@@ -77,20 +77,6 @@ impl<'a> View<'a> {
         answer(format, || self.text(), || self.json())
     }
 
-    /// Prints one line, as for each change.
-    pub(super) fn print_line(&self, format: Format) -> Result<(), Error> {
-        let text = || {
-            let attempts = self
-                .stored
-                .record
-                .as_ref()
-                .map_or(0, |record| record.attempts);
-            let key = &self.stored.key;
-            format!("{}  {key}  {}  attempt {attempts}", self.now, self.status())
-        };
-        answer(format, text, || self.json())
-    }
-
     /// Returns status, and lease or lock.
     fn status(&self) -> String {
         match self.stored.locked_by {

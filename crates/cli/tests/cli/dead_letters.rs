@@ -3,32 +3,27 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, resume_unwind},
-    path::PathBuf,
 };
 
-use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_sqs::types::{
     Message, MessageAttributeValue, MessageSystemAttributeName, QueueAttributeName,
 };
 use futures_util::FutureExt;
 use serde_json::{Value, json};
-use sqs_once::protocol::Timestamp;
-use support::{PATIENCE, dynamo::create_table, prerequisite::report_skipped};
+use support::{PATIENCE, prerequisite::report_skipped};
 use tokio::time::Instant;
 
 use crate::{Ended, run};
 
 const SECRET: &str = "4111-1111-1111-1111";
 
-/// A queue, its dead-letter queue and a table of a single test.
+/// A queue and its dead-letter queue of a single test.
 pub(crate) struct World {
     pub(crate) endpoint: String,
-    pub(crate) sqs: aws_sdk_sqs::Client,
-    pub(crate) dynamodb: aws_sdk_dynamodb::Client,
-    pub(crate) name: String,
+    sqs: aws_sdk_sqs::Client,
+    name: String,
     pub(crate) orders: String,
     pub(crate) dead: String,
-    pub(crate) journal: PathBuf,
 }
 
 /// Runs a test in a world, which is deleted also if the test panics.
@@ -50,9 +45,7 @@ impl World {
     async fn create(endpoint: String, fifo: bool) -> Self {
         let config = support::sdk_config(&endpoint);
         let sqs = aws_sdk_sqs::Client::new(&config);
-        let dynamodb = aws_sdk_dynamodb::Client::new(&config);
         let name = format!("sqs-once-cli-{}", uuid::Uuid::new_v4());
-        create_table(&dynamodb, &name).await;
         let suffix = if fifo { ".fifo" } else { "" };
         let queue = async |name: String, redrive: Option<String>| {
             let mut create = sqs.create_queue().queue_name(format!("{name}{suffix}"));
@@ -73,15 +66,12 @@ impl World {
         let attributes = read.send().await.unwrap().attributes.unwrap();
         let redrive = json!({"deadLetterTargetArn": attributes[&arn], "maxReceiveCount": "3"});
         let orders = queue(name.clone(), Some(redrive.to_string())).await;
-        let journal = std::env::temp_dir().join(format!("{name}.journal"));
         Self {
             endpoint,
             sqs,
-            dynamodb,
             name,
             orders,
             dead,
-            journal,
         }
     }
 
@@ -89,9 +79,6 @@ impl World {
         for url in [&self.orders, &self.dead] {
             self.sqs.delete_queue().queue_url(url).send().await.unwrap();
         }
-        let delete = self.dynamodb.delete_table().table_name(&self.name);
-        delete.send().await.unwrap();
-        let _may_be_absent = std::fs::remove_file(&self.journal);
     }
 
     /// Sends a dead letter, and returns its id.
@@ -128,25 +115,6 @@ impl World {
             ("tenant", "t-1"),
         ];
         self.dead_letter(&body, &attributes, None).await
-    }
-
-    async fn record(&self, key: &str, status: &str, message: &str, failures: usize) {
-        let text = |text: &str| AttributeValue::S(text.to_owned());
-        let kept = Timestamp::now().as_secs() + 3600;
-        let mut put = self
-            .dynamodb
-            .put_item()
-            .table_name(&self.name)
-            .item("id", text(key))
-            .item("status", text(status))
-            .item("owner", text("owner"))
-            .item("message_id", text(message))
-            .item("expires_at", AttributeValue::N(kept.to_string()));
-        if failures > 0 {
-            let ids = (0..failures).map(|id| id.to_string()).collect();
-            put = put.item("failed_message_ids", AttributeValue::Ss(ids));
-        }
-        put.send().await.unwrap();
     }
 
     /// Receives and deletes until `n` messages arrived, in their order.
@@ -228,17 +196,7 @@ impl World {
     }
 
     pub(crate) async fn redrive(&self, arguments: &[&str]) -> Ended {
-        let journal = self.journal.to_str().unwrap();
-        let with = [
-            "--journal",
-            journal,
-            "--to",
-            &self.orders,
-            "--table",
-            &self.name,
-            "--output",
-            "json",
-        ];
+        let with = ["--to", &self.orders, "--output", "json"];
         self.dlq("redrive", &[&with, arguments].concat()).await
     }
 }
@@ -248,17 +206,12 @@ pub(crate) fn attribute<'a>(message: &'a Message, name: &str) -> Option<&'a str>
     attributes.get(name)?.string_value()
 }
 
-/// Id, end and effect of each message.
-pub(crate) fn ends(ended: &Ended) -> BTreeMap<String, (String, String)> {
+/// The end of each message, by its id.
+pub(crate) fn ends(ended: &Ended) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let json = ended.json();
     let messages = json["messages"].as_array().unwrap().iter();
-    let end = |m: &Value| {
-        (
-            text(&m["message_id"]),
-            (text(&m["end"]), text(&m["when_moved"])),
-        )
-    };
+    let end = |message: &Value| (text(&message["message_id"]), text(&message["end"]));
     messages.map(end).collect()
 }
 
@@ -301,7 +254,7 @@ async fn list_groups_by_reason_and_leaves_messages_visible() {
             keys.clone()
                 .all(|m| m["key"].as_str().unwrap().starts_with("payments#"))
         );
-        // All are visible again: the next list finds them without waiting for the minute of --hide.
+        // All are visible again: the next list finds them without waiting for the minute for which they were hidden.
         let again = world.dlq("list", &["--messages"]).await;
         assert!(again.stdout.contains("15 messages received"), "{again:?}");
         assert!(!again.stdout.contains(SECRET), "{again:?}");
@@ -339,7 +292,9 @@ async fn redrive_moves_selected_messages_and_no_others() {
         assert_eq!(redriven.code, 0, "{redriven:?}");
         let ends = ends(&redriven);
         assert_eq!(ends.len(), 3);
-        assert!(ends.values().all(|(end, _)| end == "moved"), "{ends:?}");
+        assert!(ends.values().all(|end| end == "moved"), "{ends:?}");
+        let json = redriven.json();
+        assert_eq!((&json["sent"], &json["not_sent"]), (&json!(3), &json!(0)));
         let arrived = world.take(&world.orders, 3).await;
         let of = |id: &str| {
             let copy = arrived
@@ -363,125 +318,110 @@ async fn redrive_moves_selected_messages_and_no_others() {
 }
 
 #[tokio::test]
-async fn redrive_says_which_messages_run_again() {
+async fn dry_run_names_messages_and_moves_none() {
     in_a_world(false, async |world| {
-        world.record("p#completed", "COMPLETED", "m", 0).await;
-        world.record("p#failed", "FAILED", "m", 1).await;
-        world.record("p#full", "FAILED", "m", 20).await;
-        world.record("p#own-id", "COMPLETED", "own-id", 0).await;
-        let mut wanted = BTreeMap::new();
-        for (key, next_delivery) in [
-            ("p#absent", "runs"),
-            ("p#completed", "duplicate"),
-            ("p#failed", "runs"),
-            ("p#full", "stored_failure"),
-            ("p#own-id", "runs"),
-            ("hashed", "unknown"),
-        ] {
-            wanted.insert(
-                world.failed("failed_before", key).await,
-                ("not_tried".to_owned(), next_delivery.to_owned()),
-            );
-        }
-        let planned = world.redrive(&["--all", "--dry-run"]).await;
+        let selected = world.failed("permanent_failure", "payments#1").await;
+        world.failed("key_reused", "payments#2").await;
+        let arguments = ["--reason", "permanent_failure", "--dry-run"];
+        let planned = world.redrive(&arguments).await;
         assert_eq!(planned.code, 0, "{planned:?}");
+        let wanted = BTreeMap::from([(selected.clone(), "selected".to_owned())]);
         assert_eq!(ends(&planned), wanted);
-        assert!(planned.stdout.contains("\"key\":\"p#full\""), "{planned:?}");
-        assert_eq!(
-            (
-                world.count(&world.dead).await,
-                world.count(&world.orders).await
-            ),
-            (6, 0)
+        let json = planned.json();
+        assert_eq!(json["messages"][0]["key"], "payments#1");
+        assert_eq!(json["sent"], 0);
+        let arguments = ["--to", &world.orders, "--message", &selected, "--dry-run"];
+        let planned = world.dlq("redrive", &arguments).await;
+        assert!(
+            planned.stdout.contains("1 message would be moved."),
+            "{planned:?}"
         );
-        let replayed = world
-            .redrive(&["--all", "--dry-run", "--after-failure", "replay"])
-            .await;
-        let stored = ends(&replayed);
-        assert_eq!(
-            stored
-                .values()
-                .filter(|(_, next_delivery)| next_delivery == "stored_failure")
-                .count(),
-            2
+        let counts = (
+            world.count(&world.dead).await,
+            world.count(&world.orders).await,
         );
+        assert_eq!(counts, (2, 0));
     })
     .await;
 }
 
 #[tokio::test]
-async fn resumed_redrive_deletes_what_was_sent_before() {
-    in_a_world(false, async |world| {
-        let sent = world.failed("permanent_failure", "payments#1").await;
-        let unknown = world.failed("permanent_failure", "payments#2").await;
-        let refused = world.failed("permanent_failure", "payments#3").await;
-        let lines = [
-            json!({"queues": {"from": world.dead, "to": world.orders}}),
-            json!({"send": {"message": sent}}),
-            json!({"sent": {"message": sent, "new": "new"}}),
-            json!({"send": {"message": refused}}),
-            json!({"refused": {"message": refused}}),
-            json!({"send": {"message": unknown}}),
-        ];
-        let journal: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        std::fs::write(&world.journal, journal).unwrap();
-        let resumed = world.redrive(&["--all", "--yes"]).await;
-        assert_eq!(resumed.code, 1, "{resumed:?}");
-        let ends = ends(&resumed);
-        let end = |id: &String| ends[id].0.as_str();
-        assert_eq!(
-            (end(&sent), end(&unknown), end(&refused)),
-            ("deleted", "unknown", "moved")
-        );
-        assert!(resumed.stderr.contains(&unknown), "{resumed:?}");
-        let arrived = world.take(&world.orders, 1).await;
-        assert_eq!(attribute(&arrived[0], "SqsOnceRedriveOf"), Some(&*refused));
-        world.takes_last_dead_letter(unknown).await;
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn redrive_moves_fifo_group_whole_and_in_order() {
+async fn redrive_moves_fifo_groups_in_order() {
     in_a_world(true, async |world| {
+        // More than SQS shows of a group at a time.
         for index in 0..23 {
-            let reason = if index == 4 {
-                "permanent_failure"
-            } else {
-                "failed_before"
-            };
-            let body = index.to_string();
             world
-                .dead_letter(&body, &[("SqsOnceReason", reason)], Some("moves"))
+                .dead_letter(&index.to_string(), &[], Some("moves"))
                 .await;
         }
-        world.dead_letter("other", &[], Some("stays")).await;
-        let dry_run = ["--to", &world.orders, "--all", "--dry-run"];
-        let shown = world.dlq("redrive", &dry_run).await.stdout;
-        let whole = "and all further messages of their groups would be moved.";
-        assert!(shown.contains(whole), "{shown}");
-        let arguments = ["--reason", "permanent_failure", "--yes"];
-        let redriven = world.redrive(&arguments).await;
-        assert_eq!(redriven.code, 0, "{redriven:?}");
-        assert_eq!(ends(&redriven).len(), 23);
-        let arrived = world.take(&world.orders, 23).await;
-        let bodies: Vec<_> = arrived
-            .iter()
-            .map(|message| message.body.clone().unwrap())
-            .collect();
-        assert_eq!(
-            bodies,
-            (0..23).map(|index| index.to_string()).collect::<Vec<_>>()
+        world.dead_letter("other", &[], Some("other")).await;
+        let arguments = ["--to", &world.orders, "--all", "--dry-run"];
+        let shown = world.dlq("redrive", &arguments).await.stdout;
+        assert!(
+            shown.contains("Of each group, SQS shows at most"),
+            "{shown}"
         );
+        let redriven = world.redrive(&["--all", "--yes"]).await;
+        assert_eq!(redriven.code, 0, "{redriven:?}");
+        assert_eq!(ends(&redriven).len(), 24);
+        let mut arrived = world.take(&world.orders, 24).await;
+        arrived.retain(|message| message.body.as_deref() != Some("other"));
+        let bodies = arrived.iter().map(|message| message.body.clone().unwrap());
+        assert!(bodies.eq((0..23).map(|index| index.to_string())));
         for message in &arrived {
             let attributes = message.attributes.as_ref().unwrap();
-            assert_eq!(
-                attributes[&MessageSystemAttributeName::MessageGroupId],
-                "moves"
-            );
+            let group = &attributes[&MessageSystemAttributeName::MessageGroupId];
+            assert_eq!(group, "moves");
         }
-        let left = world.take(&world.dead, 1).await;
-        assert_eq!(left[0].body.as_deref(), Some("other"));
+        assert_eq!(world.count(&world.dead).await, 0);
+    })
+    .await;
+}
+
+/// No message overtakes an earlier one of its group that stays.
+#[tokio::test]
+async fn message_that_is_not_selected_holds_back_its_group() {
+    in_a_world(true, async |world| {
+        let send = async |body, reason, group| {
+            let attributes = [("SqsOnceReason", reason)];
+            world.dead_letter(body, &attributes, Some(group)).await
+        };
+        send("a1", "permanent_failure", "a").await;
+        send("a2", "failed_before", "a").await;
+        send("a3", "permanent_failure", "a").await;
+        send("b1", "permanent_failure", "b").await;
+        let redriven = world
+            .redrive(&["--reason", "permanent_failure", "--yes"])
+            .await;
+        assert_eq!(redriven.code, 1, "{redriven:?}");
+        let moved = ends(&redriven).into_values().filter(|end| end == "moved");
+        assert_eq!(moved.count(), 2, "{redriven:?}");
+        let arrived = world.take(&world.orders, 2).await;
+        let bodies: BTreeSet<_> = arrived
+            .iter()
+            .map(|of| of.body.as_deref().unwrap())
+            .collect();
+        assert_eq!(bodies, BTreeSet::from(["a1", "b1"]));
+        let left = world.take(&world.dead, 2).await;
+        let left: Vec<_> = left.iter().map(|of| of.body.as_deref().unwrap()).collect();
+        assert_eq!(left, ["a2", "a3"]);
+    })
+    .await;
+}
+
+/// SQS takes ten attributes.
+#[tokio::test]
+async fn message_full_of_attributes_is_moved() {
+    in_a_world(false, async |world| {
+        let names = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"];
+        world
+            .dead_letter("{}", &names.map(|name| (name, "1")), None)
+            .await;
+        let redriven = world.redrive(&["--all", "--yes"]).await;
+        assert_eq!(redriven.code, 0, "{redriven:?}");
+        let arrived = world.take(&world.orders, 1).await;
+        assert_eq!(attribute(&arrived[0], "SqsOnceRedriveOf"), None);
+        assert_eq!(attribute(&arrived[0], "a9"), Some("1"));
     })
     .await;
 }
@@ -495,6 +435,30 @@ async fn message_that_is_not_there_ends_with_1() {
             ended.stderr.contains("message absent was not received"),
             "{ended:?}"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn named_messages_end_the_search() {
+    in_a_world(false, async |world| {
+        let mut ids = Vec::new();
+        for key in ["p#1", "p#2"] {
+            ids.push(world.failed("permanent_failure", key).await);
+        }
+        let ended = world
+            .redrive(&[
+                "--message",
+                &ids[0],
+                "--message",
+                &ids[1],
+                "--yes",
+                "--max",
+                "2",
+            ])
+            .await;
+        assert_eq!((ended.code, ends(&ended).len()), (0, 2), "{ended:?}");
+        world.moved_once(&ids).await;
     })
     .await;
 }

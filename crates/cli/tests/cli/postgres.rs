@@ -1,6 +1,6 @@
 //! `sqs-once record` on PostgreSQL.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
@@ -17,22 +17,17 @@ use sqs_once_core::{
 };
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::{
-    CONTEXT, PATIENCE,
+    CONTEXT,
     postgres::{OPTIONAL_SERVER, one},
     s3::{BUCKET, S3},
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader, Lines},
     join,
-    process::{Child, ChildStdout},
     sync::{Notify, oneshot},
-    time::timeout,
 };
 
 use crate::{
     Ended,
-    dead_letters::{World as Cloud, ends, in_a_world},
-    program,
     records::{KEY, SECRET},
     run, tool,
 };
@@ -42,13 +37,13 @@ const NOWHERE: &str = "http://127.0.0.1:1";
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A schema with a table of records.
-pub(crate) struct World {
-    pub(crate) pool: PgPool,
-    pub(crate) url: String,
+struct World {
+    pool: PgPool,
+    url: String,
 }
 
 impl World {
-    pub(crate) async fn start() -> Option<Self> {
+    async fn start() -> Option<Self> {
         let world = Self::without_table().await?;
         sqs_once_postgres::migrate(&world.pool).await.unwrap();
         Some(world)
@@ -419,69 +414,6 @@ async fn list_reads_bounded_number_of_rows() {
     );
 }
 
-/// `record watch` of [`KEY`], while it runs.
-struct Watch {
-    process: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Watch {
-    fn start(world: &World) -> Self {
-        let watch = ["record", "watch", KEY, "--interval", "20ms"];
-        let format = ["--output", "json", "--postgres", &world.url];
-        let mut watch = tool(NOWHERE, &[&watch[..], &format].concat());
-        let mut process = watch.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        Self { process, lines }
-    }
-
-    async fn next(&mut self) -> Value {
-        let line = timeout(PATIENCE, self.lines.next_line()).await.unwrap();
-        serde_json::from_str(&line.unwrap().unwrap()).unwrap()
-    }
-
-    async fn ends_with_0(mut self) {
-        let ended = timeout(PATIENCE, self.process.wait()).await.unwrap();
-        assert_eq!(ended.unwrap().code(), Some(0));
-    }
-}
-
-#[tokio::test]
-async fn watch_shows_row_until_completion() {
-    let Some(world) = World::start().await else {
-        return;
-    };
-    world.put_record(KEY, "IN_PROGRESS", Some(600)).await;
-    let mut watch = Watch::start(&world);
-    assert_eq!(watch.next().await["status"], "IN_PROGRESS");
-    world
-        .put("UPDATE sqs_once_records SET status = 'COMPLETED', lease_until = NULL")
-        .await;
-    assert_eq!(watch.next().await["status"], "COMPLETED");
-    watch.ends_with_0().await;
-}
-
-#[tokio::test]
-async fn watch_goes_on_while_row_is_locked() {
-    let Some(world) = World::start().await else {
-        return;
-    };
-    world.fail("message-1").await;
-    let mut watch = None;
-    let held = world.hold_open("message-2", async |session| {
-        let started = watch.insert(Watch::start(&world));
-        let shown = started.next().await;
-        assert_eq!(
-            (&shown["status"], &shown["locked_by_session"]),
-            (&json!("FAILED"), &json!(session))
-        );
-    });
-    assert_completed(&held.await);
-    let mut watch = watch.unwrap();
-    assert_eq!(watch.next().await["status"], "COMPLETED");
-    watch.ends_with_0().await;
-}
-
 #[tokio::test]
 async fn invalid_row_is_shown_and_not_released() {
     let Some(world) = World::start().await else {
@@ -585,10 +517,6 @@ async fn invalid_options_of_postgres_end_with_2() {
         (&["--postgres", valid, "--table", "t"][..], "two tables"),
         (&["--postgres", "db.example secret-1"], "is not a URL"),
         (
-            &["--postgres", valid, "--postgres-auth", "secret-1"],
-            "IDEMPOTENCY_POSTGRES_AUTH",
-        ),
-        (
             &["--postgres", valid, "--max-units", "1"],
             "--max-units is for DynamoDB",
         ),
@@ -604,51 +532,4 @@ async fn invalid_options_of_postgres_end_with_2() {
     let help = Ended::of(help.unwrap()).stdout;
     assert!(help.contains("IDEMPOTENCY_POSTGRES_URL"), "{help}");
     assert!(!help.contains("secret-1"), "{help}");
-}
-
-#[tokio::test]
-async fn token_of_rds_needs_region() {
-    let Some(world) = World::start().await else {
-        return;
-    };
-    world.put_record(KEY, "FAILED", None).await;
-    let by_iam = ["--postgres", &world.url, "--postgres-auth", "iam"];
-    let show = [&["record", "show", KEY][..], &by_iam].concat();
-    let shown = run(NOWHERE, &show).await;
-    assert_eq!(shown.code, 0, "{shown:?}");
-    let mut without_region = program(crate::TOOL, NOWHERE);
-    let without_region = without_region
-        .env_remove("AWS_REGION")
-        .env("AWS_EC2_METADATA_DISABLED", "true")
-        .args(show);
-    let ended = Ended::of(without_region.output().await.unwrap());
-    assert_eq!(ended.code, 2, "{ended:?}");
-    assert!(ended.stderr.contains("AWS_REGION"), "{ended:?}");
-}
-
-#[tokio::test]
-async fn redrive_reads_records_in_postgres() {
-    let Some(world) = World::start().await else {
-        return;
-    };
-    world.put_record(KEY, "COMPLETED", None).await;
-    in_a_world(false, async |cloud: &Cloud| {
-        let done = cloud.failed("permanent_failure", KEY).await;
-        let new = cloud.failed("permanent_failure", "payments#new").await;
-        let redrive = [
-            "dlq",
-            "redrive",
-            &cloud.dead,
-            "--to",
-            &cloud.orders,
-            "--all",
-        ];
-        let with = ["--dry-run", "--output", "json", "--postgres", &world.url];
-        let planned = run(&cloud.endpoint, &[&redrive[..], &with].concat()).await;
-        assert_eq!(planned.code, 0, "{planned:?}");
-        let planned = ends(&planned);
-        assert_eq!(planned[&done].1, "duplicate");
-        assert_eq!(planned[&new].1, "runs");
-    })
-    .await;
 }

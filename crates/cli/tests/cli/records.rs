@@ -4,21 +4,10 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value, json};
-use sqs_once::{
-    protocol::Timestamp,
-    store::{DynamoStore, Layout},
-};
-use sqs_once_core::store::{RecordFilter, RecordStatus};
-use support::{
-    PATIENCE,
-    dynamo::{Dynamo, Item, number, text},
-};
-use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
-    time::timeout,
-};
+use sqs_once::{protocol::Timestamp, store::DynamoStore};
+use support::dynamo::{Dynamo, Item, number, text};
 
-use crate::{Ended, run, tool};
+use crate::{Ended, run};
 
 pub(crate) const TABLE: &str = "records";
 pub(crate) const KEY: &str = "payments#order-1";
@@ -366,45 +355,24 @@ async fn changed_record_is_neither_released_nor_deleted() {
 }
 
 #[tokio::test]
-async fn layout_of_powertools_with_sort_key_is_read() {
+async fn renamed_attributes_and_sort_key_are_read() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table_keyed(TABLE, &["pk", "sk"]).await;
-    let seconds = Timestamp::now().as_secs();
-    let lease = |millis: u64| ("in_progress_expiration".to_owned(), n(millis));
-    for (key, status, lease) in [
-        ("a#1", "COMPLETED", lease(1)),
-        ("a#2", "INPROGRESS", lease(0)),
-        (
-            "a#3",
-            "INPROGRESS",
-            lease(Timestamp::now().as_millis() + 60_000),
-        ),
-        ("b#4", "INPROGRESS", lease(1)),
+    for (partition, key, status) in [
+        ("shared", "a#1", "COMPLETED"),
+        ("shared", "a#2", "FAILED"),
+        ("shared", "b#3", "FAILED"),
+        ("other", "a#4", "FAILED"),
     ] {
-        let text = |name: &str, value| (name.to_owned(), s(value));
-        let expiration = ("expiration".to_owned(), n(seconds + 3600));
-        let keys = [text("pk", "shared"), text("sk", key)];
-        let item = keys
-            .into_iter()
-            .chain([text("status", status), lease, expiration]);
-        dynamo.put(TABLE, item.collect()).await;
+        let keys = [("pk", s(partition)), ("sk", s(key))];
+        let mut item = item(key, status, &keys);
+        item.remove("id");
+        dynamo.put(TABLE, item).await;
     }
-    let other = [("pk", "other"), ("sk", "a#5"), ("status", "COMPLETED")];
-    let other = other.map(|(name, value)| (name.to_owned(), s(value)));
-    dynamo.put(TABLE, other.into()).await;
-    let layout = [
-        "--layout",
-        "powertools",
-        "--attributes",
-        "id=pk",
-        "--sort-key",
-        "sk=shared",
-    ];
+    let layout = ["--attributes", "id=pk", "--sort-key", "sk=shared"];
     for (arguments, wanted) in [
-        (&["--prefix", "a#"][..], &["a#1", "a#2", "a#3"][..]),
-        (&["--status", "failed"], &["a#2"]),
-        (&["--status", "completed"], &["a#1"]),
-        (&["--expired-lease"], &["b#4"]),
+        (&["--prefix", "a#"][..], &["a#1", "a#2"][..]),
+        (&["--status", "failed"], &["a#2", "b#3"]),
     ] {
         let list = ["record", "list", "--table", TABLE, "--output", "json"];
         let listed = run(dynamo.endpoint(), &[&list, &layout[..], arguments].concat()).await;
@@ -415,76 +383,8 @@ async fn layout_of_powertools_with_sort_key_is_read() {
             .collect();
         assert_eq!(keys, wanted, "{arguments:?}");
     }
-    let delete = ["record", "delete", "b#4", "--table", TABLE, "--yes"];
+    let delete = ["record", "delete", "b#3", "--table", TABLE, "--yes"];
     let deleted = run(dynamo.endpoint(), &[&delete, &layout[..]].concat()).await;
     assert_eq!(deleted.code, 0, "{deleted:?}");
-    assert_eq!(dynamo.records(TABLE).await.len(), 4);
-
-    let layout = Layout::powertools().rename([("id", "pk")]).unwrap();
-    let store =
-        DynamoStore::new(dynamo.client(), TABLE).layout(layout.sort_key("sk", "shared").unwrap());
-    let filter = RecordFilter {
-        status: Some(RecordStatus::Completed),
-        ..RecordFilter::default()
-    };
-    let (mut found, mut next) = (0, None);
-    loop {
-        let page = store
-            .list(&filter, next.as_deref(), 1, Timestamp::now())
-            .await
-            .unwrap();
-        found += page.records.len();
-        next = page.next;
-        if next.is_none() {
-            break;
-        }
-    }
-    assert_eq!(found, 1);
-}
-
-#[tokio::test]
-async fn watch_shows_changes_until_record_is_completed() {
-    let world = World::new().await;
-    world
-        .put(KEY, "IN_PROGRESS", &[("lease_until", after(600))])
-        .await;
-    let arguments = [
-        "record",
-        "watch",
-        KEY,
-        "--table",
-        TABLE,
-        "--interval",
-        "20ms",
-        "--output",
-        "json",
-    ];
-    let mut watch = tool(world.dynamo.endpoint(), &arguments);
-    let mut watch = watch.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    let mut status = async || {
-        let line = timeout(PATIENCE, lines.next_line())
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
-        serde_json::from_str::<Value>(&line).unwrap()["status"].clone()
-    };
-    assert_eq!(status().await, "IN_PROGRESS");
-    world.put(KEY, "COMPLETED", &[]).await;
-    assert_eq!(status().await, "COMPLETED");
-    let ended = timeout(PATIENCE, watch.wait()).await.unwrap().unwrap();
-    assert_eq!(ended.code(), Some(0));
-}
-
-#[tokio::test]
-async fn watch_ends_with_1_after_its_timeout() {
-    let world = World::new().await;
-    world
-        .put(KEY, "IN_PROGRESS", &[("lease_until", after(600))])
-        .await;
-    let arguments = ["watch", KEY, "--interval", "20ms", "--timeout", "100ms"];
-    let ended = world.record(&arguments).await;
-    assert_eq!(ended.code, 1, "{ended:?}");
-    assert!(ended.stderr.contains("did not end"), "{ended:?}");
+    assert_eq!(dynamo.records(TABLE).await.len(), 3);
 }

@@ -1,9 +1,6 @@
-//! `sqs-once dlq redrive` while SQS refuses requests, loses answers, or the tool is killed.
+//! `sqs-once dlq redrive` while SQS refuses requests or loses answers.
 
-use std::{
-    process::Stdio,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 use axum::{
     Router,
@@ -12,21 +9,18 @@ use axum::{
     http::{HeaderMap, Response},
 };
 use futures_util::future::join_all;
-use serde_json::json;
+use serde_json::{Value, json};
 use support::{
     PATIENCE,
     dynamo::{Counts, forward, forwarder, operation},
     faults::{Fault, Faults, Port},
 };
-use tokio::{
-    sync::watch,
-    time::{Instant, timeout},
-};
+use tokio::{sync::watch, time::timeout};
 
 use crate::{
     Ended,
     dead_letters::{World, attribute, ends, in_a_world},
-    run, tool,
+    run,
 };
 
 /// A proxy before the emulator, which refuses requests and loses answers.
@@ -83,39 +77,25 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
 }
 
 impl World {
-    fn arguments<'a>(&'a self, journal: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-        let with = ["--all", "--yes", "--output", "json", "--to", &self.orders];
-        let command = ["dlq", "redrive", &self.dead, "--journal", journal];
-        [&command, &with[..], more].concat()
-    }
-
-    /// Moves all dead letters. `journal` distinguishes the journals of one test.
-    async fn moves(&self, endpoint: &str, journal: &str) -> Ended {
-        let journal = format!("{}{journal}", self.journal.display());
-        let ended = run(endpoint, &self.arguments(&journal, &[])).await;
-        if !journal.ends_with(".journal") {
-            std::fs::remove_file(journal).unwrap();
-        }
-        ended
-    }
-
-    /// Runs the redrive until it receives this message, which is hidden at first.
-    async fn resumes(&self, id: &str) -> Ended {
-        let start = Instant::now();
-        loop {
-            let ended = self.moves(&self.endpoint, "").await;
-            if ends(&ended).contains_key(id) {
-                return ended;
-            }
-            assert!(start.elapsed() < PATIENCE, "{ended:?}");
-        }
+    /// Moves all dead letters through this endpoint.
+    async fn moves(&self, endpoint: &str) -> Ended {
+        let (dead, orders) = (&self.dead, &self.orders);
+        let queues = ["dlq", "redrive", dead, "--to", orders];
+        let options = ["--all", "--yes", "--output", "json"];
+        run(endpoint, &[queues.as_slice(), &options].concat()).await
     }
 }
 
 /// Number of messages with this end.
 fn with_end(ended: &Ended, wanted: &str) -> usize {
-    let ends = ends(ended);
-    ends.values().filter(|(end, _)| end == wanted).count()
+    ends(ended).values().filter(|end| *end == wanted).count()
+}
+
+/// The counts of sent, not sent and unknown messages.
+fn counts(ended: &Ended) -> (Value, Value, Value) {
+    let json = ended.json();
+    let of = |name: &str| json[name].clone();
+    (of("sent"), of("not_sent"), of("unknown"))
 }
 
 async fn three_dead_letters(world: &World) -> Vec<String> {
@@ -133,11 +113,10 @@ async fn refused_sends_are_sent_by_the_next_run() {
             let ids = three_dead_letters(world).await;
             let line = Line::to(world).await;
             line.wire.faults.fail("SendMessage", fault);
-            let first = world.moves(&line.endpoint, "").await;
+            let first = world.moves(&line.endpoint).await;
             assert_eq!(first.code, 1, "{fault:?}: {first:?}");
-            assert_eq!(with_end(&first, "refused"), 1, "{fault:?}: {first:?}");
-            assert_eq!(with_end(&first, "moved"), 2, "{fault:?}: {first:?}");
-            let second = world.moves(&line.endpoint, "").await;
+            assert_eq!(counts(&first), (json!(2), json!(1), json!(0)), "{fault:?}");
+            let second = world.moves(&line.endpoint).await;
             assert_eq!(second.code, 0, "{fault:?}: {second:?}");
             world.moved_once(&ids).await;
         })
@@ -146,42 +125,35 @@ async fn refused_sends_are_sent_by_the_next_run() {
     join_all([Fault::Denied, Fault::Throttle].map(refused)).await;
 }
 
+/// The message stays, and no further one is sent. The next redrive sends it, which is a second copy if the
+/// first one arrived.
 #[tokio::test]
-async fn unanswered_send_is_neither_lost_nor_repeated() {
+async fn unanswered_send_is_unknown_and_ends_the_redrive() {
     let unanswered = async |(fault, applied)| {
         in_a_world(false, async |world| {
             let ids = three_dead_letters(world).await;
             let line = Line::to(world).await;
             line.wire.faults.fail("SendMessage", fault);
-            let first = world.moves(&line.endpoint, "").await;
+            let first = world.moves(&line.endpoint).await;
             assert_eq!(first.code, 1, "{fault:?}: {first:?}");
-            assert_eq!(with_end(&first, "unknown"), 1, "{fault:?}: {first:?}");
-            assert_eq!(with_end(&first, "not_tried"), 2, "{fault:?}: {first:?}");
-            let unknown = ends(&first);
-            let unknown = unknown.iter().find(|(_, (end, _))| end == "unknown");
-            let unknown = unknown.unwrap().0;
-
-            // The same journal moves the others, and leaves the message.
-            for others in [2, 0] {
-                let next = world.moves(&line.endpoint, "").await;
-                assert_eq!(next.code, 1, "{fault:?}: {next:?}");
-                assert_eq!(with_end(&next, "moved"), others, "{fault:?}: {next:?}");
-                assert_eq!(ends(&next)[unknown].0, "unknown", "{fault:?}: {next:?}");
-            }
-            assert_eq!(world.count(&world.dead).await, 1, "{fault:?}");
-            let copies = 2 + usize::from(applied);
+            let (sent, _, unknown) = counts(&first);
+            assert_eq!(
+                (sent, unknown),
+                (json!(0), json!(1)),
+                "{fault:?}: {first:?}"
+            );
+            assert_eq!(world.count(&world.dead).await, 3, "{fault:?}");
+            let copies = usize::from(applied);
             assert_eq!(world.count(&world.orders).await, copies, "{fault:?}");
-
-            // Another journal sends it: the second copy of the documented window.
-            let last = world.moves(&line.endpoint, ".other").await;
-            assert_eq!(last.code, 0, "{fault:?}: {last:?}");
-            let arrived = world.take(&world.orders, copies + 1).await;
+            let second = world.moves(&line.endpoint).await;
+            assert_eq!(second.code, 0, "{fault:?}: {second:?}");
+            let arrived = world.take(&world.orders, copies + 3).await;
             for id in &ids {
                 let of = |copy: &&_| attribute(copy, "SqsOnceRedriveOf") == Some(id);
-                let copies = 1 + usize::from(applied && id == unknown);
+                let is_unknown = ends(&first).get(id).is_some_and(|end| end == "unknown");
+                let copies = 1 + usize::from(applied && is_unknown);
                 assert_eq!(arrived.iter().filter(of).count(), copies, "{fault:?}");
             }
-            assert_eq!(world.count(&world.dead).await, 0, "{fault:?}");
         })
         .await;
     };
@@ -200,20 +172,18 @@ async fn unanswered_send_is_neither_lost_nor_repeated() {
 }
 
 #[tokio::test]
-async fn unconfirmed_deletion_is_repeated_without_a_send() {
+async fn unconfirmed_deletion_is_counted_as_sent() {
     let unconfirmed = async |fault| {
         in_a_world(false, async |world| {
-            let ids = three_dead_letters(world).await;
+            three_dead_letters(world).await;
             let line = Line::to(world).await;
             line.wire.faults.fail_all("DeleteMessage", fault);
-            let first = world.moves(&line.endpoint, "").await;
-            assert_eq!(first.code, 1, "{fault:?}: {first:?}");
-            assert_eq!(with_end(&first, "sent_not_deleted"), 3, "{first:?}");
+            let ended = world.moves(&line.endpoint).await;
+            assert_eq!(ended.code, 1, "{fault:?}: {ended:?}");
+            assert_eq!(counts(&ended), (json!(3), json!(0), json!(0)), "{fault:?}");
+            assert_eq!(with_end(&ended, "sent_not_deleted"), 3, "{ended:?}");
             line.wire.faults.heal().await;
-            let second = world.moves(&line.endpoint, "").await;
-            assert_eq!(second.code, 0, "{fault:?}: {second:?}");
-            assert_eq!(with_end(&second, "deleted"), 3, "{second:?}");
-            world.moved_once(&ids).await;
+            assert_eq!(world.count(&world.orders).await, 3, "{fault:?}");
         })
         .await;
     };
@@ -221,207 +191,70 @@ async fn unconfirmed_deletion_is_repeated_without_a_send() {
     join_all(faults.map(unconfirmed)).await;
 }
 
-#[tokio::test]
-async fn killed_redrive_resumes_without_second_copy() {
-    for (held, end, code) in [
-        ("SendMessage", "unknown", 1),
-        ("DeleteMessage", "deleted", 0),
-    ] {
-        in_a_world(false, async |world| {
-            let id = world.failed("permanent_failure", "p#1").await;
-            let line = Line::to(world).await;
-            let fault = match held {
-                "SendMessage" => Fault::HoldAnswer,
-                _ => Fault::HoldRequest,
-            };
-            line.wire.faults.fail(held, fault);
-            let journal = world.journal.to_str().unwrap();
-            let mut redrive = tool(&line.endpoint, &world.arguments(journal, &["--hide", "2s"]));
-            let redrive = redrive.stdout(Stdio::null()).stderr(Stdio::null());
-            let mut redrive = redrive.spawn().unwrap();
-            line.arrived(held).await;
-            redrive.kill().await.unwrap();
-            let resumed = world.resumes(&id).await;
-            assert_eq!(resumed.code, code, "{held}: {resumed:?}");
-            assert_eq!(ends(&resumed)[&id].0, end, "{held}: {resumed:?}");
-            line.wire.faults.heal().await;
-            assert_eq!(world.count(&world.orders).await, 1, "{held}");
-            let left = world.count(&world.dead).await;
-            assert_eq!(left, usize::from(end == "unknown"), "{held}");
-        })
-        .await;
-    }
-}
-
-/// Attributes with which a message has no room for `SqsOnceRedriveOf`.
-const FULL: [(&str, &str); 10] = [
-    ("a0", "1"),
-    ("a1", "1"),
-    ("a2", "1"),
-    ("a3", "1"),
-    ("a4", "1"),
-    ("a5", "1"),
-    ("a6", "1"),
-    ("a7", "1"),
-    ("a8", "1"),
-    ("a9", "1"),
-];
-
-async fn group(world: &World, group: &str, count: usize, refused: Option<usize>) {
+async fn group(world: &World, group: &str, count: usize) {
     for index in 0..count {
-        let attributes: &[_] = if refused == Some(index) { &FULL } else { &[] };
-        let body = json!({"group": group, "index": index}).to_string();
-        world.dead_letter(&body, attributes, Some(group)).await;
+        world
+            .dead_letter(&index.to_string(), &[], Some(group))
+            .await;
     }
 }
 
-/// Indexes of the messages of a group, in the order in which the queue returns them.
-async fn indexes(world: &World, url: &str, name: &str, count: usize) -> Vec<u64> {
-    let messages = world.take(url, count).await;
-    let bodies = messages
-        .iter()
-        .map(|message| message.body.as_deref().unwrap());
-    let bodies = bodies.map(|body| serde_json::from_str::<serde_json::Value>(body).unwrap());
-    let of = bodies.filter(|body| body["group"] == name);
-    of.map(|body| body["index"].as_u64().unwrap()).collect()
-}
-
+/// The second redrive sends the message again, and SQS drops the copy by its deduplication id.
 #[tokio::test]
-async fn refused_message_stops_its_fifo_group_alone() {
+async fn unanswered_send_to_fifo_queue_has_no_second_copy() {
     in_a_world(true, async |world| {
-        group(world, "head", 3, Some(0)).await;
-        group(world, "third", 5, Some(2)).await;
-        // More than SQS shows of a group at a time.
-        group(world, "whole", 12, None).await;
-        let ended = world.moves(&world.endpoint, "").await;
-        assert_eq!(ended.code, 1, "{ended:?}");
-        assert!(
-            ended.stderr.contains("no room for the attribute"),
-            "{ended:?}"
-        );
-        assert_eq!(with_end(&ended, "refused"), 2, "{ended:?}");
-        assert_eq!(with_end(&ended, "not_tried"), 4, "{ended:?}");
-        assert_eq!(with_end(&ended, "moved"), 14, "{ended:?}");
-        assert_eq!(world.count(&world.orders).await, 14);
-        let mut arrived = world.take(&world.orders, 14).await;
-        arrived.retain(|message| message.body.as_ref().unwrap().contains("whole"));
-        let bodies = arrived.iter().map(|message| message.body.clone().unwrap());
-        let wanted = (0..12).map(|index| json!({"group": "whole", "index": index}).to_string());
-        assert!(bodies.eq(wanted));
-        assert_eq!(world.count(&world.dead).await, 6);
-        let left = world.take(&world.dead, 6).await;
-        let left = |group: &str| {
-            let of = left.iter().filter_map(|message| {
-                let body: serde_json::Value =
-                    serde_json::from_str(message.body.as_ref().unwrap()).unwrap();
-                (body["group"] == group).then(|| body["index"].as_u64().unwrap())
-            });
-            of.collect::<Vec<_>>()
-        };
-        assert_eq!(
-            (left("head"), left("third")),
-            (vec![0, 1, 2], vec![2, 3, 4])
-        );
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn unanswered_send_leaves_fifo_group_in_order() {
-    in_a_world(true, async |world| {
-        group(world, "orders", 5, None).await;
-        let line = Line::to(world).await;
-        // One lost answer: the send is repeated under its deduplication id. All lost: the group
-        // stops before the second message.
-        line.wire.faults.fail_all("SendMessage", Fault::CutAfter);
-        let first = world.moves(&line.endpoint, "").await;
-        assert_eq!(first.code, 1, "{first:?}");
-        assert_eq!(with_end(&first, "unknown"), 1, "{first:?}");
-        line.wire.faults.heal().await;
-        let same = world.moves(&line.endpoint, "").await;
-        assert_eq!((same.code, with_end(&same, "moved")), (1, 0), "{same:?}");
-        line.wire.faults.fail("SendMessage", Fault::CutAfter);
-        let other = world.moves(&line.endpoint, ".other").await;
-        assert_eq!(other.code, 0, "{other:?}");
-        let arrived = indexes(world, &world.orders, "orders", 5).await;
-        assert_eq!(arrived, [0, 1, 2, 3, 4]);
-        assert_eq!(world.count(&world.dead).await, 0);
-    })
-    .await;
-}
-
-/// The first copy arrived, so a send under another journal would be a second message.
-#[tokio::test]
-async fn refusal_after_an_unanswered_send_is_unknown() {
-    in_a_world(true, async |world| {
-        group(world, "orders", 2, None).await;
+        group(world, "orders", 5).await;
         let line = Line::to(world).await;
         line.wire.faults.fail("SendMessage", Fault::CutAfter);
-        line.wire.faults.fail("SendMessage", Fault::Denied);
-        let first = world.moves(&line.endpoint, "").await;
+        let first = world.moves(&line.endpoint).await;
         assert_eq!(first.code, 1, "{first:?}");
         assert_eq!(with_end(&first, "unknown"), 1, "{first:?}");
-        let same = world.moves(&line.endpoint, "").await;
-        assert_eq!((same.code, with_end(&same, "moved")), (1, 0), "{same:?}");
         assert_eq!(world.count(&world.orders).await, 1);
-    })
-    .await;
-}
-
-const MORE: &str = "not all messages were received";
-
-#[tokio::test]
-async fn rest_of_a_named_group_is_not_forgotten() {
-    in_a_world(true, async |world| {
-        let mut ids = Vec::new();
-        for group in ["a", "b", "a"] {
-            ids.push(world.dead_letter("{}", &[], Some(group)).await);
-        }
-        let journal = world.journal.to_str().unwrap();
-        let by_id = async |max: &str| {
-            let (dead, orders) = (&*world.dead, &*world.orders);
-            let queues = ["dlq", "redrive", dead, "--to", orders, "--yes"];
-            let options = ["--journal", journal, "--message", &ids[0], "--max", max];
-            run(&world.endpoint, &[queues, options].concat()).await
-        };
-        let one_at_a_time = by_id("1").await;
-        assert_eq!(one_at_a_time.code, 1, "{one_at_a_time:?}");
-        assert!(one_at_a_time.stderr.contains(MORE), "{one_at_a_time:?}");
-    })
-    .await;
-}
-
-/// Rounds end when the queue is empty, and `--max` holds for each.
-#[tokio::test]
-async fn group_is_moved_in_rounds() {
-    in_a_world(true, async |world| {
-        group(world, "orders", 3, None).await;
-        let journal = world.journal.to_str().unwrap();
-        let arguments = world.arguments(journal, &["--max", "1"]);
-        let ended = run(&world.endpoint, &arguments).await;
-        assert_eq!((ended.code, with_end(&ended, "moved")), (0, 3), "{ended:?}");
-    })
-    .await;
-}
-
-/// A group that the first round did not show is left.
-#[tokio::test]
-async fn group_beyond_the_maximum_is_not_forgotten() {
-    in_a_world(true, async |world| {
-        for group in ["a", "a", "b"] {
-            world.dead_letter("{}", &[], Some(group)).await;
-        }
-        let journal = world.journal.to_str().unwrap();
-        let arguments = world.arguments(journal, &["--max", "2"]);
-        let first = run(&world.endpoint, &arguments).await;
-        assert_eq!((first.code, with_end(&first, "moved")), (1, 2), "{first:?}");
-        assert!(first.stderr.contains(MORE), "{first:?}");
-        let second = run(&world.endpoint, &arguments).await;
-        assert_eq!(
-            (second.code, with_end(&second, "moved")),
-            (0, 1),
-            "{second:?}"
+        let second = world.moves(&line.endpoint).await;
+        assert_eq!(second.code, 0, "{second:?}");
+        let arrived = world.take(&world.orders, 5).await;
+        let bodies = arrived.iter().map(|message| message.body.clone().unwrap());
+        assert!(bodies.eq((0..5).map(|index| index.to_string())));
+        let counts = (
+            world.count(&world.dead).await,
+            world.count(&world.orders).await,
         );
+        assert_eq!(counts, (0, 0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn refused_send_stops_its_fifo_group_alone() {
+    in_a_world(true, async |world| {
+        group(world, "a", 3).await;
+        group(world, "b", 3).await;
+        let line = Line::to(world).await;
+        line.wire.faults.fail("SendMessage", Fault::Denied);
+        let ended = world.moves(&line.endpoint).await;
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert_eq!(counts(&ended), (json!(3), json!(3), json!(0)), "{ended:?}");
+        let again = world.moves(&line.endpoint).await;
+        assert_eq!((again.code, counts(&again).0), (0, json!(3)), "{again:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn failed_receive_leaves_report_of_moved_messages() {
+    in_a_world(true, async |world| {
+        group(world, "orders", 3).await;
+        let line = Line::to(world).await;
+        let outage = async {
+            line.arrived("DeleteMessage").await;
+            line.wire.faults.fail_all("ReceiveMessage", Fault::Denied);
+        };
+        let (ended, ()) = tokio::join!(world.moves(&line.endpoint), outage);
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert_eq!(with_end(&ended, "moved"), 3, "{ended:?}");
+        assert!(ended.stderr.contains("sqs:ReceiveMessage"), "{ended:?}");
+        let nothing = world.moves(&line.endpoint).await;
+        assert_eq!((nothing.code, &*nothing.stdout), (3, ""), "{nothing:?}");
     })
     .await;
 }
@@ -430,14 +263,11 @@ async fn group_beyond_the_maximum_is_not_forgotten() {
 async fn absent_message_may_be_beyond_the_maximum() {
     in_a_world(false, async |world| {
         three_dead_letters(world).await;
-        let with_max = async |max: &str| {
-            let queues = ["dlq", "redrive", &world.dead, "--to", &world.orders];
-            let options = ["--dry-run", "--message", "no-such-id", "--max", max];
-            run(&world.endpoint, &[queues, options].concat()).await
-        };
+        const MORE: &str = "not all messages were received";
         const HIDDEN: &str = "another receiver may hide it";
         for (max, told, not_told) in [("1", MORE, HIDDEN), ("10", HIDDEN, MORE)] {
-            let ended = with_max(max).await;
+            let arguments = ["--dry-run", "--message", "no-such-id", "--max", max];
+            let ended = world.redrive(&arguments).await;
             assert_eq!(ended.code, 1, "{ended:?}");
             assert!(ended.stderr.contains(told), "{ended:?}");
             assert!(!ended.stderr.contains(not_told), "{ended:?}");
@@ -447,40 +277,14 @@ async fn absent_message_may_be_beyond_the_maximum() {
 }
 
 #[tokio::test]
-async fn failed_receive_leaves_report_of_moved_messages() {
-    in_a_world(true, async |world| {
-        group(world, "orders", 3, None).await;
-        let line = Line::to(world).await;
-        let outage = async {
-            line.arrived("DeleteMessage").await;
-            line.wire.faults.fail_all("ReceiveMessage", Fault::Denied);
-        };
-        let (ended, ()) = tokio::join!(world.moves(&line.endpoint, ""), outage);
-        assert_eq!(ended.code, 1, "{ended:?}");
-        assert_eq!(with_end(&ended, "moved"), 3, "{ended:?}");
-        assert!(ended.stderr.contains("sqs:ReceiveMessage"), "{ended:?}");
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn redrive_without_to_needs_one_source_queue() {
     in_a_world(false, async |world| {
         let id = world.failed("permanent_failure", "p#1").await;
         let line = Line::to(world).await;
-        let journal = world.journal.to_str().unwrap();
         let redrive = async |sources: &[&str]| {
             *line.wire.sources.lock().unwrap() = sources.iter().map(ToString::to_string).collect();
             let dead = &world.dead;
-            let arguments = [
-                "dlq",
-                "redrive",
-                dead,
-                "--all",
-                "--yes",
-                "--journal",
-                journal,
-            ];
+            let arguments = ["dlq", "redrive", dead, "--all", "--yes"];
             run(&line.endpoint, &arguments).await
         };
         let other = "http://127.0.0.1/000000000000/other-queue";

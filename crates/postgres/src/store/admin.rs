@@ -13,7 +13,7 @@ use super::{
     store_error,
 };
 use crate::{
-    explain::{explain, is_lock_timeout, is_table_missing},
+    explain::is_lock_timeout,
     transaction_connection::{Limits, TransactionConnection},
 };
 use sqs_once_core::{
@@ -61,40 +61,6 @@ const LIST: &str = concat!(
 
 const RELEASE: &str = "UPDATE sqs_once_records SET lease_until = $3, updated_at = $3, exclusive_attempts = NULL \
     WHERE id = $1 AND xmin::text = $2";
-
-/// Reads the tables of this library, how many connections the server accepts from ordinary users, and the
-/// privileges of the database user $1. The columns of the last migration show whether the records are
-/// current.
-const EXAMINE: &str = "\
-    WITH tables AS (\
-        SELECT kind, to_regclass(name) AS found, (\
-            SELECT string_agg(oid::regclass::text, ', ') FROM pg_class \
-            WHERE relname = name AND relkind IN ('r', 'p')) AS elsewhere \
-        FROM (VALUES ('records', 'sqs_once_records'), ('outbox', 'sqs_once_outbox')) AS t (kind, name)), \
-    facts AS (\
-        SELECT kind, json_build_object(\
-            'name', found::text, \
-            'elsewhere', elsewhere, \
-            'is_current', CASE WHEN found IS NOT NULL THEN kind = 'outbox' OR (\
-                SELECT count(*) = 2 FROM pg_attribute WHERE attrelid = found AND NOT attisdropped \
-                AND attname IN ('fingerprint_scheme', 'exclusive_attempts')) END, \
-            'privileges', ARRAY(\
-                SELECT privilege FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege, \
-                    pg_roles \
-                WHERE rolname = $1 AND has_table_privilege(pg_roles.oid, found, privilege))) AS fact \
-        FROM tables) \
-    SELECT json_build_object(\
-        'database', current_database(), \
-        'connections', (\
-            SELECT least(\
-                current_setting('max_connections')::int \
-                    - current_setting('superuser_reserved_connections')::int \
-                    - coalesce(current_setting('reserved_connections', true)::int, 0), \
-                nullif(datconnlimit, -1)) \
-            FROM pg_database WHERE datname = current_database()), \
-        'has_user', EXISTS (SELECT FROM pg_roles WHERE rolname = $1), \
-        'records', (SELECT fact FROM facts WHERE kind = 'records'), \
-        'outbox', (SELECT fact FROM facts WHERE kind = 'outbox'))::text";
 
 impl PostgresStore {
     /// Reads a record.
@@ -210,42 +176,6 @@ impl PostgresStore {
         self.change("delete", shown, row::delete).await
     }
 
-    /// Reads tables, limits and the privileges of a database user, as JSON, for `sqs-once doctor`.
-    ///
-    /// # Errors
-    ///
-    /// A text that explains what failed.
-    pub async fn examine(&self, user: &str) -> Result<serde_json::Value, String> {
-        let examine = sqlx::query_scalar(EXAMINE).bind(user);
-        let examined = self.run(None, async |connection| examine.fetch_one(connection).await);
-        let text: String = explained(examined).await?;
-        serde_json::from_str(&text).map_err(|error| error.to_string())
-    }
-
-    /// Returns the age of the oldest event in the outbox, by the server's clock. `None` if it is empty, or
-    /// there is no such table.
-    ///
-    /// # Errors
-    ///
-    /// A text that explains what failed.
-    pub async fn oldest_event_age(&self) -> Result<Option<Duration>, String> {
-        const OLDEST: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
-            - published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";
-        let oldest = self.run(
-            None,
-            async |connection: &mut PgConnection| match sqlx::query_scalar(OLDEST)
-                .fetch_optional(connection)
-                .await
-            {
-                Err(error) if is_table_missing(&error) => Ok(None),
-                read => read,
-            },
-        );
-        let oldest: Option<i64> = explained(oldest).await?;
-        let millis = oldest.map(|millis| u64::try_from(millis).unwrap_or(0));
-        Ok(millis.map(Duration::from_millis))
-    }
-
     async fn change(
         &self,
         action: &'static str,
@@ -294,13 +224,6 @@ async fn within<T>(
             STORE,
             "no answer in time",
         )),
-    }
-}
-
-async fn explained<T>(requests: impl Future<Output = Result<T, Error>>) -> Result<T, String> {
-    match timeout(MAX_TIME, requests).await {
-        Ok(answer) => answer.map_err(|error| explain(&error)),
-        Err(_elapsed) => Err("no answer in time".to_owned()),
     }
 }
 

@@ -254,19 +254,6 @@ impl Settings {
         Ok((after_failure?, results?, batches?))
     }
 
-    /// Reads every variable of [`once`](Self::once) without building a consumer, so that
-    /// [`errors`](Variables::errors) lists what is wrong with them.
-    pub fn read_once(&mut self) {
-        let (_table, _records) = (self.table(), self.records());
-        let _batches = self.batches(DefaultRetention::OfTable);
-    }
-
-    /// Reads every variable of [`consumer`](Self::consumer) except the mode's own, without building it, so
-    /// that [`errors`](Variables::errors) lists what is wrong with them.
-    pub fn read_consumer(&mut self) {
-        let _shared = self.shared();
-    }
-
     /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error. Logs
     /// only their names, because the values may be credentials.
     ///

@@ -15,6 +15,7 @@ use aws_sdk_dynamodb::config::{
 use aws_smithy_runtime_api::client::http::{
     HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
 };
+use sqs_once_core::settings::table::{Reader, SETTINGS};
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
 use super::{
@@ -581,4 +582,15 @@ fn variable_of_the_handler_is_not_unknown() {
     assert_eq!(settings.unknown().len(), 1);
     let own = settings.optional("CONSUMER_OWN", "0", str::parse::<u8>);
     assert_eq!((own, settings.unknown().len()), (Ok(1), 0));
+}
+
+/// A row that no code reads would have no effect.
+#[test]
+fn every_setting_of_a_consumer_is_read() {
+    let mut settings = Settings::from_vars::<&str, &str>([]);
+    let (_table, _records) = (settings.table(), settings.records());
+    let _batches = settings.batches(DefaultRetention::OfTable);
+    for setting in SETTINGS.iter().filter(|of| of.reader == Reader::Consumer) {
+        assert!(settings.was_read(setting.name), "{}", setting.name);
+    }
 }

@@ -146,13 +146,6 @@ fn setting() -> Option<(&'static str, String)> {
     })
 }
 
-/// Returns whether the consumer logs lines at INFO, and so its metrics, with this value of `RUST_LOG`.
-#[must_use]
-pub fn logs_info(setting: &str) -> bool {
-    let filter = level(setting).unwrap_or_else(info);
-    filter.would_enable(module_path!(), &Level::INFO)
-}
-
 fn log_panic(panic: &PanicHookInfo<'_>, with_text: bool) {
     let place = panic.location().map(ToString::to_string);
     tracing::error!(place, "panicked");
