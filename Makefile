@@ -81,7 +81,7 @@ else
 RELEASE := cargo build --locked --release
 endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
-WORKSPACE := --workspace --features consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres
+WORKSPACE := --workspace --features sqs-once-cli/postgres,sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
 # A separate, optimized build for runs of an hour.
 LONG      := $(TEST) --profile long
@@ -239,7 +239,7 @@ mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/core/src/once/**"]
 	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
-LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-otel sqs-once-outbox sqs-once-postgres sqs-once-testing
+LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-outbox sqs-once-postgres sqs-once-testing
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
 

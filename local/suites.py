@@ -33,7 +33,7 @@ PARTS = {"process": CHAOS}
 SCRIPTS = ("before_deploy_test",)
 
 # One compilation serves all packages.
-FEATURES = "consumer/opentelemetry,sqs-once-cli/postgres,sqs-once-outbox/postgres"
+FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"
 CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--features", FEATURES)
 
 

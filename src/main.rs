@@ -9,16 +9,12 @@ mod order;
 
 use std::process::ExitCode;
 
-use sqs_once::Settings;
-#[cfg(not(feature = "opentelemetry"))]
-use sqs_once::telemetry::init;
-#[cfg(feature = "opentelemetry")]
-use sqs_once_otel::init;
+use sqs_once::{Settings, telemetry};
 
 use charge::Charge;
 
 fn main() -> ExitCode {
-    init();
+    telemetry::init();
     if let Err(error) = run(Settings::from_env()) {
         tracing::error!(%error, "could not start");
         return ExitCode::FAILURE;

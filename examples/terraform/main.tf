@@ -196,7 +196,7 @@ resource "aws_iam_role_policy" "consumer" {
 }
 
 resource "aws_lambda_function" "consumer" {
-  # checkov:skip=CKV_AWS_50:traces are off by default; docs/traces.md switches them on
+  # checkov:skip=CKV_AWS_50:traces are off; docs/traces.md has an example
   # checkov:skip=CKV_AWS_115:maximum_concurrency of the event source limits it without reserving concurrency of the account
   # checkov:skip=CKV_AWS_116:failed messages move to the dead-letter queue of the queue; that of a function is for asynchronous invocations
   # checkov:skip=CKV_AWS_117:uses DynamoDB and the gateway over TLS, and no resource in a VPC

@@ -28,6 +28,7 @@ use support::{
     log,
     stopwatch::Stopwatch,
 };
+use tracing::{Span, field::Empty};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -875,6 +876,99 @@ async fn lines_of_handler_name_message_and_invocation() {
         let of_message = lines.iter().filter(|line| line["span"] == span);
         assert_eq!(of_message.count(), 2, "{lines:?}");
     }
+}
+
+/// Handler that keeps the span of each message.
+#[derive(Clone, Default)]
+struct SpanKeeper(Arc<Mutex<Vec<Span>>>);
+
+impl Handler for SpanKeeper {
+    type Message = bool;
+    type Output = ();
+
+    async fn handle(&self, fails: bool, _: Attempt) -> Result<(), Failure> {
+        self.0.lock().unwrap().push(Span::current());
+        if fails {
+            return Err(Failure::permanent("scripted"));
+        }
+        Ok(())
+    }
+}
+
+impl SpanKeeper {
+    /// Processes a message that succeeds and one that fails. Returns name and fields of their spans.
+    async fn spans(
+        change: impl FnOnce(Consumer<Once<MemoryStore>, Self>) -> Consumer<Once<MemoryStore>, Self>,
+    ) -> Vec<Value> {
+        log::start();
+        let (once, keeper) = (Once::new(MemoryStore::default()), Self::default());
+        let consumer = change(Consumer::new(once, namespace(), keeper.clone()));
+        let mut message = record("m-1", &json!(false));
+        message["attributes"]["AWSTraceHeader"] = json!("Root=1-5759e988-bd86");
+        message["messageAttributes"] = json!({
+            "tenant": {"stringValue": "red", "dataType": "String", "stringListValues": [], "binaryListValues": []},
+        });
+        let messages = batch([message, record("m-2", &json!(true))]);
+        process(&Arc::new(consumer), messages, within(10 * SECOND)).await;
+        for span in keeper.0.lock().unwrap().drain(..) {
+            span.in_scope(|| tracing::info!("message ended"));
+        }
+        let lines = log::lines_of("message ended").into_iter();
+        lines.map(|mut line| line["span"].take()).collect()
+    }
+}
+
+/// The spans that the consumer makes for these two messages.
+fn default_spans() -> Vec<Value> {
+    let span = |id: &str, outcome: &str| {
+        json!({
+            "name": "message", "message_id": id, "key": format!("test#{id}"), "receive_count": 1,
+            "outcome": outcome,
+        })
+    };
+    vec![span("m-1", "completed"), span("m-2", "permanent_failure")]
+}
+
+#[tokio::test]
+async fn outcome_is_in_the_span_of_a_message() {
+    assert_eq!(
+        SpanKeeper::spans(|consumer| consumer).await,
+        default_spans()
+    );
+}
+
+#[tokio::test]
+async fn own_span_replaces_the_default() {
+    let own = |consumer: Consumer<_, _>| {
+        consumer.make_span(|delivery| {
+            let (tenant, trace) = (
+                delivery.attribute("tenant"),
+                delivery.trace_header.as_deref(),
+            );
+            tracing::info_span!("charge", tenant, trace, key = Empty, outcome = Empty)
+        })
+    };
+    let (trace, tenant) = ("Root=1-5759e988-bd86", "red");
+    assert_eq!(
+        SpanKeeper::spans(own).await,
+        [
+            json!({"name": "charge", "tenant": tenant, "trace": trace, "key": "test#m-1", "outcome": "completed"}),
+            json!({"name": "charge", "key": "test#m-2", "outcome": "permanent_failure"}),
+        ]
+    );
+    // No field for what the consumer records.
+    let bare = |consumer: Consumer<_, _>| consumer.make_span(|_| tracing::info_span!("bare"));
+    let bare_span = json!({"name": "bare"});
+    assert_eq!(
+        SpanKeeper::spans(bare).await,
+        [bare_span.clone(), bare_span]
+    );
+}
+
+#[tokio::test]
+async fn panic_in_make_span_leaves_the_default_span() {
+    let panics = |consumer: Consumer<_, _>| consumer.make_span(|_| panic!("scripted"));
+    assert_eq!(SpanKeeper::spans(panics).await, default_spans());
 }
 
 #[tokio::test]

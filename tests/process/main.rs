@@ -19,4 +19,3 @@ mod queries;
 mod reconciliation;
 mod runtime_api;
 mod security;
-mod traces;

@@ -62,7 +62,7 @@
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its output |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
 //! | [`protocol`] | rules as pure functions: conditions of claims, meaning of failed conditions |
-//! | [`aws`], [`telemetry`] | the SDK configured for Lambda; logs, metrics and traces |
+//! | [`aws`], [`telemetry`] | the SDK configured for Lambda; logs and metrics |
 //!
 //! # Features
 //!
@@ -76,7 +76,6 @@
 //! | --- | --- |
 //! | `sqs-once-postgres` | records in PostgreSQL, and business writes in the same transaction |
 //! | `sqs-once-testing` | tests of handlers without AWS, and the conformance suite of stores |
-//! | `sqs-once-otel` | traces: spans of messages and requests, to X-Ray or to a collector |
 //! | `sqs-once-outbox` | the relay, which sends published events to SQS, SNS and EventBridge |
 //!
 //! A function behind a different trigger needs only the crates `sqs-once-core` and `sqs-once-dynamodb`:
@@ -141,8 +140,9 @@ pub use dynamodb::{
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Bytes, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, LookUp,
-    PriorAttempt, Raw, Reconcile, Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
+    Attempt, Attribute, AttributeValue, Bytes, DeliveryMetadata, EnvelopeMetadata, Failure,
+    FromMessage, Handler, HandlerFn, Json, LookUp, PriorAttempt, Raw, Reconcile, Reconciled,
+    Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use once::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};
 pub use settings::{Settings, SettingsError, UnknownVariable, Variables};

@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc, time::Duration};
 
 use super::{
-    delivery::{AttributeValue, Delivery, EnvelopeMetadata},
+    delivery::{Delivery, EnvelopeMetadata},
     history::{History, PriorAttempt},
 };
 use crate::{
@@ -130,19 +130,13 @@ impl Attempt {
     /// to 38 digits.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
-        match &self.delivery.facts().attributes.get(name)?.value {
-            AttributeValue::Text(text) => Some(text),
-            AttributeValue::Binary(_) => None,
-        }
+        self.delivery.facts().attribute(name)
     }
 
     /// Returns the bytes of a message attribute of type Binary.
     #[must_use]
     pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
-        match &self.delivery.facts().attributes.get(name)?.value {
-            AttributeValue::Binary(bytes) => Some(bytes),
-            AttributeValue::Text(_) => None,
-        }
+        self.delivery.facts().binary_attribute(name)
     }
 
     /// Returns the names of the message attributes, in any order.

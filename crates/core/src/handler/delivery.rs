@@ -85,6 +85,26 @@ pub enum AttributeValue {
     Binary(Vec<u8>),
 }
 
+impl DeliveryMetadata {
+    /// Returns the text of a message attribute of type String or Number.
+    #[must_use]
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        match &self.attributes.get(name)?.value {
+            AttributeValue::Text(text) => Some(text),
+            AttributeValue::Binary(_) => None,
+        }
+    }
+
+    /// Returns the bytes of a message attribute of type Binary.
+    #[must_use]
+    pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
+        match &self.attributes.get(name)?.value {
+            AttributeValue::Binary(bytes) => Some(bytes),
+            AttributeValue::Text(_) => None,
+        }
+    }
+}
+
 impl Delivery {
     /// Creates the first delivery of a message, without attributes.
     #[must_use]

@@ -5,7 +5,8 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 use super::{
     Envelope, breaker::CircuitBreaker, encoding::Decoding,
     fifo_after_permanent::FifoAfterPermanent, fingerprint_source::FingerprintSource,
-    key_source::KeySource, observer::Observer, s3_pointer::ReadBodies, visibility::Visibility,
+    key_source::KeySource, make_span::MakeSpan, observer::Observer, s3_pointer::ReadBodies,
+    visibility::Visibility,
 };
 use sqs_once_core::once::Turns;
 
@@ -72,6 +73,8 @@ pub struct Consumer<M, H> {
     pub(super) visibility: Option<Visibility>,
     pub(super) metrics: Option<Metrics>,
     pub(super) observer: Option<Observer>,
+    /// Makes the span of a message. `None`: the consumer makes it.
+    pub(super) make_span: Option<MakeSpan>,
     pub(super) log_sample_completed: f64,
 }
 
@@ -102,6 +105,7 @@ impl<M, H> Clone for Consumer<M, H> {
             visibility: self.visibility.clone(),
             metrics: self.metrics.clone(),
             observer: self.observer.clone(),
+            make_span: self.make_span.clone(),
             log_sample_completed: self.log_sample_completed,
         }
     }
@@ -142,6 +146,7 @@ impl<M, H> Consumer<M, H> {
             visibility: None,
             metrics: None,
             observer: None,
+            make_span: None,
             log_sample_completed: 1.0,
         }
     }

@@ -6,11 +6,14 @@ use std::{
     time::Duration,
 };
 
+use tracing::Span;
+
 use super::{
     Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, MessageOutcome,
-    ReadBodies, Visibility, breaker::CircuitBreaker, encoding::Decoding, observer::Observer,
+    ReadBodies, Visibility, breaker::CircuitBreaker, encoding::Decoding, make_span::MakeSpan,
+    observer::Observer,
 };
-use crate::telemetry::Metrics;
+use crate::{handler::DeliveryMetadata, telemetry::Metrics};
 
 impl<M, H> Consumer<M, H> {
     /// Sets where a message's key comes from.
@@ -372,6 +375,38 @@ impl<M, H> Consumer<M, H> {
     pub fn on_outcome(self, observe: impl Fn(&MessageOutcome<'_>) + Send + Sync + 'static) -> Self {
         Self {
             observer: Some(Observer::new(observe)),
+            ..self
+        }
+    }
+
+    /// Sets the `tracing` span of each message, which is open while the message is claimed, handled and
+    /// recorded. Log lines and spans of the handler are inside it.
+    ///
+    /// By default it is `message`, with the fields `message_id`, `key`, `receive_count`, `requestId` and
+    /// `outcome`, at a level that every log level shows. In a span of yours, the consumer records `key` and
+    /// `outcome`, if it has these fields. The outcome is [`Outcome::name`](crate::Outcome::name).
+    ///
+    /// `make_span` sees the message's attributes, and so can link the span to the one of the producer:
+    /// `examples/opentelemetry` does. If it panics, the message has the default span.
+    ///
+    /// ```
+    /// use sqs_once::{Consumer, Handler, Mode};
+    /// use tracing::field::Empty;
+    ///
+    /// # fn traced<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.make_span(|delivery| {
+    ///     let tenant = delivery.attribute("tenant");
+    ///     tracing::info_span!("charge", tenant, key = Empty, outcome = Empty)
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn make_span(
+        self,
+        make_span: impl Fn(&DeliveryMetadata) -> Span + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            make_span: Some(MakeSpan::new(make_span)),
             ..self
         }
     }

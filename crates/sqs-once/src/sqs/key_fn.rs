@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::handler::{AttributeValue, Body, DeliveryMetadata, EnvelopeMetadata, InvalidMessage};
+use crate::handler::{Body, DeliveryMetadata, EnvelopeMetadata, InvalidMessage};
 
 /// Why a message has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,19 +101,13 @@ impl<'a> Received<'a> {
     /// Returns the text of a message attribute of type String or Number.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&'a str> {
-        match &self.facts.attributes.get(name)?.value {
-            AttributeValue::Text(text) => Some(text),
-            AttributeValue::Binary(_) => None,
-        }
+        self.facts.attribute(name)
     }
 
     /// Returns the bytes of a message attribute of type Binary.
     #[must_use]
     pub fn binary_attribute(&self, name: &str) -> Option<&'a [u8]> {
-        match &self.facts.attributes.get(name)?.value {
-            AttributeValue::Binary(bytes) => Some(bytes),
-            AttributeValue::Text(_) => None,
-        }
+        self.facts.binary_attribute(name)
     }
 
     /// Returns what the removed envelope said about the message. `None` if there was no envelope.

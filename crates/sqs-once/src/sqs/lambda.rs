@@ -7,7 +7,7 @@ use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
-use crate::{handler::Handler, once::Mode, protocol::Timestamp, telemetry::tracer};
+use crate::{handler::Handler, once::Mode, protocol::Timestamp};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
@@ -111,8 +111,7 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
                 }
             })?;
             let request_id = Some(context.request_id.as_str());
-            let batch = consumer.process_batch(event, deadline, request_id);
-            tracer::in_invocation(context.xray_trace_id.as_deref(), batch).await
+            consumer.process_batch(event, deadline, request_id).await
         })
     }
 }

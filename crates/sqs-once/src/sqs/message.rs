@@ -6,19 +6,19 @@ use std::{
 };
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
-use tracing::Span;
+use tracing::{Span, field};
 
 use super::{
     body_decoder::BodyDecoder,
     envelope::{Envelope, Sent},
     identity::Identity,
     key_fn::NoIdentity,
+    make_span::MakeSpan,
     s3_pointer::S3Pointer,
 };
 use crate::{
     handler::{Attribute, AttributeValue, Content, Delivery, DeliveryMetadata, InvalidMessage},
     protocol::{Key, Timestamp},
-    telemetry::tracer,
 };
 
 /// A message of a batch. It always has an id, because the response could not name a record without one.
@@ -170,25 +170,28 @@ impl Message {
         self.identity.get_or_init(identify).as_ref()
     }
 
-    /// Creates the span of the message's run, whose fields are on the handler's log lines too. The span is
-    /// open at every log level, and names the request id as the Lambda runtime's span does.
-    pub(crate) fn span(&self) -> Span {
-        let span = tracing::error_span!(
+    /// Creates the span of the message's run, whose fields are on the handler's log lines too. Ours is open
+    /// at every log level, and names the request id as the Lambda runtime's span does.
+    pub(crate) fn span(&self, make_span: Option<&MakeSpan>) -> Span {
+        let made = make_span.and_then(|make_span| make_span.span(self.delivery.facts()));
+        if let Some(span) = made {
+            self.add_key_to(&span);
+            return span;
+        }
+        tracing::error_span!(
             "message",
             message_id = self.id.as_str(),
             key = self.key().map(Key::as_str),
             receive_count = self.receive_count(),
             requestId = self.delivery.facts().request_id.as_deref(),
-        );
-        tracer::message_starts(&span, self.delivery.facts(), self.key());
-        span
+            outcome = field::Empty,
+        )
     }
 
-    /// Adds the key to the span, for a message whose body was read after the span began.
+    /// Records the key in a span that has a field for it and began before the key was known.
     pub(crate) fn add_key_to(&self, span: &Span) {
         if let Some(key) = self.key() {
             span.record("key", key.as_str());
-            tracer::key_is_known(span, key);
         }
     }
 

@@ -30,6 +30,7 @@
 //! | `message_result` | how a message ended, and its log line |
 //! | `message_outcome` | the same with the facts of the message, for the response, metrics and observers |
 //! | `observer` | a function that sees each of them |
+//! | `make_span` | a function that makes the span of a message |
 //! | `report` | the log line of a batch, with metrics |
 //! | `breaker` | the circuit breaker of the process |
 //! | `suspects` | messages of a batch that run alone after a crash |
@@ -55,6 +56,7 @@ mod key_source;
 mod lambda;
 mod lanes;
 mod long_polls;
+mod make_span;
 mod message;
 mod message_outcome;
 mod message_result;

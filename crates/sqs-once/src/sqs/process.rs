@@ -15,9 +15,7 @@ use super::{
     message_outcome::MessageOutcome,
     report::BatchReport,
 };
-use crate::{
-    deadline::Deadline, handler::Handler, once::Mode, store::StoreError, telemetry::tracer,
-};
+use crate::{deadline::Deadline, handler::Handler, once::Mode, store::StoreError};
 
 /// Why an invocation fails. SQS then keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,7 +130,6 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             self.metrics.as_ref(),
             request_id,
         );
-        tracer::flush(deadline).await;
         match store_unavailable(&ended) {
             Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
                 messages: ended.len(),

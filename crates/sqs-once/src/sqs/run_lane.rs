@@ -24,7 +24,6 @@ use super::{
 use crate::{
     handler::{Attempt, Handler, History, Stored},
     once::{Mode, Outcome},
-    telemetry::tracer,
 };
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
@@ -53,7 +52,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 return;
             }
             batch.start(index);
-            let span = message.span();
+            let span = message.span(self.make_span.as_ref());
             let processed = match shared {
                 Some(shared) => shared,
                 None => {
@@ -65,7 +64,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let recorded = (!is_last).then(|| processed.clone());
             let replay = pin!(self.replay(processed, message, batch));
             let processed = replay.instrument(span.clone()).await;
-            tracer::message_ends(&span, processed.outcome());
+            span.record("outcome", processed.outcome().name());
             if processed.outcome().is_permanent()
                 && let Some(visibility) = &self.visibility
             {

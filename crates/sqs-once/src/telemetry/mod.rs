@@ -1,17 +1,14 @@
 //! Logs and metrics: one JSON object per line, as CloudWatch reads them.
 
 pub(crate) mod metrics;
-pub(crate) mod tracer;
 
 use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
 
 pub use metrics::{Metric, Metrics, Unit, Value};
-pub use sqs_once_core::handler::DeliveryMetadata;
-pub use tracer::{Parent, Tracer, set_tracer};
 
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{
-    Layer, Registry,
+    Layer,
     filter::{LevelFilter, Targets},
     fmt,
     layer::SubscriberExt as _,
@@ -24,8 +21,6 @@ use tracing_subscriber::{
 /// The level comes from `AWS_LAMBDA_LOG_LEVEL` (*AWS Lambda Developer Guide*, "Configuring advanced logging
 /// controls"), otherwise from `RUST_LOG`, which may name targets too (`warn,sqs_once=debug`), and otherwise
 /// it is `info`. If the value cannot be parsed, the level is `info` and a warning names the variable.
-///
-/// For traces, call `init` of the crate `sqs-once-otel` instead (`docs/traces.md`).
 ///
 /// Also replaces the panic hook: see [`set_panic_hook`].
 ///
@@ -56,34 +51,7 @@ pub fn init() {
 /// assert!(telemetry::try_init().is_err());
 /// ```
 pub fn try_init() -> Result<(), TryInitError> {
-    try_init_with(None::<LevelFilter>)?;
-    let exporter = std::env::var("OTEL_TRACES_EXPORTER");
-    if exporter.is_ok_and(|exporter| exporter == "otlp" || exporter == "xray") {
-        let error = "OTEL_TRACES_EXPORTER has no effect: add the crate `sqs-once-otel`, and call its `init`";
-        tracing::warn!(error, "traces are off");
-    }
-    Ok(())
-}
-
-/// Like [`try_init`], with a second layer beside the one for logs. The level of the logs does not apply to
-/// it.
-///
-/// # Errors
-///
-/// If a subscriber is set already. The panic hook then stays as it is.
-///
-/// ```
-/// use sqs_once::telemetry;
-///
-/// let none = None::<tracing_subscriber::filter::LevelFilter>;
-/// assert!(telemetry::try_init_with(none).is_ok());
-/// ```
-pub fn try_init_with<L>(other: Option<L>) -> Result<(), TryInitError>
-where
-    L: Layer<Registry> + Send + Sync,
-{
-    let registry = tracing_subscriber::registry().with(other);
-    registry.with(layer()).try_init()?;
+    tracing_subscriber::registry().with(layer()).try_init()?;
     set_panic_hook();
     if let Some((setting, text)) = setting()
         && level(&text).is_none()

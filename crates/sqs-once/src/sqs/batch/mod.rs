@@ -34,7 +34,6 @@ use crate::{
     once::Outcome,
     protocol::{Timestamp, isolation::may_start_beside},
     system::random_fraction,
-    telemetry::tracer,
 };
 use progress::HandlerRun;
 
@@ -175,7 +174,7 @@ impl Batch {
                 }
                 drop(working);
             });
-            running.spawn(tracer::in_current(worker.in_current_span()));
+            running.spawn(worker.in_current_span());
         };
         for _ in 0..workers.get().min(self.messages.len()) {
             spawn(&mut running, Arc::clone(&working));
