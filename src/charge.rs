@@ -25,7 +25,7 @@ impl Reconcile for Charge {
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
         order.check().permanent()?; // to the dead-letter queue
-        self.0.charge(&attempt.key().header_value(), &order).await
+        self.0.charge(&order, &attempt).await
     }
 
     async fn look_up(

@@ -12,7 +12,7 @@ use reqwest::{
     redirect::Policy,
 };
 use serde_json::{json, value::RawValue};
-use sqs_once::{Failure, LookUp, Settings, SettingsError, protocol::Key};
+use sqs_once::{Attempt, Failure, LookUp, Settings, SettingsError, protocol::Key};
 
 use crate::order::Order;
 
@@ -100,17 +100,27 @@ impl Gateway {
         }
     }
 
-    /// Charges `order`. The gateway recognizes a repeated request by `key`.
-    pub(crate) async fn charge(&self, key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
+    /// Charges `order`. The gateway recognizes a repeated request by the key, and can continue the trace of
+    /// the producer.
+    pub(crate) async fn charge(
+        &self,
+        order: &Order,
+        attempt: &Attempt,
+    ) -> Result<Box<RawValue>, Failure> {
+        let key = attempt.key().header_value();
         let Self::Http(http) = self else {
-            return sandbox(key, order);
+            return sandbox(&key, order);
         };
         let mut request = (http.client)
             .post(http.charges.clone())
             .header(CONTENT_TYPE, "application/json")
             .body(order.json.get().to_owned());
         if http.reconcile_after.is_none() {
-            request = request.header("Idempotency-Key", key);
+            request = request.header("Idempotency-Key", &*key);
+        }
+        // An order must not fail because its producer sent a text that no header can have.
+        if let Some(Ok(trace)) = attempt.trace_header().map(HeaderValue::from_str) {
+            request = request.header("X-Amzn-Trace-Id", trace);
         }
         let response = request.send().await.map_err(unanswered)?;
         if response.status().is_success() {

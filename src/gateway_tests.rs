@@ -1,7 +1,11 @@
 use std::time::Duration;
 
 use axum::{Router, routing::post};
-use sqs_once::protocol::Namespace;
+use sqs_once::{
+    Deadline, DeliveryMetadata,
+    protocol::{Namespace, Timestamp},
+};
+use sqs_once_core::handler::History;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -225,8 +229,23 @@ fn gateway(url: &str, timeout: &str) -> Gateway {
 }
 
 async fn charge(gateway: &Gateway) -> Result<Box<RawValue>, Failure> {
+    charge_in(gateway, None).await
+}
+
+/// Charges the order of a message with this X-Ray header.
+async fn charge_in(gateway: &Gateway, trace: Option<&str>) -> Result<Box<RawValue>, Failure> {
+    let delivery = DeliveryMetadata {
+        trace_header: trace.map(str::to_owned),
+        ..DeliveryMetadata::default()
+    };
+    let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(60), Duration::ZERO);
+    let attempt = Attempt::new(key(), delivery.into(), History::fresh(), deadline);
     let order = serde_json::from_str(BODY).unwrap();
-    gateway.charge("payments#o-1", &order).await
+    gateway.charge(&order, &attempt).await
+}
+
+fn key() -> Key {
+    Key::new(&Namespace::new("payments").unwrap(), ["o-1"]).unwrap()
 }
 
 const LONG: &str = "30s";
@@ -279,15 +298,32 @@ async fn cut_off_answer_to_a_charge_is_a_success() {
     assert!(receipt.get().contains("broke off"), "{receipt}");
 }
 
-#[tokio::test]
-async fn api_key_is_sent_as_bearer_token() {
+/// A gateway that answers with this header of the request.
+async fn echoing(header: &'static str) -> Gateway {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let echo = async |headers: HeaderMap| headers["authorization"].to_str().unwrap().to_owned();
+    let echo = async move |headers: HeaderMap| format!("{:?}", headers.get(header));
     let app = Router::new().route("/charges", post(echo));
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    let gateway = gateway(&url, LONG);
-    assert_eq!(charge(&gateway).await.unwrap().get(), "\"Bearer s3cr3t\"");
+    gateway(&url, LONG)
+}
+
+#[tokio::test]
+async fn api_key_is_sent_as_bearer_token() {
+    let sent = charge(&echoing("authorization").await).await.unwrap();
+    assert!(sent.get().contains("Bearer s3cr3t"), "{sent}");
+}
+
+#[tokio::test]
+async fn trace_header_of_the_message_is_passed_on() {
+    let gateway = echoing("x-amzn-trace-id").await;
+    let header = "Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1";
+    let sent = charge_in(&gateway, Some(header)).await.unwrap();
+    assert!(sent.get().contains(header), "{sent}");
+    for none in [None, Some("no\nheader")] {
+        let sent = charge_in(&gateway, none).await.unwrap();
+        assert_eq!(sent.get(), "\"None\"");
+    }
 }
 
 /// A gateway that answers GET /charges with this status and body, and POST with the `Idempotency-Key` that it got.
@@ -302,9 +338,8 @@ async fn listing(status: u16, body: &'static str) -> Gateway {
 }
 
 async fn look_up(gateway: &Gateway) -> Result<LookUp<Box<RawValue>>, Failure> {
-    let key = Key::new(&Namespace::new("payments").unwrap(), ["o-1"]).unwrap();
     let order = serde_json::from_str(BODY).unwrap();
-    gateway.look_up(&key, &order).await
+    gateway.look_up(&key(), &order).await
 }
 
 #[tokio::test]
