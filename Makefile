@@ -90,7 +90,7 @@ CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
 
 # Turns a skipped test into a failed one: these verbs provide the prerequisites of every test.
-test test-aws test-powertools soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
+test test-aws soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
 
 # The link of a release program keeps one processor busy, so the suites are built beside the programs.
 .PHONY: test
@@ -184,14 +184,6 @@ test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the s
 .PHONY: test-inbox
 test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]
 	python local/inbox_test.py $(SEED)
-
-.PHONY: test-powertools
-test-powertools: $(VENV) ## Share a table with Powertools for AWS Lambda (Python), in both directions
-	$(TEST) --test process -- powertools::
-
-.PHONY: compare
-compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
-	python -B local/compare/compare.py
 
 .PHONY: bench
 bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md

@@ -35,13 +35,12 @@ The consumer reads these messages in the new form. Those that it cannot read fai
     get a different key, and then the handler runs again."""
 NOT_COMPARED = """\
 The consumer does not compare the payloads of these messages with those in the records, so it misses
-    keys that were reused. With a hash of Powertools, repeated messages fail permanently instead."""
+    keys that were reused."""
 
 # The settings with which a consumer finds and compares the record of a message: default, and effect of a change.
 SETTINGS = {
     "IDEMPOTENCY_KEY": ("message-id", NOT_FOUND),
     "IDEMPOTENCY_NAMESPACE": ("", NOT_FOUND),
-    "IDEMPOTENCY_LAYOUT": ("native", NOT_FOUND),
     "IDEMPOTENCY_ATTRIBUTES": ("", NOT_FOUND),
     "IDEMPOTENCY_SORT_KEY": ("", NOT_FOUND),
     "CONSUMER_ENVELOPE": ("none", UNREADABLE),

@@ -156,7 +156,6 @@ class BeforeDeploy(unittest.TestCase):
             ("ConsumerEnvelope=sns", "CONSUMER_ENVELOPE is 'none', and would be 'sns'"),
             ("ConsumerEncoding=none", "CONSUMER_ENCODING is 'gzip', and would be 'none'"),
             ("IdempotencyFingerprint=off", "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
-            ("IdempotencyLayout=powertools", "IDEMPOTENCY_LAYOUT is 'native', and would be 'powertools'"),
             ("IdempotencyAttributes=id=PK", "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
             ("IdempotencySortKey=SK", "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),
         ):

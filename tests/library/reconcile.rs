@@ -369,7 +369,7 @@ async fn key_that_changes_on_redrive_is_refused() {
     };
     let event = || serde_json::from_value(batch([record("m-1", "{\"id\":\"o-1\"}")])).unwrap();
     let deadline = || Deadline::after(clock(), 20 * SECOND, SECOND);
-    for source in ["message-id", "deduplication-id", "powertools:message-id"] {
+    for source in ["message-id", "deduplication-id"] {
         let refused = consumer(source.parse().unwrap());
         let error = refused.process(event(), deadline()).await.unwrap_err();
         assert!(

@@ -234,7 +234,6 @@ async fn start_with(more: &[(&str, &str)]) -> Result<(), SettingsError> {
 #[tokio::test]
 async fn settings_of_other_modes_are_not_read() {
     let unused = [
-        "IDEMPOTENCY_LAYOUT",
         "IDEMPOTENCY_ATTRIBUTES",
         "IDEMPOTENCY_BATCHED_WRITES",
         "CONSUMER_METRICS_WRITE_UNITS",

@@ -14,7 +14,6 @@ mod chaos;
 mod edges;
 mod inbox;
 mod metrics;
-mod powertools;
 mod queries;
 mod reconciliation;
 mod runtime_api;

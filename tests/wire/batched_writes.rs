@@ -13,8 +13,8 @@ use sqs_once::{
         StoredResult, Timestamp,
     },
     store::{
-        AnyStore, Batched, ClaimResponse, DynamoStore, Layout, RequestContext, SettleResponse,
-        Store, StoreError,
+        AnyStore, Batched, ClaimResponse, DynamoStore, RequestContext, SettleResponse, Store,
+        StoreError,
     },
 };
 use sqs_once_core::{
@@ -35,12 +35,7 @@ async fn dynamo() -> Dynamo {
 
 /// The store of a worker whose SDK would retry.
 fn store(dynamo: &Dynamo) -> Batched {
-    laid_out(dynamo, Layout::native())
-}
-
-fn laid_out(dynamo: &Dynamo, layout: Layout) -> Batched {
-    let store = DynamoStore::new(dynamo.worker(Some(10 * SECOND)), TABLE);
-    Batched::new(store.layout(layout))
+    Batched::new(DynamoStore::new(dynamo.worker(Some(10 * SECOND)), TABLE))
 }
 
 fn key(part: &str) -> Key {
@@ -258,25 +253,20 @@ async fn tasks_of_several_threads_are_all_answered() {
 async fn grouped_claim_writes_the_ordinary_item() {
     let dynamo = dynamo().await;
     dynamo.create_table("plain").await;
-    for (n, layout) in [Layout::native(), Layout::powertools()]
-        .into_iter()
-        .enumerate()
-    {
-        let grouped = laid_out(&dynamo, layout.clone());
-        let plain = DynamoStore::new(dynamo.client(), "plain").layout(layout);
-        let printed = request(&format!("printed {n}"));
-        let mut unprinted = request(&format!("unprinted {n}"));
-        unprinted.fingerprint = None;
-        let requests = [printed, unprinted];
-        dynamo.reset_counts();
-        assert_eq!(claim_all(&grouped, &requests).await, [FRESH, FRESH]);
-        assert_sent!(dynamo, "ClaimGroup": 1);
-        for request in &requests {
-            assert_eq!(plain.claim(request, &CONTEXT).await.unwrap(), FRESH);
-            let id = request.key.as_str();
-            let written = dynamo.record(TABLE, id).await.unwrap();
-            assert_eq!(dynamo.record("plain", id).await.unwrap(), written);
-        }
+    let grouped = store(&dynamo);
+    let plain = DynamoStore::new(dynamo.client(), "plain");
+    let printed = request("printed");
+    let mut unprinted = request("unprinted");
+    unprinted.fingerprint = None;
+    let requests = [printed, unprinted];
+    dynamo.reset_counts();
+    assert_eq!(claim_all(&grouped, &requests).await, [FRESH, FRESH]);
+    assert_sent!(dynamo, "ClaimGroup": 1);
+    for request in &requests {
+        assert_eq!(plain.claim(request, &CONTEXT).await.unwrap(), FRESH);
+        let id = request.key.as_str();
+        let written = dynamo.record(TABLE, id).await.unwrap();
+        assert_eq!(dynamo.record("plain", id).await.unwrap(), written);
     }
 }
 
@@ -305,42 +295,36 @@ async fn grouped_settlement_writes_the_ordinary_item() {
         |request| fail(request, true),
         |request| fail(request, false),
     ];
-    for (n, layout) in [Layout::native(), Layout::powertools()]
-        .into_iter()
-        .enumerate()
-    {
-        let grouped = AnyStore::Batched(laid_out(&dynamo, layout.clone()));
-        let plain = DynamoStore::new(dynamo.client(), "plain").layout(layout);
-        let plain = AnyStore::DynamoDb(plain);
-        for (m, settlement) in settlements.into_iter().enumerate() {
-            for failed_before in [false, true] {
-                let case = format!("{n} {m} {failed_before}");
-                let mut pair = requests([&case, &format!("{case}, company")]);
+    let grouped = AnyStore::Batched(store(&dynamo));
+    let plain = AnyStore::DynamoDb(DynamoStore::new(dynamo.client(), "plain"));
+    for (n, settlement) in settlements.into_iter().enumerate() {
+        for failed_before in [false, true] {
+            let case = format!("{n} {failed_before}");
+            let mut pair = requests([&case, &format!("{case}, company")]);
+            for store in [&grouped, &plain] {
+                let _ = claim_all(store, &pair).await;
+            }
+            if failed_before {
+                for store in [&grouped, &plain] {
+                    let _ = settle_all(store, &pair, |request| fail(request, true)).await;
+                }
+                for request in &mut pair {
+                    request.message_id = "m-2".into();
+                    request.owner = Owner::fresh();
+                }
                 for store in [&grouped, &plain] {
                     let _ = claim_all(store, &pair).await;
                 }
-                if failed_before {
-                    for store in [&grouped, &plain] {
-                        let _ = settle_all(store, &pair, |request| fail(request, true)).await;
-                    }
-                    for request in &mut pair {
-                        request.message_id = "m-2".into();
-                        request.owner = Owner::fresh();
-                    }
-                    for store in [&grouped, &plain] {
-                        let _ = claim_all(store, &pair).await;
-                    }
-                }
-                dynamo.reset_counts();
-                let settled = settle_all(&grouped, &pair, settlement).await;
-                assert_eq!(settled, vec![SettleResponse::Applied; 2], "{case}");
-                assert_sent!(dynamo, "SettlementGroup": 1);
-                let _ = settle_all(&plain, &pair, settlement).await;
-                for request in &pair {
-                    let id = request.key.as_str();
-                    let written = dynamo.record(TABLE, id).await.unwrap();
-                    assert_eq!(dynamo.record("plain", id).await.unwrap(), written, "{case}");
-                }
+            }
+            dynamo.reset_counts();
+            let settled = settle_all(&grouped, &pair, settlement).await;
+            assert_eq!(settled, vec![SettleResponse::Applied; 2], "{case}");
+            assert_sent!(dynamo, "SettlementGroup": 1);
+            let _ = settle_all(&plain, &pair, settlement).await;
+            for request in &pair {
+                let id = request.key.as_str();
+                let written = dynamo.record(TABLE, id).await.unwrap();
+                assert_eq!(dynamo.record("plain", id).await.unwrap(), written, "{case}");
             }
         }
     }

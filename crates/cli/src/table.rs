@@ -13,7 +13,7 @@ use sqs_once_postgres::PostgresStore;
 
 use crate::{aws, output::Error};
 
-/// The table and the layout of its records. The consumer's variables are the defaults of the options.
+/// The table and the attribute names of its records. The consumer's variables are the defaults of the options.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Table of the records")]
 pub(crate) struct Table {

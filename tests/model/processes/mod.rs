@@ -37,7 +37,7 @@
 //! - More troubles than the bounds.
 //! - Several batches at a time in one process, FIFO groups, and heartbeats.
 //! - Throttled and denied requests: to a worker they are requests without an answer.
-//! - Different payloads under a key, and records of other programs.
+//! - Different payloads under a key.
 
 mod action;
 mod answers;

@@ -1,4 +1,4 @@
-//! The decision tables over random records, those of other programs included.
+//! The decision tables over random records.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -193,23 +193,20 @@ fn replaced() -> impl Strategy<Value = Record> {
         State::InProgress { lease_until: at(0) },
         State::Failed,
     ]);
-    (state, end, 0..6_u64, 0..2_u64, any::<bool>()).prop_map(
-        |(state, last_end, exclusive_attempts, attempts, open)| {
-            let mut record = Record::new(state, START + HOUR);
-            record.last_end = last_end;
-            record.exclusive_attempts = exclusive_attempts;
-            record.attempts = attempts;
-            record.first_claimed_at = open.then(|| at(0));
-            record
-        },
-    )
+    (state, end, 0..6_u64, any::<bool>()).prop_map(|(state, last_end, exclusive_attempts, open)| {
+        let mut record = Record::new(state, START + HOUR);
+        record.last_end = last_end;
+        record.exclusive_attempts = exclusive_attempts;
+        record.first_claimed_at = open.then(|| at(0));
+        record
+    })
 }
 
 /// The rule table of standings, in other words.
 fn follows_table(record: &Record, rules: Rules) -> Result<(), TestCaseError> {
     let claimed = PriorState::over(Some(record.clone()));
     let standing = (rules.standing)(&claimed, &CrashWaits::default());
-    let ended = record.last_end.is_some() || record.attempts == 0;
+    let ended = record.last_end.is_some();
     let count = record.exclusive_attempts;
     match standing {
         Standing::Clear => {

@@ -199,23 +199,3 @@ async fn expired_record_is_replaced_entirely() {
     assert_fresh(&lambda);
     assert_eq!(stage.status("m-1").await, "COMPLETED");
 }
-
-#[tokio::test]
-async fn takeover_from_other_program_has_no_first_claim() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    let foreign = json!({
-        "id": id("m-1"), "status": "IN_PROGRESS", "lease_until": now_ms() - 1,
-        "expires_at": now_ms() / 1000 + 3600,
-    });
-    let foreign = serde_dynamo::to_item(foreign).unwrap();
-    stage.dynamo.put(TABLE, foreign).await;
-
-    let record = record_during_run(&stage, &lambda).await;
-    assert_eq!(number(&record, "first_claimed_at"), 0);
-    assert_eq!(text(&record, "message_id"), "m-1");
-    let line = lambda.logged(1, of_takeover).await.remove(0);
-    assert_eq!(line["first_claimed_at"], Value::Null);
-    assert_eq!(line["last_end"], Value::Null);
-    assert_eq!(outcomes(&lambda, 1).await, [outcome::COMPLETED]);
-}

@@ -387,23 +387,6 @@ async fn failure_over_expired_record_is_recorded() {
     assert_eq!(world.ended("a").await, failed);
 }
 
-#[tokio::test]
-async fn failure_over_foreign_claim_keeps_attempt_open() {
-    let world = World::start().await;
-    let claim = json!({
-        "id": "test#a",
-        "status": "IN_PROGRESS",
-        "lease_until": 1,
-        "expires_at": 9_999_999_999_u64,
-    });
-    world.record(claim).await;
-    let declined = || Err(Failure::permanent("declined"));
-    let outcome = world.once_answered(Mode::Inbox, "a", declined).await;
-    assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
-    let record = world.dynamo.record(RECORDS, "test#a").await.unwrap();
-    assert_eq!(number(&record, "first_claimed_at"), 0);
-}
-
 /// Another worker was first to replace the expired record, and its message failed.
 #[tokio::test]
 async fn claim_is_repeated_over_admitting_record() {

@@ -107,6 +107,6 @@ impl Change {
 
 fn unreadable(key: &str, reason: &str) -> Error {
     Error::negative(format!(
-        "nothing was changed: the table has no valid record under `{key}` ({reason}); in DynamoDB, check --layout and --attributes"
+        "nothing was changed: the table has no valid record under `{key}` ({reason}); in DynamoDB, check --attributes"
     ))
 }

@@ -96,7 +96,7 @@ pub enum Standing {
 ///
 /// | replaced record | standing |
 /// | --- | --- |
-/// | absent, of another program, or with a `last_end` | clear |
+/// | absent, or with a `last_end` | clear |
 /// | without an open attempt, and without a count | clear |
 /// | `IN_PROGRESS`, with more attempts alone than waits | crashed |
 /// | any other | suspect |
@@ -112,7 +112,6 @@ pub fn standing(claimed: &PriorState, waits: &CrashWaits) -> Standing {
     }
     let was_in_progress = match &claimed.before {
         PreviousRecord::Nothing => return Standing::Clear,
-        PreviousRecord::Record(before) if before.attempts == 0 => return Standing::Clear,
         PreviousRecord::Record(before) => matches!(before.state, State::InProgress { .. }),
         PreviousRecord::Unknown => false,
     };

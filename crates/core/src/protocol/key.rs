@@ -217,8 +217,7 @@ pub enum KeyError {
 
 /// The SHA-256 of the part of a payload that must not change under one key.
 ///
-/// It is displayed and stored as 64 lower-case hex digits. A fingerprint for the Powertools layout
-/// (`sqs::powertools::hash`) has 32.
+/// It is displayed and stored as 64 lower-case hex digits.
 ///
 /// A fingerprint can name its scheme: what was hashed, and how. We do not compare fingerprints of two
 /// different known schemes ([`differs_from`](Self::differs_from)), so you can change the scheme while older

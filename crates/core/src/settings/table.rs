@@ -88,7 +88,7 @@ settings! {
     "first part of every key; separates consumers that share a table"
 
     IDEMPOTENCY_KEY: Consumer, "IdempotencyKey", "message-id";
-    "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](keys.md); with `powertools:` before it, the hash of Powertools"
+    "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](keys.md)"
 
     CONSUMER_ENVELOPE: Consumer, "ConsumerEnvelope", "none";
     "service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer [removes it](handlers.md#envelopes) before it looks for the key"
@@ -103,7 +103,7 @@ settings! {
     "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
 
     IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; `off` for `item_mode`";
-    "the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools"
+    "the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`"
 
     IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d", "; unlimited for `item_mode`";
     "how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
@@ -122,9 +122,6 @@ settings! {
 
     CONSUMER_HEARTBEAT: Consumer, "ConsumerHeartbeat", "off";
     "length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see [long handlers](handlers.md#long-handlers). `off`: a lease ends with its invocation"
-
-    IDEMPOTENCY_LAYOUT: Consumer, "IdempotencyLayout", "native", "; not used by `item_mode` and `PostgresMode`";
-    "or `powertools`: the record of [Powertools for AWS Lambda](other-libraries.md#moving-from-powertools)"
 
     IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `item_mode` and `PostgresMode`";
     "other attribute names, as `id=PK,expires_at=ttl`; the native names are in the [protocol](protocol.md#record)"

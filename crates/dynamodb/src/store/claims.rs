@@ -1,4 +1,4 @@
-//! Claims: an `UpdateItem`, or a `PutItem` over a record that an update cannot replace.
+//! Claims: an `UpdateItem`, or a `PutItem` over an expired record.
 
 use aws_sdk_dynamodb::{
     operation::{put_item::PutItemError, update_item::UpdateItemError},
@@ -17,7 +17,7 @@ use sqs_once_core::{
 
 impl DynamoStore {
     /// Claims in `place`, or in the next free slot. This takes one request, or two if only a put can replace
-    /// the record because it is expired or another program wrote it.
+    /// the record because it is expired.
     pub(super) async fn claim_in(
         &self,
         place: Option<Place>,
@@ -79,7 +79,7 @@ impl DynamoStore {
         }
     }
 
-    /// Replaces the record `found`, which is expired or was written by another program, with a claim.
+    /// Replaces the record `found`, which is expired, with a claim.
     async fn claim_by_put(
         &self,
         request: &ClaimRequest,

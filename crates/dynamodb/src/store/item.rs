@@ -4,14 +4,16 @@ use std::{borrow::Cow, collections::BTreeSet};
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use super::{
-    field::Field,
-    layout::{Layout, Words},
-};
+use super::{field::Field, layout::Layout};
 use crate::item::{Item, number, string};
 use sqs_once_core::protocol::{
     AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
 };
+
+/// Values of the attribute `status`.
+pub(super) const IN_PROGRESS: &str = "IN_PROGRESS";
+pub(super) const COMPLETED: &str = "COMPLETED";
+pub(super) const FAILED: &str = "FAILED";
 
 /// Returns the attribute of a result, and its text.
 pub(super) fn result_field(result: &StoredResult) -> (Field, Cow<'_, str>) {
@@ -25,24 +27,20 @@ pub(super) fn result_field(result: &StoredResult) -> (Field, Cow<'_, str>) {
 impl Layout {
     /// Converts a record into an item.
     pub(super) fn item(&self, key: &Key, record: &Record) -> Item {
-        let words = &self.words;
         let mut item = self.primary_key(key.as_str());
         let mut set = |field, value| item.insert(self.name(field).to_owned(), value);
         match &record.state {
             State::InProgress { lease_until } => {
-                set(Field::Status, string(&*words.in_progress));
+                set(Field::Status, string(IN_PROGRESS));
                 set(Field::LeaseUntil, millis(*lease_until));
             }
             State::Completed { result } => {
-                set(Field::Status, string(&*words.completed));
+                set(Field::Status, string(COMPLETED));
                 let (field, text) = result_field(result);
                 set(field, string(text));
             }
             State::Failed => {
-                set(Field::Status, string(&*words.failed));
-                if words.failed_is_in_progress() {
-                    set(Field::LeaseUntil, number(0));
-                }
+                set(Field::Status, string(FAILED));
             }
         }
         set(Field::ExpiresAt, number(record.expires_at));
@@ -90,8 +88,7 @@ impl Layout {
         item
     }
 
-    /// Converts an item into a record. Only the status and `expires_at` are required, because other programs
-    /// may write to the table.
+    /// Converts an item into a record. Only the status and `expires_at` are required.
     ///
     /// The error text contains the attribute's name, but never its value.
     pub(super) fn record(&self, item: &Item) -> Result<Record, String> {
@@ -102,33 +99,24 @@ impl Layout {
         let expires_at = self
             .number(item, Field::ExpiresAt)?
             .ok_or_else(|| required(Field::ExpiresAt))?;
-        let Words {
-            in_progress,
-            completed,
-            failed,
-            expired,
-        } = &self.words;
         let lease_until = self.millis(item, Field::LeaseUntil)?;
-        let state = if status == *completed || Some(status.as_str()) == *expired {
-            State::Completed {
+        let state = match status.as_str() {
+            COMPLETED => State::Completed {
                 result: self.result(item)?,
-            }
-        } else if status == *failed
-            && (!self.words.failed_is_in_progress() || lease_until == Some(Timestamp::default()))
-        {
-            State::Failed
-        } else if status == *in_progress {
-            State::InProgress {
+            },
+            FAILED => State::Failed,
+            IN_PROGRESS => State::InProgress {
                 // A lease without an end lasts as long as the record.
                 lease_until: lease_until.unwrap_or_else(|| {
                     Timestamp::from_millis(expires_at.saturating_mul(1000).saturating_add(999))
                 }),
+            },
+            _ => {
+                return Err(format!(
+                    "attribute `{}` must be {IN_PROGRESS}, {COMPLETED} or {FAILED}",
+                    self.name(Field::Status)
+                ));
             }
-        } else {
-            return Err(format!(
-                "attribute `{}` must be {in_progress}, {completed} or {failed}",
-                self.name(Field::Status)
-            ));
         };
         let failed_message_ids = match item.get(self.name(Field::FailedMessageIds)) {
             None => BTreeSet::new(),
@@ -151,11 +139,7 @@ impl Layout {
             first_claimed_at: self.millis(item, Field::FirstClaimedAt)?,
             last_end: last_end.as_deref().and_then(AttemptEnd::from_name),
             exclusive_attempts: self.number(item, Field::ExclusiveAttempts)?.unwrap_or(0),
-            // A completed record of another program may still have the error of an earlier attempt.
-            error: match state {
-                State::Completed { .. } => None,
-                State::InProgress { .. } | State::Failed => self.string(item, Field::Error)?,
-            },
+            error: self.string(item, Field::Error)?,
             failed_message_ids,
             created_at: self.millis(item, Field::CreatedAt)?,
             updated_at: self.millis(item, Field::UpdatedAt)?,
@@ -199,10 +183,7 @@ impl Layout {
         let Some(value) = item.get(self.name(field)) else {
             return Ok(None);
         };
-        // Powertools for TypeScript writes fractions of a second. They make no difference to conditions that
-        // compare with whole seconds.
-        let whole = |digits: &String| digits.split('.').next()?.parse().ok();
-        let number = value.as_n().ok().and_then(whole);
+        let number = value.as_n().ok().and_then(|digits| digits.parse().ok());
         let error = || format!("attribute `{}` must be a number from 0", self.name(field));
         number.map(Some).ok_or_else(error)
     }
@@ -273,58 +254,38 @@ mod tests {
 
     #[test]
     fn record_survives_write_and_read() {
-        let words = Layout::native().status_words("running", "done", "dead");
-        for layout in [Layout::native(), Layout::powertools(), words.unwrap()] {
-            let lease_until = Timestamp::from_millis(1);
-            let after_failure = Record {
-                error: Some("no".into()),
-                ..in_state(State::InProgress { lease_until })
-            };
-            let records = states().into_iter().map(in_state);
-            for record in records.chain([failed(), after_failure]) {
-                let item = layout.item(&key(), &record);
-                assert_eq!(layout.record(&item), Ok(record), "{item:?}");
-            }
+        let lease_until = Timestamp::from_millis(1);
+        let after_failure = Record {
+            error: Some("no".into()),
+            ..in_state(State::InProgress { lease_until })
+        };
+        let records = states().into_iter().map(in_state);
+        for record in records.chain([failed(), after_failure]) {
+            let item = Layout::native().item(&key(), &record);
+            assert_eq!(Layout::native().record(&item), Ok(record), "{item:?}");
         }
     }
 
-    /// Powertools has no status FAILED, and waits for the end of a lease in progress.
     #[test]
-    fn powertools_layout_expires_lease_of_failed_records() {
-        let native = Layout::native().item(&key(), &failed());
-        assert_eq!(native.get("lease_until"), None);
-        let shared = Layout::powertools().item(&key(), &failed());
-        assert_eq!(shared["in_progress_expiration"], number(0));
-    }
-
-    #[test]
-    fn record_of_other_program_is_read_partly() {
-        let layout = Layout::powertools();
+    fn record_needs_status_and_end_of_retention_alone() {
         let read = |more: &[(&str, AttributeValue)]| {
-            let expiration = AttributeValue::N("1800000000.75".into());
-            let mut item = Item::from([("expiration".to_owned(), expiration)]);
+            let mut item = Item::from([("expires_at".to_owned(), number(1_800_000_000))]);
             item.extend(more.iter().map(|(name, v)| ((*name).to_owned(), v.clone())));
-            layout.record(&item).map(|record| record.state)
+            Layout::native().record(&item).map(|record| record.state)
         };
         let completed = ("status", string("COMPLETED"));
-        for data in [None, Some(AttributeValue::M(Item::new()))] {
-            let data = data.map(|data| ("data", data));
-            let more: Vec<_> = data.into_iter().chain([completed.clone()]).collect();
-            let result = StoredResult::Omitted(String::new());
-            assert_eq!(
-                std::mem::discriminant(&read(&more).unwrap()),
-                std::mem::discriminant(&State::Completed { result })
-            );
+        for result in [None, Some(("result", AttributeValue::M(Item::new())))] {
+            let more: Vec<_> = result.into_iter().chain([completed.clone()]).collect();
+            let State::Completed { result } = read(&more).unwrap() else {
+                panic!("not completed")
+            };
+            assert!(matches!(result, StoredResult::Omitted(_)), "{result:?}");
         }
-        let left_over = [completed, ("error", string("no")), ("data", string("1"))];
-        let result = StoredResult::Json("1".into());
-        assert_eq!(read(&left_over), Ok(State::Completed { result }));
         let lease_until = Timestamp::from_millis(1_800_000_000_999);
         assert_eq!(
-            read(&[("status", string("INPROGRESS"))]),
+            read(&[("status", string("IN_PROGRESS"))]),
             Ok(State::InProgress { lease_until })
         );
-        assert!(read(&[("status", string("FAILED"))]).is_err());
         assert!(read(&[]).is_err());
     }
 

@@ -1,6 +1,4 @@
-//! [`Layout`]: attribute names, status words and key schema of records in the table.
-
-use std::borrow::Cow;
+//! [`Layout`]: attribute names and key schema of records in the table.
 
 use super::field::Field;
 use crate::item::{Item, string};
@@ -15,7 +13,7 @@ const MAX_SORT_KEY_BYTES: usize = 1024;
 /// Maximum size of an attribute name in a key or an index, in bytes (the same page).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Attribute names, status words and key schema of the records in a table.
+/// Attribute names and key schema of the records in a table.
 ///
 /// Set a layout only for a new table, or for a table whose records already have this layout. The store does
 /// not find records with a different layout, so handlers would run again for their messages.
@@ -31,36 +29,14 @@ const MAX_NAME_BYTES: usize = 255;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    names: [Cow<'static, str>; Field::ALL.len()],
+    names: [String; Field::ALL.len()],
     sort: Option<SortKey>,
-    pub(super) words: Words,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SortKey {
     name: String,
     partition: String,
-}
-
-/// The values of the status attribute.
-///
-/// `failed` may be the same word as `in_progress`. A failed record then has `lease_until = 0`, and
-/// a record in progress has `lease_until > 0`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Words {
-    pub(super) in_progress: Cow<'static, str>,
-    pub(super) completed: Cow<'static, str>,
-    pub(super) failed: Cow<'static, str>,
-    /// A word that also means completed when it is read.
-    pub(super) expired: Option<&'static str>,
-}
-
-impl Words {
-    /// Returns whether failed records and records in progress have the same word, and differ only
-    /// in `lease_until`.
-    pub(super) fn failed_is_in_progress(&self) -> bool {
-        self.failed == self.in_progress
-    }
 }
 
 impl Default for Layout {
@@ -74,60 +50,9 @@ impl Layout {
     #[must_use]
     pub fn native() -> Self {
         Self {
-            names: Field::ALL.map(|field| field.native_name().into()),
+            names: Field::ALL.map(|field| field.native_name().to_owned()),
             sort: None,
-            words: Words {
-                in_progress: "IN_PROGRESS".into(),
-                completed: "COMPLETED".into(),
-                failed: "FAILED".into(),
-                expired: None,
-            },
         }
-    }
-
-    /// Returns the record format of the Powertools for AWS Lambda libraries, so that functions with
-    /// Powertools and consumers of this crate can share one table.
-    ///
-    /// | native | Powertools |
-    /// | --- | --- |
-    /// | `id`, `status` | the same names |
-    /// | `IN_PROGRESS`, `FAILED` | `INPROGRESS` |
-    /// | `COMPLETED` | `COMPLETED` |
-    /// | `expires_at` | `expiration` |
-    /// | `lease_until` | `in_progress_expiration` |
-    /// | `result` | `data` |
-    /// | `fingerprint` | `validation` |
-    ///
-    /// All other attributes keep their native names, and Powertools ignores them.
-    ///
-    /// Powertools has no status for failures. It sees a `FAILED` record as a record in progress whose lease
-    /// has expired, so it runs the operation again, as after every exception.
-    ///
-    /// The id is a prefix and a hash, and `validation` is a hash (`sqs::powertools::hash`).
-    ///
-    /// ```
-    /// use sqs_once::store::{Field, Layout};
-    ///
-    /// // As DynamoDBPersistenceLayer(key_attr="pk", sort_key_attr="sk", static_pk_value="orders").
-    /// let layout = Layout::powertools().rename([(Field::Id, "pk")])?.sort_key("sk", "orders")?;
-    /// # Ok::<(), sqs_once::InvalidValue>(())
-    /// ```
-    #[must_use]
-    pub fn powertools() -> Self {
-        let mut layout = Self::native();
-        for (field, name) in [
-            (Field::LeaseUntil, "in_progress_expiration"),
-            (Field::ExpiresAt, "expiration"),
-            (Field::Fingerprint, "validation"),
-            (Field::Result, "data"),
-        ] {
-            layout.names[field as usize] = name.into();
-        }
-        layout.words.in_progress = "INPROGRESS".into();
-        layout.words.failed = "INPROGRESS".into();
-        // Powertools writes this word if a function ends after its record has expired.
-        layout.words.expired = Some("EXPIRED");
-        layout
     }
 
     /// Renames attributes, each given by its [native](Self::native) name.
@@ -142,7 +67,7 @@ impl Layout {
     ) -> Result<Self, InvalidValue> {
         for (native, name) in names {
             let field: Field = native.as_ref().parse()?;
-            self.names[field as usize] = name.into().into();
+            self.names[field as usize] = name.into();
         }
         self.checked()
     }
@@ -175,43 +100,9 @@ impl Layout {
         self.checked()
     }
 
-    /// Sets the words of the status attribute.
-    ///
-    /// `failed` may be the same word as `in_progress`, for readers without a status for failures.
-    ///
-    /// ```
-    /// use sqs_once::store::Layout;
-    ///
-    /// assert!(Layout::native().status_words("running", "done", "failed").is_ok());
-    /// assert!(Layout::native().status_words("running", "done", "done").is_err());
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidValue`] if `completed` is the same word as `in_progress` or `failed`.
-    pub fn status_words(
-        mut self,
-        in_progress: impl Into<String>,
-        completed: impl Into<String>,
-        failed: impl Into<String>,
-    ) -> Result<Self, InvalidValue> {
-        self.words = Words {
-            in_progress: in_progress.into().into(),
-            completed: completed.into().into(),
-            failed: failed.into().into(),
-            expired: None,
-        };
-        if [&self.words.in_progress, &self.words.failed].contains(&&self.words.completed) {
-            return Err(InvalidValue::new(
-                "the status word for completed must differ from the other status words".to_owned(),
-            ));
-        }
-        Ok(self)
-    }
-
     fn checked(self) -> Result<Self, InvalidValue> {
         let sort = self.sort.iter().map(|sort| sort.name.as_str());
-        let names: Vec<_> = self.names.iter().map(AsRef::as_ref).chain(sort).collect();
+        let names: Vec<_> = self.names.iter().map(String::as_str).chain(sort).collect();
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
                 return Err(InvalidValue::new(format!(

@@ -64,14 +64,13 @@ use sqs_once_core::{
 /// | `error` | S | text of the last permanent failure |
 /// | `created_at`, `updated_at` | N | epoch milliseconds |
 ///
-/// [`layout`](Self::layout) sets other attribute names, a sort key, or the record format of Powertools for
-/// AWS Lambda.
+/// [`layout`](Self::layout) sets other attribute names and a sort key.
 ///
 /// # Protocol
 ///
 /// 1. A claim is one `UpdateItem`, with the condition of
-///    [`may_claim`](sqs_once_core::protocol::decision::may_claim). If the record is past `expires_at`, or
-///    another program wrote it, a `PutItem` follows.
+///    [`may_claim`](sqs_once_core::protocol::decision::may_claim). If the record is past `expires_at`,
+///    a `PutItem` follows.
 /// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the record still
 ///    has this owner and is `IN_PROGRESS`.
 /// 3. When a condition check fails, DynamoDB returns the record (`ReturnValuesOnConditionCheckFailure`), so
@@ -143,14 +142,15 @@ impl DynamoStore {
         }
     }
 
-    /// Sets attribute names, status words and key schema of the table.
+    /// Sets attribute names and key schema of the table.
     ///
     /// ```no_run
-    /// # fn store(client: aws_sdk_dynamodb::Client) {
+    /// # fn store(client: aws_sdk_dynamodb::Client) -> Result<(), sqs_once::InvalidValue> {
     /// use sqs_once::store::{DynamoStore, Layout};
     ///
-    /// let store = DynamoStore::new(client, "idempotency").layout(Layout::powertools());
-    /// # }
+    /// let layout = Layout::native().rename([("id", "PK")])?;
+    /// let store = DynamoStore::new(client, "idempotency").layout(layout);
+    /// # Ok(()) }
     /// ```
     #[must_use]
     pub fn layout(self, layout: Layout) -> Self {

@@ -94,7 +94,6 @@ mod tests {
     fn size_limit_of_claims_is_never_too_low() {
         let layouts = [
             Layout::native(),
-            Layout::powertools(),
             Layout::native()
                 .sort_key("SK", "p".repeat(1024))
                 .unwrap()

@@ -74,16 +74,15 @@ use crate::{
 /// | variable | default | meaning |
 /// | --- | --- | --- |
 /// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, in memory |
-/// | `IDEMPOTENCY_LAYOUT` | `native`; not used by `item_mode` and `PostgresMode` | or `powertools`: the record of Powertools for AWS Lambda |
 /// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | other attribute names, as `id=PK,expires_at=ttl`; the native names are in the protocol |
 /// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT` |
 /// | `IDEMPOTENCY_NAMESPACE` | the function's name; the program's, if cargo-lambda runs it without a name | first part of every key; separates consumers that share a table |
-/// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key; with `powertools:` before it, the hash of Powertools |
+/// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
 /// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` |
 /// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is decompressed or read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`; with `powertools:` before it, the hash of Powertools |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `item_mode` | how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |

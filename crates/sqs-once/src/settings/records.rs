@@ -6,8 +6,8 @@ use sqs_once_core::settings::{
     parse::on_or_off,
     table::{
         CONSUMER_METRICS_WRITE_UNITS, IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES,
-        IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_LAYOUT, IDEMPOTENCY_RESULT_BUCKET,
-        IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
+        IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY,
+        IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
     },
 };
 
@@ -79,14 +79,8 @@ impl Settings {
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
-        // After an error we go on with the native layout, so that the next variables are read too.
-        let preset = self.setting(&IDEMPOTENCY_LAYOUT, |text| match text {
-            "native" => Ok(Layout::native()),
-            "powertools" => Ok(Layout::powertools()),
-            _ => Err("must be `native` or `powertools`"),
-        });
-        let layout = preset.clone().unwrap_or_default();
-        let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, layout, rename);
+        let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, Layout::native(), rename);
+        // After an error we go on with the native names, so that the next variable is read too.
         let layout = renamed.clone().unwrap_or_default();
         let function = self.function();
         let sorted = self.changed(IDEMPOTENCY_SORT_KEY.name, layout, |layout, text| {
@@ -95,7 +89,7 @@ impl Settings {
             let layout = layout.sort_key(name, partition);
             layout.map_err(|error| error.to_string())
         });
-        preset.and(renamed).and(sorted)
+        renamed.and(sorted)
     }
 }
 

@@ -209,7 +209,6 @@ fn handlers_of_a_batch_fit_into_the_memory() {
 async fn errors_are_reported_all_at_once() {
     let invalid = [
         ("IDEMPOTENCY_RETENTION", "a day"),
-        ("IDEMPOTENCY_LAYOUT", "python"),
         ("IDEMPOTENCY_KEY", "orderId"),
         ("IDEMPOTENCY_FINGERPRINT", "yes"),
         ("CONSUMER_ENCODING", "deflate"),
@@ -332,11 +331,10 @@ impl HttpConnector for StubTable {
 #[test]
 fn every_error_of_the_layout_is_reported() {
     let error = with(&[
-        ("IDEMPOTENCY_LAYOUT", "python"),
         ("IDEMPOTENCY_ATTRIBUTES", "PK"),
         ("IDEMPOTENCY_SORT_KEY", "=all"),
     ]);
-    assert_eq!(error.unwrap_err().errors().len(), 3);
+    assert_eq!(error.unwrap_err().errors().len(), 2);
 }
 
 #[test]
@@ -478,16 +476,14 @@ fn buckets_need_the_feature() {
 }
 
 #[test]
-fn layout_is_a_preset_with_renames_and_sort_key() {
+fn layout_has_renames_and_sort_key() {
     let layout = |variables: &[_]| with(variables).map(|(table, ..)| table.layout);
-    let powertools = ("IDEMPOTENCY_LAYOUT", "powertools");
     let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
-    assert_eq!(layout(&[powertools]).unwrap(), Layout::powertools());
     let names = [(Field::Id, "PK"), (Field::ExpiresAt, "ttl")];
-    let names = Layout::powertools().rename(names).unwrap();
+    let names = Layout::native().rename(names).unwrap();
     for (sort_key, partition) in [("SK", "idempotency#payments"), ("SK=all", "all")] {
         assert_eq!(
-            layout(&[powertools, attributes, ("IDEMPOTENCY_SORT_KEY", sort_key)]).unwrap(),
+            layout(&[attributes, ("IDEMPOTENCY_SORT_KEY", sort_key)]).unwrap(),
             names.clone().sort_key("SK", partition).unwrap()
         );
     }

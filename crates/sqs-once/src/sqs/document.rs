@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 
-use super::pointer::{Pointers, find};
+use super::pointer::find;
 use crate::handler::Body;
 
 /// Longest body that we parse into a tree, in bytes. SQS carries no longer one, but decompressed bodies and
@@ -41,21 +41,6 @@ impl<'a> Document<'a> {
         match self {
             Self::Tree(tree) => find(tree, pointer),
             Self::Long(text) => find_in_text(text, pointer).map(Cow::Owned),
-        }
-    }
-
-    /// Returns the value that each pointer finds, or null.
-    pub(super) fn values(&self, pointers: &Pointers) -> Vec<Value> {
-        let find = |pointer| self.find(pointer).map_or(Value::Null, Cow::into_owned);
-        pointers.iter().map(find).collect()
-    }
-
-    /// Returns the whole body as a tree, however long it is.
-    pub(super) fn into_tree(self) -> Value {
-        match self {
-            Self::Tree(tree) => tree,
-            // `Checked` has accepted it.
-            Self::Long(text) => serde_json::from_str(text).unwrap_or_default(),
         }
     }
 }

@@ -7,7 +7,6 @@ use serde_json::Value;
 use super::{
     document::Document,
     pointer::{Pointers, canonical},
-    powertools::{self, one_or_list},
 };
 use crate::{InvalidValue, handler::Body, protocol::Fingerprint};
 
@@ -17,7 +16,6 @@ use crate::{InvalidValue, handler::Body, protocol::Fingerprint};
 /// | --- | --- |
 /// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not matter, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body, and JSON of more than 1 MiB, is compared byte by byte |
 /// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource) |
-/// | `powertools:body`, `powertools:body:/amount,/currency` | the same, by the hash of Powertools for AWS Lambda ([`powertools::hash`]): of the body, of the value at one pointer, or of the list of values. A missing value is `null` |
 /// | `off` | nothing |
 ///
 /// ```
@@ -35,8 +33,6 @@ pub enum FingerprintSource {
     Body,
     /// The values at these pointers into the body.
     Parts(Pointers),
-    /// The hash by Powertools of the values at these pointers, or of the whole body.
-    Powertools(Option<Pointers>),
     /// Nothing is compared.
     Off,
 }
@@ -53,15 +49,14 @@ impl FingerprintSource {
         Some(hash.with_scheme(self.scheme()))
     }
 
-    /// Returns what is hashed and how, as records store it. `None` for hashes by Powertools, whose records
-    /// have no such attribute.
+    /// Returns what is hashed and how, as records store it.
     ///
     /// The scheme depends only on the setting, not on the body. So under one setting, a body that is JSON
     /// differs from one that is not.
     fn scheme(&self) -> Option<String> {
         let form = Self::FORM;
         match self {
-            Self::Off | Self::Powertools(_) => None,
+            Self::Off => None,
             Self::Body => Some(format!("body;{form}")),
             Self::Parts(pointers) => {
                 let scheme = format!("body:{pointers};{form}");
@@ -83,14 +78,7 @@ impl FingerprintSource {
             (_, None) | (Self::Body, Some(Document::Long(_))) => {
                 return Some(Fingerprint::of(body.as_bytes()));
             }
-            (Self::Body, Some(json)) => json.into_tree(),
-            (Self::Powertools(pointers), Some(json)) => {
-                let value = match pointers {
-                    Some(pointers) => one_or_list(json.values(pointers)),
-                    None => json.into_tree(),
-                };
-                return Some(Fingerprint::from_stored(powertools::hash(&value)));
-            }
+            (Self::Body, Some(Document::Tree(tree))) => tree,
             // Each value is in a separate list, so a missing value differs from null.
             (Self::Parts(pointers), Some(json)) => pointers
                 .iter()
@@ -110,24 +98,14 @@ impl FromStr for FingerprintSource {
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let fault = InvalidValue::new(
-            "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`; \
-             or `powertools:` and one of these",
+            "must be `body`, `off`, or `body:` and JSON pointers such as `body:/amount,/currency`",
         );
         match text {
             "body" => Ok(Self::Body),
             "off" => Ok(Self::Off),
-            "powertools:body" => Ok(Self::Powertools(None)),
             _ => {
-                let ours = text.strip_prefix("powertools:");
-                let pointers = ours
-                    .unwrap_or(text)
-                    .strip_prefix("body:")
-                    .and_then(Pointers::new)
-                    .ok_or(fault)?;
-                Ok(match ours {
-                    Some(_) => Self::Powertools(Some(pointers)),
-                    None => Self::Parts(pointers),
-                })
+                let pointers = text.strip_prefix("body:").and_then(Pointers::new);
+                pointers.map(Self::Parts).ok_or(fault)
             }
         }
     }
@@ -152,9 +130,7 @@ mod tests {
         assert_eq!(parts.as_deref(), Some("body:/amount,/currency;1"));
         let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
         assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
-        for without in ["off", "powertools:body", "powertools:body:/amount"] {
-            assert_eq!(scheme(without), None, "{without}");
-        }
+        assert_eq!(scheme("off"), None);
         // Also for a body that is not JSON, so that it differs from one that is.
         let print = identity_by(&facts(), &"text".into(), &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
@@ -219,7 +195,7 @@ mod tests {
     #[test]
     fn fingerprint_of_a_long_body_without_a_tree_covers_its_bytes() {
         let blank = " ".repeat(MAX_TREE_BYTES);
-        for source in ["body", "powertools:body", "body:/0", "powertools:body:/0"] {
+        for source in ["body", "body:/0"] {
             let of = |cents: u32| fingerprint(&format!("{blank}[1e999, {cents}]"), source);
             assert_ne!(of(1), of(2), "{source}");
         }
@@ -227,7 +203,7 @@ mod tests {
 
     #[test]
     fn invalid_source_is_refused() {
-        for text in ["", "on", "body:", "body:x", "powertools:", "powertools:off"] {
+        for text in ["", "on", "body:", "body:x"] {
             assert!(text.parse::<FingerprintSource>().is_err(), "{text}");
         }
     }

@@ -8,7 +8,6 @@ use super::{
     document::Document,
     key_fn::{KeyFn, NoIdentity, Received},
     pointer::{Pointers, is_distinct},
-    powertools::{self, one_or_list},
 };
 use crate::{InvalidValue, handler::InvalidMessage};
 
@@ -25,7 +24,6 @@ pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 /// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
 /// | `body:/tenant,/orderId` | the values at several pointers, in that order |
 /// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes from the message |
-/// | `powertools:` and one of these | the hash by Powertools for AWS Lambda of that value, or of the list of values ([`powertools::hash`]) |
 ///
 /// # Deduplication ids
 ///
@@ -82,8 +80,6 @@ pub enum KeySource {
     Body(Pointers),
     /// The texts that a function makes from the message.
     Function(KeyFn),
-    /// The hash that Powertools for AWS Lambda makes from another source.
-    Powertools(Box<Self>),
 }
 
 impl KeySource {
@@ -126,7 +122,6 @@ impl KeySource {
         match self {
             Self::MessageId => Some("message-id"),
             Self::DeduplicationId => Some("deduplication-id"),
-            Self::Powertools(source) => source.changes_on_redrive(),
             Self::Attribute(_) | Self::Body(_) | Self::Function(_) => None,
         }
     }
@@ -152,10 +147,6 @@ impl KeySource {
                     return Err(self.not_found("no part, or an empty part").into());
                 }
                 return Ok(parts.into_iter().map(Value::String).collect());
-            }
-            Self::Powertools(source) => {
-                let hash = powertools::hash(&one_or_list(source.values(message, json)?));
-                return Ok(vec![hash.into()]);
             }
         };
         let value = |text: Option<&str>| match text {
@@ -191,7 +182,6 @@ impl KeySource {
             Self::Function(_) => {
                 return InvalidMessage(format!("no idempotency key by the key function: {why}"));
             }
-            Self::Powertools(source) => return source.not_found(why),
         };
         InvalidMessage(format!("no idempotency key at {place}: {why}"))
     }
@@ -213,18 +203,13 @@ impl FromStr for KeySource {
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let fault = InvalidValue::new(
             "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
-             pointers such as `body:/orderId` or `body:/tenant,/orderId`; or `powertools:` and one \
-             of these",
+             pointers such as `body:/orderId` or `body:/tenant,/orderId`",
         );
         match (text, text.split_once(':')) {
             ("message-id", _) => Ok(Self::MessageId),
             ("deduplication-id", _) => Ok(Self::DeduplicationId),
             (_, Some(("attribute", name))) if !name.is_empty() => Ok(Self::Attribute(name.into())),
             (_, Some(("body", pointers))) => Pointers::new(pointers).map(Self::Body).ok_or(fault),
-            (_, Some(("powertools", source))) => match source.parse() {
-                Ok(Self::Powertools(_)) | Err(_) => Err(fault),
-                Ok(source) => Ok(Self::Powertools(Box::new(source))),
-            },
             _ => Err(fault),
         }
     }
@@ -460,11 +445,6 @@ mod tests {
         );
         ungrouped.group_id = None;
         assert!(key(ungrouped).unwrap_err().contains("MessageGroupId"));
-
-        let source = "powertools:deduplication-id";
-        let hash = powertools::hash(&json!(["g-1", "d-1"]));
-        let hashed = identity(&fifo("g-1", "d-1"), "{}", source).unwrap();
-        assert_eq!(hashed.key.as_str(), format!("ns#{hash}"));
     }
 
     #[test]
@@ -497,8 +477,6 @@ mod tests {
             "body:id",
             "body:/a~",
             "body:/a,b~2,/c",
-            "powertools:",
-            "powertools:powertools:message-id",
         ] {
             assert!(text.parse::<KeySource>().is_err(), "{text}");
         }

@@ -62,7 +62,6 @@ mod message_outcome;
 mod message_result;
 mod observer;
 mod pointer;
-pub mod powertools;
 mod prepare;
 mod process;
 mod read_message;

@@ -61,7 +61,7 @@ pub enum FailedClaim {
     /// The record carries this claim's owner: the request was applied and its response was lost. The worker
     /// holds the claim.
     Held(PriorState),
-    /// Another claim or another program wrote the record. The handler must not run.
+    /// Another claim wrote the record. The handler must not run.
     Rejected(Rejection),
 }
 
@@ -298,17 +298,6 @@ mod tests {
         let second = recovered(mine.record(Some(&record(&request("m-1", "payload"), ended()))));
         assert_eq!(second.before, PreviousRecord::Unknown);
         assert_eq!((second.open_since, second.attempts), (Some(EARLIER), 1));
-        // A takeover from a program that does not count attempts.
-        let foreign = Record {
-            owner: None,
-            attempts: 0,
-            first_claimed_at: None,
-            created_at: None,
-            ..record(&request("m-1", "payload"), ended())
-        };
-        let over_foreign = recovered(mine.record(Some(&foreign)));
-        assert_eq!(over_foreign.before, PreviousRecord::Unknown);
-        assert_eq!(over_foreign.open_since, Some(Timestamp::default()));
         let failed = Record {
             attempts: 0,
             created_at: None,

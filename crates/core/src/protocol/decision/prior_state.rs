@@ -57,11 +57,7 @@ impl PriorState {
             };
         };
         Self {
-            open_since: if record.is_foreign_claim() {
-                Some(Timestamp::default())
-            } else {
-                record.first_claimed_at
-            },
+            open_since: record.first_claimed_at,
             last_end: record.last_end,
             attempts: record.attempts,
             exclusive_attempts: record.exclusive_attempts,
@@ -71,7 +67,6 @@ impl PriorState {
 
     /// Creates the history from the `record` that this claim wrote, when the response to the claim was lost.
     pub(super) fn recovered(record: &Record, request: &ClaimRequest) -> Self {
-        // `attempts` alone does not tell: it is 1 after a takeover from another program, too.
         let claimed_at = Some(request.now);
         let is_new = record.attempts == 1
             && (record.created_at, record.first_claimed_at) == (claimed_at, claimed_at)
@@ -143,19 +138,5 @@ mod tests {
         }
         assert!(!after(Some(EARLIER), Some(AttemptEnd::NotStarted)));
         assert!(!after(None, Some(AttemptEnd::NotStarted)));
-    }
-
-    #[test]
-    fn takeover_from_other_program_has_no_first_time() {
-        let foreign = Record {
-            owner: None,
-            attempts: 0,
-            first_claimed_at: None,
-            ..record(&request("m-1", "p"), ended())
-        };
-        let claimed = request("m-1", "p").record(Some(&foreign));
-        assert_eq!(claimed.first_claimed_at, Some(Timestamp::default()));
-        let known = PriorState::over(Some(foreign));
-        assert_eq!(known.open_since, Some(Timestamp::default()));
     }
 }

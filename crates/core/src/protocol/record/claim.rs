@@ -83,13 +83,9 @@ impl ClaimRequest {
     /// the claim time of the earliest open attempt and the count of attempts alone.
     #[must_use]
     pub fn record(&self, replaces: Option<&Record>) -> Record {
-        let first_claimed_at = match replaces {
-            // Another program made that claim, so we do not know when its attempt began.
-            Some(record) if record.is_foreign_claim() => Timestamp::default(),
-            _ => replaces
-                .and_then(|r| r.first_claimed_at)
-                .unwrap_or(self.now),
-        };
+        let first_claimed_at = replaces
+            .and_then(|r| r.first_claimed_at)
+            .unwrap_or(self.now);
         Record {
             state: State::InProgress {
                 lease_until: self.lease_until,

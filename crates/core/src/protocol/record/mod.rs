@@ -143,9 +143,6 @@ impl AttemptEnd {
 
 /// The item for one key in the idempotency table.
 ///
-/// A record that another program wrote (see `Layout::powertools`) may lack the owner, the message and the
-/// times. Without an owner, no worker can settle the record.
-///
 /// An attempt is *open* if it may have had its effect, and the record does not say whether it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -160,7 +157,7 @@ pub struct Record {
     pub fingerprint: Option<Fingerprint>,
     /// Message of the current or last claim.
     pub message_id: Option<String>,
-    /// Number of claims since the record was created. 0 if another program wrote the record.
+    /// Number of claims since the record was created.
     pub attempts: u64,
     /// Claim time of the earliest open attempt. `None` if no attempt is open; 0 if the time is
     /// unknown.
@@ -214,14 +211,6 @@ impl Record {
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at < now.as_secs()
-    }
-
-    /// Returns whether another program, or an earlier version of this crate, made the claim.
-    ///
-    /// Every claim of this version counts attempts, so a record without attempts comes from elsewhere. No
-    /// worker of this version can settle it.
-    pub const fn is_foreign_claim(&self) -> bool {
-        matches!(self.state, State::InProgress { .. }) && self.attempts == 0
     }
 }
 

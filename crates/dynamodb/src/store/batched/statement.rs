@@ -12,7 +12,7 @@ use crate::{
     store::{
         expressions::REMOVED_BY_COMPLETION,
         field::Field,
-        item::{millis, result_field},
+        item::{COMPLETED, FAILED, IN_PROGRESS, millis, result_field},
         layout::Layout,
     },
 };
@@ -68,12 +68,8 @@ impl Statement {
 
     /// Sets the status FAILED, as `expressions` does.
     fn set_failed(&mut self, layout: &Layout) {
-        self.set(layout, Field::Status, string(&*layout.words.failed));
-        if layout.words.failed_is_in_progress() {
-            self.set(layout, Field::LeaseUntil, number(0));
-        } else {
-            self.remove(layout, Field::LeaseUntil);
-        }
+        self.set(layout, Field::Status, string(FAILED));
+        self.remove(layout, Field::LeaseUntil);
     }
 
     /// Adds the condition of the fencing token. Implements
@@ -86,12 +82,8 @@ impl Statement {
         }
         let owner = string(fence.owner.as_str());
         self.push(before, layout.name(Field::Owner), " = ?", owner);
-        let in_progress = string(&*layout.words.in_progress);
-        self.push(before, layout.name(Field::Status), " = ?", in_progress);
-        if layout.words.failed_is_in_progress() {
-            let lease = layout.name(Field::LeaseUntil);
-            self.push(before, lease, " > ?", number(0));
-        }
+        let status = layout.name(Field::Status);
+        self.push(before, status, " = ?", string(IN_PROGRESS));
         if let Some(lease_until) = fence.lease_until {
             let lease = layout.name(Field::LeaseUntil);
             self.push(before, lease, " = ?", millis(lease_until));
@@ -148,8 +140,7 @@ pub(super) fn settle(
     update.set(layout, Field::UpdatedAt, millis(now));
     match settlement {
         Settlement::Complete { result, expires_at } => {
-            let completed = string(&*layout.words.completed);
-            update.set(layout, Field::Status, completed);
+            update.set(layout, Field::Status, string(COMPLETED));
             let (field, text) = result_field(result);
             if text.len() > MAX_BYTES {
                 return None;

@@ -7,14 +7,18 @@ use aws_sdk_dynamodb::types::{AttributeValue, Delete, Update};
 use super::builder::Expression;
 use crate::{
     item::{Item, number, string},
-    store::{field::Field, item::millis, layout::Layout},
+    store::{
+        field::Field,
+        item::{COMPLETED, millis},
+        layout::Layout,
+    },
 };
 use sqs_once_core::{
     protocol::Timestamp,
     store::admin::{RecordFilter, RecordStatus},
 };
 
-/// The attributes that every claim and settlement changes, and those that other programs change.
+/// The attributes that claims and settlements change.
 const CHANGING: [Field; 6] = [
     Field::Status,
     Field::Owner,
@@ -73,7 +77,7 @@ pub(in crate::store) fn list(layout: &Layout, filter: &RecordFilter, now: Timest
         Some(RecordStatus::Failed) => conditions.push(with.failed()),
         Some(RecordStatus::Completed) => {
             conditions.push(format!("{} = :completed", with.name(Field::Status)));
-            with.value(":completed", string(&*layout.words.completed));
+            with.value(":completed", string(COMPLETED));
         }
         // Items that are not records have no status.
         None => conditions.push(format!("attribute_exists({})", with.name(Field::Status))),

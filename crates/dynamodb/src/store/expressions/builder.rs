@@ -114,7 +114,6 @@ impl<'a> Expression<'a> {
 
     /// Returns the condition that these attributes are as in `found`.
     pub(super) fn unchanged(&mut self, found: &Item, fields: &[Field]) -> String {
-        // The values as DynamoDB returned them, because numbers from another program may have fractions.
         let unchanged = fields.iter().map(|&field| {
             let name = self.name(field);
             match found.get(self.layout.name(field)) {

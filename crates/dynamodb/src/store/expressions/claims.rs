@@ -16,18 +16,12 @@ const NOW: &str = ":now";
 
 impl Expression<'_> {
     /// Returns the part of a claim's condition for records that are not expired.
-    ///
-    /// With `own`, a takeover requires a record of this crate, which counts attempts.
-    fn claimable(&mut self, request: &ClaimRequest, own: bool) -> String {
+    fn claimable(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::FailedMessageIds, Field::LeaseUntil]);
         self.new_value(Field::MessageId, string(&request.message_id));
         self.value(NOW, millis(request.now));
         let lease_over = self.lease_over(request);
         let mut taken_over = format!("{} AND #lease_until < {lease_over}", self.in_progress());
-        if own {
-            self.name(Field::Attempts);
-            taken_over.push_str(" AND attribute_exists(#attempts)");
-        }
         if let Some(fingerprint) = &request.fingerprint {
             self.name(Field::Fingerprint);
             self.new_value(Field::Fingerprint, string(fingerprint.as_str()));
@@ -71,12 +65,12 @@ impl Expression<'_> {
     /// Returns the condition of a claim by `UpdateItem`.
     ///
     /// An update keeps attributes of the record, so the record must not be expired. So this condition is
-    /// stricter than [`may_claim`](sqs_once_core::protocol::decision::may_claim). [`put_over`] replaces the
-    /// other records that `may_claim` admits.
+    /// stricter than [`may_claim`](sqs_once_core::protocol::decision::may_claim). [`put_over`] replaces
+    /// expired records.
     fn claim_by_update(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::Id, Field::ExpiresAt]);
         self.value(":now_s", number(request.now.as_secs()));
-        let claimable = self.claimable(request, true);
+        let claimable = self.claimable(request);
         format!("attribute_not_exists(#id) OR (#expires_at >= :now_s AND {claimable})")
     }
 
@@ -85,7 +79,7 @@ impl Expression<'_> {
     fn claim_by_put(&mut self, request: &ClaimRequest) -> String {
         self.names([Field::Id, Field::ExpiresAt]);
         self.value(":now_s", number(request.now.as_secs()));
-        let claimable = self.claimable(request, false);
+        let claimable = self.claimable(request);
         format!("attribute_not_exists(#id) OR #expires_at < :now_s OR ({claimable})")
     }
 
@@ -152,9 +146,9 @@ pub(in crate::store) fn insert_failed(
     with.into_update(table, layout.primary_key(request.key.as_str()), condition)
 }
 
-/// Builds a put that replaces `found`, an item that is expired or was written by another program.
+/// Builds a put that replaces `found`, an expired item.
 ///
-/// An update cannot replace such an item. The put requires that `found` is unchanged or was deleted.
+/// An update would keep its attributes. The put requires that `found` is unchanged or was deleted.
 pub(in crate::store) fn put_over(layout: &Layout, table: &str, found: &Item, item: Item) -> Put {
     let mut with = Expression::new(layout);
     let unchanged = with.unchanged(

@@ -9,7 +9,7 @@ use crate::{
     item::{number, string},
     store::{
         field::Field,
-        item::{millis, result_field},
+        item::{COMPLETED, millis, result_field},
         layout::Layout,
     },
 };
@@ -60,7 +60,7 @@ pub(in crate::store) fn settle(
     with.set(Field::UpdatedAt, millis(now));
     match settlement {
         Settlement::Complete { result, expires_at } => {
-            with.set(Field::Status, string(&*layout.words.completed));
+            with.set(Field::Status, string(COMPLETED));
             let (field, text) = result_field(result);
             with.set(field, string(text));
             with.set(Field::ExpiresAt, number(*expires_at));

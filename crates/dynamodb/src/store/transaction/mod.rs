@@ -23,7 +23,7 @@ use crate::{
 use cancellation::Cancelled;
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Key, Record, RequestErrorKind, Settlement, Timestamp, decision::may_claim,
+        ClaimRequest, Key, Record, RequestErrorKind, Settlement, decision::may_claim,
         record::MAX_ITEM_BYTES,
     },
     store::{RequestContext, StoreError},
@@ -252,9 +252,6 @@ fn inserted(request: &ClaimRequest, settlement: &Settlement, over: Option<&Recor
     Record {
         // An insert has no claim, so it opens no attempt.
         first_claimed_at: match settlement {
-            Settlement::Fail { .. } if over.is_some_and(Record::is_foreign_claim) => {
-                Some(Timestamp::default())
-            }
             Settlement::Fail { .. } => over.and_then(|record| record.first_claimed_at),
             _ => None,
         },
