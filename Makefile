@@ -69,6 +69,7 @@ new: $(VENV) ## Make a project of your own: make new NAME=charge-cards [DIR=..] 
 	@test ! -e '$(DIR)/$(NAME)' || { echo 'make new: $(DIR)/$(NAME) exists' >&2; exit 1; }
 	@cd '$(DIR)' && cargo lambda new --no-interactive --template '$(CURDIR)/starter' --render-var effect='$(EFFECT)' \
 	  --render-var key='$(KEY)' --render-var fifo='$(FIFO)' --render-var source='$(SOURCE)' '$(NAME)'
+	@cp Cargo.lock '$(DIR)/$(NAME)' # the versions with which the crate was tested
 	@echo 'Next: cd $(abspath $(DIR)/$(NAME)) && make dev'
 
 # ---- check it ----------------------------------------------------------------------------------
@@ -213,14 +214,13 @@ reconcile: $(VENV) ## Charge 10,000 orders (RECONCILE_ORDERS) at a gateway witho
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 
-# The growing corpus is in target/fuzz, failing inputs are in fuzz/artifacts. tests/library/fuzz_corpus.rs runs
-# the committed corpus.
+# tests/library/fuzz_seeds.rs writes the seeds. The corpus grows in target/fuzz, failing inputs are in fuzz/artifacts.
 .PHONY: fuzz
 fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SECONDS=600] for each
 	@cargo +nightly --version > /dev/null 2>&1 || { echo 'make fuzz: run `rustup toolchain install nightly` first' >&2; exit 1; }
-	mkdir -p target/fuzz/event target/fuzz/body
-	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event fuzz/corpus/event -- -max_total_time=$(SECONDS)
-	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body fuzz/corpus/body -- -max_total_time=$(SECONDS)
+	$(TEST) --test library -- --ignored seeds_are_written
+	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event -- -max_total_time=$(SECONDS)
+	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body -- -max_total_time=$(SECONDS)
 
 FILES         ?= crates/core/src/** crates/dynamodb/src/store/** crates/sqs-once/src/sqs/**
 CARGO_MUTANTS := target/tools/bin/cargo-mutants

@@ -1,5 +1,5 @@
 //! Fuzz targets and their invariants. libFuzzer calls these functions with generated input,
-//! `tests/library/fuzz_corpus.rs` with the committed corpus.
+//! `tests/library/fuzz_seeds.rs` with the seeds.
 
 #![allow(
     dead_code,
@@ -163,6 +163,9 @@ const KEYS: [&str; 4] = [
     "body:/Message/orderId",
 ];
 const FINGERPRINTS: [&str; 3] = ["body", "off", "body:/amount,/currency"];
+
+/// Number of pairs of key source and fingerprint.
+pub(crate) const CHOICES: u8 = (KEYS.len() * FINGERPRINTS.len()) as u8;
 
 /// The first byte selects key source and fingerprint, the rest is a message's body.
 pub(crate) fn body(data: &[u8]) {

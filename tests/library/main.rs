@@ -15,7 +15,7 @@ mod batch;
 mod bodies;
 mod dry_run;
 mod envelopes;
-mod fuzz_corpus;
+mod fuzz_seeds;
 mod heartbeat;
 mod isolation;
 mod mistakes;
