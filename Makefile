@@ -264,7 +264,6 @@ lint-project: $(VENV) $(LINT)
 	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml $(GRADUAL_TEMPLATE) examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --file template.yaml examples/*.template.yaml
-	$(CHECKOV) --framework terraform --file examples/terraform/main.tf
 
 TYPESCRIPT := .local/typescript
 STACK      := $(TYPESCRIPT)/cdk.out/orders.template.json

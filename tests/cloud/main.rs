@@ -10,12 +10,11 @@
     reason = "what the files share is public, as in tests/support"
 )]
 
+mod cdk;
 mod examples;
 mod http_api;
 mod integration;
 mod operations;
-mod other_tools;
 mod parameters;
 mod producers;
-mod start_durable;
 mod template;

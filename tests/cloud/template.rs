@@ -12,10 +12,9 @@ use support::template::{
 
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
 const PLACE_ORDER_POSTGRES: &str = "examples/place_order_postgres.template.yaml";
-const START_DURABLE: &str = "examples/start_durable.template.yaml";
 const OUTBOX: &str = "examples/outbox.template.yaml";
 const OUTBOX_POSTGRES: &str = "examples/outbox_postgres.template.yaml";
-const TEMPLATES: [&str; 4] = [CONSUMER, PLACE_ORDER, START_DURABLE, OUTBOX];
+const TEMPLATES: [&str; 3] = [CONSUMER, PLACE_ORDER, OUTBOX];
 const KMS_KEY: &str = "HasKmsKey";
 
 #[test]
@@ -330,28 +329,6 @@ fn place_order_role_allows_only_its_writes() {
             ("sqs:SendMessage", "OrdersDeadLetterQueue.Arn"),
             ("logs:CreateLogStream", "PlaceOrderLogGroup.Arn"),
             ("logs:PutLogEvents", "PlaceOrderLogGroup.Arn"),
-        ],
-    );
-}
-
-#[test]
-fn start_durable_role_invokes_only_its_function() {
-    assert_may(
-        START_DURABLE,
-        &[
-            ("dynamodb:PutItem", "IdempotencyTable.Arn"),
-            ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
-            ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
-            ("dynamodb:GetItem", "IdempotencyTable.Arn"),
-            ("dynamodb:PartiQLInsert", "IdempotencyTable.Arn"),
-            ("dynamodb:PartiQLUpdate", "IdempotencyTable.Arn"),
-            ("lambda:InvokeFunction", "DurableFunctionArn"),
-            ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
-            ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
-            ("sqs:GetQueueUrl", "OrdersDeadLetterQueue.Arn"),
-            ("sqs:SendMessage", "OrdersDeadLetterQueue.Arn"),
-            ("logs:CreateLogStream", "StartDurableLogGroup.Arn"),
-            ("logs:PutLogEvents", "StartDurableLogGroup.Arn"),
         ],
     );
 }
@@ -752,14 +729,14 @@ fn other_templates_are_deployed_under_their_own_name() {
             commands += 1;
         }
     }
-    assert_eq!(commands, 5);
+    assert_eq!(commands, 4);
 }
 
 #[test]
 fn dead_letter_queue_has_one_source() {
     let relay = &read(OUTBOX)["Resources"]["OutboxDeadLetterQueue"]["Properties"];
     assert_eq!(relay["RedriveAllowPolicy"]["redrivePermission"], "denyAll");
-    for path in [CONSUMER, PLACE_ORDER, START_DURABLE] {
+    for path in [CONSUMER, PLACE_ORDER] {
         let template = read(path);
         let resources = &template["Resources"];
         let queue = &resources["OrdersQueue"]["Properties"]["QueueName"];

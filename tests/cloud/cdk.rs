@@ -1,0 +1,183 @@
+//! The consumer of the CDK: settings, permissions and alarms are those of the template.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use regex_lite::Regex;
+use serde_json::Value;
+
+use support::template::{CONSUMER, DEAD_LETTERS, consumer_may, of_type, read};
+
+/// The names of resources, in the template's terms.
+const RESOURCES: [(&str, &str); 4] = [
+    ("table", "IdempotencyTable.Arn"),
+    ("queue", "OrdersQueue.Arn"),
+    ("deadLetters", "OrdersDeadLetterQueue.Arn"),
+    ("logGroup", "ConsumerLogGroup.Arn"),
+];
+
+/// Patterns of the values that the stack repeats, in the order of [`values`].
+const VALUES: [&str; 12] = [
+    r"const timeout = Duration\.seconds\((\d+)\)",
+    r"visibilityTimeout: Duration\.seconds\((\d+)\)",
+    r"retentionPeriod: Duration\.days\((\d+)\),\n.*\n.*\n +deadLetterQueue: ",
+    r"retentionPeriod: Duration\.days\((\d+)\),\n.*\n.*\n +removalPolicy: ",
+    r"maxReceiveCount: (\d+)",
+    r"memorySize: (\d+)",
+    r"batchSize: (\d+)",
+    r"maxBatchingWindow: Duration\.seconds\((\d+)\)",
+    r"maxConcurrency: (\d+)",
+    r#"partitionKey: \{ name: "(\w+)", type: dynamodb\.AttributeType\.STRING \}"#,
+    r#"timeToLiveAttribute: "(\w+)""#,
+    r"metricApproximateAgeOfOldestMessage\(.*\n +threshold: (\d+)",
+];
+
+fn stack() -> String {
+    let file = "examples/typescript/consumer-stack.ts";
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
+}
+
+fn regex(pattern: &str) -> Regex {
+    Regex::new(pattern).unwrap()
+}
+
+/// Pairs of an action and the resource that it is allowed on.
+fn stack_may() -> BTreeSet<(String, String)> {
+    let mut may = BTreeSet::new();
+    for found in regex(r"allow\(\[([^\]]*)\], (\w+)\.").captures_iter(&stack()) {
+        let named = RESOURCES.iter().find(|(name, _)| *name == &found[2]);
+        let (_, resource) = named.unwrap_or_else(|| panic!("{}", &found[0]));
+        for action in regex(r"\w+:\w+").find_iter(&found[1]) {
+            may.insert((action.as_str().to_owned(), (*resource).to_owned()));
+        }
+    }
+    may
+}
+
+fn number(value: &Value) -> u64 {
+    let text = value.as_str().and_then(|text| text.parse().ok());
+    value.as_u64().or(text).unwrap()
+}
+
+/// The values of the template that the stack repeats.
+fn values() -> Vec<String> {
+    let template = read(CONSUMER);
+    let resource = |name: &str| &template["Resources"][name]["Properties"];
+    let default = |name: &str| number(&template["Parameters"][name]["Default"]);
+    let days = |queue: &str| number(&resource(queue)["MessageRetentionPeriod"]) / 86400;
+    let timeout = default("FunctionTimeout");
+    let of_timeout = &template["Mappings"]["OfTimeout"][&timeout.to_string()];
+    let numbers = [
+        timeout,
+        number(&of_timeout["VisibilityTimeout"]),
+        days("OrdersQueue"),
+        days("OrdersDeadLetterQueue"),
+        number(&of_timeout["MaxReceiveCount"]),
+        default("MemorySize"),
+        default("BatchSize"),
+        default("BatchingWindow"),
+        default("MaximumConcurrency"),
+    ];
+    let table = resource("IdempotencyTable");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let mut values: Vec<_> = numbers.iter().map(u64::to_string).collect();
+    values.push(text(&table["KeySchema"][0]["AttributeName"]));
+    values.push(text(&table["TimeToLiveSpecification"]["AttributeName"]));
+    values.push(default("OldestMessageAgeAlarm").to_string());
+    values
+}
+
+#[test]
+fn cdk_stack_allows_what_the_template_allows() {
+    assert_eq!(stack_may(), consumer_may(&[DEAD_LETTERS]));
+    // No statement is written in another form.
+    let text = stack();
+    let mut known: BTreeSet<_> = stack_may().into_iter().map(|(action, _)| action).collect();
+    known.insert("sqs:*".into()); // denied without TLS
+    let action = regex(r#""((?:dynamodb|sqs|logs|kms|s3|iam):[\w*]+)""#);
+    for found in action.captures_iter(&text) {
+        assert!(known.contains(&found[1]), "{}", &found[1]);
+    }
+    assert!(!text.contains(".grant"));
+}
+
+#[test]
+fn cdk_stack_repeats_values_of_the_template() {
+    let text = stack();
+    let repeated = VALUES.map(|pattern| {
+        let found = regex(pattern).captures(&text);
+        found.unwrap_or_else(|| panic!("no {pattern}"))[1].to_owned()
+    });
+    assert_eq!(repeated, *values());
+    assert!(text.contains("reportBatchItemFailures: true"));
+}
+
+#[test]
+fn variables_of_cdk_stack_are_in_the_template() {
+    let template = read(CONSUMER);
+    let functions = of_type(&template, "AWS::Serverless::Function");
+    let variables = &functions[0].1["Environment"]["Variables"];
+    let text = stack();
+    let name = regex(r"\b(?:IDEMPOTENCY|CONSUMER|PAYMENT)_[A-Z_]+");
+    let names: BTreeSet<_> = name.find_iter(&text).map(|found| found.as_str()).collect();
+    assert!(names.contains("IDEMPOTENCY_TABLE_NAME"));
+    for name in names {
+        assert!(!variables[name].is_null(), "{name}");
+    }
+}
+
+/// The alarms on the consumer's own metrics: metric, statistic, threshold, datapoints, periods.
+type Alarms = BTreeSet<(String, String, u64, u64, u64)>;
+
+fn alarms_of_template() -> Alarms {
+    let template = read(CONSUMER);
+    let own = |(_, alarm): &(&str, &Value)| alarm["Namespace"] == "sqs-once";
+    let alarm = |(_, alarm): (&str, &Value)| {
+        let text = |name: &str| alarm[name].as_str().unwrap().to_owned();
+        let threshold = match &alarm["Threshold"]["!Ref"] {
+            Value::String(parameter) => &template["Parameters"][parameter]["Default"],
+            _ => &alarm["Threshold"],
+        };
+        let datapoints = alarm["DatapointsToAlarm"].as_u64().unwrap_or(1);
+        let periods = number(&alarm["EvaluationPeriods"]);
+        let threshold = number(threshold);
+        (
+            text("MetricName"),
+            text("Statistic"),
+            threshold,
+            datapoints,
+            periods,
+        )
+    };
+    let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
+    alarms.filter(own).map(alarm).collect()
+}
+
+#[test]
+fn cdk_stack_repeats_alarms_on_consumer_metrics() {
+    let text = stack();
+    let pattern = regex(
+        r#"(?m)^      (\w+): \{(?: threshold: (\d+), statistic: "(\w+)",)?(?: minutes: \[(\d+), (\d+)\] )?\},$"#,
+    );
+    let alarms: Alarms = pattern
+        .captures_iter(&text)
+        .map(|found| {
+            let part = |at: usize, default: &str| {
+                found
+                    .get(at)
+                    .map_or(default, |part| part.as_str())
+                    .to_owned()
+            };
+            let number = |at: usize, default: &str| part(at, default).parse().unwrap();
+            (
+                part(1, ""),
+                part(3, "Sum"),
+                number(2, "0"),
+                number(4, "1"),
+                number(5, "1"),
+            )
+        })
+        .collect();
+    assert_eq!(alarms, alarms_of_template());
+    assert_eq!(alarms.len(), 8);
+    assert!(text.contains("metrics: [lambda.MetricType.EVENT_COUNT]"));
+}
