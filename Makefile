@@ -295,10 +295,6 @@ audit: $(VENV) ## Check the dependencies for known vulnerabilities (downloads th
 straight-way: ## List the functions that one message crosses (needs valgrind)
 	$(TEST) --test process straight_way -- --ignored --nocapture
 
-.PHONY: repeats
-repeats: $(VENV) ## Count the charges that a kill repeats, with and without batched writes (minutes)
-	python local/cloud.py run -- $(TEST) --test process repeats -- --ignored --nocapture
-
 .PHONY: features
 features: ## Check the packages as they ship, and the features of the library one at a time
 	for package in consumer sqs-once-cli $(filter-out sqs-once,$(LIBRARIES)); do \

@@ -320,49 +320,6 @@ fn metrics_of_dashboard_exist() {
 }
 
 #[test]
-fn dashboard_has_three_rows_without_overlap() {
-    let dashboard = dashboard();
-    let number = |widget: &Value, name: &str| widget[name].as_u64().unwrap();
-    let headings: Vec<_> = widgets(&dashboard)
-        .iter()
-        .filter_map(|widget| widget["properties"]["markdown"].as_str())
-        .collect();
-    let rows = [
-        "## Is it healthy?",
-        "## Is it keeping up?",
-        "## What does it cost?",
-    ];
-    assert_eq!(headings, rows);
-    let mut taken = BTreeSet::new();
-    for widget in widgets(&dashboard) {
-        let (x, y) = (number(widget, "x"), number(widget, "y"));
-        assert!(x + number(widget, "width") <= 24, "{widget}");
-        for column in x..x + number(widget, "width") {
-            for line in y..y + number(widget, "height") {
-                assert!(taken.insert((column, line)), "{widget}");
-            }
-        }
-    }
-}
-
-#[test]
-fn dashboard_shows_refused_writes_beside_duplicates() {
-    let dashboard = dashboard();
-    let beside = |widget: &&Value| {
-        let names: Vec<_> = widget["properties"]["metrics"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .map(|metric| text(&metric[1]))
-            .collect();
-        ["ConditionalCheckFailedRequests", "Completed", "Duplicates"]
-            .iter()
-            .all(|name| names.contains(&(*name).to_owned()))
-    };
-    assert_eq!(widgets(&dashboard).iter().filter(beside).count(), 1);
-}
-
-#[test]
 fn dashboard_shows_every_alarm() {
     let template = read(CONSUMER);
     let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
@@ -373,23 +330,6 @@ fn dashboard_shows_every_alarm() {
         .filter_map(|widget| widget["properties"]["alarms"].as_array())
         .flatten();
     assert_eq!(shown.map(text).collect::<BTreeSet<_>>(), alarms);
-}
-
-#[test]
-fn variables_of_dashboard_are_defined() {
-    let template = read(CONSUMER);
-    let dashboards = of_type(&template, "AWS::CloudWatch::Dashboard");
-    let substitution = &dashboards[0].1["DashboardBody"]["!Sub"];
-    let variable = Regex::new(r"\$\{(\w+)(\.\w+)?\}").unwrap();
-    for found in variable.captures_iter(substitution[0].as_str().unwrap()) {
-        let name = &found[1];
-        let defined = !substitution[1][name].is_null()
-            || !template["Parameters"][name].is_null()
-            || !template["Resources"][name].is_null();
-        assert!(defined, "{name}");
-        // A resource under a condition may be missing.
-        assert!(template["Resources"][name]["Condition"].is_null(), "{name}");
-    }
 }
 
 /// The rows of a table in docs/template.md, by their first cell.

@@ -1,6 +1,5 @@
 //! The release binary behind a Runtime API: batches, crashes, a slow gateway, and a missing table.
 
-mod repeats;
 mod straight_way;
 
 use std::time::Duration;
@@ -12,11 +11,10 @@ use support::{
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
     runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, of_message, of_takeover, program},
-    stage::{Stage, TABLE, TIME, env, now_ms, outcome, outcomes},
+    stage::{Stage, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
     join,
-    net::TcpListener,
     time::{sleep, timeout},
 };
 
@@ -127,91 +125,6 @@ async fn invalid_event_fails_invocation_not_process() {
 }
 
 #[tokio::test]
-async fn record_without_id_fails_invocation() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    let mut missing = record("m-2", &order("o-2"));
-    missing.as_object_mut().unwrap().remove("messageId");
-    for nameless in [missing, record("", &order("o-2"))] {
-        let event = batch([record("m-1", &order("o-1")), nameless]);
-        let error = lambda.invoke(event, TIME).await.error();
-        assert!(
-            error["errorMessage"]
-                .as_str()
-                .unwrap()
-                .contains("messageId"),
-            "{error}"
-        );
-    }
-    assert!(stage.gateway.calls().is_empty());
-
-    let response = lambda.invoke(orders(1..=2), TIME).await.response();
-    assert_eq!(failed(&response), [""; 0]);
-}
-
-#[tokio::test]
-async fn two_deliveries_in_batch_charge_once() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    let event = batch([
-        received("m-1", &order("o-1"), 1),
-        record("m-2", &order("o-2")),
-        received("m-1", &order("o-1"), 2),
-    ]);
-    let response = lambda.invoke(event, TIME).await.response();
-    assert_eq!(failed(&response), [""; 0]);
-    assert_eq!((stage.charges("o-1"), stage.charges("o-2")), (1, 1));
-}
-
-#[tokio::test]
-async fn failed_deliveries_in_batch_are_reported_once() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    stage.gateway.script("o-1", [Reply::Status(503)]);
-    let delivery = |n| received("m-1", &order("o-1"), n);
-    let event = batch([delivery(1), delivery(2)]);
-    let response = lambda.invoke(event, TIME).await.response();
-    assert_eq!(failed(&response), ["m-1"]);
-    assert_eq!(stage.charges("o-1"), 1);
-}
-
-#[tokio::test]
-async fn messages_with_order_key_charge_once() {
-    let stage = Stage::set().await;
-    let lambda = stage
-        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
-        .await;
-    for messages in [["m-1", "m-2"], ["m-3", "m-4"]] {
-        let event = batch(messages.map(|id| record(id, &order("o-1"))));
-        let response = lambda.invoke(event, TIME).await.response();
-        assert_eq!(failed(&response), [""; 0]);
-    }
-    let calls = stage.gateway.calls_for("o-1");
-    assert_eq!(calls.len(), 1);
-    let key = format!("{FUNCTION_NAME}#o-1");
-    assert_eq!(calls[0].key.as_deref(), Some(key.as_str()));
-}
-
-#[tokio::test]
-async fn reused_key_is_refused_and_keeps_record() {
-    let stage = Stage::set().await;
-    let lambda = stage
-        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
-        .await;
-    lambda.invoke(orders(1..=1), TIME).await.response();
-    let first = stage.record("o-1").await;
-
-    let mut dearer = order("o-1");
-    dearer["amount"] = json!(1000);
-    let event = batch([record("m-2", &dearer)]);
-    let response = lambda.invoke(event, TIME).await.response();
-    assert_eq!(failed(&response), ["m-2"]);
-    assert_eq!(outcomes(&lambda, 2).await[1], outcome::KEY_REUSED);
-    assert_eq!(stage.charges("o-1"), 1);
-    assert_eq!(stage.record("o-1").await, first);
-}
-
-#[tokio::test]
 async fn only_failed_messages_return_to_queue() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
@@ -303,37 +216,6 @@ async fn slow_gateway_is_cut_off_and_retry_informed() {
 }
 
 #[tokio::test]
-async fn message_without_time_is_not_started() {
-    let stage = Stage::set().await;
-    let settings = [
-        ("CONSUMER_CONCURRENCY", "1"),
-        ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
-    ];
-    let lambda = stage.consumer(&settings).await;
-    stage.gateway.script("o-1", [Reply::Hang]);
-    // The first message takes one second. Half a second is left of two seconds less the reserve.
-    let answer = lambda.invoke(orders(1..=2), Duration::from_secs(2)).await;
-    assert_eq!(failed(&answer.response()), ["m-1", "m-2"]);
-    let mut ended = outcomes(&lambda, 2).await;
-    ended.sort_unstable();
-    assert_eq!(ended, [outcome::NOT_STARTED, outcome::RETRYABLE]);
-    assert_eq!(stage.charges("o-2"), 0);
-    assert!(stage.record("m-2").await.is_none());
-}
-
-#[tokio::test]
-async fn concurrency_is_limited_by_setting() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[("CONSUMER_CONCURRENCY", "2")]).await;
-    for n in 1..=6 {
-        stage.gateway.script(&format!("o-{n}"), [Reply::Hang]);
-    }
-    let answer = lambda.invoke(orders(1..=6), Duration::from_secs(1)).await;
-    assert_eq!(failed(&answer.response()).len(), 6);
-    assert_eq!(stage.gateway.calls().len(), 2);
-}
-
-#[tokio::test]
 async fn redirect_is_not_followed() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
@@ -355,45 +237,6 @@ async fn oversized_gateway_response_charges_once() {
     }
     assert_eq!(stage.charges("o-1"), 1);
     assert_eq!(stage.status("m-1").await, "COMPLETED");
-}
-
-#[tokio::test]
-async fn refused_dynamodb_connection_fails_closed() {
-    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr();
-    fails_closed(&format!("http://{}", port.unwrap())).await;
-}
-
-#[tokio::test]
-async fn silent_dynamodb_fails_closed_in_time() {
-    // The kernel accepts connections, and no process reads from them.
-    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    fails_closed(&format!("http://{}", silent.local_addr().unwrap())).await;
-}
-
-async fn fails_closed(endpoint: &str) {
-    let gateway = Gateway::start().await;
-    let lambda = Lambda::start(env(endpoint, gateway.url(), &NO_QUEUE)).await;
-    let answer = lambda.invoke(orders(1..=3), Duration::from_secs(3)).await;
-    assert_eq!(answer.error()["errorType"], "StoreUnavailable");
-    assert_eq!(outcomes(&lambda, 3).await, [outcome::STORE_UNAVAILABLE; 3]);
-    assert!(gateway.calls().is_empty());
-}
-
-#[tokio::test]
-async fn missing_table_is_logged_at_start() {
-    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
-    let lambda = Lambda::start(env(dynamo.endpoint(), gateway.url(), &NO_QUEUE)).await;
-    let told = |line: &Value| {
-        let error = line["error"].as_str().unwrap_or_default();
-        line["level"] == "WARN" && error.contains("no such table") && error.contains(TABLE)
-    };
-    lambda.logged(1, told).await;
-    let error = lambda.invoke(orders(1..=2), TIME).await.error();
-    assert_eq!(error["errorType"], "StoreUnavailable");
-    let text = error["errorMessage"].as_str().unwrap();
-    assert!(text.contains("no such table"), "{error}");
-    assert_eq!(outcomes(&lambda, 2).await, [outcome::STORE_UNAVAILABLE; 2]);
-    assert!(gateway.calls().is_empty());
 }
 
 #[tokio::test]
@@ -584,20 +427,6 @@ async fn release_panic_fails_its_message_alone() {
         outcomes.iter().filter(|o| *o == outcome::PANICKED).count(),
         2
     );
-}
-
-#[tokio::test]
-async fn cut_off_handler_is_informed_on_retry() {
-    let stage = Stage::set().await;
-    let lambda = stage.obedient(&[]).await;
-    let event = || batch([record("m-1", r#"{"sleep_ms":1000}"#)]);
-    let answer = lambda.invoke(event(), Duration::from_secs(1)).await;
-    assert_eq!(failed(&answer.response()), ["m-1"]);
-    let answer = lambda.invoke(event(), TIME).await;
-    assert_eq!(failed(&answer.response()), [""; 0]);
-    // The handler returns whether it was informed.
-    let record = stage.record("m-1").await.unwrap();
-    assert_eq!(text(&record, "result"), "true");
 }
 
 /// Memory in MB with which a function has one thread, and with which it has two.

@@ -441,11 +441,6 @@ pub fn of_takeover(line: &Value) -> bool {
     says(line, "takeover: ")
 }
 
-/// The line that an earlier attempt failed, and may have had its effect.
-pub fn of_retry(line: &Value) -> bool {
-    says(line, "retry: ")
-}
-
 /// The line of each batch.
 pub fn of_batch(line: &Value) -> bool {
     line["message"] == "batch processed"

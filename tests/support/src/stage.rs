@@ -22,16 +22,11 @@ pub mod outcome {
     pub const DUPLICATE: &str = "duplicate";
     pub const CONFLICT: &str = "conflict";
     pub const FAILED_BEFORE: &str = "failed_before";
-    pub const KEY_REUSED: &str = "key_reused";
     pub const PERMANENT: &str = "permanent_failure";
     pub const RETRYABLE: &str = "retryable_failure";
-    pub const NO_EFFECT: &str = "no_effect";
     pub const INVALID: &str = "invalid";
     pub const OUT_OF_TIME: &str = "out_of_time";
-    pub const NOT_STARTED: &str = "not_started";
     pub const PANICKED: &str = "panicked";
-    pub const STORE_UNAVAILABLE: &str = "store_unavailable";
-    pub const UNRECORDED: &str = "completion_unrecorded";
 }
 
 /// A table, a gateway, an SQS, and the settings that point a consumer to them.
@@ -76,11 +71,6 @@ impl Stage {
     /// The record of a key, under the default namespace.
     pub async fn record(&self, key: &str) -> Option<Item> {
         self.dynamo.record(TABLE, &id(key)).await
-    }
-
-    /// As DynamoDB's TTL or an operator does.
-    pub async fn forget(&self, key: &str) {
-        self.dynamo.delete(TABLE, &id(key)).await;
     }
 
     pub async fn status(&self, key: &str) -> String {
