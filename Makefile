@@ -49,7 +49,9 @@ watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on local tables; eac
 
 .PHONY: invoke
 invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EVENT=events/new-orders.json
-	python local/invoke.py "$(EVENT)"
+	@test -f .local/watch.port || { echo 'make invoke: start `make watch` in another terminal' >&2; exit 1; }
+	@test -f "$(EVENT)" || { echo 'make invoke: name an event file, as in EVENT=events/new-orders.json' >&2; exit 1; }
+	cargo lambda invoke -A 127.0.0.1 -P $$(cat .local/watch.port) --data-file "$(EVENT)"
 
 # ---- a project of one's own --------------------------------------------------------------------
 

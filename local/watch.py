@@ -9,22 +9,18 @@ new PostgreSQL server, whose data is deleted at the end. The consumer inherits t
 
 import contextlib
 import functools
-import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 
-import psutil
 from cloud import CREDENTIALS, STATE, Cloud, Unavailable, cloud, create_table, free_port, run, unwind_on_signals
-from deployment import console, say
+from deployment import say
 from postgres import server
 
 from examples import ON_POSTGRES, TABLES, create_tables, sql_of_tables
 
 PORT = 9000  # the default of cargo-lambda
-WATCHES = STATE / "watches.json"
 DEFAULTS = {
     "PAYMENT_GATEWAY_URL": "sandbox",
     "IDEMPOTENCY_TABLE_NAME": "sqs-once",
@@ -45,38 +41,16 @@ def choose_port() -> int:
     return PORT
 
 
-@dataclass(frozen=True)
-class Watch:
-    """A `make watch` of this checkout: its process, and the port of its consumer."""
-
-    pid: int
-    port: int
-
-
-def watches() -> list[Watch]:
-    """The `make watch` that are running, the newest last."""
-    try:
-        known = [Watch(**watch) for watch in json.loads(WATCHES.read_text())]
-    except (OSError, ValueError, TypeError):
-        return []
-    return [watch for watch in known if psutil.pid_exists(watch.pid)]
-
-
 @contextlib.contextmanager
-def remembered(watch: Watch) -> Iterator[None]:
-    """Tells `make invoke` of this watch. Of several, `make invoke` uses the newest."""
-    WATCHES.parent.mkdir(exist_ok=True)
-    if others := watches():
-        console.print(f"[yellow]==>[/] {len(others)} more `make watch` here: `make invoke` uses this one")
-    write([*others, watch])
+def remembered(port: int) -> Iterator[None]:
+    """Names the port for `make invoke`."""
+    file = STATE / "watch.port"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(str(port))
     try:
         yield
     finally:
-        write([other for other in watches() if other != watch])
-
-
-def write(running: list[Watch]) -> None:
-    WATCHES.write_text(json.dumps([asdict(watch) for watch in running]))
+        file.unlink(missing_ok=True)
 
 
 def consumer(up: Cloud) -> dict[str, str]:
@@ -134,7 +108,7 @@ def main() -> int:
         return status
     with surroundings as environment:
         port = choose_port()
-        with remembered(Watch(os.getpid(), port)):
+        with remembered(port):
             say(f"from another terminal: [bold]make invoke EVENT=events/{event}.json[/]")
             return run(["cargo", "lambda", "watch", *target, "-A", "127.0.0.1", "-P", str(port)], environment)
 

@@ -1,4 +1,4 @@
-"""Tests of local runs: `cargo lambda watch`, `make watch` and `make invoke`, on the consumer itself.
+"""Tests of local runs: `cargo lambda watch` and `make watch`, on the consumer itself.
 
     python local/watch_test.py [-v] [TEST...]     a part of `make test`
 
@@ -132,7 +132,7 @@ class PlainWatch(unittest.TestCase):
 
 
 class MakeWatch(unittest.TestCase):
-    """`make watch` and `make invoke`."""
+    """`make watch`."""
 
     up: Cloud
     running: contextlib.ExitStack
@@ -155,12 +155,12 @@ class MakeWatch(unittest.TestCase):
             watch.line("starting Runtime server")
             yield watch
 
-    def invoke(self, event: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        return run([sys.executable, "local/invoke.py", event], without_settings() | settings)
-
     def failures(self, event: str) -> int:
-        """Number of failed messages of an event."""
-        ended = self.invoke(event)
+        """Number of failed messages of an event, which is sent as `make invoke` does."""
+        port = (OWN_STATE / "watch.port").read_text()
+        ended = run(
+            ["cargo", "lambda", "invoke", "-A", "127.0.0.1", "-P", port, "--data-file", event], without_settings()
+        )
         assert ended.returncode == 0, ended.stderr
         return len(json.loads(ended.stdout)["batchItemFailures"])
 
@@ -172,15 +172,6 @@ class MakeWatch(unittest.TestCase):
             assert watch.outcomes(3) == THREE_DUPLICATES
             assert self.failures("events/declined.json") == 1
             assert watch.outcomes(1) == ["permanent_failure"]
-
-    def test_keys_are_the_same_under_both_names(self) -> None:
-        with self.watch(IDEMPOTENCY_NAMESPACE="") as watch:
-            port = watch.line("starting Runtime server").split(":")[-1]
-            assert self.failures(NEW_ORDERS) == 0
-            assert watch.outcomes(3) == THREE
-            invoke = ["cargo", "lambda", "invoke", "consumer", "-A", "127.0.0.1", "-P", port]
-            assert run([*invoke, "--data-file", NEW_ORDERS], without_settings()).returncode == 0
-            assert watch.outcomes(3) == THREE_DUPLICATES
 
     def test_example_runs_on_its_tables(self) -> None:
         with self.watch("create_user") as watch:
@@ -204,45 +195,6 @@ class MakeWatch(unittest.TestCase):
         port = int(url.split(":")[-1].split("/")[0])
         with socket.socket() as client:
             assert client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
-
-    def test_invoke_uses_the_newest_of_two_watches(self) -> None:
-        with self.watch() as first:
-            with self.watch() as second:
-                second.line("1 more `make watch` here")
-                assert self.failures(NEW_ORDERS) == 0
-                assert second.outcomes(3) == THREE
-            # The end of the second watch leaves the first one known, on the same table.
-            assert self.failures(NEW_ORDERS) == 0
-            assert first.outcomes(3) == THREE_DUPLICATES
-
-    def test_invoke_ends_if_the_consumer_has_exited(self) -> None:
-        with self.watch(CONSUMER_CONCURRENCY="0") as watch:
-            ended = self.invoke(NEW_ORDERS)
-            watch.line("could not start")
-        assert ended.returncode == 1
-        assert "the consumer does not run" in ended.stderr
-        assert "the terminal of `make watch` shows why" in ended.stderr
-
-    def test_invoke_ends_at_its_time_limit(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            gateway = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            with self.watch(PAYMENT_GATEWAY_URL=gateway, PAYMENT_GATEWAY_TIMEOUT="1m"):
-                ended = self.invoke(NEW_ORDERS, SECONDS_TO_WAIT="2")
-        assert ended.returncode == 1
-        assert "no response within 2 s" in ended.stderr
-
-    def test_invoke_without_watch_says_so(self) -> None:
-        ended = self.invoke(NEW_ORDERS)
-        assert ended.returncode == 1
-        assert "no consumer is running; start one with `make watch`" in ended.stderr
-
-    def test_cloud_uses_own_endpoint(self) -> None:
-        script = "import os; print(os.environ['AWS_ENDPOINT_URL'])"
-        command = [sys.executable, "local/cloud.py", "run", "--", sys.executable, "-c", script]
-        assert run(command, self.environment()).stdout.strip() == self.up.endpoint
-        ended = run(command, self.environment(AWS_ENDPOINT_URL="http://127.0.0.1:1"))
-        assert ended.returncode == 1
-        assert "no response from AWS_ENDPOINT_URL=http://127.0.0.1:1" in ended.stderr
 
     def test_endpoint_without_scheme_is_refused(self) -> None:
         environment = self.environment(AWS_ENDPOINT_URL="127.0.0.1:4566")
