@@ -207,8 +207,8 @@ impl Redrive {
         if self.all {
             return "all messages".to_owned();
         }
-        let reasons = self.reason.iter();
-        let reasons = reasons.map(|reason| format!("the messages with the reason {reason}"));
+        let of_reason = |reason| format!("the messages with the reason {reason}");
+        let reasons = self.reason.iter().map(of_reason);
         let ids = self.message.iter().map(|id| format!("message {id}"));
         reasons.chain(ids).collect::<Vec<_>>().join(", ")
     }
@@ -256,8 +256,8 @@ impl Run<'_> {
     /// Moves a message that was received if it is selected. Otherwise it stays.
     async fn take(&mut self, dead_letter: DeadLetter) {
         let id = dead_letter.id();
-        let group = dead_letter.group().filter(|_| self.from.is_fifo());
-        let group = group.map(str::to_owned);
+        let is_fifo = self.from.is_fifo();
+        let group = dead_letter.group().filter(|_| is_fifo).map(str::to_owned);
         let known = self.selected.get(id).map(|(_, end)| *end);
         let end = if !self.with.selects(&dead_letter) {
             None
@@ -381,9 +381,10 @@ impl Run<'_> {
             return format!("{received} received, and none selected.");
         }
         if self.with.dry_run {
-            let rows = self.selected.iter();
-            let rows = rows.map(|(id, (key, _))| [id.clone(), key.clone().unwrap_or_default()]);
-            let messages = columns(["MESSAGE", "KEY"], rows);
+            let row = |(id, (key, _)): (&String, &(Option<String>, Moved))| {
+                [id.clone(), key.clone().unwrap_or_default()]
+            };
+            let messages = columns(["MESSAGE", "KEY"], self.selected.iter().map(row));
             let group = " Of each group, SQS shows at most the first ten.";
             let group = if self.from.is_fifo() { group } else { "" };
             let selected = count(self.selected.len(), "message");

@@ -76,8 +76,9 @@ impl Table {
             ("IDEMPOTENCY_SORT_KEY", &self.sort_key),
             ("IDEMPOTENCY_AFTER_FAILURE", &self.after_failure),
         ];
-        let given = variables.into_iter();
-        let given = given.filter_map(|(name, value)| Some((name, value.as_deref()?)));
+        let given = variables
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_deref()?)));
         Settings::from_vars(given)
             .store(config)
             .map_err(Error::usage)
@@ -103,8 +104,9 @@ fn postgres(url: &str) -> Result<Records, Error> {
     let options = url.parse().map_err(|_| {
         Error::usage("IDEMPOTENCY_POSTGRES_URL is not a URL such as postgres://user@host/database")
     })?;
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1);
-    let pool = pool.connect_lazy_with(options);
+    let pool = sqlx::postgres::PgPoolOptions::new()
+        .max_connections(1)
+        .connect_lazy_with(options);
     Ok(Records::Postgres(PostgresStore::new(pool)))
 }
 

@@ -59,17 +59,22 @@ impl Function {
 
     /// Returns whether the function sends published events and consumes no queue.
     pub(super) fn is_relay(&self, mappings: &[Mapping]) -> bool {
-        let has_queue = mappings.iter().any(|mapping| service(mapping) == "sqs");
-        self.variable("OUTBOX_TARGETS").is_some() && !has_queue
+        let mut queues = sources_of("sqs", mappings);
+        self.variable("OUTBOX_TARGETS").is_some() && queues.next().is_none()
     }
 }
 
 pub(super) type Mapping = EventSourceMappingConfiguration;
 
-/// Returns the service of an event source, such as `sqs`.
-pub(super) fn service(mapping: &Mapping) -> &str {
-    let arn = mapping.event_source_arn().unwrap_or_default();
-    arn.split(':').nth(2).unwrap_or_default()
+/// Returns the event sources of a service, such as `sqs`.
+pub(super) fn sources_of<'a>(
+    service: &str,
+    mappings: &'a [Mapping],
+) -> impl Iterator<Item = &'a Mapping> {
+    mappings.iter().filter(move |mapping| {
+        let arn = mapping.event_source_arn().unwrap_or_default();
+        arn.split(':').nth(2) == Some(service)
+    })
 }
 
 pub(super) fn is_enabled(mapping: &Mapping) -> bool {
@@ -259,9 +264,11 @@ impl Account {
 
     /// Returns whether an enabled rule of EventBridge invokes a function.
     pub(super) async fn has_schedule(&self, function: &Function) -> Result<bool, Error> {
-        let list = self.events.list_rule_names_by_target();
-        let rules = list.target_arn(&function.arn).send().await;
-        let rules = rules.map_err(|error| {
+        let list = self
+            .events
+            .list_rule_names_by_target()
+            .target_arn(&function.arn);
+        let rules = list.send().await.map_err(|error| {
             let action = format!("read the rules that invoke `{}`", function.name);
             failed(&action, "events:ListRuleNamesByTarget", &error)
         })?;

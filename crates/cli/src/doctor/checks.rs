@@ -13,7 +13,7 @@ use sqs_once_core::settings::table::{
 
 use super::{
     Check, Findings,
-    account::{Account, Attributes, Function, Mapping, is_enabled, reports_failures, service},
+    account::{Account, Attributes, Function, Mapping, is_enabled, reports_failures, sources_of},
     permissions::{Needed, arn_of_target, of_buckets, of_records},
 };
 use crate::output::{Error, in_words};
@@ -34,8 +34,7 @@ pub(super) async fn consumer(
     findings: &mut Findings,
 ) -> Result<Vec<Needed>, Error> {
     let mut needed = of_buckets(function);
-    let queues = mappings.iter().filter(|mapping| service(mapping) == "sqs");
-    let queues: Vec<_> = queues.collect();
+    let queues: Vec<_> = sources_of("sqs", mappings).collect();
     if queues.is_empty() {
         findings.skip("its queue: no queue is an event source of the function");
     }
@@ -115,8 +114,8 @@ async fn queue(
         needed.push(Needed::new(arn, actions, waits));
     }
 
-    let policy = queue.get(&QueueAttributeName::RedrivePolicy);
-    let policy: Value = policy
+    let policy: Value = queue
+        .get(&QueueAttributeName::RedrivePolicy)
         .and_then(|policy| serde_json::from_str(policy).ok())
         .unwrap_or_default();
     let named = policy["deadLetterTargetArn"].as_str();
@@ -130,8 +129,8 @@ async fn queue(
     let mut longest = queue.retention();
     if let Some((dead_arn, dead)) = &dead {
         longest += dead.retention();
-        let count = &policy["maxReceiveCount"];
-        let count = count.as_u64().or_else(|| count.as_str()?.parse().ok());
+        let most = &policy["maxReceiveCount"];
+        let count = most.as_u64().or_else(|| most.as_str()?.parse().ok());
         receives(function, &queue, window, count.unwrap_or(0), findings);
         // On a FIFO queue the age starts anew in the dead-letter queue.
         if !arn.ends_with(".fifo") {
@@ -371,16 +370,23 @@ fn key_schema(
                 && *definition.attribute_type() == ScalarAttributeType::S
         })
     };
-    let keys = table.key_schema().iter().map(|key| {
-        let name = key.attribute_name();
-        text(name, key.key_type(), is_string(name))
-    });
-    let roles = [KeyType::Hash, KeyType::Range];
-    let wanted = wanted
+    let text = |name: &str, role: &KeyType, is_string: bool| {
+        let kind = if is_string { "string" } else { "no string" };
+        format!("{name} ({role}, {kind})")
+    };
+    let found: Vec<_> = table
+        .key_schema()
         .iter()
-        .zip(&roles)
-        .map(|(name, role)| text(name, role, true));
-    let (found, wanted): (Vec<_>, Vec<_>) = (keys.collect(), wanted.collect());
+        .map(|key| {
+            let name = key.attribute_name();
+            text(name, key.key_type(), is_string(name))
+        })
+        .collect();
+    let wanted: Vec<_> = wanted
+        .iter()
+        .zip(&[KeyType::Hash, KeyType::Range])
+        .map(|(name, role)| text(name, role, true))
+        .collect();
     if found != wanted {
         let (found, wanted) = (found.join(", "), wanted.join(", "));
         findings.add(
@@ -392,11 +398,6 @@ fn key_schema(
     }
 }
 
-fn text(name: &str, role: &KeyType, is_string: bool) -> String {
-    let kind = if is_string { "string" } else { "no string" };
-    format!("{name} ({role}, {kind})")
-}
-
 /// Checks that something starts a relay, and that its targets exist. Returns what its role needs.
 pub(super) async fn relay(
     account: &Account,
@@ -405,10 +406,7 @@ pub(super) async fn relay(
     findings: &mut Findings,
 ) -> Result<Vec<Needed>, Error> {
     const WAIT: &str = "no event is sent: events wait in PostgreSQL, and DynamoDB drops the records of a stream after 24 hours";
-    let streams = mappings
-        .iter()
-        .filter(|mapping| service(mapping) == "dynamodb");
-    let streams: Vec<_> = streams.collect();
+    let streams: Vec<_> = sources_of("dynamodb", mappings).collect();
     let is_started = if streams.is_empty() {
         account.has_schedule(function).await?
     } else {
@@ -440,8 +438,8 @@ pub(super) async fn relay(
     let targets = function
         .variable("OUTBOX_TARGETS")
         .unwrap_or_default()
-        .split(',');
-    let targets = targets.filter_map(|pair| Some(pair.split_once('=')?.1));
+        .split(',')
+        .filter_map(|pair| Some(pair.split_once('=')?.1));
     let dead_letters = function.variable("OUTBOX_DEAD_LETTER_QUEUE_URL");
     for target in targets.chain(dead_letters) {
         match account.has_target(target).await {
