@@ -188,6 +188,10 @@ test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the s
 test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]
 	python local/inbox_test.py $(SEED)
 
+.PHONY: compare
+compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
+	python -B local/compare/compare.py
+
 .PHONY: bench
 bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md
 	$(CONSUMER)
