@@ -41,7 +41,6 @@ PARAMETERS = {
     "PaymentGatewayTimeout": "1s",
     "MaxReceiveCount": "3",
     "ConsumerDirectDeadLettering": "off",
-    "ConsumerMetricsWriteUnits": "on",
 }
 SETTLE_WITHIN = 85.0
 BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
@@ -308,7 +307,6 @@ OTHER_COUNTERS = (
     "Takeovers",
     "DeadLettered",
     "ResultsNotStored",
-    "WriteUnits",
 )
 
 

@@ -57,7 +57,7 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 26] = [
+const OF_CONSUMER: [&str; 25] = [
     "BatchSize",
     "BatchedWritesOff",
     "CircuitOpen",
@@ -83,7 +83,6 @@ const OF_CONSUMER: [&str; 26] = [
     "StoreLatency",
     "StoreUnavailable",
     "Takeovers",
-    "WriteUnits",
 ];
 
 fn assert_exists(namespace: &str, metric: &str, dimension: &str) {

@@ -358,84 +358,6 @@ async fn hanging_handler_is_cut_off_in_time() {
     assert!(lease_until <= Timestamp::now(), "abandoned");
 }
 
-/// Claims and completions go ahead of the handlers.
-#[tokio::test(start_paused = true)]
-async fn handlers_stay_bounded_with_claims_ahead() {
-    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
-    let consumer = consumer(store.clone(), &handler);
-    let consumer = consumer.concurrency(NonZeroUsize::new(3).unwrap());
-    let consumer = Arc::new(consumer.claims_ahead(4));
-    let event = batch((0..20).map(|n| record(&format!("m-{n}"), &json!("hang"))));
-    let processing = process(&consumer, event, within(60 * SECOND));
-    let failed = tokio::join!(processing, async {
-        while handler.ran().len() < 3 {
-            tokio::task::yield_now().await;
-        }
-        assert_eq!(store.len(), 3 + 4);
-    })
-    .0;
-    assert_eq!(failed.len(), 20);
-    assert_eq!(handler.most.load(Ordering::SeqCst), 3);
-    // Those whose handler never started are as if never claimed.
-    assert_eq!((handler.ran().len(), store.len()), (3, 3));
-}
-
-#[tokio::test(start_paused = true)]
-async fn message_claimed_ahead_in_vain_is_not_started() {
-    let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
-    let consumer = consumer(store.clone(), &handler).concurrency(NonZeroUsize::MIN);
-    let consumer = Arc::new(consumer.claims_ahead(1));
-    let event = batch([
-        received("hangs", &json!("hang"), 2),
-        received("waits", &json!("succeed"), 1),
-    ]);
-    log::start();
-    let failed = process(&consumer, event, within(60 * SECOND)).await;
-    assert_eq!(failed, ["hangs", "waits"]);
-    assert_eq!(handler.ran(), ["hangs"], "started without time to run");
-    assert_eq!(store.len(), 1, "released");
-    let (logged, _) = outcomes_and_unfinished();
-    let expected = [("hangs", "out_of_time"), ("waits", "not_started")];
-    assert_eq!(logged, outcomes(expected));
-}
-
-/// Handlers that hang keep all their places, and claimed messages wait for one.
-#[tokio::test(start_paused = true)]
-async fn duplicate_does_not_wait_for_hanging_handlers() {
-    #[derive(Clone, Default)]
-    struct Shown(Arc<Mutex<Vec<Duration>>>);
-    impl Handler for Shown {
-        type Message = Order;
-        type Output = u32;
-
-        async fn handle(&self, order: Order, _: Attempt) -> Result<u32, Failure> {
-            match order {
-                Order::Hang => std::future::pending().await,
-                _ => Ok(0),
-            }
-        }
-
-        async fn on_duplicate(&self, _: Stored<u32>, attempt: Attempt) -> Result<(), Failure> {
-            self.0.lock().unwrap().push(attempt.time_left());
-            Ok(())
-        }
-    }
-    let (store, handler) = (MemoryStore::default(), Shown::default());
-    let consumer = Consumer::new(Once::new(store), namespace(), handler.clone());
-    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN).claims_ahead(4));
-    let done = |count| received("done", &json!("succeed"), count);
-    let deadline = || Deadline::after(Timestamp::now(), 10 * SECOND, SECOND);
-    assert_eq!(
-        process(&consumer, batch([done(1)]), deadline()).await,
-        [""; 0]
-    );
-    let hanging = (0..4).map(|n| received(&format!("m-{n}"), &json!("hang"), 3));
-    let failed = process(&consumer, batch(hanging.chain([done(2)])), deadline()).await;
-    assert_eq!(failed, ["m-0", "m-1", "m-2", "m-3"]);
-    let shown = handler.0.lock().unwrap().clone();
-    assert!(shown.len() == 1 && shown[0] > 8 * SECOND, "{shown:?}");
-}
-
 /// Logged outcome of each message, and the line on unfinished messages.
 fn outcomes_and_unfinished() -> (BTreeMap<String, String>, Option<Value>) {
     let (mut outcomes, mut unfinished) = (BTreeMap::new(), None);
@@ -634,35 +556,6 @@ async fn finished_batch_logs_no_deadline() {
         outcomes([("m-1", "retryable_failure"), ("m-2", "not_started")])
     );
     assert_eq!(unfinished, None, "the deadline did not cause this line");
-}
-
-/// Outcomes of the messages that have a line, with their levels.
-async fn logged_at(share: f64, messages: impl IntoIterator<Item = Value>) -> Vec<(String, String)> {
-    let handler = ScriptedHandler::default();
-    let consumer = consumer(MemoryStore::default(), &handler).log_sample_completed(share);
-    log::start();
-    process(&Arc::new(consumer), batch(messages), within(60 * SECOND)).await;
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let lines = log::lines_of("message processed").into_iter();
-    lines
-        .map(|line| (text(&line["fields"]["outcome"]), text(&line["level"])))
-        .collect()
-}
-
-#[tokio::test]
-async fn completed_lines_are_sampled_others_are_not() {
-    let messages = || {
-        let order = |n: usize, act: &str| record(&format!("{act}-{n}"), &json!(act));
-        let completed = (0..400).map(move |n| order(n, "succeed"));
-        completed.chain((0..3).map(move |n| order(n, "decline")))
-    };
-    for (share, least, most) in [(0.0, 0, 0), (0.5, 100, 300), (1.0, 400, 400)] {
-        let logged = logged_at(share, messages()).await;
-        let count = |outcome: &str| logged.iter().filter(|(is, _)| is == outcome).count();
-        let completed = count("completed");
-        assert!((least..=most).contains(&completed), "{share}: {completed}");
-        assert_eq!(count("permanent_failure"), 3);
-    }
 }
 
 #[tokio::test]
@@ -1043,61 +936,6 @@ async fn handler_can_fail_inspected_duplicate() {
         [""; 0]
     );
     assert_eq!(replies.0.lock().unwrap().last(), Some(&8));
-}
-
-#[tokio::test(start_paused = true)]
-async fn awaited_conflict_takes_outcome_of_owner() {
-    let store = MemoryStore::default();
-    let slow = async |_: Value, _: Attempt| -> Result<u32, Failure> {
-        tokio::time::sleep(2 * SECOND).await;
-        Ok(1)
-    };
-    let never = async |_: Value, _: Attempt| -> Result<u32, Failure> { unreachable!() };
-    let once = || Once::new(store.clone());
-    let owner = Arc::new(Consumer::new(once(), namespace(), handler_fn(slow)));
-    let waiting =
-        |wait| Arc::new(Consumer::new(once(), namespace(), handler_fn(never)).conflict_wait(wait));
-    let (hasty, patient, endless) = (waiting(SECOND), waiting(5 * SECOND), waiting(Duration::MAX));
-    let event = || batch([record("m-1", "{}")]);
-    let (owned, gave_up, waited, waited_on) = tokio::join!(
-        process(&owner, event(), within(10 * SECOND)),
-        process(&hasty, event(), within(10 * SECOND)),
-        process(&patient, event(), within(10 * SECOND)),
-        process(&endless, event(), within(10 * SECOND)),
-    );
-    assert_eq!(
-        (owned, gave_up, waited, waited_on),
-        (vec![], vec!["m-1".to_owned()], vec![], vec![])
-    );
-}
-
-#[tokio::test]
-async fn awaited_conflict_parses_body_once() {
-    static PARSED: AtomicUsize = AtomicUsize::new(0);
-    struct Counted;
-    impl<'de> Deserialize<'de> for Counted {
-        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-            PARSED.fetch_add(1, Ordering::SeqCst);
-            Value::deserialize(deserializer).map(|_| Self)
-        }
-    }
-    let store = MemoryStore::default();
-    let owner = async |_: Value, _: Attempt| -> Result<(), Failure> {
-        tokio::time::sleep(SECOND / 5).await;
-        Err("busy".into())
-    };
-    let once = || Once::new(store.clone());
-    let owner = Arc::new(Consumer::new(once(), namespace(), handler_fn(owner)));
-    let next = async |_: Counted, _: Attempt| -> Result<(), Failure> { Ok(()) };
-    let next = Consumer::new(once(), namespace(), handler_fn(next)).conflict_wait(5 * SECOND);
-    let next = Arc::new(next);
-    let event = || batch([record("m-1", "{}")]);
-    let (failed, completed) = tokio::join!(
-        process(&owner, event(), within(10 * SECOND)),
-        process(&next, event(), within(10 * SECOND)),
-    );
-    assert_eq!((failed, completed), (vec!["m-1".to_owned()], vec![]));
-    assert_eq!(PARSED.load(Ordering::SeqCst), 1);
 }
 
 /// Message of one group of a FIFO queue.

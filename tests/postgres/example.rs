@@ -236,7 +236,6 @@ async fn settings_of_other_modes_are_not_read() {
     let unused = [
         "IDEMPOTENCY_ATTRIBUTES",
         "IDEMPOTENCY_BATCHED_WRITES",
-        "CONSUMER_METRICS_WRITE_UNITS",
     ];
     assert_eq!(
         start_with(&unused.map(|name| (name, "invalid"))).await,

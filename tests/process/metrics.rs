@@ -97,7 +97,7 @@ async fn each_message_counts_in_one_outcome_counter() {
         assert_eq!(line["_aws"]["Timestamp"], at.as_millis() as u64);
     }
     // Counters that are 0 and rare are not in the line.
-    for absent in ["Conflicts", "Takeovers", "DeadLettered", "WriteUnits"] {
+    for absent in ["Conflicts", "Takeovers", "DeadLettered"] {
         assert_eq!(first.line.get(absent), None, "{absent}");
     }
     assert_eq!(second.line.get("ColdStart"), None);
@@ -311,28 +311,6 @@ async fn log_level_error_keeps_metrics() {
         .response();
     let batch = batches(&lambda, 1).await.remove(0);
     assert_eq!(batch.sum("Completed"), 1.0);
-}
-
-#[tokio::test]
-async fn write_units_are_counted_if_set() {
-    if consumer_missing() {
-        return;
-    }
-    for grouping in ["off", "on"] {
-        let stage = Stage::set().await;
-        let lambda = stage
-            .consumer(&[
-                ("CONSUMER_METRICS_WRITE_UNITS", "on"),
-                ("IDEMPOTENCY_BATCHED_WRITES", grouping),
-            ])
-            .await;
-        let messages = (1..=3).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
-        lambda.invoke(batch(messages), TIME).await.response();
-        let batch = batches(&lambda, 1).await.remove(0);
-        // A claim and a completion for each message, both under 1 KB.
-        assert_eq!(batch.sum("WriteUnits"), 6.0, "grouping {grouping}");
-        assert_eq!(batch.samples("StoreLatency"), 6, "grouping {grouping}");
-    }
 }
 
 #[tokio::test]

@@ -447,7 +447,6 @@ async fn bodies_in_memory_are_at_most_the_concurrency() {
     let bodies = S3Bodies::new(&support::sdk_config(s3.endpoint()), [BUCKET]);
     let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), handler)
         .concurrency(3.try_into().unwrap())
-        .claims_ahead(40)
         .s3_bodies(bodies);
     let records = (0..9).map(|n| record(&format!("m-{n}"), &pointer(&format!("k-{n}"))));
     let failed = process(&Arc::new(consumer), batch(records), within(ONE_MINUTE)).await;

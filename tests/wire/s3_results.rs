@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Done, Failure, Handler, Inbox, Once, Settings, Stored, handler_fn,
+    Attempt, Consumer, Failure, Handler, Once, Settings, Stored, handler_fn,
     sqs::Visibility,
     store::{DynamoStore, Results, S3Results},
 };
@@ -265,41 +265,6 @@ async fn setting_bucket_takes_outputs_over_64_kb() {
     }
     assert!(world.object().starts_with("results/"));
     assert_eq!(world.replayed(), [Some("x".repeat(65_535))]);
-}
-
-/// Write units of a new message with an output of 200 KB: in claim mode, and in an inbox.
-async fn write_units(results: impl Fn(&World) -> Results) -> [f64; 2] {
-    async fn write(letters: usize, _: Attempt) -> Result<Done<String>, Failure> {
-        Ok(Done::new("x".repeat(letters)))
-    }
-    let world = World::start().await;
-    let store = DynamoStore::new(world.dynamo.client(), TABLE).write_units(true);
-    let once = Once::new(store).results(results(&world));
-    let units = Arc::new(Mutex::new(Vec::new()));
-    let count = units.clone();
-    let consumer = Consumer::new(once.clone(), namespace(), world.writer.clone());
-    let consumer = consumer.on_outcome(move |message| {
-        count.lock().unwrap().push(message.write_units());
-    });
-    assert_eq!(deliver(&Arc::new(consumer), 200 << 10).await, [""; 0]);
-    world.dynamo.delete(TABLE, "test#m-1").await;
-    let count = units.clone();
-    let consumer = Consumer::new(Inbox::new(once), namespace(), handler_fn(write));
-    let consumer = consumer.on_outcome(move |message| {
-        count.lock().unwrap().push(message.write_units());
-    });
-    assert_eq!(deliver(&Arc::new(consumer), 200 << 10).await, [""; 0]);
-    let units = units.lock().unwrap();
-    [units[0], units[1]]
-}
-
-/// `docs/costs.md` has these numbers.
-#[tokio::test]
-async fn output_in_s3_saves_write_units() {
-    let in_record = write_units(|_| Results::inline()).await;
-    assert_eq!(in_record, [202.0, 402.0]);
-    let in_s3 = write_units(World::results).await;
-    assert_eq!(in_s3, [2.0, 2.0]);
 }
 
 // ---- against the S3 of the local cloud ---------------------------------------------------------

@@ -1,4 +1,4 @@
-//! [`Meter`]: latency and write units of the store requests for one message.
+//! [`Meter`]: latency of the store requests for one message.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,9 +18,6 @@ pub struct Readings {
     /// Time from each claim or settlement to its response, or until the worker stopped waiting. A request for
     /// several messages adds its time to each of them.
     pub latencies: Vec<Duration>,
-    /// Write units that DynamoDB reported. If one request serves several messages, they share its units
-    /// equally.
-    pub write_units: f64,
     /// True if the store gave up batched writes after one of these requests.
     pub batches_ended: bool,
 }
@@ -30,11 +27,6 @@ impl Meter {
     pub fn timed<F: Future>(&self, request: F) -> impl Future<Output = F::Output> {
         let sent = Instant::now();
         request.inspect(move |_| self.lock().latencies.push(sent.elapsed()))
-    }
-
-    /// Adds write units, such as this message's share of a batched write.
-    pub fn add_write_units(&self, units: f64) {
-        self.lock().write_units += units;
     }
 
     /// Notes that the store gave up batched writes.

@@ -39,8 +39,7 @@ use sqs_once_core::{
 /// ```
 ///
 /// Two attempts may plan at the same time, and a handler may run again for a completed operation. So a
-/// handler may read any data, but must have no effect other than its writes. If planning is expensive and
-/// duplicates are frequent, use [`check_first`](Self::check_first).
+/// handler may read any data, but must have no effect other than its writes.
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
@@ -59,7 +58,6 @@ use sqs_once_core::{
 #[derive(Clone, Debug)]
 pub struct Inbox<S> {
     records: Records<S>,
-    check_first: bool,
 }
 
 impl<S> Inbox<S> {
@@ -68,20 +66,6 @@ impl<S> Inbox<S> {
     pub fn new(once: Once<S>) -> Self {
         Self {
             records: once.records,
-            check_first: false,
-        }
-    }
-
-    /// Reads the record before the handler runs.
-    ///
-    /// Known duplicates then skip handler and transaction, and the commit catches duplicates that the read
-    /// misses. This costs one eventually consistent read for each message: half a read unit for each 4 KB of
-    /// the record.
-    #[must_use]
-    pub fn check_first(self) -> Self {
-        Self {
-            check_first: true,
-            ..self
         }
     }
 }
@@ -109,15 +93,6 @@ impl<S: TransactionalStore> Inbox<S> {
         // An inbox needs no lease, because it writes the record in its final state.
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let request = (self.records).request(&key, fingerprint, message_id, now);
-        if self.check_first
-            && let Some(outcome) = self.look(&request, deadline, &meter).await
-        {
-            return outcome;
-        }
-        // The read takes time.
-        if !deadline.may_start() {
-            return Outcome::NotStarted;
-        }
         let insert = Insert {
             records: &self.records,
             request,
@@ -136,30 +111,6 @@ impl<S: TransactionalStore> Inbox<S> {
         }
     }
 
-    /// Reads the record. Returns an outcome if the handler must not run.
-    async fn look(
-        &self,
-        request: &ClaimRequest,
-        deadline: Deadline,
-        meter: &Meter,
-    ) -> Option<Outcome> {
-        let context = RequestContext::until(deadline.handler_cutoff(), meter);
-        let look = self.records.store.get_record(&request.key, &context);
-        match meter
-            .timed(timeout_at(deadline.handler_cutoff(), look))
-            .await
-        {
-            Ok(Ok(Some(record))) if !may_claim(Some(&record), request) => {
-                Some(rejection(record, request).into())
-            }
-            Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(Outcome::store_unavailable(error)),
-            Err(_elapsed) => Some(Outcome::store_unavailable(StoreError::OutOfTime {
-                action: "read",
-                key: request.key.to_string(),
-            })),
-        }
-    }
 }
 
 /// The insert of one operation's record.

@@ -192,14 +192,6 @@ impl Store for Plans {
 }
 
 impl TransactionalStore for Plans {
-    async fn get_record(
-        &self,
-        key: &Key,
-        _: &RequestContext,
-    ) -> Result<Option<Record>, StoreError> {
-        Ok(self.records.get(key))
-    }
-
     /// The record's condition comes first, then those of the writes.
     async fn commit(
         &self,

@@ -16,17 +16,6 @@ use sqs_once_core::{
 /// crates cannot, because the fields of a [`Commit`] are private; test handlers on DynamoDB Local or another
 /// emulator. The functions in [`sqs_once_core::protocol::decision`] interpret the responses.
 pub trait TransactionalStore: Store {
-    /// Reads a record with eventual consistency. The record can be outdated, so use it only to skip work.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`] after the store's own retries.
-    fn get_record(
-        &self,
-        key: &Key,
-        context: &RequestContext,
-    ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
-
     /// Applies the record's write and all other writes, or none of them. A commit that is sent twice is
     /// applied once.
     ///

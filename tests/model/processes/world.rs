@@ -256,13 +256,6 @@ impl World {
         }
     }
 
-    pub fn one_process(self) -> Self {
-        Self {
-            processes: 1,
-            ..self
-        }
-    }
-
     pub fn skewed(self) -> Self {
         Self { skew: true, ..self }
     }

@@ -3,7 +3,7 @@
 use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
-    protocol::{ClaimRequest, FencingToken, Key, Record, RequestErrorKind, Settlement, Timestamp},
+    protocol::{ClaimRequest, FencingToken, RequestErrorKind, Settlement, Timestamp},
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
 use sqs_once_dynamodb::transactional::{Commit, CommitResponse, TransactionalStore};
@@ -55,7 +55,6 @@ impl Line {
             Fate::Answered
             | Fate::SentTwice
             | Fate::CopyArrivesLater
-            | Fate::Stale
             | Fate::Cancelled
             | Fate::CancelledCopyArrivesLater => {
                 pause().await;
@@ -132,17 +131,6 @@ impl Store for Line {
 }
 
 impl TransactionalStore for Line {
-    async fn get_record(
-        &self,
-        key: &Key,
-        _: &RequestContext,
-    ) -> Result<Option<Record>, StoreError> {
-        match self.call(Request::Look(key.clone())).await? {
-            Answer::Look(record) => Ok(record),
-            _ => unreachable!("{ANSWERED_AS_ASKED}"),
-        }
-    }
-
     async fn commit(
         &self,
         commit: &Commit,

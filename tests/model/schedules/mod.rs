@@ -6,7 +6,7 @@
 //! | | |
 //! | --- | --- |
 //! | the network | responds; loses the request or the response; hangs; sends a request twice; delivers it late, when its worker may have given up or crashed; throttles (`network.rs`) |
-//! | the table | refuses a transaction or a change, because of a condition of the user's; has forgotten a token; serves a stale read (`table.rs`, `items.rs`) |
+//! | the table | refuses a transaction or a change, because of a condition of the user's; has forgotten a token (`table.rs`, `items.rs`) |
 //! | the handler | succeeds, fails retryably or permanently, panics before or after its effect; interprets refused writes (`handler.rs`, `planner.rs`, `changer.rs`) |
 //! | a worker | continues, crashes, or waits while another goes first (`schedule.rs`) |
 //! | the clocks | stand; pass the lease; pass a worker's deadline; differ by the lease margin (`clock.rs`) |
@@ -31,7 +31,7 @@
 //! | --- | --- | --- |
 //! | `Once` (`claim.rs`) | `claim`, `grouped`, `heartbeat`, `heartbeat_untimed`, `heartbeat_skewed`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
 //! | `Once` with a look-up (`reconcile.rs`) | `reconciled`, `reconciled_untimed`, `reconciled_skewed` | the same, and a gateway at which charges arrive late |
-//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox`, `check_first` | the same, and the item that the writes change |
+//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox` | the same, and the item that the writes change |
 //! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
 //!
 //! The explorer is tested too: on a table with one flaw (`flaw.rs`) it must find the promise that
@@ -134,7 +134,6 @@ fn pruning_loses_no_state() {
         Scenario::reopened(),
         Scenario::commit_untimed(),
         Scenario::inbox(),
-        Scenario::check_first(),
     ];
     // These scenarios take longer, and with one deviation nothing would be pruned.
     if bound() > 3 {

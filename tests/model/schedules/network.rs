@@ -36,8 +36,6 @@ pub enum Fate {
     Cancelled,
     /// The same; the first try, taken for lost, arrives later, when the condition is met.
     CancelledCopyArrivesLater,
-    /// An eventually consistent read: answered with the record before the last change.
-    Stale,
 }
 
 use Fate::*;
@@ -67,7 +65,7 @@ const IN_A_GROUP: [Fate; 5] = [
     Contended,
 ];
 
-const OF_A_READ: [Fate; 4] = [Answered, RequestLost, Silence, Stale];
+const OF_A_READ: [Fate; 3] = [Answered, RequestLost, Silence];
 
 impl Fate {
     /// True if the table answers the caller at once.
@@ -105,9 +103,7 @@ impl World {
             Request::Insert(_) | Request::Update(..) => &IN_A_GROUP,
             Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
-            Request::Look(_) => &OF_A_READ,
-            // The library asks for a consistent read.
-            Request::Item(_) if request.reads() => &OF_A_READ[..3],
+            Request::Item(_) if request.reads() => &OF_A_READ,
             Request::Item(_) => &OF_A_WRITE,
         };
         let fate = fates[self.choose(worker, fates.len())];
@@ -140,7 +136,6 @@ impl World {
         }
         let finds = Circumstances {
             sold_out: matches!(fate, Cancelled | CancelledCopyArrivesLater),
-            stale: fate == Stale,
             forgotten: false,
         };
         let mut answer = None;

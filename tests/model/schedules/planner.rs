@@ -26,18 +26,8 @@ pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery)
 
 /// No claim: `Inbox`. Several workers may plan at the same time, and plan a completed operation
 /// again.
-pub async fn plan_commit(
-    world: Shared,
-    worker: usize,
-    delivery: Delivery,
-    check_first: bool,
-) -> Outcome {
+pub async fn plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let inbox = Inbox::new(once(&world, worker));
-    let inbox = if check_first {
-        inbox.check_first()
-    } else {
-        inbox
-    };
     let begins = move |world: &mut World| world.promises.begins(worker);
     let work = async |_| plan(world, worker, begins).await;
     inbox.run(operation(delivery), work).await

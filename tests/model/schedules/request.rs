@@ -30,7 +30,6 @@ pub enum Request {
     /// The settlement's statement in a group.
     Update(FencingToken, Settlement, Timestamp),
     Commit(Box<Commit>),
-    Look(Key),
     Item(ItemRequest),
 }
 
@@ -39,7 +38,6 @@ pub enum Answer {
     Claim(ClaimResponse),
     Settle(SettleResponse),
     Commit(CommitResponse),
-    Look(Option<Record>),
     Item(ItemAnswer),
 }
 
@@ -49,7 +47,6 @@ impl Request {
             Self::Claim(request) | Self::Insert(request) => &request.key,
             Self::Settle(fence, ..) | Self::Update(fence, ..) => &fence.key,
             Self::Commit(commit) => commit.record.key(),
-            Self::Look(key) => key,
             Self::Item(_) => &KEY,
         }
     }
@@ -63,7 +60,6 @@ impl Request {
             Self::Update(..) => "update",
             Self::Settle(_, settlement, _) => settlement.name(),
             Self::Commit(_) => "commit",
-            Self::Look(_) => "look",
         }
     }
 
@@ -72,7 +68,7 @@ impl Request {
         match self {
             Self::Claim(request) | Self::Insert(request) => Some(&request.owner),
             Self::Commit(commit) => Some(owner(commit)),
-            Self::Settle(..) | Self::Update(..) | Self::Look(_) | Self::Item(_) => None,
+            Self::Settle(..) | Self::Update(..) | Self::Item(_) => None,
         }
     }
 
@@ -124,13 +120,11 @@ impl Request {
                 }
             }
             Self::Item(request) => (&request.operation, &request.timeless).hash(hasher),
-            Self::Look(_) => {}
         }
     }
 
     pub fn reads(&self) -> bool {
         match self {
-            Self::Look(_) => true,
             Self::Item(request) => request.reads(),
             Self::Claim(_) | Self::Settle(..) | Self::Commit(_) => false,
             Self::Insert(_) | Self::Update(..) => false,
@@ -159,7 +153,6 @@ impl Answer {
             | Self::Commit(CommitResponse::ConditionFailed(record)) => ("refused", record.as_ref()),
             Self::Commit(CommitResponse::Cancelled(_)) => ("cancelled", None),
             Self::Commit(CommitResponse::Invalid(_)) => ("invalid", None),
-            Self::Look(record) => ("answered", record.as_ref()),
             Self::Item(answer) if answer.is_refusal() => ("refused", None),
             Self::Item(answer) if answer.said.is_ok() => ("answered", None),
             Self::Item(_) => ("failed", None),

@@ -31,8 +31,6 @@ pub struct Scenario {
     pub name: String,
     pub work: Work,
     pub effect: Effect,
-    /// True if workers read before they write.
-    pub looks: bool,
     /// True if claims and settlements are sent in groups first.
     pub groups: bool,
     /// Messages with the same key. Each may be delivered at any time, and again.
@@ -80,7 +78,6 @@ impl Scenario {
                 Box::pin(handler::claim_run_complete(world, worker, delivery))
             },
             effect: Effect::Outside,
-            looks: false,
             groups: false,
             messages: 2,
             freeze: Freeze::Timed,
@@ -237,22 +234,10 @@ impl Scenario {
         Self {
             name: "inbox".into(),
             work: |world, worker, delivery| {
-                Box::pin(planner::plan_commit(world, worker, delivery, false))
+                Box::pin(planner::plan_commit(world, worker, delivery))
             },
             fewer: 0,
             ..Self::commit()
-        }
-    }
-
-    /// The same with a read of the record before that.
-    pub fn check_first() -> Self {
-        Self {
-            name: "check_first".into(),
-            work: |world, worker, delivery| {
-                Box::pin(planner::plan_commit(world, worker, delivery, true))
-            },
-            looks: true,
-            ..Self::inbox()
         }
     }
 
@@ -321,7 +306,6 @@ impl Scenario {
             Self::commit(),
             Self::commit_untimed(),
             Self::inbox(),
-            Self::check_first(),
             Self::item_mode(ChangeKind::Create),
             Self::item_mode(ChangeKind::Update),
             Self::item_mode(ChangeKind::Retain),

@@ -38,8 +38,6 @@ pub struct Circumstances {
     pub sold_out: bool,
     /// It was made more than ten minutes ago.
     pub forgotten: bool,
-    /// It reads, and sees the record before its last change.
-    pub stale: bool,
 }
 
 impl Table {

@@ -52,25 +52,6 @@ fn inbox_keeps_every_promise() {
 }
 
 #[test]
-fn inbox_with_read_keeps_every_promise() {
-    let found = keeps_every_promise(&Scenario::check_first());
-    let outcomes = [
-        "commit_unknown",
-        "completed",
-        "duplicate",
-        "failed_before",
-        "failure_unrecorded",
-        "no_effect",
-        "not_started",
-        "panicked",
-        "permanent_failure",
-        "store_unavailable",
-        "retryable_failure",
-    ];
-    assert_eq!(*found.seen.outcomes(), BTreeSet::from(outcomes));
-}
-
-#[test]
 fn explorer_finds_commit_without_owner() {
     finds(&Scenario::commit().with(Flaw::CompletionWithoutOwner), "P1");
 }

@@ -60,7 +60,6 @@ pub struct World {
     meddled: usize,
     flaw: Option<Flaw>,
     effect: Effect,
-    looks: bool,
     /// True if claims and settlements are sent in groups first.
     pub groups: bool,
     pub clocks_differ: bool,
@@ -72,8 +71,6 @@ pub struct World {
     pub on_their_way: Vec<(usize, Timestamp)>,
     /// The workers whose charges have arrived.
     charged: Vec<usize>,
-    /// Content of the table before its last write, if the scenario reads it.
-    before: Option<Record>,
     pub in_flight: Vec<InFlight>,
     pub workers: Vec<Worker>,
     pub promises: Promises,
@@ -135,7 +132,6 @@ impl World {
             meddled: 0,
             flaw: scenario.flaw,
             effect: scenario.effect,
-            looks: scenario.looks,
             groups: scenario.groups,
             clocks_differ: scenario.clocks_differ,
             heartbeat: scenario.heartbeat,
@@ -143,7 +139,6 @@ impl World {
             on_their_way: Vec::new(),
             charged: Vec::new(),
             record: None,
-            before: None,
             in_flight: Vec::new(),
             workers: Vec::new(),
             promises: Promises::default(),
@@ -267,8 +262,6 @@ impl World {
                 let answer = self.table.commit(worker, commit, finds);
                 answer.map(Answer::Commit)
             }
-            Request::Look(_) if finds.stale => Ok(Answer::Look(self.before.clone())),
-            Request::Look(_) => Ok(Answer::Look(self.record.clone())),
             Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
         };
         let after = self.table.records.record(&KEY);
@@ -300,9 +293,6 @@ impl World {
         let owner = owner.and_then(|owner| self.worker_of(Some(owner)));
         self.promises
             .wrote(before.as_ref(), self.record.as_ref(), owner);
-        if self.looks && before != self.record {
-            self.before = before;
-        }
         let seen = self.hash_of_answer(&answer);
         self.workers[worker].receives_answer(seen);
         self.log(worker, || {
@@ -353,7 +343,6 @@ impl World {
     /// Hash of the table and of the requests in flight to it.
     pub fn hash_table(&self, hasher: &mut DefaultHasher) {
         self.hash_record(self.record.as_ref(), hasher);
-        self.hash_record(self.before.as_ref(), hasher);
         (&self.item, &self.table.effects, &self.charged).hash(hasher);
         for (worker, latest) in &self.on_their_way {
             (worker, from_now(*latest)).hash(hasher);

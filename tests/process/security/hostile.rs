@@ -461,7 +461,6 @@ async fn outputs_of_a_batch_are_not_kept_in_memory() {
     if consumer_missing() {
         return;
     }
-    // Claims ahead would read records of duplicates, as many as the table's answers are fast.
     let ten_at_a_time = [
         ("CONSUMER_CONCURRENCY", "10"),
         ("IDEMPOTENCY_BATCHED_WRITES", "off"),

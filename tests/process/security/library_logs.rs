@@ -180,7 +180,7 @@ async fn write_in_every_mode() {
     run(
         &dynamo,
         Consumer::new(
-            Inbox::new(once(client)).check_first(),
+            Inbox::new(once(client)),
             namespace(),
             handler_fn(plan),
         ),

@@ -16,7 +16,7 @@ use support::{
     log,
     sqs::{Sqs, SqsBehaviour},
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::time::Instant;
 
 use super::world::{SECOND, THINGS, World, now};
 
@@ -257,35 +257,6 @@ async fn consumer_runs_inbox() {
     let client = world.no_timeout_client();
     let consumer = || Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("inbox", consumer).await;
-}
-
-#[tokio::test]
-async fn inbox_plans_again_after_awaited_conflict() {
-    let world = World::start().await;
-    let client = world.no_timeout_client();
-    let claimed = Arc::new(Notify::new());
-    let owner = {
-        let claimed = Arc::clone(&claimed);
-        move |_: Value, _: Attempt| {
-            let claimed = Arc::clone(&claimed);
-            async move {
-                claimed.notify_one();
-                tokio::time::sleep(SECOND / 2).await;
-                Ok::<_, Failure>("owner")
-            }
-        }
-    };
-    let owner = Consumer::new(world.once(&client), namespace(), handler_fn(owner));
-    let plan = async |_: Value, _: Attempt| Ok(Done::new("inbox"));
-    let inbox = Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
-    let (owner, inbox) = (Arc::new(owner), Arc::new(inbox.conflict_wait(10 * SECOND)));
-    let event = || batch([record("m-1", "{}")]);
-    let (completed, duplicate) =
-        tokio::join!(process(&owner, event(), within(20 * SECOND)), async {
-            claimed.notified().await;
-            process(&inbox, event(), within(20 * SECOND)).await
-        });
-    assert_eq!((completed, duplicate), (vec![], vec![]));
 }
 
 #[tokio::test]

@@ -229,11 +229,6 @@ async fn inbox_survives_every_fault() {
 }
 
 #[tokio::test]
-async fn inbox_with_read_survives_every_fault() {
-    survives_every_fault(EffectMode::InboxWithLook).await;
-}
-
-#[tokio::test]
 async fn item_creation_survives_every_fault() {
     survives_every_fault(EffectMode::Create).await;
 }

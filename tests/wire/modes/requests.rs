@@ -42,11 +42,6 @@ async fn requests_per_message_match_documents() {
             &["1 Claim", "1 ClaimGroup"],
         ),
         (EffectMode::Inbox, &[transaction], &[transaction]),
-        (
-            EffectMode::InboxWithLook,
-            &["1 GetItem", transaction],
-            &["1 GetItem"],
-        ),
         (EffectMode::Create, &["1 PutItem"], &["1 PutItem"]),
         (EffectMode::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
         (
@@ -75,27 +70,6 @@ async fn requests_per_message_match_documents() {
                 "{id}: {name}"
             );
         }
-    }
-}
-
-#[tokio::test]
-async fn inbox_with_read_skips_plan_of_duplicate() {
-    let world = World::start().await;
-    for (way, plans) in [
-        (EffectMode::Inbox, true),
-        (EffectMode::InboxWithLook, false),
-    ] {
-        let id = &format!("{way:?}");
-        assert_eq!(world.deliver(way, id).await.name(), "completed");
-        world.running.notified().await;
-        assert_eq!(world.deliver(way, id).await.name(), "duplicate");
-        // A permit is available if the handler ran.
-        let planned = tokio::select! {
-            biased;
-            () = world.running.notified() => true,
-            () = std::future::ready(()) => false,
-        };
-        assert_eq!(planned, plans, "{id}");
     }
 }
 

@@ -46,7 +46,6 @@ pub enum EffectMode {
     /// The same with claims in batches.
     BatchedClaim,
     Inbox,
-    InboxWithLook,
     Create,
     Update,
     UpdateForATime,
@@ -54,11 +53,10 @@ pub enum EffectMode {
 }
 
 impl EffectMode {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 7] = [
         Self::Claim,
         Self::BatchedClaim,
         Self::Inbox,
-        Self::InboxWithLook,
         Self::Create,
         Self::Update,
         Self::UpdateForATime,
@@ -71,7 +69,6 @@ impl EffectMode {
             Self::Claim => &["Claim", "TransactWriteItems"],
             Self::BatchedClaim => &["ClaimGroup", "TransactWriteItems"],
             Self::Inbox => &["TransactWriteItems"],
-            Self::InboxWithLook => &["GetItem", "TransactWriteItems"],
             Self::Create => &["PutItem"],
             Self::Update => &["UpdateItem"],
             Self::UpdateForATime => &["GetItem", "UpdateItem"],
@@ -184,9 +181,6 @@ impl World {
             EffectMode::Claim => self.once(client).run(operation, done).await,
             EffectMode::BatchedClaim => self.batched(client).run(operation, done).await,
             EffectMode::Inbox => self.inbox(client).run(operation, done).await,
-            EffectMode::InboxWithLook => {
-                self.inbox(client).check_first().run(operation, done).await
-            }
             EffectMode::Update => item_mode.run(operation, update).await,
             EffectMode::UpdateForATime => {
                 item_mode.retention(RETENTION).run(operation, update).await

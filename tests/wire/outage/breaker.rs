@@ -5,24 +5,22 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
-        mpsc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Deadline, Failure, Handler, Once, handler_fn,
+    Attempt, Consumer, Deadline, Failure, Handler, Once,
     protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
 
 use support::{
     consumer::{namespace, process},
-    event::{batch, in_group, received},
+    event::{batch, received},
 };
-use tokio::time::{Instant, timeout};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -130,7 +130,7 @@ settings! {
     "`SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
-    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_BATCHED_WRITES` is `off`"
+    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
 
     CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
     "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`"
@@ -158,12 +158,6 @@ settings! {
 
     CONSUMER_METRICS: Consumer, "ConsumerMetrics", "on";
     "adds [metrics](metrics.md) to the log line of each batch"
-
-    CONSUMER_METRICS_WRITE_UNITS: Consumer, "ConsumerMetricsWriteUnits", "off", "; not used by `item_mode` and `PostgresMode`";
-    "`on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits`"
-
-    CONSUMER_LOG_SAMPLE_COMPLETED: Consumer, "ConsumerLogSampleCompleted", "1";
-    "share of the `completed` messages that are logged, from `0` to `1`, chosen at random; all other outcomes are logged, and metrics count every message"
 
     IDEMPOTENCY_POSTGRES_URL: Postgres, "", "", "required by `PostgresMode`";
     "`postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?`"

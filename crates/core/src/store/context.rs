@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use crate::meter::Meter;
 
-/// How long the caller of a request waits for the response, and where the request's costs are added up.
+/// How long the caller of a request waits for the response, and the meter that measures the request.
 ///
-/// The default has no time limit, and nobody reads its costs.
+/// The default has no time limit, and nobody reads its meter.
 ///
 /// ```
 /// use sqs_once::store::RequestContext;
@@ -23,7 +23,7 @@ pub struct RequestContext {
 }
 
 impl RequestContext {
-    /// Creates the context of a request that the caller drops at `limit`, with its costs added to `meter`.
+    /// Creates the context of a request that the caller drops at `limit`, measured by `meter`.
     #[must_use]
     pub fn until(limit: Instant, meter: &Meter) -> Self {
         Self {
@@ -54,11 +54,6 @@ impl RequestContext {
     pub fn time_left(&self) -> Option<Duration> {
         let limit = self.limit?;
         Some(limit.saturating_duration_since(Instant::now()))
-    }
-
-    /// Adds write units that the store reported for the request, or the request's share of them.
-    pub fn add_write_units(&self, units: f64) {
-        self.meter.add_write_units(units);
     }
 
     /// Notes that the store gave up batched writes, for the metric `BatchedWritesOff`.

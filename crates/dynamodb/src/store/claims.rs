@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::{
 use super::{DynamoStore, Field, Place, Request, expressions};
 use crate::{
     item::Item,
-    write::{add_write_units, put_item, update_item},
+    write::{put_item, update_item},
 };
 use sqs_once_core::{
     protocol::{ClaimRequest, Record, decision::may_claim},
@@ -53,11 +53,9 @@ impl DynamoStore {
     ) -> Result<Claim, StoreError> {
         let update = expressions::claim(&self.layout, &self.table, request);
         let call = update_item(&self.writing, update)
-            .return_values(ReturnValue::AllOld)
-            .set_return_consumed_capacity(self.capacity.clone());
+            .return_values(ReturnValue::AllOld);
         match call.send().await {
             Ok(answer) => {
-                add_write_units(context, answer.consumed_capacity());
                 // If no record existed, an emulator returns only the key.
                 let status = self.layout.name(Field::Status);
                 let replaced = answer
@@ -92,12 +90,9 @@ impl DynamoStore {
             .layout
             .item(&request.key, &request.record(replaced.as_ref()));
         let put = expressions::put_over(&self.layout, &self.table, item, record);
-        let call = put_item(&self.writing, put).set_return_consumed_capacity(self.capacity.clone());
+        let call = put_item(&self.writing, put);
         match call.send().await {
-            Ok(answer) => {
-                add_write_units(context, answer.consumed_capacity());
-                Ok(ClaimResponse::Applied { replaced })
-            }
+            Ok(_) => Ok(ClaimResponse::Applied { replaced }),
             Err(error) => match error.as_service_error() {
                 Some(PutItemError::ConditionalCheckFailedException(failed)) => {
                     let record = self.read(&request.key, failed.item().unwrap_or(&Item::new()))?;

@@ -15,7 +15,7 @@ mod transaction;
 
 use std::time::Duration;
 
-use aws_sdk_dynamodb::{Client, types::ReturnConsumedCapacity};
+use aws_sdk_dynamodb::Client;
 
 pub use batched::Batched;
 pub use field::Field;
@@ -88,7 +88,7 @@ use sqs_once_core::{
 /// | use | actions |
 /// | --- | --- |
 /// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
-/// | [`warm_up`](Self::warm_up), [`check_first`](crate::inbox::Inbox::check_first) | `dynamodb:GetItem` |
+/// | [`warm_up`](Self::warm_up) | `dynamodb:GetItem` |
 /// | [`Batched`] | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
 ///
 /// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or `ConditionCheckItem` on
@@ -120,8 +120,6 @@ pub struct DynamoStore {
     pub(crate) writing: Client,
     pub(crate) table: String,
     pub(crate) layout: Layout,
-    /// `Some` asks DynamoDB for the consumed capacity of writes.
-    pub(crate) capacity: Option<ReturnConsumedCapacity>,
     pub(crate) places: Places,
 }
 
@@ -137,7 +135,6 @@ impl DynamoStore {
             client,
             table: table.into(),
             layout: Layout::native(),
-            capacity: None,
             places: Places::default(),
         }
     }
@@ -155,24 +152,6 @@ impl DynamoStore {
     #[must_use]
     pub fn layout(self, layout: Layout) -> Self {
         Self { layout, ..self }
-    }
-
-    /// Asks DynamoDB for the consumed write units of each write (`ReturnConsumedCapacity`), for the metric
-    /// `WriteUnits`. Off by default.
-    ///
-    /// Known gap: DynamoDB reports no units for a write whose condition failed, although it consumes units.
-    ///
-    /// ```no_run
-    /// # fn store(client: aws_sdk_dynamodb::Client) {
-    /// let store = sqs_once::store::DynamoStore::new(client, "idempotency").write_units(true);
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn write_units(self, write_units: bool) -> Self {
-        Self {
-            capacity: write_units.then_some(ReturnConsumedCapacity::Total),
-            ..self
-        }
     }
 
     /// Opens the connection and checks read access to the table.

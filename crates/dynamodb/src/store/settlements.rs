@@ -5,7 +5,7 @@ use aws_sdk_dynamodb::operation::{delete_item::DeleteItemError, update_item::Upd
 use super::{DynamoStore, Place, Request, expressions};
 use crate::{
     item::Item,
-    write::{add_write_units, delete_item, update_item},
+    write::{delete_item, update_item},
 };
 use sqs_once_core::{
     protocol::{FencingToken, Settlement, Timestamp},
@@ -27,13 +27,8 @@ impl DynamoStore {
         let Some(update) = update else {
             return self.delete(fence, context).await;
         };
-        let call =
-            update_item(&self.writing, update).set_return_consumed_capacity(self.capacity.clone());
-        match call.send().await {
-            Ok(answer) => {
-                add_write_units(context, answer.consumed_capacity());
-                Ok(SettleResponse::Applied)
-            }
+        match update_item(&self.writing, update).send().await {
+            Ok(_) => Ok(SettleResponse::Applied),
             Err(error) => match error.as_service_error() {
                 Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
                     self.condition_failed(fence, failed.item())
@@ -52,13 +47,8 @@ impl DynamoStore {
         context: &RequestContext,
     ) -> Result<SettleResponse, StoreError> {
         let delete = expressions::delete(&self.layout, &self.table, fence);
-        let call =
-            delete_item(&self.writing, delete).set_return_consumed_capacity(self.capacity.clone());
-        match call.send().await {
-            Ok(answer) => {
-                add_write_units(context, answer.consumed_capacity());
-                Ok(SettleResponse::Applied)
-            }
+        match delete_item(&self.writing, delete).send().await {
+            Ok(_) => Ok(SettleResponse::Applied),
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(failed)) => {
                     self.condition_failed(fence, failed.item())

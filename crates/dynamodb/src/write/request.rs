@@ -1,4 +1,4 @@
-//! Requests of single writes, and the capacity that they consume.
+//! Requests of single writes.
 
 use aws_sdk_dynamodb::{
     Client,
@@ -50,13 +50,4 @@ pub(crate) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBu
         .set_return_values_on_condition_check_failure(
             delete.return_values_on_condition_check_failure,
         )
-}
-
-/// Adds the consumed capacity of a write.
-pub(crate) fn add_write_units<'a>(
-    context: &RequestContext,
-    consumed: impl IntoIterator<Item = &'a ConsumedCapacity>,
-) {
-    let units = consumed.into_iter();
-    context.add_write_units(units.filter_map(ConsumedCapacity::capacity_units).sum());
 }

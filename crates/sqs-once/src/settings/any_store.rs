@@ -5,7 +5,7 @@ use crate::{
         store::{Batched, DynamoStore},
         transactional::{Commit, CommitResponse, TransactionalStore},
     },
-    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };
 
@@ -59,18 +59,6 @@ impl Store for AnyStore {
 }
 
 impl TransactionalStore for AnyStore {
-    async fn get_record(
-        &self,
-        key: &Key,
-        context: &RequestContext,
-    ) -> Result<Option<Record>, StoreError> {
-        match self {
-            Self::DynamoDb(store) => store.get_record(key, context).await,
-            Self::Batched(store) => store.get_record(key, context).await,
-            Self::Memory(store) => Ok(store.get(key)),
-        }
-    }
-
     async fn commit(
         &self,
         commit: &Commit,

@@ -12,7 +12,7 @@ use sqs_once_core::settings::{
         CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
         CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DIRECT_DEAD_LETTERING,
         CONSUMER_ENCODING, CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_HEARTBEAT,
-        CONSUMER_LOG_SAMPLE_COMPLETED, CONSUMER_MAX_BODY_BYTES, CONSUMER_METRICS,
+        CONSUMER_MAX_BODY_BYTES, CONSUMER_METRICS,
         CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS, CONSUMER_VISIBILITY,
         IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
     },
@@ -20,7 +20,7 @@ use sqs_once_core::settings::{
 
 use super::{
     Settings, SettingsError,
-    parse::{backoff, buckets, bytes, heartbeat, of_s3, share},
+    parse::{backoff, buckets, bytes, heartbeat, of_s3},
 };
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
@@ -102,7 +102,6 @@ impl Settings {
         let crash_isolation = self.setting(&CONSUMER_CRASH_ISOLATION, on_or_off);
         let timeouts = self.timeouts();
         let metrics = self.metrics();
-        let log_sample_completed = self.setting(&CONSUMER_LOG_SAMPLE_COMPLETED, share);
         lambda?;
         Ok(Batches {
             namespace: namespace?,
@@ -122,7 +121,6 @@ impl Settings {
             crash_isolation: crash_isolation?,
             timeouts: timeouts?,
             metrics: metrics?,
-            log_sample_completed: log_sample_completed?,
         })
     }
 
@@ -212,7 +210,6 @@ pub(super) struct Batches {
     pub(super) circuit_breaker: bool,
     pub(super) crash_isolation: bool,
     pub(super) metrics: Option<Metrics>,
-    pub(super) log_sample_completed: f64,
     pub(super) timeouts: Option<Timeouts>,
 }
 
@@ -264,12 +261,10 @@ impl Batches {
             .max_body_bytes(self.max_body_bytes)
             .fingerprint(self.fingerprint)
             .concurrency(concurrency)
-            .large_bodies(concurrency)
             .min_time_to_start(self.min_time_to_start)
             .circuit_breaker(self.circuit_breaker)
             .fifo_after_permanent(self.fifo_after_permanent)
-            .metrics(self.metrics)
-            .log_sample_completed(self.log_sample_completed);
+            .metrics(self.metrics);
         let consumer = match self.memory.map(reserve_per_message) {
             Some(time) => consumer.deadline_reserve_per_message(time),
             None => consumer,

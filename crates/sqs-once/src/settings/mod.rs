@@ -89,7 +89,7 @@ use crate::{
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table of the events that handlers publish |
 /// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see long handlers. `off`: a lease ends with its invocation |
-/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. With fewer than 50 handlers, 50 messages are in progress: those beyond the handlers are claimed or completed meanwhile, unless `IDEMPOTENCY_BATCHED_WRITES` is `off` |
+/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default` |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | back-off after the first receive, doubled with each further receive. Half of each back-off is random: the first is 5 to 10 seconds |
@@ -99,8 +99,6 @@ use crate::{
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
 /// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: isolation after a crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
-/// | `CONSUMER_METRICS_WRITE_UNITS` | `off`; not used by `item_mode` and `PostgresMode` | `on`: DynamoDB reports the consumed units of each write, for the metric `WriteUnits` |
-/// | `CONSUMER_LOG_SAMPLE_COMPLETED` | `1` | share of the `completed` messages that are logged, from `0` to `1`, chosen at random; all other outcomes are logged, and metrics count every message |
 ///
 /// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///

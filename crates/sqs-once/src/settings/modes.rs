@@ -23,10 +23,6 @@ use crate::{
 /// Time limit of the read at start. Lambda's init phase ends after 10 seconds.
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Messages in progress with batched writes. They fill two batched writes. The messages beyond the
-/// concurrency are claimed before their handlers can run, or completed after them.
-const IN_PROGRESS: usize = 50;
-
 impl Settings {
     /// Creates a consumer in the mode [`Once`]. `handler` is the handler, or an error in its variables. The
     /// consumer reads the table once and logs a failure of that [read](Self::warm_up). Records are in the
@@ -59,9 +55,9 @@ impl Settings {
             // Without this, the SDK would look for a Region, which takes seconds on a machine outside AWS.
             SdkConfig::builder().build()
         };
-        let grouping = table.as_ref().is_some_and(|table| table.grouping);
         let (store, to_read) = match table {
             Some(table) => {
+                let grouping = table.grouping;
                 let store = table.store(&config);
                 let to_read = self.warm_up.then(|| store.clone());
                 let store = if grouping {
@@ -85,11 +81,6 @@ impl Settings {
             batches.concurrency_of_claims()
         };
         let once = records.once(store, &batches, &config);
-        let ahead = if grouping {
-            IN_PROGRESS.saturating_sub(concurrency.get())
-        } else {
-            0
-        };
         if batches.concurrency.is_none() {
             tracing::info!(
                 handlers = concurrency.get(),
@@ -98,7 +89,7 @@ impl Settings {
         }
         let build = || batches.consumer(once, handler, &config);
         let consumer = while_reading(to_read, build).await;
-        Ok(consumer.concurrency(concurrency).claims_ahead(ahead))
+        Ok(consumer.concurrency(concurrency))
     }
 
     /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).

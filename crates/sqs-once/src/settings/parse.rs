@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use sqs_once_core::settings::parse::{duration, positive};
+use sqs_once_core::settings::parse::positive;
 
 use crate::{
     dynamodb::store::{Field, Layout},
@@ -80,10 +80,4 @@ pub(super) fn bucket(name: &str) -> Result<String, String> {
 pub(super) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
     let parsed = text.parse();
     parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
-}
-
-pub(super) fn share(text: &str) -> Result<f64, &'static str> {
-    let parsed = text.parse().ok();
-    let parsed = parsed.filter(|share| (0.0..=1.0).contains(share));
-    parsed.ok_or("must be a number from 0 to 1")
 }

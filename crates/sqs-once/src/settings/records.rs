@@ -5,7 +5,7 @@ use aws_sdk_dynamodb::Client;
 use sqs_once_core::settings::{
     parse::on_or_off,
     table::{
-        CONSUMER_METRICS_WRITE_UNITS, IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES,
+        IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES,
         IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY,
         IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
     },
@@ -32,12 +32,10 @@ impl Settings {
         );
         let layout = self.layout();
         let grouping = self.setting(&IDEMPOTENCY_BATCHED_WRITES, on_or_off);
-        let write_units = self.setting(&CONSUMER_METRICS_WRITE_UNITS, on_or_off);
         Ok(Table {
             name: name?,
             layout: layout?,
             grouping: grouping?,
-            write_units: write_units?,
         })
     }
 
@@ -99,14 +97,12 @@ pub(super) struct Table {
     pub(super) name: String,
     pub(super) layout: Layout,
     pub(super) grouping: bool,
-    pub(super) write_units: bool,
 }
 
 impl Table {
     pub(super) fn store(self, config: &SdkConfig) -> DynamoStore {
         DynamoStore::new(Client::new(config), self.name)
             .layout(self.layout)
-            .write_units(self.write_units)
     }
 }
 

@@ -165,7 +165,6 @@ fn defaults_match_the_documented_table() {
     assert_eq!(table.name, "idempotency");
     assert_eq!(table.layout, Layout::native());
     assert!(table.grouping);
-    assert!(!table.write_units);
     assert_eq!(records.after_failure, AfterFailure::Retry);
     assert_eq!(records.results, ResultPlace { bucket: None });
     assert_eq!(batches.namespace.as_str(), "payments");
@@ -181,7 +180,6 @@ fn defaults_match_the_documented_table() {
     assert_eq!(batches.min_time_to_start, Duration::ZERO);
     assert!(batches.circuit_breaker);
     assert_eq!(batches.crash_waits(), CrashWaits::default());
-    assert_eq!(batches.log_sample_completed.to_string(), "1");
     assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
     {
         let timeouts = batches.timeouts.as_ref().unwrap();
@@ -220,7 +218,6 @@ async fn errors_are_reported_all_at_once() {
         ("CONSUMER_CONCURRENCY", "0"),
         ("CONSUMER_MIN_TIME_TO_START", "5"),
         ("POWERTOOLS_METRICS_NAMESPACE", "AWS/SQS"),
-        ("CONSUMER_METRICS_WRITE_UNITS", "yes"),
         ("POWERTOOLS_SERVICE_NAME", ":payments"),
         ("CONSUMER_VISIBILITY", "yes"),
         ("CONSUMER_DIRECT_DEAD_LETTERING", "yes"),
@@ -389,19 +386,6 @@ fn runtime_has_threads_with_two_vcpus_or_invocations() {
         ("128", "2", MultiThread),
     ] {
         assert_eq!(flavor(memory, at_once), expected, "{memory} {at_once}");
-    }
-}
-
-#[test]
-fn log_sample_is_a_number_from_0_to_1() {
-    for text in ["0", "0.01", "1"] {
-        let (_, _, batches) = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap();
-        assert_eq!(batches.log_sample_completed.to_string(), text);
-    }
-    for text in ["-0.1", "1.01", "NaN", "1%", "all"] {
-        let error = with(&[("CONSUMER_LOG_SAMPLE_COMPLETED", text)]).unwrap_err();
-        let expected = "CONSUMER_LOG_SAMPLE_COMPLETED: must be a number from 0 to 1";
-        assert_eq!(error.errors(), [expected]);
     }
 }
 

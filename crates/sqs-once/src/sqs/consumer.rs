@@ -57,9 +57,6 @@ pub struct Consumer<M, H> {
     pub(super) s3_bodies: Option<Arc<dyn ReadBodies>>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
-    pub(super) large_bodies: NonZeroUsize,
-    pub(super) claims_ahead: usize,
-    pub(super) conflict_wait: Duration,
     pub(super) deadline_reserve: Duration,
     pub(super) reserve_per_message: Duration,
     pub(super) assumed_timeout: Duration,
@@ -75,7 +72,6 @@ pub struct Consumer<M, H> {
     pub(super) observer: Option<Observer>,
     /// Makes the span of a message. `None`: the consumer makes it.
     pub(super) make_span: Option<MakeSpan>,
-    pub(super) log_sample_completed: f64,
 }
 
 /// Clones share mode and handler.
@@ -91,9 +87,6 @@ impl<M, H> Clone for Consumer<M, H> {
             s3_bodies: self.s3_bodies.clone(),
             fingerprint: self.fingerprint.clone(),
             concurrency: self.concurrency,
-            large_bodies: self.large_bodies,
-            claims_ahead: self.claims_ahead,
-            conflict_wait: self.conflict_wait,
             deadline_reserve: self.deadline_reserve,
             reserve_per_message: self.reserve_per_message,
             assumed_timeout: self.assumed_timeout,
@@ -106,7 +99,6 @@ impl<M, H> Clone for Consumer<M, H> {
             metrics: self.metrics.clone(),
             observer: self.observer.clone(),
             make_span: self.make_span.clone(),
-            log_sample_completed: self.log_sample_completed,
         }
     }
 }
@@ -132,9 +124,6 @@ impl<M, H> Consumer<M, H> {
             s3_bodies: None,
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },
-            large_bodies: const { NonZeroUsize::new(10).unwrap() },
-            claims_ahead: 0,
-            conflict_wait: Duration::ZERO,
             deadline_reserve: Duration::from_millis(500),
             reserve_per_message: reserve_per_message(LEAST_MEMORY),
             assumed_timeout: Duration::from_secs(300),
@@ -147,7 +136,6 @@ impl<M, H> Consumer<M, H> {
             metrics: None,
             observer: None,
             make_span: None,
-            log_sample_completed: 1.0,
         }
     }
 

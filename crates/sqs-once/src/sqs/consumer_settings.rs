@@ -107,51 +107,6 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Sets how many messages of one batch with a large body run at a time: a body in S3, or one to
-    /// decompress. The default is 10, and it is never more than the [concurrency](Self::concurrency). All
-    /// bodies in an event have at most 6 MB, but these bodies can be larger, so they decide how much memory
-    /// the function needs.
-    ///
-    /// ```
-    /// use std::num::NonZeroUsize;
-    /// use sqs_once::{Consumer, Handler, Mode};
-    ///
-    /// # fn careful<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    /// consumer.large_bodies(NonZeroUsize::MIN)
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn large_bodies(self, large_bodies: NonZeroUsize) -> Self {
-        Self {
-            large_bodies,
-            ..self
-        }
-    }
-
-    /// Sets how many messages of one batch are in progress beyond the [concurrency](Self::concurrency): they
-    /// are claimed and wait for a handler, or are being completed. 0 by default.
-    ///
-    /// Use it with a store that [batches](crate::store::Batched) its writes, so that each request carries
-    /// more of them. With a concurrency of 10, 40 messages ahead fill two batched writes.
-    ///
-    /// If a message cannot start in time, the worker releases its claim, which costs one write. After a
-    /// crash, the messages claimed ahead wait for the end of their leases, and their next attempts see a
-    /// prior attempt.
-    ///
-    /// ```
-    /// # use sqs_once::{Consumer, Mode, Handler};
-    /// fn ahead<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    ///     consumer.claims_ahead(40)
-    /// }
-    /// ```
-    #[must_use]
-    pub fn claims_ahead(self, claims_ahead: usize) -> Self {
-        Self {
-            claims_ahead,
-            ..self
-        }
-    }
-
     /// Changes the mode, for settings that have no environment variable.
     ///
     /// ```no_run
@@ -170,18 +125,6 @@ impl<M, H> Consumer<M, H> {
     {
         Self {
             mode: Arc::new(change(M::clone(&self.mode))),
-            ..self
-        }
-    }
-
-    /// Sets how long a message waits, within the deadline, while another worker holds its claim, so that it
-    /// can take over that worker's outcome. By default it does not wait and goes back to the queue. While it
-    /// waits, the message uses one slot of the [concurrency](Self::concurrency). It tries to claim again,
-    /// after 50 ms at first and every second in the end, at one write unit each time.
-    #[must_use]
-    pub fn conflict_wait(self, conflict_wait: Duration) -> Self {
-        Self {
-            conflict_wait,
             ..self
         }
     }
@@ -325,25 +268,6 @@ impl<M, H> Consumer<M, H> {
     pub fn metrics(self, metrics: impl Into<Option<Metrics>>) -> Self {
         Self {
             metrics: metrics.into(),
-            ..self
-        }
-    }
-
-    /// Sets which share of the messages with the outcome `completed` is logged, from 0 to 1, chosen at
-    /// random. By default every message is logged. Messages with other outcomes are always logged, and
-    /// metrics count every message.
-    ///
-    /// ```
-    /// use sqs_once::{Consumer, Handler, Mode};
-    ///
-    /// # fn quiet<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    /// consumer.log_sample_completed(0.01)
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn log_sample_completed(self, share: f64) -> Self {
-        Self {
-            log_sample_completed: share,
             ..self
         }
     }

@@ -73,7 +73,7 @@ impl MessageGate {
             return Ok(held);
         }
         let (batch, message) = (&self.batch, self.batch.message(self.index));
-        let slots = &batch.places().bodies;
+        let slots = batch.large_bodies();
         let body = HeldBody::read(message, &self.needs, slots, batch.deadline()).await?;
         if let Some(text) = &body.from_s3 {
             let hash = self.state.hasher.hash_one(text);

@@ -53,13 +53,6 @@ impl MessageOutcome<'_> {
         &self.requests.latencies
     }
 
-    /// Write units that DynamoDB reported for this message. 0 unless
-    /// [`DynamoStore::write_units`](crate::store::DynamoStore::write_units) is set.
-    #[must_use]
-    pub fn write_units(&self) -> f64 {
-        self.requests.write_units
-    }
-
     /// Number of earlier claims of the operation. `None` if the handler did not run.
     #[must_use]
     pub fn earlier_claims(&self) -> Option<u64> {

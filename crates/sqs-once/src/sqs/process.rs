@@ -93,13 +93,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let size = u32::try_from(event.records.len()).unwrap_or(u32::MAX);
         let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
         let messages = self.read(event, deadline, request_id).await?;
-        let batch = Arc::new(Batch::new(
-            messages,
-            deadline,
-            self.log_sample_completed,
-            self.concurrency,
-            self.large_bodies,
-        ));
+        let batch = Arc::new(Batch::new(messages, deadline));
         let run = self.run_lanes(&batch);
         match &self.visibility {
             Some(visibility) => visibility.while_extended(&batch, run).await,
@@ -188,12 +182,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let consumer = Arc::clone(&consumer);
             async move { consumer.run_lane(&lane, &batch).await }
         };
-        let in_progress = self.concurrency.saturating_add(self.claims_ahead);
         let first = match self.circuit() {
             Some(_not_closed) => First::Probe,
             None => First::HighestReceiveCount,
         };
-        batch.run(in_progress, first, run_lane).await;
+        batch.run(self.concurrency, first, run_lane).await;
     }
 
     /// Returns the state of the circuit breaker, unless it is closed.

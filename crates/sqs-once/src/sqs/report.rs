@@ -29,7 +29,6 @@ pub(crate) struct BatchReport {
     oldest_sent_at: Option<Timestamp>,
     handler_ms: Vec<f64>,
     store_ms: Vec<f64>,
-    write_units: f64,
 }
 
 impl BatchReport {
@@ -47,7 +46,6 @@ impl BatchReport {
             oldest_sent_at: None,
             handler_ms: Vec::new(),
             store_ms: Vec::new(),
-            write_units: 0.0,
         }
     }
 
@@ -67,7 +65,6 @@ impl BatchReport {
         self.handler_ms.extend(message.handler_duration.map(millis));
         let latencies = message.store_latencies().iter();
         self.store_ms.extend(latencies.copied().map(millis));
-        self.write_units += message.write_units();
     }
 
     /// Records how many messages should be in a dead-letter queue and could not be sent there.
@@ -142,10 +139,6 @@ impl BatchReport {
             let age = Value::Number(sent_at.until(self.started).as_secs_f64());
             metrics.push(metric("OldestMessageAge", Unit::Seconds, age));
         }
-        if self.write_units > 0.0 {
-            let units = Value::Number(self.write_units);
-            metrics.push(metric("WriteUnits", Unit::Count, units));
-        }
         for (name, values) in [
             ("HandlerDuration", self.handler_ms),
             ("StoreLatency", self.store_ms),
@@ -174,7 +167,6 @@ mod tests {
             oldest_sent_at: Some(Timestamp::from_millis(8_500)),
             handler_ms: vec![1.5],
             store_ms: vec![2.5],
-            write_units: 2.0,
             ..BatchReport::new(Timestamp::from_millis(10_000))
         }
     }

@@ -1,15 +1,9 @@
 //! Runs one lane of a batch: its messages one after the other. Decides what each result means for the
 //! messages behind it.
 
-use std::{
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-};
+use std::{pin::pin, sync::Arc};
 
-use sqs_once_core::once::work::{NoOutput, guard};
+use sqs_once_core::once::work::guard;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -106,7 +100,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let (Some(result), Some(key)) = (processed.take_duplicate(), message.key()) else {
             return processed;
         };
-        let (deadline, places) = (batch.deadline(), batch.places());
+        let deadline = batch.deadline();
         let stored = Stored::from_store(result, self.mode.results());
         let attempt = Attempt::new(
             key.clone(),
@@ -114,16 +108,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             History::fresh(),
             deadline,
         );
-        let began = AtomicBool::new(false);
-        let shown = async {
-            let _place = places.duplicates.acquire().await;
-            began.store(true, Relaxed);
-            self.handler.on_duplicate(stored, attempt).await
-        };
-        MessageResult::by_on_duplicate(match guard(deadline, shown).await {
-            Ok(()) => return processed,
-            Err(NoOutput::OutOfTime) if !began.load(Relaxed) => Outcome::NotStarted,
-            Err(end) => end.into(),
-        })
+        match guard(deadline, self.handler.on_duplicate(stored, attempt)).await {
+            Ok(()) => processed,
+            Err(end) => MessageResult::by_on_duplicate(end.into()),
+        }
     }
 }

@@ -1,13 +1,10 @@
-//! Runs one message of a lane through the mode, and again while another worker holds its claim.
+//! Runs one message of a lane through the mode, and again while a different transaction is in the way.
 
 use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use sqs_once_core::once::OperationGate;
-use tokio::{
-    sync::SemaphorePermit,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 
 use super::{
     batch::{Batch, Progress},
@@ -22,7 +19,7 @@ use crate::{
     once::{Mode, Operation, Outcome},
 };
 
-/// Pauses between claims of a message that another worker holds.
+/// Pauses between the tries of a message while a different transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -44,23 +41,19 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         outcome.unwrap_or(Outcome::Panicked)
     }
 
-    /// Runs a message. As long as there is time, runs it again if another worker holds the claim or a
-    /// different transaction is in the way.
+    /// Runs a message. As long as there is time, runs it again if a different transaction is in the way.
     async fn run_until_claimed(&self, prepared: &Prepared<'_>, progress: &Progress) -> Outcome {
         let batch = &prepared.gate.batch;
         let deadline = batch.deadline();
-        // Limit the wait before you add it: no clock can represent a wait of centuries.
-        let wait_ends = Instant::now() + self.conflict_wait.min(deadline.time_left());
         let mut pause = FIRST_PAUSE;
         loop {
             let outcome = self.run_once(prepared, progress).await;
             prepared.gate.end_turn();
-            let runs_again_until = match outcome {
-                Outcome::Conflict { .. } => wait_ends,
-                Outcome::Contended(_) => deadline.start_by(),
-                outcome => return outcome,
-            };
-            if Instant::now() + pause > runs_again_until || !batch.may_start() {
+            let is_contended = matches!(outcome, Outcome::Contended(_));
+            if !is_contended
+                || Instant::now() + pause > deadline.start_by()
+                || !batch.may_start()
+            {
                 return outcome;
             }
             tokio::time::sleep(pause).await;
@@ -108,23 +101,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 return not_called(outcome, Failure::no_effect("its body cannot be read"));
             }
         };
-        // A suspect has its turn and needs no slot.
-        let _place = if gate.is_alone() {
-            None
-        } else {
-            match self.place_of_handler(&gate.batch).await {
-                Some(place)
-                    if gate.beside_others().await
-                        && self.mode.now() <= gate.batch.deadline().invocation_end() =>
-                {
-                    Some(place)
-                }
-                _ => {
-                    let too_late = Failure::no_effect("no handler could start in time");
-                    return not_called(Outcome::NotStarted, too_late);
-                }
-            }
-        };
+        // A suspect has its turn.
+        let may_start = gate.is_alone()
+            || gate.beside_others().await
+                && self.mode.now() <= gate.batch.deadline().invocation_end();
+        if !may_start {
+            let too_late = Failure::no_effect("no handler could start in time");
+            return not_called(Outcome::NotStarted, too_late);
+        }
         let _running = progress.handler_starts(attempt.history(), gate.admitted.as_ref());
         attempt.log_history();
         // User code may end the process here too, so this is part of the attempt.
@@ -145,19 +129,5 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Some(watched) => watched.answered(answer),
             None => answer,
         }
-    }
-
-    /// Waits until a handler may run. `None` if that takes too long.
-    async fn place_of_handler<'a>(&self, batch: &'a Batch) -> Option<SemaphorePermit<'a>> {
-        let (handlers, deadline) = (&batch.places().handlers, batch.deadline());
-        // If we need not wait, the mode has just checked the time.
-        if let Ok(place) = handlers.try_acquire() {
-            return Some(place);
-        }
-        let place = timeout_at(deadline.start_by(), handlers.acquire()).await;
-        // If the previous handler was cut off, the slot comes too late. Lambda may also have frozen the
-        // process until the lease was over.
-        let in_time = deadline.may_start() && self.mode.now() <= deadline.invocation_end();
-        place.ok()?.ok().filter(|_| in_time)
     }
 }

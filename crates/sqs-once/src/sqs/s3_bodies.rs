@@ -27,8 +27,7 @@ const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() 
 /// body from S3. A copy in a dead-letter queue carries the pointer.
 ///
 /// The consumer reads a body when its message runs, before the claim. A message that waits to run alone drops
-/// the body and reads it again. At most [`Consumer::large_bodies`](crate::Consumer::large_bodies) bodies of one
-/// batch are in memory.
+/// the body and reads it again. At most ten bodies of one batch are in memory.
 ///
 /// | result of the read | outcome |
 /// | --- | --- |

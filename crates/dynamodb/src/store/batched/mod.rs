@@ -141,16 +141,6 @@ impl Store for Batched {
 }
 
 impl TransactionalStore for Batched {
-    async fn get_record(
-        &self,
-        key: &Key,
-        context: &RequestContext,
-    ) -> Result<Option<Record>, StoreError> {
-        let found = self.store.get_record(key, context).await;
-        self.batcher.dispatch();
-        found
-    }
-
     async fn commit(
         &self,
         commit: &Commit,

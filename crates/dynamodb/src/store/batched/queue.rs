@@ -23,10 +23,7 @@ use std::{
     time::Duration,
 };
 
-use aws_sdk_dynamodb::{
-    Client,
-    types::{BatchStatementRequest, ReturnConsumedCapacity},
-};
+use aws_sdk_dynamodb::{Client, types::BatchStatementRequest};
 use tokio::{
     runtime::Handle,
     sync::oneshot,
@@ -65,7 +62,6 @@ struct Shared {
     /// Client without the SDK's retries.
     client: Client,
     table: String,
-    capacity: Option<ReturnConsumedCapacity>,
     /// Fewer calls than this go out as ordinary requests.
     smallest: usize,
     queue: Mutex<Queue>,
@@ -95,7 +91,7 @@ struct PendingWrite {
 enum WaitEnd {
     /// The caller sends the ordinary request, in this slot.
     Alone(Place),
-    /// The statement's response, its share of the write units, and whether it was in the last batch.
+    /// The statement's response, and whether it was in the last batch.
     Answered(StatementResponse, f64, bool),
 }
 
@@ -134,7 +130,6 @@ impl Batcher {
         Self(Arc::new(Shared {
             client: store.writing.clone(),
             table: store.table.clone(),
-            capacity: store.capacity.clone(),
             smallest,
             queue: Mutex::default(),
             places: store.places.clone(),
@@ -178,8 +173,7 @@ impl Batcher {
         });
         match turn.await {
             Ok(Some(WaitEnd::Alone(place))) => BatchResult::Ordinary(Some(place)),
-            Ok(Some(WaitEnd::Answered(answer, units, is_last))) => {
-                context.add_write_units(units);
+            Ok(Some(WaitEnd::Answered(answer, is_last))) => {
                 if is_last {
                     context.batches_ended();
                 }
@@ -312,13 +306,8 @@ impl Shared {
         let request = self
             .client
             .batch_execute_statement()
-            .set_statements(Some(statements))
-            .set_return_consumed_capacity(self.capacity.clone());
-        let BatchResponse {
-            answers,
-            units,
-            end,
-        } = match timeout_at(until, request.send()).await {
+            .set_statements(Some(statements));
+        let BatchResponse { answers, end } = match timeout_at(until, request.send()).await {
             Ok(Ok(output)) => BatchResponse::of(output, turns.len()),
             Ok(Err(error)) => BatchResponse::of_failure(&error, turns.len()),
             Err(_elapsed) => BatchResponse::unanswered("no answer in time", turns.len()),
@@ -338,7 +327,7 @@ impl Shared {
         let mut is_last = end.is_some_and(|end| self.end(&end));
         for (turn, answer) in turns.into_iter().zip(answers) {
             // If the caller is gone, it needs no response.
-            let told = turn.send(WaitEnd::Answered(answer, units, is_last)).is_ok();
+            let told = turn.send(WaitEnd::Answered(answer, is_last)).is_ok();
             is_last &= !told;
         }
     }

@@ -44,20 +44,12 @@ pub(super) struct BatchResponse {
     pub(super) answers: Vec<StatementResponse>,
     /// Set if this batch must be the last.
     pub(super) end: Option<BatchingEnd>,
-    /// Each statement's share of the batch's write units.
-    pub(super) units: f64,
 }
 
 impl BatchResponse {
     /// Reads the responses to this number of statements. If there are fewer or more responses than
     /// statements, all are unknown.
     pub(super) fn of(output: BatchExecuteStatementOutput, statements: usize) -> Self {
-        // DynamoDB reports one sum for each table, including statements whose condition failed.
-        let units: f64 = output
-            .consumed_capacity()
-            .iter()
-            .filter_map(ConsumedCapacity::capacity_units)
-            .sum();
         let responses = output.responses.unwrap_or_default();
         if responses.len() != statements {
             let why = format!("{} responses to {statements} statements", responses.len());
@@ -75,7 +67,6 @@ impl BatchResponse {
         Self {
             answers: answers.collect(),
             end,
-            units: units / statements as f64,
         }
     }
 
@@ -109,7 +100,6 @@ impl BatchResponse {
         Self {
             answers: (0..statements).map(|_| answer()).collect(),
             end: None,
-            units: 0.0,
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     explain::{explain, kind},
     item::{self as items, Item},
     transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
-    write::{add_write_units, table},
+    write::table,
 };
 use cancellation::Cancelled;
 use sqs_once_core::{
@@ -33,23 +33,6 @@ use sqs_once_core::{
 const NEEDS: &str = "dynamodb:PutItem, UpdateItem, DeleteItem or ConditionCheckItem";
 
 impl TransactionalStore for DynamoStore {
-    async fn get_record(
-        &self,
-        key: &Key,
-        _: &RequestContext,
-    ) -> Result<Option<Record>, StoreError> {
-        let get = self
-            .client
-            .get_item()
-            .table_name(&self.table)
-            .set_key(Some(self.layout.primary_key(key.as_str())));
-        let _place = self.places.take(Request::Claim).await;
-        match get.send().await {
-            Ok(found) => found.item().map(|item| self.read(key, item)).transpose(),
-            Err(error) => Err(self.unavailable("read", "dynamodb:GetItem", key, error)),
-        }
-    }
-
     async fn commit(
         &self,
         commit: &Commit,
@@ -114,14 +97,10 @@ impl DynamoStore {
             .transact_write_items()
             .set_transact_items(Some([record].into_iter().chain(writes).collect()))
             .client_request_token(token)
-            .set_return_consumed_capacity(self.capacity.clone())
             .send();
         let _place = self.places.take(Request::Other).await;
         match sent.await {
-            Ok(answer) => {
-                add_write_units(context, answer.consumed_capacity());
-                Ok(Sent::Other(CommitResponse::Applied))
-            }
+            Ok(_) => Ok(Sent::Other(CommitResponse::Applied)),
             Err(error) => self.not_committed(commit, error),
         }
     }

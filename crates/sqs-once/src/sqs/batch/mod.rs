@@ -33,7 +33,6 @@ use crate::{
     deadline::Deadline,
     once::Outcome,
     protocol::{Timestamp, isolation::may_start_beside},
-    system::random_fraction,
 };
 use progress::HandlerRun;
 
@@ -42,17 +41,19 @@ pub(super) use progress::Progress;
 /// How many messages that did not start are logged and named one by one. A batch may have ten thousand, and
 /// Lambda waits for our response.
 const NAMED: usize = 100;
+/// How many messages of a batch hold a large body at a time.
+const LARGE_BODIES: usize = 10;
 
 /// The messages of one invocation, and the result of each.
 pub(super) struct Batch {
     messages: Vec<Message>,
     progress: Vec<Progress>,
     deadline: Deadline,
-    /// Share of the completed messages that are logged.
-    log_sample_completed: f64,
     /// Number of lines logged so far about messages that did not start.
     not_started_lines: AtomicUsize,
-    places: Places,
+    /// Slots for bodies from S3 and those to decompress: they can be larger than an event, so their number decides
+    /// how much memory the function needs.
+    large_bodies: Arc<Semaphore>,
     suspects: Suspects,
     /// Asks for another worker, because one waits with a suspect.
     parked: OnceLock<mpsc::UnboundedSender<()>>,
@@ -60,44 +61,22 @@ pub(super) struct Batch {
     time: Duration,
 }
 
-/// Slots that a message waits for, besides the worker that runs it. Each kind has at most as many slots as
-/// handlers may run. A message takes the slot of its body first, and keeps it while it waits for the others.
-pub(super) struct Places {
-    /// For handlers.
-    pub(super) handlers: Semaphore,
-    /// For `on_duplicate`. Handlers that hang must not keep a duplicate from its response.
-    pub(super) duplicates: Semaphore,
-    /// For bodies from S3. Messages that are claimed ahead occupy none of these.
-    pub(super) bodies: Arc<Semaphore>,
-}
-
 impl Batch {
-    pub(super) fn new(
-        messages: Vec<Message>,
-        deadline: Deadline,
-        log_sample_completed: f64,
-        handlers: NonZeroUsize,
-        large_bodies: NonZeroUsize,
-    ) -> Self {
+    pub(super) fn new(messages: Vec<Message>, deadline: Deadline) -> Self {
         Self {
             progress: messages.iter().map(|_| Progress::default()).collect(),
             messages,
             deadline,
-            log_sample_completed,
             not_started_lines: AtomicUsize::new(0),
-            places: Places {
-                handlers: Semaphore::new(handlers.get()),
-                duplicates: Semaphore::new(handlers.get()),
-                bodies: Arc::new(Semaphore::new(large_bodies.get().min(handlers.get()))),
-            },
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             suspects: Suspects::default(),
             parked: OnceLock::new(),
             time: deadline.time_left(),
         }
     }
 
-    pub(super) fn places(&self) -> &Places {
-        &self.places
+    pub(super) fn large_bodies(&self) -> &Arc<Semaphore> {
+        &self.large_bodies
     }
 
     pub(super) fn suspects(&self) -> &Suspects {
@@ -239,7 +218,6 @@ impl Batch {
 
     fn is_logged(&self, outcome: &Outcome) -> bool {
         match outcome {
-            Outcome::Completed(_) => random_fraction() < self.log_sample_completed,
             Outcome::NotStarted | Outcome::BehindFailure => {
                 self.not_started_lines.fetch_add(1, Relaxed) < NAMED
             }
@@ -356,8 +334,7 @@ pub(super) mod tests {
             .into_iter()
             .map(|record| Message::new(record, None, Envelope::None, &decoder).unwrap());
         let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(1), Duration::ZERO);
-        let (messages, one) = (messages.collect(), NonZeroUsize::MIN);
-        Batch::new(messages, deadline, 1.0, one, one)
+        Batch::new(messages.collect(), deadline)
     }
 
     /// Otherwise another thread may count it in the metrics and answer before its line is written.
