@@ -233,10 +233,7 @@ async fn start_with(more: &[(&str, &str)]) -> Result<(), SettingsError> {
 
 #[tokio::test]
 async fn settings_of_other_modes_are_not_read() {
-    let unused = [
-        "IDEMPOTENCY_ATTRIBUTES",
-        "IDEMPOTENCY_BATCHED_WRITES",
-    ];
+    let unused = ["IDEMPOTENCY_ATTRIBUTES", "IDEMPOTENCY_BATCHED_WRITES"];
     assert_eq!(
         start_with(&unused.map(|name| (name, "invalid"))).await,
         Ok(())

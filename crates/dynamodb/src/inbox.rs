@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use tokio::time::timeout_at;
 
 use super::{
     commit::{Committed, commit},
@@ -24,9 +23,9 @@ use sqs_once_core::{
     },
     protocol::{
         ClaimRequest, FailedClaim, RequestErrorKind, Settlement, Timestamp,
-        decision::{failed_insert, may_claim, rejection},
+        decision::{failed_insert, may_claim},
     },
-    store::{RequestContext, Results, StoreError},
+    store::{Results, StoreError},
 };
 
 /// The inbox mode: runs operations whose only effect is DynamoDB writes.
@@ -110,7 +109,6 @@ impl<S: TransactionalStore> Inbox<S> {
             Err((_, end)) => end.into(),
         }
     }
-
 }
 
 /// The insert of one operation's record.

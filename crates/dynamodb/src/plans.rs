@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use sqs_once_core::{
     once::Operation,
     protocol::{
-        ClaimRequest, FencingToken, Key, Owner, Record, Settlement, Timestamp,
+        ClaimRequest, FencingToken, Key, Owner, Settlement, Timestamp,
         decision::{may_claim, may_settle},
     },
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},

@@ -41,7 +41,6 @@ impl Next<'_> {
         let too_early = end == End::Done && facts.completed.is_none();
         self.state
             .break_if(too_early, Promise::AcknowledgedAfterRecord);
-        self.leaves_probe(receive);
         self.goes_to(receive, Step::Ended(end));
     }
 
@@ -131,9 +130,6 @@ impl Next<'_> {
         self.state.break_if(groundless, Promise::IsolatedWithCause);
         // The record may lose the last end with this claim.
         self.state.messages[receive.message].may_be_suspect |= !known;
-        if standing != Standing::Clear {
-            self.leaves_probe(receive);
-        }
         match standing {
             _ if is_late => self.undoes(receive, &prior),
             Standing::Clear => self.goes_to(receive, Step::Holds(prior)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sqs_once::protocol::circuit::{
-    Admission, Change, Circuit, FAILURES_TO_OPEN, HandlerEnd, runs_while_open,
+    Change, Circuit, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
 };
 
 use crate::processes::{
@@ -21,7 +21,7 @@ impl World {
         self.circuit.then(|| {
             let mut circuit = Circuit::default();
             for failure in 1..FAILURES_TO_OPEN {
-                circuit.handler_ended(time(0), &key(100 + failure), HandlerEnd::Failed, false);
+                circuit.handler_ended(time(0), &key(100 + failure), HandlerEnd::Failed);
             }
             Arc::new(circuit)
         })
@@ -44,35 +44,33 @@ impl Next<'_> {
             .rules
             .admit(Arc::make_mut(circuit), time(clock), receive.number);
         match admission {
-            Admission::Run | Admission::Probe => {
+            Ok(()) => {
                 let is_open = process.open_until.is_some_and(|until| clock < until);
-                let is_probe = admission == Admission::Probe;
-                let probes = process.tasks.iter().any(|task| task.is_probe);
-                process.tasks[place].is_probe = is_probe;
-                let saves = !is_open || runs_while_open(receive.number.into());
+                let runs_anyway = runs_while_open(receive.number.into());
+                if let Some(until) = &mut process.open_until
+                    && !runs_anyway
+                {
+                    // It is the probe, and the next one follows later.
+                    *until = clock + FIRST_WAIT.as_secs();
+                }
+                let saves = !is_open || runs_anyway;
                 self.state.break_if(!saves, Promise::OpenCircuitSavesClaims);
-                self.state.break_if(is_probe && probes, Promise::OneProbe);
                 self.sends_claim(receive);
             }
-            Admission::Refuse(until) => {
+            Err(until) => {
                 let wait = second(until).saturating_sub(clock).max(1);
                 process.tasks[place].step = Step::Ended(End::Returns(self.state.now + wait));
-            }
-            // The time is up.
-            Admission::Wait => {
-                process.tasks[place].step = Step::Ended(End::Returns(self.state.now + 1));
             }
         }
     }
 
     pub fn tells_circuit(&mut self, receive: Receive, answer: HandlerAnswer) {
-        let Some((number, place)) = self.state.find(receive) else {
+        let Some((number, _)) = self.state.find(receive) else {
             return;
         };
         let clock = self.state.clock(number);
         let operation = self.state.operation(receive);
         let process = &mut self.state.processes[number];
-        let is_probe = std::mem::take(&mut process.tasks[place].is_probe);
         let Some(circuit) = &mut process.circuit else {
             return;
         };
@@ -83,23 +81,10 @@ impl Next<'_> {
             }
         };
         let rules = self.world.rules;
-        match rules.handler_ended(circuit, time(clock), operation, end, is_probe) {
-            Some(Change::Opened { wait }) => process.open_until = Some(clock + wait.as_secs()),
+        match rules.handler_ended(circuit, time(clock), operation, end) {
+            Some(Change::Opened) => process.open_until = Some(clock + FIRST_WAIT.as_secs()),
             Some(Change::Closed) => process.open_until = None,
             None => {}
-        }
-    }
-
-    /// A probe whose handler does not run now leaves the probe to the next message.
-    pub fn leaves_probe(&mut self, receive: Receive) {
-        let Some((number, place)) = self.state.find(receive) else {
-            return;
-        };
-        let process = &mut self.state.processes[number];
-        if std::mem::take(&mut process.tasks[place].is_probe)
-            && let Some(circuit) = &mut process.circuit
-        {
-            self.world.rules.probe_did_not_run(circuit);
         }
     }
 }

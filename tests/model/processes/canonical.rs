@@ -132,7 +132,7 @@ impl<H: Hasher> Canonical<'_, H> {
         }
         process.circuit.is_some().hash(self.hasher);
         if let Some(circuit) = &process.circuit {
-            self.circuit(circuit.state(), circuit, process.open_until);
+            self.circuit(circuit, process.open_until);
         }
         process.tasks.len().hash(self.hasher);
         for task in &process.tasks {
@@ -141,8 +141,7 @@ impl<H: Hasher> Canonical<'_, H> {
     }
 
     /// A closed circuit has no time, and the others know the end of their wait and its length.
-    fn circuit(&mut self, state: &str, circuit: &impl Hash, open_until: Option<u64>) {
-        state.hash(self.hasher);
+    fn circuit(&mut self, circuit: &impl Hash, open_until: Option<u64>) {
         circuit.hash(self.hasher);
         open_until
             .map(|until| until.saturating_sub(self.second))
@@ -150,14 +149,7 @@ impl<H: Hasher> Canonical<'_, H> {
     }
 
     fn task(&mut self, task: &Task) {
-        (
-            task.receive,
-            task.copies,
-            task.is_probe,
-            task.began,
-            task.alone,
-        )
-            .hash(self.hasher);
+        (task.receive, task.copies, task.began, task.alone).hash(self.hasher);
         (task.only_looks_up, task.sent).hash(self.hasher);
         if !matches!(task.step, Step::Ended(_)) {
             self.claim(&task.claim);

@@ -102,12 +102,8 @@ pub enum Flaw {
     // The circuit breaker.
     /// A message runs although the circuit is open.
     RunsWhileOpen,
-    /// Each message that comes during a probe is a probe too.
+    /// Each message that comes after the first interval is a probe.
     ManyProbes,
-    /// A probe that did not run stays the probe.
-    ProbeLost,
-    /// A failed probe leaves the circuit as it is.
-    FailedProbeIsIgnored,
     /// A success leaves the circuit as it is.
     SuccessIsIgnored,
 }

@@ -1,6 +1,6 @@
 //! Which [`Action`]s are possible in a state.
 
-use sqs_once::protocol::{State as Status, Timestamp, circuit::Admission, isolation::Waiting};
+use sqs_once::protocol::{State as Status, Timestamp, isolation::Waiting};
 
 use crate::processes::{
     action::{Action, HandlerAnswer, LookUp, Lot},
@@ -96,9 +96,7 @@ impl World {
         for (place, task) in process.tasks.iter().enumerate() {
             let receive = task.receive;
             match &task.step {
-                Step::Waits if self.may_ask(process, receive, clock) => {
-                    actions.push(Action::Ask(receive));
-                }
+                Step::Waits => actions.push(Action::Ask(receive)),
                 Step::Holds(_) => actions.push(Action::Starts(receive)),
                 Step::Suspect(..) => {
                     let next = self.rules.next_suspect(&process.waiting());
@@ -115,16 +113,6 @@ impl World {
         if process.tasks.iter().all(ended) {
             actions.push(Action::Answers(number));
         }
-    }
-
-    fn may_ask(&self, process: &Process, receive: Receive, clock: u64) -> bool {
-        let circuit = process.circuit.as_ref();
-        let waits = circuit.is_some_and(|circuit| {
-            let mut circuit = (**circuit).clone();
-            let admission = self.rules.admit(&mut circuit, time(clock), receive.number);
-            admission == Admission::Wait
-        });
-        !waits || clock > process.deadline
     }
 
     fn looks(&self, state: &State, number: usize, of: Receive, actions: &mut Vec<Action>) {

@@ -47,12 +47,10 @@ pub enum Promise {
     EffectIsFound,
     /// The circuit breaker: a message is claimed while the circuit is open.
     OpenCircuitSavesClaims,
-    /// The circuit breaker: two messages probe at the same time.
-    OneProbe,
 }
 
 /// All of them, with a name for Stateright.
-const ALL: [(Promise, &str); 18] = [
+const ALL: [(Promise, &str); 17] = [
     (Promise::OneLiveClaim, "P1: one live claim per key"),
     (Promise::RecordedEndIsFinal, "P2: a recorded end is final"),
     (
@@ -88,7 +86,6 @@ const ALL: [(Promise, &str); 18] = [
         "reconciliation: an effect is found before crashed",
     ),
     (Promise::OpenCircuitSavesClaims, "circuit: open, no claim"),
-    (Promise::OneProbe, "circuit: one probe"),
 ];
 
 impl Promise {

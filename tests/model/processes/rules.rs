@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use sqs_once::protocol::{
     ClaimRequest, FailedClaim, FencingToken, PriorState, Record, Rejection, Settlement, State,
     Timestamp,
-    circuit::{Admission, Change, Circuit, HandlerEnd},
+    circuit::{Change, Circuit, HandlerEnd},
     decision::{failed_claim, may_claim, may_settle, settled_at},
     isolation::{
         CrashWaits, Standing, Waiting, has_last_look_up, lease_alone, may_start_beside,
@@ -275,37 +275,31 @@ impl Rules {
 
     // ---- the circuit breaker
 
-    pub fn admit(self, circuit: &mut Circuit, now: Timestamp, receives: u8) -> Admission {
-        let admission = circuit.admit(now, receives.into());
-        match (self.flaw, admission) {
-            (Some(Flaw::RunsWhileOpen), Admission::Refuse(_)) => Admission::Run,
-            (Some(Flaw::ManyProbes), Admission::Wait) => Admission::Probe,
-            (_, admission) => admission,
+    /// Returns the time of the next probe, if the message does not run.
+    pub fn admit(
+        self,
+        circuit: &mut Circuit,
+        now: Timestamp,
+        receives: u8,
+    ) -> Result<(), Timestamp> {
+        match self.flaw {
+            Some(Flaw::RunsWhileOpen) => Ok(()),
+            Some(Flaw::ManyProbes) => circuit.clone().admit(now, receives.into()),
+            _ => circuit.admit(now, receives.into()),
         }
     }
 
-    /// Returns how long the circuit stays open, if it opened, and whether it closed.
+    /// Returns whether the circuit opened or closed.
     pub fn handler_ended(
         self,
         circuit: &mut Arc<Circuit>,
         now: Timestamp,
         operation: usize,
         end: HandlerEnd,
-        is_probe: bool,
     ) -> Option<Change> {
-        let is_ignored = match end {
-            HandlerEnd::Answered => self.has(Flaw::SuccessIsIgnored),
-            _ => self.has(Flaw::FailedProbeIsIgnored) && is_probe,
-        };
-        if is_ignored {
+        if end == HandlerEnd::Answered && self.has(Flaw::SuccessIsIgnored) {
             return None;
         }
-        Arc::make_mut(circuit).handler_ended(now, &key(operation), end, is_probe)
-    }
-
-    pub fn probe_did_not_run(self, circuit: &mut Arc<Circuit>) {
-        if !self.has(Flaw::ProbeLost) {
-            Arc::make_mut(circuit).probe_did_not_run();
-        }
+        Arc::make_mut(circuit).handler_ended(now, &key(operation), end)
     }
 }

@@ -164,8 +164,6 @@ pub struct Task {
     pub step: Step,
     /// Copies of the claim without an answer, some of which may still arrive.
     pub copies: u8,
-    /// True if the end of its handler decides about the circuit.
-    pub is_probe: bool,
     /// True once its handler was to start.
     pub began: bool,
     /// True once its attempt was to be counted as one alone.
@@ -178,7 +176,7 @@ pub struct Task {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// It may have to wait for the circuit.
+    /// It asks the circuit.
     Waits,
     /// Its claim is on the way.
     Claims,

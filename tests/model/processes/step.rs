@@ -103,7 +103,6 @@ impl Next<'_> {
                 claim,
                 step: Step::Waits,
                 copies: 0,
-                is_probe: false,
                 began: false,
                 alone: false,
                 only_looks_up: false,

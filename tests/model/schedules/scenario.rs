@@ -233,9 +233,7 @@ impl Scenario {
     pub fn inbox() -> Self {
         Self {
             name: "inbox".into(),
-            work: |world, worker, delivery| {
-                Box::pin(planner::plan_commit(world, worker, delivery))
-            },
+            work: |world, worker, delivery| Box::pin(planner::plan_commit(world, worker, delivery)),
             fewer: 0,
             ..Self::commit()
         }

@@ -179,11 +179,7 @@ async fn write_in_every_mode() {
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(
-            Inbox::new(once(client)),
-            namespace(),
-            handler_fn(plan),
-        ),
+        Consumer::new(Inbox::new(once(client)), namespace(), handler_fn(plan)),
     )
     .await;
     let (dynamo, client) = world().await;

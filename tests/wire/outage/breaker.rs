@@ -238,94 +238,38 @@ async fn first_and_tenth_receives_run_while_open() {
 
 #[tokio::test]
 async fn messages_run_after_probe_succeeds() {
-    for gateway in [Gateway::Works, Gateway::Declines] {
+    for (gateway, outcome) in [
+        (Gateway::Works, "completed"),
+        (Gateway::Declines, "permanent_failure"),
+    ] {
         let world = World::new(Gateway::Busy);
         world.open().await;
         pass(5 * SECOND);
         world.set(gateway);
         let outcomes = world.process(ten(20, 2)).await;
-        assert!(!outcomes.contains_key("circuit_open"), "{outcomes:?}");
-        assert_eq!(world.calls().len(), 10);
+        assert_eq!(outcomes, [("circuit_open", 9), (outcome, 1)].into());
+        assert_eq!(world.process(ten(30, 2)).await, [(outcome, 10)].into());
     }
 }
 
-#[tokio::test]
-async fn message_with_lowest_receive_count_probes() {
-    let world = World::new(Gateway::Busy);
-    world.open().await;
-    pass(5 * SECOND);
-    let messages = [("a", 9), ("b", 5), ("c", 2), ("d", 30), ("e", 3)];
-    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
-    // The thirtieth receive runs beside the probe.
-    assert_eq!(
-        outcomes,
-        [("circuit_open", 3), ("retryable_failure", 2)].into()
-    );
-    assert_eq!(world.calls(), ["d", "c"]);
-}
-
-#[tokio::test]
-async fn head_of_fifo_group_probes() {
-    let world = World::new(Gateway::Busy);
-    world.open().await;
-    pass(5 * SECOND);
-    let messages = [("a", 5, "g"), ("b", 2, "g"), ("c", 3, "h"), ("d", 2, "h")];
-    let messages = messages.map(|(id, n, group)| in_group(received(id, "{}", n), group));
-    let outcomes = world.process(messages).await;
-    assert_eq!(world.calls(), ["c"]);
-    assert_eq!(
-        outcomes,
-        [
-            ("circuit_open", 1),
-            ("not_started", 2),
-            ("retryable_failure", 1)
-        ]
-        .into()
-    );
-}
-
-#[tokio::test]
-async fn duplicate_leaves_the_probe_to_the_next() {
-    let world = World::new(Gateway::Works);
-    world.process([received("done", "{}", 1)]).await;
-    world.calls();
-    world.set(Gateway::Busy);
-    world.open().await;
-    pass(5 * SECOND);
-    let messages = [("done", 2), ("next", 3), ("last", 4)];
-    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
-    assert_eq!(
-        outcomes,
-        [
-            ("circuit_open", 1),
-            ("duplicate", 1),
-            ("retryable_failure", 1)
-        ]
-        .into()
-    );
-    assert_eq!(world.calls(), ["next"]);
-}
-
-/// A suspect starts after all other messages of its batch, and those wait for the probe.
+/// Nobody waits for a probe that hangs.
 #[tokio::test(start_paused = true)]
-async fn suspect_leaves_the_probe_to_the_next() {
+async fn interval_begins_when_the_probe_is_taken() {
     let world = World::new(Gateway::Busy);
-    // Its process ends while the handler runs.
-    world.set(Gateway::Silent);
-    let died = timeout(SECOND, world.process([received("suspect", "{}", 1)]));
-    assert!(died.await.is_err());
-    world.calls();
-    pass(20 * SECOND);
-    world.set(Gateway::Busy);
     world.open().await;
-    pass(5 * SECOND);
-    world.set(Gateway::Works);
-    let messages = [("suspect", 2), ("next", 3), ("last", 4)];
-    let began = Instant::now();
-    let outcomes = (world.process(messages.map(|(id, n)| received(id, "{}", n)))).await;
-    assert_eq!(outcomes, [("completed", 3)].into());
-    assert_eq!(world.calls(), ["next", "last", "suspect"]);
-    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    world.set(Gateway::Silent);
+    for wait in [5, 10, 20] {
+        pass(wait * SECOND - SECOND);
+        assert_eq!(
+            world.process(ten(20, 2)).await,
+            [("circuit_open", 10)].into()
+        );
+        pass(SECOND);
+        assert_eq!(
+            world.process(ten(20, 2)).await,
+            [("circuit_open", 9), ("out_of_time", 1)].into()
+        );
+    }
 }
 
 #[tokio::test]
@@ -354,44 +298,4 @@ async fn circuit_that_is_off_lets_every_message_run() {
         let outcomes = world.process(ten(10 * number, 2)).await;
         assert_eq!(outcomes, [("retryable_failure", 10)].into());
     }
-}
-
-/// Its batch was answered at the deadline, and later batches must not wait for the thread.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn probe_that_blocks_its_thread_fails_with_its_batch() {
-    static NOW_MS: AtomicU64 = AtomicU64::new(1_796_000_000_000);
-    fn clock() -> Timestamp {
-        Timestamp::from_millis(NOW_MS.load(Relaxed))
-    }
-    let (unblock, blocked) = mpsc::channel::<()>();
-    let blocked = Mutex::new(blocked);
-    let handler = handler_fn(move |order: String, _: Attempt| {
-        if order == "block" {
-            let _closed = blocked.lock().unwrap().recv();
-        }
-        let fails = order == "fail";
-        async move {
-            if fails {
-                Err(Failure::retryable("503"))
-            } else {
-                Ok(())
-            }
-        }
-    });
-    let once = Once::new(MemoryStore::default()).clock(clock);
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler));
-    let send = async |messages: Vec<Value>, budget| {
-        let deadline = Deadline::after(clock(), budget, budget / 4);
-        process(&consumer, batch(messages), deadline).await.len()
-    };
-    let fails = (0..20).map(|n| received(&format!("m-{n}"), &json!("fail"), 2));
-    assert_eq!(send(fails.collect(), 60 * SECOND).await, 20);
-    NOW_MS.fetch_add(5_000, Relaxed);
-    let probe = received("probe", &json!("block"), 2);
-    assert_eq!(send(vec![probe], SECOND / 2).await, 1);
-    // The next probe is allowed 10 s after the failed one.
-    NOW_MS.fetch_add(10_000, Relaxed);
-    let next = received("next", &json!("succeed"), 2);
-    assert_eq!(send(vec![next], 2 * SECOND).await, 0);
-    drop(unblock);
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 use sqs_once_core::{
     protocol::{ClaimRequest, Record, decision::may_claim},
-    store::{ClaimResponse, RequestContext, StoreError},
+    store::{ClaimResponse, StoreError},
 };
 
 impl DynamoStore {
@@ -22,17 +22,16 @@ impl DynamoStore {
         &self,
         place: Option<Place>,
         request: &ClaimRequest,
-        context: &RequestContext,
     ) -> Result<ClaimResponse, StoreError> {
         let _place = self.places.or_take(place, Request::Claim).await;
-        let (record, item) = match self.claim_by_update(request, context).await? {
+        let (record, item) = match self.claim_by_update(request).await? {
             Claim::Applied(replaced) => return Ok(ClaimResponse::Applied { replaced }),
             Claim::ConditionFailed(record, item) => (record, item),
         };
         if !may_claim(Some(&record), request) {
             return Ok(ClaimResponse::ConditionFailed(record));
         }
-        match self.claim_by_put(request, record, &item, context).await? {
+        match self.claim_by_put(request, record, &item).await? {
             // The new record admits the claim.
             ClaimResponse::ConditionFailed(record) if may_claim(Some(&record), request) => {
                 Err(StoreError::contended(
@@ -46,14 +45,9 @@ impl DynamoStore {
         }
     }
 
-    async fn claim_by_update(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<Claim, StoreError> {
+    async fn claim_by_update(&self, request: &ClaimRequest) -> Result<Claim, StoreError> {
         let update = expressions::claim(&self.layout, &self.table, request);
-        let call = update_item(&self.writing, update)
-            .return_values(ReturnValue::AllOld);
+        let call = update_item(&self.writing, update).return_values(ReturnValue::AllOld);
         match call.send().await {
             Ok(answer) => {
                 // If no record existed, an emulator returns only the key.
@@ -83,7 +77,6 @@ impl DynamoStore {
         request: &ClaimRequest,
         found: Record,
         item: &Item,
-        context: &RequestContext,
     ) -> Result<ClaimResponse, StoreError> {
         let replaced = Some(found).filter(|found| !found.is_expired(request.now));
         let record = self

@@ -198,10 +198,10 @@ impl Store for DynamoStore {
     async fn claim(
         &self,
         request: &ClaimRequest,
-        context: &RequestContext,
+        _: &RequestContext,
     ) -> Result<ClaimResponse, StoreError> {
         self.check_claim(request)?;
-        self.claim_in(None, request, context).await
+        self.claim_in(None, request).await
     }
 
     async fn settle(
@@ -209,10 +209,10 @@ impl Store for DynamoStore {
         fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
-        context: &RequestContext,
+        _: &RequestContext,
     ) -> Result<SettleResponse, StoreError> {
         self.check_settlement(fence, settlement)?;
-        self.settle_in(None, fence, settlement, now, context).await
+        self.settle_in(None, fence, settlement, now).await
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 };
 use sqs_once_core::{
     protocol::{FencingToken, Settlement, Timestamp},
-    store::{RequestContext, SettleResponse, StoreError},
+    store::{SettleResponse, StoreError},
 };
 
 impl DynamoStore {
@@ -20,12 +20,11 @@ impl DynamoStore {
         fence: &FencingToken,
         settlement: &Settlement,
         now: Timestamp,
-        context: &RequestContext,
     ) -> Result<SettleResponse, StoreError> {
         let _place = self.places.or_take(place, Request::Other).await;
         let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
         let Some(update) = update else {
-            return self.delete(fence, context).await;
+            return self.delete(fence).await;
         };
         match update_item(&self.writing, update).send().await {
             Ok(_) => Ok(SettleResponse::Applied),
@@ -41,11 +40,7 @@ impl DynamoStore {
         }
     }
 
-    async fn delete(
-        &self,
-        fence: &FencingToken,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
+    async fn delete(&self, fence: &FencingToken) -> Result<SettleResponse, StoreError> {
         let delete = expressions::delete(&self.layout, &self.table, fence);
         match delete_item(&self.writing, delete).send().await {
             Ok(_) => Ok(SettleResponse::Applied),

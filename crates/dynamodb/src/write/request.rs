@@ -6,10 +6,8 @@ use aws_sdk_dynamodb::{
         delete_item::builders::DeleteItemFluentBuilder, put_item::builders::PutItemFluentBuilder,
         update_item::builders::UpdateItemFluentBuilder,
     },
-    types::{ConsumedCapacity, Delete, Put, Update},
+    types::{Delete, Put, Update},
 };
-
-use sqs_once_core::store::RequestContext;
 
 /// Builds a single `PutItem` request.
 pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {

@@ -5,9 +5,8 @@ use aws_sdk_dynamodb::Client;
 use sqs_once_core::settings::{
     parse::on_or_off,
     table::{
-        IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES,
-        IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY,
-        IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
+        IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES,
+        IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
     },
 };
 
@@ -101,8 +100,7 @@ pub(super) struct Table {
 
 impl Table {
     pub(super) fn store(self, config: &SdkConfig) -> DynamoStore {
-        DynamoStore::new(Client::new(config), self.name)
-            .layout(self.layout)
+        DynamoStore::new(Client::new(config), self.name).layout(self.layout)
     }
 }
 

@@ -223,8 +223,8 @@ impl<M, H> Consumer<M, H> {
     /// After 20 handlers of this process failed in a row, for at least 10 keys, the circuit opens. Messages
     /// then return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)),
     /// except at their first and every tenth receive, because they may call a different system. After 5
-    /// seconds one message runs as a probe. If its handler fails too, the next probe follows after 10
-    /// seconds, then 20, and so on up to 60. A handler that succeeds or fails permanently closes the circuit.
+    /// seconds one message runs as a probe, the next after 10 more seconds, then after 20, and so on up to 60. A
+    /// handler that succeeds or fails permanently closes the circuit.
     ///
     /// A handler fails in this sense if it returns a retryable failure or a failure without an effect, or if
     /// it is cut off. Failures of the store don't open the circuit. Clones of a consumer share one circuit.

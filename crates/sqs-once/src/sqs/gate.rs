@@ -13,18 +13,15 @@ use sqs_once_core::once::{Gate, Turns};
 
 use super::{
     batch::Batch,
-    breaker::Admitted,
     held_body::{BodyNeeds, HeldBody},
 };
-use crate::once::Outcome;
+use crate::{once::Outcome, protocol::circuit::HandlerEnd};
 
 /// Decides when the handler of a message starts.
 pub(super) struct MessageGate {
     pub(super) batch: Arc<Batch>,
     pub(super) index: usize,
     pub(super) turns: Turns,
-    /// `None` without a circuit breaker.
-    pub(super) admitted: Option<Arc<Admitted>>,
     pub(super) needs: BodyNeeds,
     pub(super) state: GateState,
 }
@@ -40,6 +37,8 @@ pub(super) struct GateState {
     first_hash: OnceLock<u64>,
     /// Outcome of the message, if its handler was not called.
     not_called: Mutex<Option<Outcome>>,
+    /// How the handler ended, once it was called.
+    handler_end: Mutex<Option<HandlerEnd>>,
 }
 
 impl MessageGate {
@@ -96,6 +95,16 @@ impl MessageGate {
     pub(super) fn take_not_called(&self) -> Option<Outcome> {
         lock(&self.state.not_called).take()
     }
+
+    /// Records how the handler ended, or ends if nothing else is recorded.
+    pub(super) fn handler_ends(&self, end: HandlerEnd) {
+        *lock(&self.state.handler_end) = Some(end);
+    }
+
+    /// Takes how the handler ended, if it was called.
+    pub(super) fn take_handler_end(&self) -> Option<HandlerEnd> {
+        lock(&self.state.handler_end).take()
+    }
 }
 
 impl Gate for MessageGate {
@@ -104,10 +113,6 @@ impl Gate for MessageGate {
             // A batch may have many suspects. While they wait, their bodies must not fill the memory, and other
             // messages need their slots.
             lock(&self.state.body).take();
-            // The messages that wait for a probe run before this one.
-            if let Some(admitted) = &self.admitted {
-                admitted.leave_the_probe_to_others();
-            }
             if !self
                 .batch
                 .wait_for_others(self.index, exclusive_attempts)

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::HashMap};
 
-use crate::protocol::{Key, circuit::runs_while_open};
+use crate::protocol::Key;
 
 /// Messages, by their place in the batch, that run one after the other. Lanes run side by side.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,18 +19,6 @@ pub(crate) enum LaneKind {
     FifoGroup,
 }
 
-/// The lanes that start first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum First {
-    /// On a standard queue, the lanes with the highest receive count. Otherwise, in a batch that is too large
-    /// for its deadline, the same messages could be left over each time until they reach the dead-letter
-    /// queue.
-    HighestReceiveCount,
-    /// While the circuit is open, the lanes that run nevertheless. Then the lane with the lowest receive
-    /// count, whose message becomes the probe.
-    Probe,
-}
-
 /// The facts that decide which lane a message is in.
 #[derive(Debug)]
 pub(crate) struct LaneInputs<'a> {
@@ -40,7 +28,10 @@ pub(crate) struct LaneInputs<'a> {
 }
 
 /// Puts each message into one lane. Lanes start in the returned order.
-pub(crate) fn plan(messages: &[LaneInputs<'_>], first: First) -> Vec<Lane> {
+///
+/// On a standard queue, those with the highest receive count start first. Otherwise, in a batch that is too large
+/// for its deadline, the same messages could be left over each time until they reach the dead-letter queue.
+pub(crate) fn plan(messages: &[LaneInputs<'_>]) -> Vec<Lane> {
     #[derive(PartialEq, Eq, Hash)]
     enum LaneKey<'a> {
         Group(&'a str),
@@ -65,24 +56,13 @@ pub(crate) fn plan(messages: &[LaneInputs<'_>], first: First) -> Vec<Lane> {
         lanes[lane].messages.push(index);
     }
     // The sort is stable, so ties stay in batch order and message groups keep their order.
-    let counts = |lane: &Lane| {
-        let messages = lane.messages.iter().map(|&index| &messages[index]);
-        messages
-            .map(|message| message.receive_count)
-            .collect::<Vec<_>>()
-    };
-    match first {
-        First::HighestReceiveCount => lanes.sort_by_cached_key(|lane| {
-            let is_group = lane.kind == LaneKind::FifoGroup;
-            let most = counts(lane).into_iter().max().filter(|_| !is_group);
-            Reverse(most)
-        }),
-        // The first message of a lane decides for those behind it.
-        First::Probe => lanes.sort_by_cached_key(|lane| {
-            let count = counts(lane).first().copied().unwrap_or_default();
-            (!runs_while_open(count), count)
-        }),
-    }
+    lanes.sort_by_cached_key(|lane| {
+        let counts = lane
+            .messages
+            .iter()
+            .map(|&index| messages[index].receive_count);
+        Reverse(counts.max().filter(|_| lane.kind == LaneKind::SameKey))
+    });
     lanes
 }
 
@@ -117,10 +97,7 @@ mod tests {
             standard(Some(&a), 1),
             standard(None, 1),
         ];
-        assert_eq!(
-            messages(&plan(&batch, First::HighestReceiveCount)),
-            [&[0, 3][..], &[1], &[2], &[4]]
-        );
+        assert_eq!(messages(&plan(&batch)), [&[0, 3][..], &[1], &[2], &[4]]);
     }
 
     #[test]
@@ -131,22 +108,7 @@ mod tests {
             standard(Some(&keys[1]), 4),
             standard(Some(&keys[2]), 2),
         ];
-        assert_eq!(
-            messages(&plan(&batch, First::HighestReceiveCount)),
-            [[1], [2], [0]]
-        );
-    }
-
-    #[test]
-    fn probe_starts_behind_messages_that_run_anyway() {
-        let keys = ["a", "b", "c", "d"].map(key);
-        let batch = [
-            standard(Some(&keys[0]), 4),
-            standard(Some(&keys[1]), 20),
-            standard(Some(&keys[2]), 2),
-            standard(Some(&keys[3]), 1),
-        ];
-        assert_eq!(messages(&plan(&batch, First::Probe)), [[3], [1], [2], [0]]);
+        assert_eq!(messages(&plan(&batch)), [[1], [2], [0]]);
     }
 
     #[test]
@@ -162,7 +124,7 @@ mod tests {
             fifo(Some(&keys[1]), "h"),
             fifo(None, "g"),
         ];
-        let lanes = plan(&batch, First::HighestReceiveCount);
+        let lanes = plan(&batch);
         assert_eq!(messages(&lanes), [&[0, 2][..], &[1]]);
         assert!(lanes.iter().all(|lane| lane.kind == LaneKind::FifoGroup));
     }

@@ -45,7 +45,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if !batch.may_start() {
             return Err(Outcome::NotStarted);
         }
-        let gate = self.gate(index, batch).await?;
+        let gate = self.gate(index, batch)?;
         let had_key = message.key().is_some();
         let body = gate.body().await?;
         let identity = match message.identify(body.text(message), &self.reading()) {
@@ -68,23 +68,17 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 
     /// Creates the gate of a message that the circuit breaker admits.
-    async fn gate(&self, index: usize, batch: &Arc<Batch>) -> Result<Arc<MessageGate>, Outcome> {
+    fn gate(&self, index: usize, batch: &Arc<Batch>) -> Result<Arc<MessageGate>, Outcome> {
         let message = batch.message(index);
-        let admitted = match &self.breaker {
-            Some(breaker) => {
-                let (now, latest) = (|| self.mode.now(), batch.deadline().start_by());
-                match breaker.admit(&now, message.receive_count(), latest).await {
-                    Ok(admitted) => Some(Arc::new(admitted)),
-                    Err(next_probe) => return Err(Outcome::CircuitOpen { next_probe }),
-                }
-            }
-            None => None,
-        };
+        if let Some(breaker) = &self.breaker {
+            breaker
+                .admit(self.mode.now(), message.receive_count())
+                .map_err(|next_probe| Outcome::CircuitOpen { next_probe })?;
+        }
         Ok(Arc::new(MessageGate {
             batch: Arc::clone(batch),
             index,
             turns: self.turns.clone(),
-            admitted,
             needs: BodyNeeds {
                 s3_bodies: self.s3_bodies.clone(),
                 may_grow: self.reading().may_grow(message.delivery().facts()),

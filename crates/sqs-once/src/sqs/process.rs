@@ -6,14 +6,8 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use tokio::time::Instant;
 
 use super::{
-    batch::Batch,
-    body_decoder::BodyDecoder,
-    breaker::CircuitBreaker,
-    consumer::Consumer,
-    lanes::{First, Lane},
-    message::Message,
-    message_outcome::MessageOutcome,
-    report::BatchReport,
+    batch::Batch, body_decoder::BodyDecoder, breaker::CircuitBreaker, consumer::Consumer,
+    lanes::Lane, message::Message, message_outcome::MessageOutcome, report::BatchReport,
 };
 use crate::{deadline::Deadline, handler::Handler, once::Mode, store::StoreError};
 
@@ -99,7 +93,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Some(visibility) => visibility.while_extended(&batch, run).await,
             None => run.await,
         }
-        batch.close(self.mode.now());
+        batch.close();
         let mut ended = batch.outcomes();
         let answer = deadline.respond_by();
         if let Some(visibility) = &self.visibility {
@@ -182,16 +176,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let consumer = Arc::clone(&consumer);
             async move { consumer.run_lane(&lane, &batch).await }
         };
-        let first = match self.circuit() {
-            Some(_not_closed) => First::Probe,
-            None => First::HighestReceiveCount,
-        };
-        batch.run(self.concurrency, first, run_lane).await;
+        batch.run(self.concurrency, run_lane).await;
     }
 
     /// Returns the state of the circuit breaker, unless it is closed.
     fn circuit(&self) -> Option<&'static str> {
-        self.breaker.as_ref().and_then(CircuitBreaker::not_closed)
+        let breaker = self.breaker.as_ref();
+        breaker
+            .is_some_and(CircuitBreaker::is_open)
+            .then_some("open")
     }
 
     pub(super) fn reading(&self) -> BodyDecoder<'_> {

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     handler::{Attempt, Failure, Handler, InvalidMessage},
     once::{Mode, Operation, Outcome},
+    protocol::circuit::HandlerEnd,
 };
 
 /// Pauses between the tries of a message while a different transaction is in the way.
@@ -50,10 +51,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let outcome = self.run_once(prepared, progress).await;
             prepared.gate.end_turn();
             let is_contended = matches!(outcome, Outcome::Contended(_));
-            if !is_contended
-                || Instant::now() + pause > deadline.start_by()
-                || !batch.may_start()
-            {
+            if !is_contended || Instant::now() + pause > deadline.start_by() || !batch.may_start() {
                 return outcome;
             }
             tokio::time::sleep(pause).await;
@@ -72,6 +70,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         operation.meter = progress.meter().clone();
         let work = |attempt| self.call_handler(prepared, progress, attempt);
         let outcome = self.mode.run(operation, work).await;
+        if let (Some(breaker), Some(end)) = (&self.breaker, prepared.gate.take_handler_end()) {
+            let end = match outcome {
+                Outcome::Panicked => HandlerEnd::Panicked,
+                _ => end,
+            };
+            breaker.handler_ended(self.mode.now(), &prepared.identity.key, end);
+        }
         let not_called = prepared.gate.take_not_called();
         match outcome {
             Outcome::NoEffect(_) | Outcome::PermanentFailure(_) | Outcome::NotStarted => {
@@ -109,7 +114,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let too_late = Failure::no_effect("no handler could start in time");
             return not_called(Outcome::NotStarted, too_late);
         }
-        let _running = progress.handler_starts(attempt.history(), gate.admitted.as_ref());
+        let _running = progress.handler_starts(attempt.history());
         attempt.log_history();
         // User code may end the process here too, so this is part of the attempt.
         let input = match self.parse(prepared.message, &body) {
@@ -120,14 +125,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
         };
         drop(body);
-        let (key, now) = (attempt.key().clone(), || self.mode.now());
-        let cutoff = gate.batch.deadline().handler_cutoff();
-        let watched =
-            (gate.admitted.as_ref()).map(|admitted| admitted.handler_starts(key, &now, cutoff));
+        // If it is cut off, that is its end.
+        gate.handler_ends(HandlerEnd::Failed);
         let answer = warn_of_long_polls(pin!(self.handler.handle(input, attempt))).await;
-        match watched {
-            Some(watched) => watched.answered(answer),
-            None => answer,
+        if matches!(answer, Ok(_) | Err(Failure::Permanent(_))) {
+            gate.handler_ends(HandlerEnd::Answered);
         }
+        answer
     }
 }

@@ -6,7 +6,7 @@ mod statement;
 
 use queue::{BatchResult, Batcher};
 use sqs_once_core::{
-    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
 
@@ -93,7 +93,7 @@ impl Store for Batched {
                 }
             }
         };
-        let answer = self.store.claim_in(place, request, context).await;
+        let answer = self.store.claim_in(place, request).await;
         self.batcher.dispatch();
         answer
     }
@@ -128,10 +128,7 @@ impl Store for Batched {
                 return Err(self.store.unanswered(kind, action, &fence.key, &why));
             }
         };
-        let answer = self
-            .store
-            .settle_in(place, fence, settlement, now, context)
-            .await;
+        let answer = self.store.settle_in(place, fence, settlement, now).await;
         if lacks_item && matches!(answer, Ok(SettleResponse::ConditionFailed(Some(_)))) {
             self.batcher.item_is_missing(context);
         }

@@ -92,7 +92,7 @@ enum WaitEnd {
     /// The caller sends the ordinary request, in this slot.
     Alone(Place),
     /// The statement's response, and whether it was in the last batch.
-    Answered(StatementResponse, f64, bool),
+    Answered(StatementResponse, bool),
 }
 
 /// How a call ended.

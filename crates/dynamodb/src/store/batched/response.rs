@@ -5,10 +5,7 @@ use std::sync::Arc;
 use aws_sdk_dynamodb::{
     error::{ProvideErrorMetadata as _, SdkError},
     operation::batch_execute_statement::{BatchExecuteStatementError, BatchExecuteStatementOutput},
-    types::{
-        BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementResponse,
-        ConsumedCapacity,
-    },
+    types::{BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementResponse},
 };
 
 use crate::{

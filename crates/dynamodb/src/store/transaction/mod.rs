@@ -23,7 +23,7 @@ use crate::{
 use cancellation::Cancelled;
 use sqs_once_core::{
     protocol::{
-        ClaimRequest, Key, Record, RequestErrorKind, Settlement, decision::may_claim,
+        ClaimRequest, Record, RequestErrorKind, Settlement, decision::may_claim,
         record::MAX_ITEM_BYTES,
     },
     store::{RequestContext, StoreError},
@@ -36,7 +36,7 @@ impl TransactionalStore for DynamoStore {
     async fn commit(
         &self,
         commit: &Commit,
-        context: &RequestContext,
+        _: &RequestContext,
     ) -> Result<CommitResponse, StoreError> {
         if commit.sent_over.get().is_none() {
             let record = match commit.sent.get() {
@@ -46,7 +46,7 @@ impl TransactionalStore for DynamoStore {
                     commit.sent.get_or_init(|| built).clone()
                 }
             };
-            match (self.send(commit, record, commit.token.clone(), context)).await? {
+            match (self.send(commit, record, commit.token.clone())).await? {
                 Sent::ConditionFailed(Some((found, item))) => {
                     match self.over(&commit.record, &found, &item)? {
                         Some(over) => commit.sent_over.get_or_init(|| over),
@@ -61,10 +61,7 @@ impl TransactionalStore for DynamoStore {
         };
         // This is a different transaction, so it needs a different `ClientRequestToken`.
         let token = format!("{}o", commit.token);
-        Ok(self
-            .send(commit, over.clone(), token, context)
-            .await?
-            .into())
+        Ok(self.send(commit, over.clone(), token).await?.into())
     }
 }
 
@@ -89,7 +86,6 @@ impl DynamoStore {
         commit: &Commit,
         record: TransactWriteItem,
         token: String,
-        context: &RequestContext,
     ) -> Result<Sent, StoreError> {
         let writes = commit.writes.iter().map(|write| write.action.clone());
         let sent = self

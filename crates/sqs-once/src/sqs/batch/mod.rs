@@ -23,17 +23,13 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
-    lanes::{self, First, Lane, LaneInputs},
+    lanes::{self, Lane, LaneInputs},
     message::Message,
     message_outcome::MessageOutcome,
     message_result::MessageResult,
     suspects::Suspects,
 };
-use crate::{
-    deadline::Deadline,
-    once::Outcome,
-    protocol::{Timestamp, isolation::may_start_beside},
-};
+use crate::{deadline::Deadline, once::Outcome, protocol::isolation::may_start_beside};
 use progress::HandlerRun;
 
 pub(super) use progress::Progress;
@@ -119,12 +115,11 @@ impl Batch {
     pub(super) async fn run<F>(
         self: &Arc<Self>,
         workers: NonZeroUsize,
-        first: First,
         run_lane: impl Fn(Arc<Self>, Lane) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let lanes = VecDeque::from(self.lanes(first));
+        let lanes = VecDeque::from(self.lanes());
         self.suspects.begin(lanes.len());
         let lanes = Arc::new(Mutex::new(lanes));
         // The last worker drops it, so the whole batch causes one wake-up.
@@ -180,13 +175,13 @@ impl Batch {
         &self.messages
     }
 
-    fn lanes(&self, first: First) -> Vec<Lane> {
+    fn lanes(&self) -> Vec<Lane> {
         let facts = self.messages.iter().map(|message| LaneInputs {
             key: message.key(),
             fifo_group: message.fifo_group(),
             receive_count: message.receive_count(),
         });
-        lanes::plan(&facts.collect::<Vec<_>>(), first)
+        lanes::plan(&facts.collect::<Vec<_>>())
     }
 
     /// Records the start of a message. A message is in one lane, so it starts once.
@@ -227,7 +222,7 @@ impl Batch {
 
     /// Ends the messages without a result, and names those that the deadline ended in one log line. The
     /// handlers of `blocking` messages did not yield, so they could not be cut off.
-    pub(super) fn close(&self, now: Timestamp) {
+    pub(super) fn close(&self) {
         self.suspects.answered();
         let (mut cut_off, mut blocking, mut not_started) = (Vec::new(), Vec::new(), Vec::new());
         for (message, (index, progress)) in
@@ -242,10 +237,7 @@ impl Batch {
             let ends_here = self.end(index, open.into());
             let ended = progress.ended.get();
             match ended.map(MessageResult::outcome) {
-                Some(Outcome::OutOfTime) if ends_here => {
-                    blocking.push(id);
-                    progress.handler_blocks(message.key(), now);
-                }
+                Some(Outcome::OutOfTime) if ends_here => blocking.push(id),
                 Some(Outcome::OutOfTime) => cut_off.push(id),
                 Some(Outcome::NotStarted) => not_started.push(id),
                 _ => {}
@@ -304,7 +296,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::{
-        protocol::Namespace,
+        protocol::{Namespace, Timestamp},
         sqs::{
             body_decoder::BodyDecoder, encoding::Decoding, envelope::Envelope,
             fingerprint_source::FingerprintSource, key_source::KeySource,

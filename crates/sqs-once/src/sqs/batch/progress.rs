@@ -1,18 +1,10 @@
 //! [`Progress`]: how far one message of a batch is, and the one run of its handler.
 
-use std::{
-    sync::{Arc, OnceLock, Weak},
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{
-    handler::History,
-    meter::Meter,
-    protocol::{Key, Timestamp},
-    sqs::{breaker::Admitted, message_result::MessageResult},
-};
+use crate::{handler::History, meter::Meter, sqs::message_result::MessageResult};
 
 /// Progress of one message.
 #[derive(Default)]
@@ -26,8 +18,6 @@ pub(in crate::sqs) struct Progress {
 /// The one run of a message's handler.
 pub(super) struct HandlerRun {
     pub(super) history: History,
-    /// `None` without a circuit breaker.
-    admitted: Option<Weak<Admitted>>,
     started: Instant,
     duration: OnceLock<Duration>,
 }
@@ -58,26 +48,12 @@ impl Progress {
     }
 
     /// Records the start of the handler. Dropping the returned value records its end.
-    pub(in crate::sqs) fn handler_starts(
-        &self,
-        history: &History,
-        admitted: Option<&Arc<Admitted>>,
-    ) -> HandlerRunning<'_> {
+    pub(in crate::sqs) fn handler_starts(&self, history: &History) -> HandlerRunning<'_> {
         let _first = self.handler.set(HandlerRun {
             history: history.clone(),
-            admitted: admitted.map(Arc::downgrade),
             started: Instant::now(),
             duration: OnceLock::new(),
         });
         HandlerRunning(self.handler.get())
-    }
-
-    /// Records that the response is about to be sent while the handler blocks its thread.
-    pub(super) fn handler_blocks(&self, key: Option<&Key>, now: Timestamp) {
-        let run = self.handler.get();
-        let admitted = run.and_then(|run| run.admitted.as_ref()?.upgrade());
-        if let (Some(admitted), Some(key)) = (admitted, key) {
-            admitted.handler_blocks(key, now);
-        }
     }
 }
