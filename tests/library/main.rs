@@ -16,7 +16,6 @@ mod bodies;
 mod dry_run;
 mod envelopes;
 mod fuzz_seeds;
-mod heartbeat;
 mod isolation;
 mod mistakes;
 mod once;

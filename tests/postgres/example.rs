@@ -244,15 +244,6 @@ async fn settings_of_other_modes_are_not_read() {
 }
 
 #[tokio::test]
-async fn heartbeat_without_lease_needs_visibility() {
-    let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
-    assert_eq!(start_with(&[heartbeat]).await, Ok(()));
-    let error = start_with(&[heartbeat, ("CONSUMER_VISIBILITY", "off")]).await;
-    let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
-    assert_eq!(error.unwrap_err().errors(), [expected]);
-}
-
-#[tokio::test]
 async fn misspelt_variable_names_nearest_setting() {
     let mut settings = Settings::from_vars([("IDEMPOTENCY_POSTGRES_ULR", "postgres://host")]);
     assert!(DatabaseSettings::read(&mut settings).is_err());

@@ -117,54 +117,6 @@ async fn unstarted_messages_of_an_outage_back_off() {
 }
 
 #[tokio::test]
-async fn heartbeat_extends_batch_until_its_end() {
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let visibility = visibility(&sqs).heartbeat(SECOND);
-    let consumer = consumer(MemoryStore::default(), visibility);
-    let event = batch([
-        order("done", "succeed", 1),
-        order("failed", "fail", 1),
-        order("runs", "hang", 1),
-    ]);
-    let running = tokio::spawn({
-        let consumer = Arc::clone(&consumer);
-        async move { process(&consumer, event, within(60 * SECOND)).await }
-    });
-    sqs.called("ChangeMessageVisibilityBatch", 2).await;
-    // SQS has no response for the first two either. Their timeouts would end while the third runs.
-    let all = ["done", "failed", "runs"].map(|id| change(id, 1, 1));
-    assert_eq!(sqs.changes()[..6], [&all[..], &all[..]].concat());
-    running.abort();
-}
-
-#[tokio::test]
-async fn unanswered_extension_is_followed_by_another() {
-    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
-    let visibility = visibility(&sqs).heartbeat(SECOND);
-    let consumer = consumer(MemoryStore::default(), visibility);
-    let event = batch([order("runs", "hang", 1)]);
-    let running = tokio::spawn({
-        let consumer = Arc::clone(&consumer);
-        async move { process(&consumer, event, within(60 * SECOND)).await }
-    });
-    sqs.called("GetQueueUrl", 1).await;
-    sqs.turn(SqsBehaviour::Willing);
-    sqs.called("ChangeMessageVisibilityBatch", 2).await;
-    running.abort();
-}
-
-#[tokio::test]
-async fn refused_extensions_do_not_stop_handlers() {
-    let sqs = Sqs::start(SqsBehaviour::Denying).await;
-    let visibility = visibility(&sqs).heartbeat(SECOND);
-    let consumer = consumer(MemoryStore::default(), visibility);
-    let event = batch([order("runs", "take a second", 1)]);
-    let failed = process(&consumer, event, within(60 * SECOND)).await;
-    assert!(failed.is_empty(), "{failed:?}");
-    assert!(!sqs.calls("GetQueueUrl").is_empty());
-}
-
-#[tokio::test]
 async fn queue_lookup_is_cached_and_calls_hold_ten() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let consumer = consumer(MemoryStore::default(), visibility(&sqs));

@@ -18,7 +18,7 @@ use crate::{
 /// Longest output in S3. The whole output is in memory when it is written, and when it is read.
 const MAX_BYTES: usize = 10 << 20;
 
-/// Longest time to store an output in S3. A lease that a heartbeat has renewed lasts longer than this.
+/// Longest time to store an output in S3.
 const MAX_PUT_TIME: Duration = Duration::from_secs(2);
 
 /// Stores outputs as objects in an S3 bucket, for [`Results::outside`](crate::store::Results::outside). An

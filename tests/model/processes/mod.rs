@@ -35,7 +35,7 @@
 //! # Not modelled
 //!
 //! - More troubles than the bounds.
-//! - Several batches at a time in one process, FIFO groups, and heartbeats.
+//! - Several batches at a time in one process, and FIFO groups.
 //! - Throttled and denied requests: to a worker they are requests without an answer.
 //! - Different payloads under a key.
 

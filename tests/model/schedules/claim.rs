@@ -63,34 +63,6 @@ fn explorer_finds_grouped_update_without_owner() {
     );
 }
 
-/// Renewals of leases get lost, hang, and arrive late, also after the claim has ended.
-#[test]
-fn renewed_leases_keep_every_promise() {
-    let found = keeps_every_promise(&Scenario::heartbeat());
-    // A renewal showed that another worker took over, or was not answered in time.
-    for outcome in ["lease_lost", "out_of_time"] {
-        assert!(found.seen.outcomes().contains(outcome), "{outcome}");
-    }
-}
-
-#[test]
-fn frozen_workers_with_renewals_keep_promises() {
-    keeps_every_promise(&Scenario::heartbeat_untimed());
-}
-
-#[test]
-fn skewed_workers_with_renewals_keep_promises() {
-    keeps_every_promise(&Scenario::heartbeat_skewed());
-}
-
-#[test]
-fn explorer_finds_renewal_without_condition() {
-    finds(
-        &Scenario::heartbeat().with(Flaw::RenewalWithoutCondition),
-        "P5",
-    );
-}
-
 /// Promises 1, 2, 3 and 5.
 #[test]
 fn frozen_workers_keep_every_promise() {

@@ -24,8 +24,6 @@ pub enum Flaw {
     ReleaseDeletes,
     /// The end of a lease has no condition.
     ReleaseWithoutCondition,
-    /// The renewal of a lease has no condition.
-    RenewalWithoutCondition,
     /// A claim drops the failed messages of the record.
     ClaimForgetsFailures,
     /// A claim drops the time of the earliest open attempt.
@@ -41,7 +39,7 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 16] = [
         Self::ClaimIgnoresLease,
         Self::ClaimIgnoresCompleted,
         Self::InsertOverRecord,
@@ -52,7 +50,6 @@ impl Flaw {
         Self::RestoreWithoutOwner,
         Self::ReleaseDeletes,
         Self::ReleaseWithoutCondition,
-        Self::RenewalWithoutCondition,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
         Self::WritesGoFirst,

@@ -16,16 +16,12 @@ pub const BUDGET: Duration = Duration::from_secs(10);
 /// Reserve: handlers are cut off at 9 s, and the last write is given up at 9.75 s.
 pub const RESERVE: Duration = Duration::from_secs(1);
 
-/// Length of a lease that is renewed: after 2 s, and then up to the deadline after 4 s.
-pub const HEARTBEAT: Duration = Duration::from_secs(6);
-
 /// Maximum difference of clocks.
 pub const MARGIN: Duration = Duration::from_secs(1);
 
 pub fn once(world: &Shared, worker: usize) -> Once<Line> {
     let world = world.clone();
-    let heartbeat = lock(&world).heartbeat;
-    let once = Once::new(Line { world, worker }).heartbeat(heartbeat);
+    let once = Once::new(Line { world, worker });
     once.clock(clock::of_worker).lease_margin(MARGIN)
 }
 
@@ -74,9 +70,7 @@ pub struct Inside<'a>(pub &'a Shared, pub usize);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        let mut world = lock(self.0);
-        world.workers[self.1].running = false;
-        world.promises.left(self.1);
+        lock(self.0).promises.left(self.1);
     }
 }
 
@@ -102,7 +96,6 @@ impl World {
             };
             format!("enters the handler, {informed}")
         });
-        self.workers[worker].running = true;
         let (message, history) = (attempt.message_id(), attempt.history());
         self.promises.enters(worker, message, history);
     }

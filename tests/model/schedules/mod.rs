@@ -29,7 +29,7 @@
 //!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
-//! | `Once` (`claim.rs`) | `claim`, `grouped`, `heartbeat`, `heartbeat_untimed`, `heartbeat_skewed`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
+//! | `Once` (`claim.rs`) | `claim`, `grouped`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
 //! | `Once` with a look-up (`reconcile.rs`) | `reconciled`, `reconciled_untimed`, `reconciled_skewed` | the same, and a gateway at which charges arrive late |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox` | the same, and the item that the writes change |
 //! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
@@ -128,7 +128,6 @@ fn pruning_loses_no_state() {
     let mut scenarios = vec![
         Scenario::claim(),
         Scenario::grouped(),
-        Scenario::heartbeat(),
         Scenario::untimed(),
         Scenario::skewed(),
         Scenario::reopened(),

@@ -95,8 +95,7 @@ impl World {
             self.workers[worker].owner = Some(owner.clone());
         }
         if let Request::Claim(claim) | Request::Insert(claim) = request {
-            let (differ, heartbeat) = (self.clocks_differ, self.heartbeat);
-            self.promises.claims(worker, claim.now, differ, heartbeat);
+            self.promises.claims(worker, claim.now, self.clocks_differ);
         }
         let fates = match request {
             Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..10],
@@ -167,8 +166,7 @@ impl World {
         match worker.answer.take() {
             Some((answered, answer)) if answered == call => Some(answer),
             _ => {
-                // While a renewal waits, the handler can go on.
-                worker.waiting = !worker.running;
+                worker.waiting = true;
                 None
             }
         }

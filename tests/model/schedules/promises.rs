@@ -29,7 +29,7 @@ use sqs_once_core::handler::History;
 
 use crate::schedules::{
     clock::{from_now, wall},
-    handler::{BUDGET, HEARTBEAT, HandlerEnd, MARGIN},
+    handler::{BUDGET, HandlerEnd, MARGIN},
     items::ItemHistory,
 };
 
@@ -97,13 +97,7 @@ impl Promises {
     /// A worker sends its claim. The monitor ignores the lease that the claim asks for: exclusion
     /// needs a lease as long as the invocation and the margin. Clocks that differ use up the
     /// margin.
-    pub fn claims(
-        &mut self,
-        worker: usize,
-        at: Timestamp,
-        clocks_differ: bool,
-        heartbeat: Option<Duration>,
-    ) {
+    pub fn claims(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
         let known = self.claims.len().max(worker + 1);
         self.claims.resize(known, Default::default());
         let margin = if clocks_differ {
@@ -113,13 +107,12 @@ impl Promises {
         };
         // The worker repeats the same claim after contention.
         if self.claims[worker].0 != at {
-            let length = heartbeat.unwrap_or(BUDGET).min(BUDGET);
-            self.claims[worker] = (at, wall() + length + margin);
+            self.claims[worker] = (at, wall() + BUDGET + margin);
         }
     }
 
-    /// The table renewed a worker's lease, as its worker asked `at` this time by its own clock. Before an
-    /// attempt alone, the lease lasts for the message's rest after a death, whenever the table renews it.
+    /// The table lengthened a worker's lease before an attempt alone, as its worker asked `at` this time by its
+    /// own clock. The lease lasts for the message's rest after a death, whenever the table lengthens it.
     pub fn renews(
         &mut self,
         worker: usize,
@@ -134,10 +127,9 @@ impl Promises {
         } else {
             MARGIN
         };
-        let (claimed_at, lease) = self.claim(worker);
-        let renewed = (at + HEARTBEAT).min(claimed_at + BUDGET) + margin;
-        let rested = rest.map_or(renewed, |rest| at + (rest - MARGIN) + margin);
-        let lease_until = lease.max(renewed).max(rested);
+        let (_, lease) = self.claim(worker);
+        let rested = rest.map_or(lease, |rest| at + (rest - MARGIN) + margin);
+        let lease_until = lease.max(rested);
         self.claims[worker].1 = lease_until;
         if let Some(run) = self.runs.iter_mut().find(|run| run.worker == worker) {
             run.lease_until = lease_until;

@@ -101,8 +101,7 @@ impl Records {
             (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
             | (Flaw::RestoreWithoutOwner, Settlement::Restore(_)) => in_progress,
             (Flaw::CompletionWithoutCondition, Settlement::Complete { .. })
-            | (Flaw::ReleaseWithoutCondition, Settlement::Release { .. })
-            | (Flaw::RenewalWithoutCondition, Settlement::Renew { .. }) => record.is_some(),
+            | (Flaw::ReleaseWithoutCondition, Settlement::Release { .. }) => record.is_some(),
             _ => false,
         };
         if !overlooked && !may_settle(record.as_ref(), fence) {

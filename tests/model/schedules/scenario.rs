@@ -14,8 +14,7 @@ use crate::schedules::{
     chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
     flaw::Flaw,
-    handler::{self, HEARTBEAT},
-    planner,
+    handler, planner,
     reconcile::{self, ON_ITS_WAY},
     schedule::{Ended, execute},
     timeline::Timeline,
@@ -36,8 +35,6 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
-    /// Length of leases that are renewed. `None`: a lease lasts as long as the invocation.
-    pub heartbeat: Option<Duration>,
     /// Quarantine of handlers with a look-up. `None`: the handler does not look up.
     pub quarantine: Option<Duration>,
     /// Every second worker's clock is ahead by the lease margin.
@@ -81,7 +78,6 @@ impl Scenario {
             groups: false,
             messages: 2,
             freeze: Freeze::Timed,
-            heartbeat: None,
             quarantine: None,
             clocks_differ: false,
             begins_after_a_crash: false,
@@ -97,34 +93,6 @@ impl Scenario {
             name: "grouped".into(),
             groups: true,
             ..Self::claim()
-        }
-    }
-
-    /// The same with leases that are renewed while the handler runs.
-    pub fn heartbeat() -> Self {
-        Self {
-            name: "heartbeat".into(),
-            heartbeat: Some(HEARTBEAT),
-            fewer: 1,
-            ..Self::claim()
-        }
-    }
-
-    /// The same with workers whose timers stand still while frozen.
-    pub fn heartbeat_untimed() -> Self {
-        Self {
-            name: "heartbeat_untimed".into(),
-            freeze: Freeze::Untimed,
-            ..Self::heartbeat()
-        }
-    }
-
-    /// The same with workers whose clocks differ by the lease margin.
-    pub fn heartbeat_skewed() -> Self {
-        Self {
-            name: "heartbeat_skewed".into(),
-            clocks_differ: true,
-            ..Self::heartbeat()
         }
     }
 
@@ -291,9 +259,6 @@ impl Scenario {
         let all = [
             Self::claim(),
             Self::grouped(),
-            Self::heartbeat(),
-            Self::heartbeat_untimed(),
-            Self::heartbeat_skewed(),
             Self::untimed(),
             Self::skewed(),
             Self::skewed_untimed(),

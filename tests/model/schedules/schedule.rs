@@ -57,8 +57,6 @@ enum Step {
     LeaseEnds,
     /// Time passes until the next worker is cut off.
     TimeIsUp,
-    /// Time passes until the next renewal of a lease.
-    RenewalIsDue,
     /// All messages are settled, and nothing is in flight.
     End,
 }
@@ -170,7 +168,6 @@ impl Execution<'_> {
         }
         free.extend((0..world.in_flight.len()).map(Step::Arrive));
         free.extend((0..world.on_their_way.len()).map(Step::ChargeArrives));
-        free.extend(self.next_renewal(&world).map(|_| Step::RenewalIsDue));
 
         // A crash of another worker equals a crash right after that worker's own last step.
         let last = self.current.filter(|last| live().any(|w| w == *last));
@@ -210,11 +207,6 @@ impl Execution<'_> {
                 let cut = self.next_cut(&lock(&self.world)).expect("it was an option");
                 self.pass(cut);
                 lock(&self.world).note("a worker's time is up");
-            }
-            Step::RenewalIsDue => {
-                let due = self.next_renewal(&lock(&self.world));
-                self.pass(due.expect("it was an option"));
-                lock(&self.world).note("a lease is to be renewed");
             }
             Step::End => {}
         }
@@ -319,24 +311,6 @@ impl Execution<'_> {
             .filter(|cut| *cut > now)
             .min()
             .map(|cut| cut - now)
-    }
-
-    /// Time until a worker renews its lease next.
-    fn next_renewal(&self, world: &World) -> Option<Duration> {
-        let heartbeat = self.scenario.heartbeat?;
-        let running = (0..world.workers.len()).filter(|worker| world.workers[*worker].running);
-        let due = running.filter_map(|worker| {
-            let margin = if self.scenario.clocks_differ {
-                Duration::ZERO
-            } else {
-                MARGIN
-            };
-            let left = from_now(world.promises.lease(worker))?;
-            let before = i128::try_from((margin + heartbeat * 2 / 3).as_millis()).ok()?;
-            u64::try_from(left - before).ok().filter(|due| *due > 0)
-        });
-        // Tokio rounds timers up.
-        Some(Duration::from_millis(due.min()?) + MILLISECOND)
     }
 
     /// True if this state of the whole world was visited, and all its successors explored.

@@ -63,8 +63,6 @@ pub struct World {
     /// True if claims and settlements are sent in groups first.
     pub groups: bool,
     pub clocks_differ: bool,
-    /// Length of leases that are renewed.
-    pub heartbeat: Option<Duration>,
     /// Quarantine of handlers with a look-up.
     pub quarantine: Option<Duration>,
     /// Charges on their way to a gateway: each one's worker, the time by which it arrives.
@@ -82,8 +80,6 @@ pub struct World {
 pub struct Worker {
     pub message: usize,
     pub live: bool,
-    /// In its handler.
-    pub running: bool,
     /// For a response that has not arrived: polling it has no effect.
     pub waiting: bool,
     /// Pause before the retry of a conflict: polling it lets time pass.
@@ -134,7 +130,6 @@ impl World {
             effect: scenario.effect,
             groups: scenario.groups,
             clocks_differ: scenario.clocks_differ,
-            heartbeat: scenario.heartbeat,
             quarantine: scenario.quarantine,
             on_their_way: Vec::new(),
             charged: Vec::new(),

@@ -3,6 +3,7 @@
 use std::{
     pin::pin,
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 use tokio::time::{Instant, timeout_at};
@@ -10,7 +11,6 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     Mode, Once, Operation, Outcome,
     held::HeldClaim,
-    lease::Lease,
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
     turns::OperationGate,
     work::guard,
@@ -63,21 +63,25 @@ impl<S: Store> Once<S> {
             return Err(Outcome::NotStarted);
         }
         let gate = gate.map(|OperationGate(gate)| gate);
-        let terms = self.lease.with_quarantine(quarantine);
-        let lease = Lease::from_now(terms, self.records.now(), deadline);
+        let lease_until = deadline.invocation_end() + self.lease_margin;
+        // With a look-up, another attempt may take over after the margin and the quarantine.
+        let takeover_after = quarantine.map_or(Duration::ZERO, |wait| {
+            self.lease_margin.saturating_add(wait)
+        });
         let message_id = delivery.message_id();
-        let request = (self.records).request(&key, fingerprint, message_id, lease.until());
+        let request = (self.records).request(&key, fingerprint, message_id, lease_until);
+        let kept_until = lease_until + takeover_after;
         let request = ClaimRequest {
-            takeover_after: lease.terms.takeover_after,
-            expires_at: request.expires_at.max(lease.kept_until().as_secs_ceil()),
+            takeover_after,
+            expires_at: request.expires_at.max(kept_until.as_secs_ceil()),
             ..request
         };
         let context = RequestContext::until(deadline.handler_cutoff(), &meter)
             .expecting_record(delivery.facts().receive_count > 1);
-        let mut claim = self.claim(&request, lease, deadline, context).await?;
+        let mut claim = self.claim(&request, deadline, context).await?;
         // A claim takes time, and Lambda may have frozen the process until the lease was over. We do not use
         // up the lease margin here: a worker whose clock is ahead sees the lease expire earlier.
-        if !deadline.may_start() || self.records.now() > lease.ends {
+        if !deadline.may_start() || claim.has_ended() {
             return Err(claim.restore(Outcome::NotStarted).await);
         }
         let standing = standing(&claim.claimed, &self.crash_waits);
@@ -121,7 +125,7 @@ impl<S: Store> Once<S> {
         let answer = {
             // The handler is dropped before the settlement, so that it cannot run on afterwards.
             let work = pin!(guard(deadline, work(attempt)));
-            claim.while_renewed(work).await
+            claim.while_held(work).await
         };
         match answer {
             Ok(answer) => Ok((claim, answer)),
@@ -132,7 +136,6 @@ impl<S: Store> Once<S> {
     async fn claim(
         &self,
         request: &ClaimRequest,
-        lease: Lease,
         deadline: Deadline,
         context: RequestContext,
     ) -> Result<HeldClaim<'_, S>, Outcome> {
@@ -170,12 +173,13 @@ impl<S: Store> Once<S> {
             fence: request.fence(),
             claimed_at: request.now,
             claim_lease: request.lease_until,
+            lease_until: request.lease_until,
+            takeover_after: request.takeover_after,
             is_copy_on_its_way: copies_on_their_way > 0,
             message_id: request.message_id.clone(),
             claimed,
             deadline,
             meter,
-            lease,
             began: false,
             look_up: None,
             ran_alone: false,

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{health::Health, lease::LeaseTerms, records::Records, turns::Turns};
+use super::{health::Health, records::Records, turns::Turns};
 use crate::{
     handler::Stored,
     protocol::{AfterFailure, StoredResult, Timestamp, isolation::CrashWaits},
@@ -34,7 +34,8 @@ use crate::{
 pub struct Once<S> {
     /// Store, place of outputs, retention and clock.
     pub records: Records<S>,
-    pub(super) lease: LeaseTerms,
+    /// How much longer a record's lease lasts than the worker's right to run, since clocks differ.
+    pub(super) lease_margin: Duration,
     pub(super) health: Arc<Health>,
     pub(super) crash_waits: CrashWaits,
     pub(super) turns: Turns,
@@ -56,11 +57,7 @@ impl<S: Store> Once<S> {
                 clock: Timestamp::now,
                 outbox: None,
             },
-            lease: LeaseTerms {
-                margin: Duration::from_secs(1),
-                heartbeat: None,
-                takeover_after: Duration::ZERO,
-            },
+            lease_margin: Duration::from_secs(1),
             health: Arc::default(),
             crash_waits: CrashWaits::default(),
             turns: Turns::default(),
@@ -82,33 +79,7 @@ impl<S: Store> Once<S> {
     /// the clocks of two workers.
     #[must_use]
     pub fn lease_margin(mut self, lease_margin: Duration) -> Self {
-        self.lease.margin = lease_margin;
-        self
-    }
-
-    /// Sets the length of leases, which the worker renews while the handler runs. With `None`, the default, a
-    /// lease lasts until the end of the invocation and is never renewed.
-    ///
-    /// A heartbeat is for long-running workers, mostly programs outside Lambda. After a crash or a freeze,
-    /// another worker can take over as soon as the short lease ends, and need not wait for the deadline of
-    /// the invocation. A Lambda function, which runs for at most 15 minutes, needs no heartbeat.
-    ///
-    /// The worker renews the lease each time a third of it has passed, with one write. It drops the handler
-    /// if another worker took over ([`Outcome::LeaseLost`](super::Outcome::LeaseLost)), or if DynamoDB does
-    /// not respond before the lease ends ([`Outcome::OutOfTime`](super::Outcome::OutOfTime)). A handler that
-    /// blocks its thread also blocks the renewals, and the worker does not renew a lease while it records the
-    /// outcome. So choose several seconds, and at least three times the longest time for which the handler
-    /// blocks its thread.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use sqs_once::{Once, store::MemoryStore};
-    ///
-    /// let once = Once::new(MemoryStore::default()).heartbeat(Duration::from_secs(30));
-    /// ```
-    #[must_use]
-    pub fn heartbeat(mut self, length: impl Into<Option<Duration>>) -> Self {
-        self.lease.heartbeat = length.into();
+        self.lease_margin = lease_margin;
         self
     }
 

@@ -1,13 +1,15 @@
 //! [`HeldClaim`]: a claim that this worker holds, and its settlements.
 
 use std::{
-    pin::pin,
+    future::poll_fn,
+    pin::Pin,
     sync::{Arc, atomic::Ordering::Relaxed},
+    task::Poll,
+    time::Duration,
 };
 
 use super::{
     Outcome,
-    lease::Lease,
     records::Records,
     repeat::{Answered, Effort, repeat},
     turns::{Gate, Turn, Turns},
@@ -37,15 +39,18 @@ pub struct HeldClaim<'a, S> {
     pub fence: FencingToken,
     /// Time of the claim, by this worker's clock.
     pub claimed_at: Timestamp,
-    /// End of the claim's lease in the record, before any renewal.
+    /// End of the lease that the claim asked for.
     pub(crate) claim_lease: Timestamp,
+    /// End of the lease in the record.
+    pub(crate) lease_until: Timestamp,
+    /// How long after the end of a lease another attempt may take over.
+    pub(crate) takeover_after: Duration,
     /// True if a copy of the claim got no response and may still be applied.
     pub(crate) is_copy_on_its_way: bool,
     pub(crate) message_id: String,
     pub(crate) claimed: PriorState,
     pub(crate) deadline: Deadline,
     pub(crate) meter: Meter,
-    pub(crate) lease: Lease,
     /// True once the handler is about to run, so that its end gets recorded.
     pub(crate) began: bool,
     /// How far the look-up of an earlier attempt's effect has come, if there is one.
@@ -109,7 +114,6 @@ impl<S: Store> HeldClaim<'_, S> {
             NoOutput::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
             NoOutput::Panicked => AttemptEnd::Panic,
             NoOutput::OutOfTime => AttemptEnd::Deadline,
-            NoOutput::LeaseLost => return Outcome::LeaseLost,
         };
         // The attempt may have had its effect.
         let last_end = Some(last_end);
@@ -124,7 +128,6 @@ impl<S: Store> HeldClaim<'_, S> {
             NoOutput::Failed(failure) => format!("failed: {failure}"),
             NoOutput::Panicked => "panicked".into(),
             NoOutput::OutOfTime => "was cut off at the deadline".into(),
-            NoOutput::LeaseLost => return Outcome::LeaseLost,
         };
         self.began = false;
         let why = format!("the look-up of the earlier attempt {why}");
@@ -144,21 +147,37 @@ impl<S: Store> HeldClaim<'_, S> {
         }
     }
 
+    /// Returns whether the worker's right to run has ended, by the wall clock. The margin is for other workers.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.records.now() > self.deadline.invocation_end()
+    }
+
+    /// Runs `work` until the worker's right to run has ended. Timers stand still while Lambda freezes the
+    /// process, so only the wall clock can tell that the handler must not go on.
+    pub(crate) async fn while_held<T>(
+        &self,
+        mut work: Pin<&mut impl Future<Output = Result<T, NoOutput>>>,
+    ) -> Result<T, NoOutput> {
+        poll_fn(|context| {
+            if self.has_ended() {
+                return Poll::Ready(Err(NoOutput::OutOfTime));
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+
     /// Waits for a turn to run beside other handlers.
     ///
     /// # Errors
     ///
     /// The outcome, if no turn came in time. The claim has then been undone.
     pub(crate) async fn beside_others(mut self, turns: &Turns) -> Result<Self, Outcome> {
-        let turn = pin!(turns.shared(self.deadline.start_by()));
-        match self.while_waiting(turn).await {
-            Ok(Some(turn)) if !self.lease.has_ended(self.records.now()) => {
-                self.turn = Some(turn);
-                Ok(self)
-            }
-            Err(NoOutput::LeaseLost) => Err(Outcome::LeaseLost),
-            _ => Err(self.restore(Outcome::NotStarted).await),
+        self.turn = turns.shared(self.deadline.start_by()).await;
+        if self.turn.is_none() || self.has_ended() {
+            return Err(self.restore(Outcome::NotStarted).await);
         }
+        Ok(self)
     }
 
     /// Waits until the handler may run alone, and counts the attempt.
@@ -173,36 +192,33 @@ impl<S: Store> HeldClaim<'_, S> {
         (gate, turns, waits): (Option<&dyn Gate>, &Turns, &CrashWaits),
     ) -> Result<Self, Outcome> {
         let latest = self.deadline.start_by();
-        let turn = async {
-            match gate {
-                Some(gate) => gate.alone(exclusive_attempts).await.then_some(None),
-                None => turns.alone(latest).await.map(Some),
+        let has_turn = match gate {
+            Some(gate) => gate.alone(exclusive_attempts).await,
+            None => {
+                self.turn = turns.alone(latest).await;
+                self.turn.is_some()
             }
         };
-        match self.while_waiting(pin!(turn)).await {
-            Ok(Some(turn)) => self.turn = turn,
-            Err(NoOutput::LeaseLost) => return Err(Outcome::LeaseLost),
-            _ => return Err(self.restore(Outcome::NotStarted).await),
-        }
-        let now = self.records.now();
-        if !self.deadline.may_start() || self.lease.has_ended(now) {
+        if !has_turn || !self.deadline.may_start() || self.has_ended() {
             return Err(self.restore(Outcome::NotStarted).await);
         }
         let attempt = exclusive_attempts + 1;
-        let usual = Lease::from_now(self.lease.terms, now, self.deadline);
-        let until = lease_alone(attempt, waits, now, usual.until().max(self.lease.until()));
-        let renewed = usual.lasting_until(until, now, self.deadline);
-        let fence = self.fence.clone().with_lease(self.lease.until());
-        let settlement = (self.records).attempt_alone(until, renewed.kept_until(), attempt);
+        let until = lease_alone(attempt, waits, self.records.now(), self.lease_until);
+        let fence = self.fence.clone().with_lease(self.lease_until);
+        let settlement = (self.records).attempt_alone(until, until + self.takeover_after, attempt);
         // The handler must not start unless we know that the record counts the attempt.
         self.ran_alone = true;
         match self
-            .settle_by(&Effort::renewal(latest, &self.meter), &fence, &settlement)
+            .settle_by(
+                &Effort::attempt_alone(latest, &self.meter),
+                &fence,
+                &settlement,
+            )
             .await
         {
-            Settled::Applied => self.lease = renewed,
+            Settled::Applied => self.lease_until = until,
             Settled::LeaseLost => return Err(Outcome::LeaseLost),
-            // The turn came too late for the renewal.
+            // The turn came too late for this write.
             Settled::Unknown(StoreError::OutOfTime { .. }) => {
                 return Err(self.restore(Outcome::NotStarted).await);
             }
@@ -211,7 +227,7 @@ impl<S: Store> HeldClaim<'_, S> {
                 return Err(self.restore(outcome).await);
             }
         }
-        if !self.deadline.may_start() || self.lease.has_ended(self.records.now()) {
+        if !self.deadline.may_start() || self.has_ended() {
             return Err(self.restore(Outcome::NotStarted).await);
         }
         Ok(self)
@@ -281,7 +297,7 @@ impl<S: Store> HeldClaim<'_, S> {
         fence: &FencingToken,
         settlement: &Settlement,
     ) -> Settled {
-        let leases = [self.claim_lease, self.lease.until()];
+        let leases = [self.claim_lease, self.lease_until];
         let now = settled_at(self.records.now(), self.claimed_at, &leases);
         let store = &self.records.store;
         let send = || store.settle(fence, settlement, now, effort.context());

@@ -39,9 +39,7 @@
 mod claim;
 mod claim_mode;
 mod health;
-mod heartbeat;
 pub mod held;
-mod lease;
 pub mod mode;
 mod operation;
 mod outcome;

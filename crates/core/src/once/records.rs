@@ -84,15 +84,6 @@ impl<S> Records<S> {
         }
     }
 
-    /// Creates the renewal of a lease. The retention starts now.
-    pub(crate) fn renewal(&self, lease_until: Timestamp, kept_until: Timestamp) -> Settlement {
-        Settlement::Renew {
-            lease_until,
-            expires_at: self.expires_at_after(kept_until),
-            exclusive_attempts: None,
-        }
-    }
-
     /// Creates the renewal that precedes an attempt alone, and counts the attempt.
     pub(crate) fn attempt_alone(
         &self,

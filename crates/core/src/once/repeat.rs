@@ -96,11 +96,11 @@ impl<'a> Effort<'a> {
         }
     }
 
-    /// Effort for the renewal of a lease, which must succeed before the lease ends.
-    pub(crate) fn renewal(cut: Instant, meter: &Meter) -> Self {
+    /// Effort for counting an attempt alone, without which the handler must not start.
+    pub(crate) fn attempt_alone(latest: Instant, meter: &Meter) -> Self {
         Self {
-            denied: Some(cut),
-            ..Self::commit(cut, meter)
+            denied: Some(latest),
+            ..Self::commit(latest, meter)
         }
     }
 

@@ -16,8 +16,6 @@ pub enum NoOutput {
     Panicked,
     /// The handler was cut off at the deadline.
     OutOfTime,
-    /// Another worker took over, or the record was deleted.
-    LeaseLost,
 }
 
 /// Converts the end of a handler to the outcome, when no record is needed.
@@ -27,7 +25,6 @@ impl From<NoOutput> for Outcome {
             NoOutput::Failed(failure) => failure.into(),
             NoOutput::Panicked => Self::Panicked,
             NoOutput::OutOfTime => Self::OutOfTime,
-            NoOutput::LeaseLost => Self::LeaseLost,
         }
     }
 }

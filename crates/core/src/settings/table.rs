@@ -1,4 +1,4 @@
-//! The table of settings: one row for each variable, and the names that settings used to have.
+//! The table of settings: one row for each variable.
 //!
 //! A row has the default and the documentation. Code reads a setting through its row
 //! ([`Variables::setting`]), so each default stands only here. The hint for unknown names uses the rows too,
@@ -120,9 +120,6 @@ settings! {
     OUTBOX_TABLE_NAME: Consumer, "", "", "not set; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the [events](outbox.md) that handlers publish"
 
-    CONSUMER_HEARTBEAT: Consumer, "ConsumerHeartbeat", "off";
-    "length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see [long handlers](handlers.md#long-handlers). `off`: a lease ends with its invocation"
-
     IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `item_mode` and `PostgresMode`";
     "other attribute names, as `id=PK,expires_at=ttl`; the native names are in the [protocol](protocol.md#record)"
 
@@ -178,55 +175,6 @@ settings! {
     "`source` of events on EventBridge"
 }
 
-/// Names that settings used to have, each with its replacement.
-pub const REMOVED: &[(&str, &str)] = &[
-    (
-        "CONSUMER_CONFLICT_WAIT",
-        "a builder method: Consumer::conflict_wait",
-    ),
-    (
-        "CONSUMER_CRASH_WAITS",
-        "CONSUMER_CRASH_ISOLATION, which is on or off; Once::crash_waits sets the waits",
-    ),
-    (
-        "CONSUMER_DEADLINE_RESERVE",
-        "a builder method: Consumer::deadline_reserve",
-    ),
-    ("CONSUMER_DEAD_LETTER", "CONSUMER_DIRECT_DEAD_LETTERING"),
-    (
-        "CONSUMER_FAIL_WHEN_STORE_UNAVAILABLE",
-        "a builder method: Consumer::fail_when_store_unavailable",
-    ),
-    ("CONSUMER_METRICS_NAMESPACE", "POWERTOOLS_METRICS_NAMESPACE"),
-    ("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME"),
-    (
-        "CONSUMER_PRIME",
-        "a builder method: Settings::warm_up; the consumer reads its table once at start",
-    ),
-    (
-        "CONSUMER_RUNTIME",
-        "the memory of the function: several threads from two vCPUs on",
-    ),
-    ("CONSUMER_S3_MAX_BYTES", "CONSUMER_MAX_BODY_BYTES"),
-    ("IDEMPOTENCY_GROUPING", "IDEMPOTENCY_BATCHED_WRITES"),
-    (
-        "IDEMPOTENCY_LEASE_FALLBACK",
-        "a builder method: Consumer::assumed_timeout",
-    ),
-    (
-        "IDEMPOTENCY_LEASE_MARGIN",
-        "a builder method: Once::lease_margin",
-    ),
-    (
-        "IDEMPOTENCY_RESULTS",
-        "IDEMPOTENCY_RESULT_BUCKET, which puts large outputs in S3; Once::results sets other places",
-    ),
-    (
-        "IDEMPOTENCY_RESULT_INLINE_LIMIT",
-        "a builder method: Results::inline_limit",
-    ),
-];
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -234,11 +182,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_removed_ones_are_gone() {
-        let names = SETTINGS.iter().map(|setting| setting.name);
-        let all = names.chain(REMOVED.iter().map(|(name, _)| *name));
-        let unique: BTreeSet<_> = all.clone().collect();
-        assert_eq!(unique.len(), all.count());
+    fn names_are_unique() {
+        let unique: BTreeSet<_> = SETTINGS.iter().map(|setting| setting.name).collect();
+        assert_eq!(unique.len(), SETTINGS.len());
     }
 
     #[test]

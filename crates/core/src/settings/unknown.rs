@@ -1,10 +1,10 @@
-//! Finds variables that look like settings but that no setting reads: misspelt and removed names.
+//! Finds variables that look like settings but that no setting reads, such as misspelt names.
 
 use std::env;
 
 use super::{
     Variables,
-    table::{REMOVED, Reader, SETTINGS},
+    table::{Reader, SETTINGS},
 };
 
 const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
@@ -15,8 +15,6 @@ const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 pub struct UnknownVariable {
     /// Its name.
     pub name: String,
-    /// The replacement, if a setting used to have this name.
-    pub replacement: Option<&'static str>,
     /// The setting with the nearest name.
     pub nearest: Option<String>,
 }
@@ -28,10 +26,9 @@ impl Variables {
     /// ```
     /// use sqs_once_core::settings::Variables;
     ///
-    /// let variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10"), ("CONSUMER_S3_MAX_BYTES", "1")]);
-    /// let [misspelt, removed] = &variables.unknown()[..] else { panic!() };
+    /// let variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10")]);
+    /// let [misspelt] = &variables.unknown()[..] else { panic!() };
     /// assert_eq!(misspelt.nearest.as_deref(), Some("CONSUMER_CONCURRENCY"));
-    /// assert_eq!(removed.replacement, Some("CONSUMER_MAX_BODY_BYTES"));
     /// ```
     #[must_use]
     pub fn unknown(&self) -> Vec<UnknownVariable> {
@@ -47,14 +44,9 @@ impl Variables {
         let mut names = self.names();
         names.retain(|name| suffix(name).is_some() && known().all(|known| known != name));
         let hints = names.into_iter().map(|name| {
-            let removed = REMOVED.iter().find(|(old, _)| *old == name);
             let near = known().filter_map(|known| Some((distance_between(&name, known)?, known)));
             let nearest = near.min().map(|(_, known)| known.to_owned());
-            UnknownVariable {
-                name,
-                replacement: removed.map(|(_, replacement)| *replacement),
-                nearest: nearest.filter(|_| removed.is_none()),
-            }
+            UnknownVariable { name, nearest }
         });
         hints.collect()
     }
@@ -84,24 +76,8 @@ fn suffix(name: &str) -> Option<&str> {
 /// characters differ.
 fn distance_between(name: &str, known: &str) -> Option<usize> {
     let (name, known) = (suffix(name)?, suffix(known)?);
-    let distance = edit_distance(name, known);
+    let distance = strsim::levenshtein(name, known);
     (distance <= (known.len() / 3).max(1)).then_some(distance)
-}
-
-/// Returns the smallest number of characters to insert, delete or replace (Levenshtein, one row at a time).
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (above, from) in a.chars().enumerate() {
-        let mut diagonal = above;
-        row[0] = above + 1;
-        for (left, to) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(from != *to);
-            diagonal = row[left + 1];
-            row[left + 1] = replaced.min(diagonal + 1).min(row[left] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

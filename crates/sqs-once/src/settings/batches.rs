@@ -11,7 +11,7 @@ use sqs_once_core::settings::{
     table::{
         CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
         CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DIRECT_DEAD_LETTERING,
-        CONSUMER_ENCODING, CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_HEARTBEAT,
+        CONSUMER_ENCODING, CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT,
         CONSUMER_MAX_BODY_BYTES, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS,
         CONSUMER_VISIBILITY, IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE,
         IDEMPOTENCY_RETENTION,
@@ -20,7 +20,7 @@ use sqs_once_core::settings::{
 
 use super::{
     Settings, SettingsError,
-    parse::{backoff, buckets, bytes, heartbeat, of_s3},
+    parse::{backoff, buckets, bytes, of_s3},
 };
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
@@ -85,7 +85,6 @@ impl Settings {
                 positive(text).map(Some)
             }),
         };
-        let heartbeat = self.setting(&CONSUMER_HEARTBEAT, heartbeat);
         let concurrency = self.setting(&CONSUMER_CONCURRENCY, |text| match text {
             "auto" => Ok(None),
             number => {
@@ -112,7 +111,6 @@ impl Settings {
             s3_buckets: s3_buckets?,
             fingerprint: fingerprint?,
             retention: retention?,
-            heartbeat: heartbeat?,
             concurrency: concurrency?,
             memory,
             min_time_to_start: min_time_to_start?,
@@ -121,16 +119,6 @@ impl Settings {
             crash_isolation: crash_isolation?,
             timeouts: timeouts?,
             metrics: metrics?,
-        })
-    }
-
-    /// Checks the settings of a mode without leases, in which a heartbeat only extends visibility timeouts.
-    pub(super) fn without_leases(&mut self, batches: Batches) -> Result<Batches, SettingsError> {
-        if batches.heartbeat.is_none() || batches.call_sqs() {
-            return Ok(batches);
-        }
-        self.setting(&CONSUMER_HEARTBEAT, |_| {
-            Err::<Batches, _>("needs CONSUMER_VISIBILITY=on: this mode has no leases")
         })
     }
 
@@ -200,7 +188,6 @@ pub(super) struct Batches {
     pub(super) s3_buckets: Vec<String>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) retention: Option<Duration>,
-    pub(super) heartbeat: Option<Duration>,
     /// `None`: the mode decides.
     pub(super) concurrency: Option<NonZeroUsize>,
     /// Memory of the function in MB; `None` where Lambda did not set it.
@@ -277,8 +264,7 @@ impl Batches {
             consumer.s3_bodies(bodies)
         };
         let timeouts = self.timeouts;
-        let visibility =
-            timeouts.map(|timeouts| timeouts.visibility(config, self.retention, self.heartbeat));
+        let visibility = timeouts.map(|timeouts| timeouts.visibility(config, self.retention));
         consumer.visibility(visibility)
     }
 }
@@ -292,14 +278,8 @@ pub(super) struct Timeouts {
 }
 
 impl Timeouts {
-    fn visibility(
-        self,
-        config: &SdkConfig,
-        retention: Option<Duration>,
-        heartbeat: Option<Duration>,
-    ) -> Visibility {
+    fn visibility(self, config: &SdkConfig, retention: Option<Duration>) -> Visibility {
         let visibility = Visibility::new(aws_sdk_sqs::Client::new(config))
-            .heartbeat(heartbeat)
             .backoff(self.base, self.cap)
             .dead_letter(self.dead_letter);
         match retention {

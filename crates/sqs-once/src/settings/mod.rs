@@ -88,7 +88,6 @@ use crate::{
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table of the events that handlers publish |
-/// | `CONSUMER_HEARTBEAT` | `off` | length of leases and visibility timeouts that the consumer renews while handlers run, at least `10s`: see long handlers. `off`: a lease ends with its invocation |
 /// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default` |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
@@ -108,7 +107,7 @@ use crate::{
 /// `sqs-once` and after the function.
 ///
 /// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that is not read has no effect,
-/// and is logged at WARN, with the setting of the nearest name or with what replaced a removed one.
+/// and is logged at WARN, with the setting of the nearest name.
 ///
 /// Builder methods of [`Consumer`] set what no variable does. [`Consumer::map_mode`] changes the mode.
 pub struct Settings {
@@ -208,8 +207,8 @@ impl Settings {
     }
 
     /// Creates a consumer in a mode of a different crate, such as `sqs_once_postgres::PostgresMode`. `mode`
-    /// is the mode that this crate read from these variables, or its error. Modes of other crates have no
-    /// leases, so a heartbeat only extends visibility timeouts, and no message runs alone after a crash.
+    /// is the mode that this crate read from these variables, or its error. In modes of other crates no
+    /// message runs alone after a crash.
     ///
     /// ```text
     /// let mut settings = Settings::from_env();
@@ -247,7 +246,6 @@ impl Settings {
     fn shared(&mut self) -> Result<(AfterFailure, ResultPlace, Batches), SettingsError> {
         let (after_failure, results) = (self.after_failure(), self.results());
         let batches = self.batches(DefaultRetention::OfTable);
-        let batches = batches.and_then(|batches| self.without_leases(batches));
         Ok((after_failure?, results?, batches?))
     }
 
@@ -259,16 +257,12 @@ impl Settings {
     /// As [`Variables::checked`].
     pub fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
         for unknown in self.unknown() {
-            let variable = unknown.name;
-            match unknown.replacement {
-                Some(replacement) => {
-                    tracing::warn!(variable, replacement, "removed variable: it has no effect");
-                }
-                None => {
-                    let nearest = unknown.nearest;
-                    tracing::warn!(variable, nearest, "unknown variable: it has no effect");
-                }
-            }
+            let UnknownVariable {
+                name: variable,
+                nearest,
+                ..
+            } = unknown;
+            tracing::warn!(variable, nearest, "unknown variable: it has no effect");
         }
         self.checked(read)
     }

@@ -114,7 +114,6 @@ impl Settings {
     {
         let (table, records) = (self.table(), self.records());
         let batches = self.batches(DefaultRetention::OfTable);
-        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.config().await;
@@ -148,7 +147,6 @@ impl Settings {
     {
         let fingerprint = self.value(IDEMPOTENCY_FINGERPRINT.name);
         let batches = self.batches(DefaultRetention::None);
-        let batches = batches.and_then(|batches| self.without_leases(batches));
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
         let config = self.config().await;

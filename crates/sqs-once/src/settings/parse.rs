@@ -23,20 +23,6 @@ pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     layout.rename(names).map_err(|error| error.to_string())
 }
 
-/// The shortest heartbeat. SQS counts whole seconds, and a third of the heartbeat must be longer than a slow
-/// request.
-const SHORTEST_HEARTBEAT: Duration = Duration::from_secs(10);
-
-pub(super) fn heartbeat(text: &str) -> Result<Option<Duration>, String> {
-    if text == "off" {
-        return Ok(None);
-    }
-    match duration(text)? {
-        length if length < SHORTEST_HEARTBEAT => Err("must be `off`, or at least 10s".to_owned()),
-        length => Ok(Some(length)),
-    }
-}
-
 pub(super) fn backoff(text: &str) -> Result<Duration, String> {
     match positive(text)? {
         span if span > Visibility::LONGEST_BACKOFF => Err(

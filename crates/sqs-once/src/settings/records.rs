@@ -142,8 +142,7 @@ impl Records {
             .after_failure(self.after_failure)
             .outbox(self.outbox)
             .results(self.results.results(config))
-            .crash_waits(batches.crash_waits())
-            .heartbeat(batches.heartbeat);
+            .crash_waits(batches.crash_waits());
         match batches.retention {
             Some(retention) => once.retention(retention),
             None => once,

@@ -115,22 +115,6 @@ async fn watched_inbox_needs_a_table() {
 }
 
 #[tokio::test]
-async fn heartbeat_without_lease_needs_visibility() {
-    let heartbeat = ("CONSUMER_HEARTBEAT", "30s");
-    let off = ("CONSUMER_VISIBILITY", "off");
-    let variables = [&REQUIRED[..], &[heartbeat, off]].concat();
-    let error = offline(&variables)
-        .item_mode(Ok(unused::<Change<()>>()))
-        .await
-        .err()
-        .unwrap();
-    let expected = "CONSUMER_HEARTBEAT: needs CONSUMER_VISIBILITY=on: this mode has no leases";
-    assert_eq!(error.errors(), [expected]);
-    let leases = offline(&variables).warm_up(false);
-    assert!(leases.once(Ok(unused::<()>())).await.is_ok());
-}
-
-#[tokio::test]
 async fn watched_function_with_table_uses_it() {
     let table = ("IDEMPOTENCY_TABLE_NAME", "records");
     let variables = [&WATCHED[..], &[table]].concat();
@@ -175,7 +159,6 @@ fn defaults_match_the_documented_table() {
     assert_eq!(batches.max_body_bytes.get(), 2 << 20);
     assert_eq!(batches.fingerprint, FingerprintSource::Body);
     assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
-    assert_eq!(batches.heartbeat, None);
     assert_eq!(batches.concurrency, None);
     assert_eq!(batches.min_time_to_start, Duration::ZERO);
     assert!(batches.circuit_breaker);
@@ -214,7 +197,6 @@ async fn errors_are_reported_all_at_once() {
         ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
         ("IDEMPOTENCY_BATCHED_WRITES", "yes"),
         ("CONSUMER_CRASH_ISOLATION", "20m"),
-        ("CONSUMER_HEARTBEAT", "9s"),
         ("CONSUMER_CONCURRENCY", "0"),
         ("CONSUMER_MIN_TIME_TO_START", "5"),
         ("POWERTOOLS_METRICS_NAMESPACE", "AWS/SQS"),
@@ -500,19 +482,6 @@ fn misspelt_variable_is_unknown_with_nearest_name() {
         let unknown = Settings::from_vars([(name, "1")]).unknown();
         assert_eq!(unknown[0].name, name);
         assert_eq!(unknown[0].nearest.as_deref(), nearest);
-        assert_eq!(unknown[0].replacement, None);
-    }
-}
-
-#[test]
-fn removed_variable_names_its_replacement() {
-    for (name, replacement) in [
-        ("CONSUMER_METRICS_SERVICE", "POWERTOOLS_SERVICE_NAME"),
-        ("CONSUMER_S3_MAX_BYTES", "CONSUMER_MAX_BODY_BYTES"),
-    ] {
-        let unknown = Settings::from_vars([(name, "1")]).unknown();
-        assert_eq!(unknown[0].replacement, Some(replacement));
-        assert_eq!(unknown[0].nearest, None);
     }
 }
 

@@ -88,11 +88,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
         let messages = self.read(event, deadline, request_id).await?;
         let batch = Arc::new(Batch::new(messages, deadline));
-        let run = self.run_lanes(&batch);
-        match &self.visibility {
-            Some(visibility) => visibility.while_extended(&batch, run).await,
-            None => run.await,
-        }
+        self.run_lanes(&batch).await;
         batch.close();
         let mut ended = batch.outcomes();
         let answer = deadline.respond_by();

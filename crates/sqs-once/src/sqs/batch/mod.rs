@@ -170,11 +170,6 @@ impl Batch {
         let _in_time = timeout_at(self.deadline.respond_by(), all_ended).await;
     }
 
-    /// All messages, in the order of the event.
-    pub(super) fn messages(&self) -> &[Message] {
-        &self.messages
-    }
-
     fn lanes(&self) -> Vec<Lane> {
         let facts = self.messages.iter().map(|message| LaneInputs {
             key: message.key(),

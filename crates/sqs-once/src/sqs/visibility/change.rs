@@ -17,33 +17,22 @@ const PER_CALL: usize = 10;
 const CALLS: usize = 4;
 
 impl Visibility {
-    /// Changes visibility timeouts in each queue. `otherwise` names the consequence of a failure.
-    pub(super) async fn change_queues(
-        &self,
-        changes: Vec<TimeoutChange<'_>>,
-        bound: Bound,
-        otherwise: &'static str,
-    ) {
+    /// Changes visibility timeouts in each queue.
+    pub(super) async fn change_queues(&self, changes: Vec<TimeoutChange<'_>>, bound: Bound) {
         // An event source mapping sends only messages of one queue, but we do not rely on that.
         let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for change in changes {
             of_queue.entry(change.queue_arn).or_default().push(change);
         }
         for (arn, changes) in of_queue {
-            self.change_all(arn, &changes, bound, otherwise).await;
+            self.change_all(arn, &changes, bound).await;
         }
     }
 
-    async fn change_all(
-        &self,
-        arn: &str,
-        changes: &[TimeoutChange<'_>],
-        bound: Bound,
-        otherwise: &'static str,
-    ) {
+    async fn change_all(&self, arn: &str, changes: &[TimeoutChange<'_>], bound: Bound) {
         let queue = match self.queues.queue(arn, bound).await {
             Ok(queue) => queue,
-            Err(error) => return not_changed(arn, changes.len(), &error, otherwise),
+            Err(error) => return not_changed(arn, changes.len(), &error),
         };
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
@@ -59,7 +48,7 @@ impl Visibility {
             })
             .await;
         if let (messages, Some(error)) = &*lock(&unchanged) {
-            not_changed(arn, *messages, error, otherwise);
+            not_changed(arn, *messages, error);
         }
     }
 
@@ -100,14 +89,14 @@ impl Visibility {
     }
 }
 
-fn not_changed(queue: &str, messages: usize, error: &CallError, otherwise: &str) {
+fn not_changed(queue: &str, messages: usize, error: &CallError) {
     // The first call that failed was already logged.
     if *error != CallError::Paused {
         tracing::warn!(
             queue,
             messages,
             %error,
-            "{otherwise}: their visibility could not be changed"
+            "failed messages come back after the queue's visibility timeout: their visibility could not be changed"
         );
     }
 }

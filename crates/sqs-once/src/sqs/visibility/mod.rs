@@ -4,7 +4,6 @@ mod attributes;
 mod change;
 mod dead_letter;
 mod delay;
-mod extend;
 mod queues;
 #[cfg(test)]
 mod survival;
@@ -58,8 +57,6 @@ pub struct Visibility {
     dead_letter: bool,
     backoff: Backoff,
     jitter: fn(u64) -> u64,
-    /// Visibility timeout of messages whose handlers run.
-    heartbeat: Option<Duration>,
 }
 
 impl Visibility {
@@ -78,35 +75,6 @@ impl Visibility {
             dead_letter: true,
             backoff: Backoff::default(),
             jitter: system::random_up_to,
-            heartbeat: None,
-        }
-    }
-
-    /// Extends the visibility timeout of the messages of a batch to `timeout`, again and again after a third
-    /// of it, until the batch ends. The queue's own visibility timeout must be longer than that third. With
-    /// `None`, the default, nothing is extended. Messages with a result are extended too, because SQS gets
-    /// the response for all messages at the end.
-    ///
-    /// Use it for handlers that run longer than the queue's visibility timeout; see
-    /// [`Once::heartbeat`](crate::Once::heartbeat) for their leases. SQS hides a message for at most 12 hours
-    /// from its receive, and the consumer stops half an hour before that. SQS counts whole seconds. A short
-    /// batch causes no request.
-    ///
-    /// The consumer logs an extension that fails. SQS may then deliver the message again, and that delivery
-    /// is a conflict until the lease ends.
-    ///
-    /// ```no_run
-    /// # use std::time::Duration;
-    /// # use sqs_once::sqs::Visibility;
-    /// # fn visibility(client: aws_sdk_sqs::Client) -> Visibility {
-    /// Visibility::new(client).heartbeat(Duration::from_secs(30))
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn heartbeat(self, timeout: impl Into<Option<Duration>>) -> Self {
-        Self {
-            heartbeat: timeout.into(),
-            ..self
         }
     }
 
@@ -240,7 +208,6 @@ impl Visibility {
         };
         let changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
         let bound = Bound::Until(answer.min(Instant::now() + BUDGET));
-        let outcome = "failed messages come back after the queue's visibility timeout";
-        self.change_queues(changes, bound, outcome).await;
+        self.change_queues(changes, bound).await;
     }
 }

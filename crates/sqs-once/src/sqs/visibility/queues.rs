@@ -55,9 +55,6 @@ pub(super) struct Queue {
 pub(super) enum Bound {
     /// Until this time. For calls before the response to Lambda.
     Until(Instant),
-    /// Until this time. For calls while handlers run. No response waits for them, so they are sent during a
-    /// pause too, and never cause a pause.
-    WhileRunning(Instant),
     /// [`BACKGROUND`]. For calls beside the response. Lambda may freeze the process meanwhile, so a missing
     /// response proves nothing about the endpoint.
     Background,
@@ -176,12 +173,11 @@ impl Queues {
         E: ProvideErrorMetadata + Error + 'static,
     {
         let sent = Instant::now();
-        let heeds_pause = !matches!(bound, Bound::WhileRunning(_));
-        if heeds_pause && self.known().is_paused(region) {
+        if self.known().is_paused(region) {
             return Err(CallError::Paused);
         }
         let until = match bound {
-            Bound::Until(until) | Bound::WhileRunning(until) => until,
+            Bound::Until(until) => until,
             Bound::Background => sent + BACKGROUND,
         };
         if sent >= until {
