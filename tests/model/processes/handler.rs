@@ -66,7 +66,7 @@ impl Next<'_> {
         let renewal = Settlement::Renew {
             lease_until,
             expires_at: rules.expires_at(now, world.retention, lease_until),
-            exclusive_attempts: Some(attempt),
+            exclusive_attempts: attempt,
         };
         let fence = claim.fence().with_lease(claim.lease_until);
         self.sends_settlement(receive, fence, renewal, None);

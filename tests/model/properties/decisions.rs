@@ -153,13 +153,13 @@ fn settlement() -> impl Strategy<Value = Settlement> {
             Settlement::fail(n.to_string(), message, first, at)
         }),
         last_end().prop_map(|last_end| Settlement::Release { last_end }),
-        (time(), expiry(), prop::option::of(1..3_u64)).prop_map(
-            |(lease_until, expires_at, exclusive_attempts)| Settlement::Renew {
+        (time(), expiry(), 1..3_u64).prop_map(|(lease_until, expires_at, exclusive_attempts)| {
+            Settlement::Renew {
                 lease_until,
                 expires_at,
                 exclusive_attempts,
             }
-        ),
+        }),
         (before, prop::option::of(time()), last_end(), 0..3_u64).prop_map(
             |(before, open_since, last_end, exclusive_attempts)| Settlement::Restore(PriorState {
                 before,

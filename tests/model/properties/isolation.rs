@@ -145,7 +145,7 @@ fn run(story: &Story, rules: Rules) -> Result<(), TestCaseError> {
             let renewal = Settlement::Renew {
                 lease_until,
                 expires_at: START + 480 * HOUR,
-                exclusive_attempts: Some(count + 1),
+                exclusive_attempts: count + 1,
             };
             message.record = renewal.apply(message.record.as_ref().unwrap(), at(now));
             if kills(n) {

@@ -270,7 +270,9 @@ impl World {
             && record.owner.as_ref() == Some(&fence.owner)
             && matches!(record.state, State::InProgress { lease_until: kept } if kept == *lease_until)
         {
-            let rest = exclusive_attempts.and_then(|n| RESTS.get(usize::try_from(n).ok()? - 1));
+            let rest = usize::try_from(*exclusive_attempts)
+                .ok()
+                .and_then(|n| RESTS.get(n - 1));
             self.promises
                 .renews(worker, *now, rest.copied(), self.clocks_differ);
         }

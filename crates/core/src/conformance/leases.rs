@@ -50,7 +50,7 @@ pub async fn attempt_alone_is_counted_until_its_end(store: &impl Store) {
     let alone = |n: u64| Settlement::Renew {
         lease_until: before(NOW, 1),
         expires_at: NOW.as_secs() + 9,
-        exclusive_attempts: Some(n),
+        exclusive_attempts: n,
     };
     let ends = [
         ("completed", complete("1")),

@@ -99,7 +99,7 @@ pub(super) fn renew(lease_until: Timestamp) -> Settlement {
     Settlement::Renew {
         lease_until,
         expires_at: (NOW + 7200 * SECOND).as_secs(),
-        exclusive_attempts: None,
+        exclusive_attempts: 1,
     }
 }
 

@@ -94,7 +94,7 @@ impl<S> Records<S> {
         Settlement::Renew {
             lease_until,
             expires_at: self.expires_at_after(kept_until),
-            exclusive_attempts: Some(attempt),
+            exclusive_attempts: attempt,
         }
     }
 

@@ -57,7 +57,7 @@ pub enum Settlement {
     /// The count of attempts alone returns to its value before the claim. If the handler had started, it is
     /// removed ([`PriorState::with_recorded_end`]).
     Restore(PriorState),
-    /// The handler still runs or is about to run alone, so the lease ends later and the claim goes on.
+    /// The handler is about to run alone, so the lease ends later and the claim goes on.
     ///
     /// The fencing token of a renewal includes the current end of the lease ([`FencingToken::with_lease`]).
     Renew {
@@ -65,8 +65,8 @@ pub enum Settlement {
         lease_until: Timestamp,
         /// End of the record's retention, in seconds since the epoch. Never before the end of the lease.
         expires_at: u64,
-        /// The number of the attempt that is about to run alone. `None` leaves the count as it is.
-        exclusive_attempts: Option<u64>,
+        /// The number of the attempt that is about to run alone.
+        exclusive_attempts: u64,
     },
 }
 
@@ -202,7 +202,7 @@ impl Settlement {
                     lease_until: *lease_until,
                 };
                 record.expires_at = *expires_at;
-                record.exclusive_attempts = exclusive_attempts.unwrap_or(record.exclusive_attempts);
+                record.exclusive_attempts = *exclusive_attempts;
             }
         }
         Some(record)
@@ -283,10 +283,7 @@ pub fn failed_settlement(
                             ..
                         },
                         State::InProgress { lease_until: kept },
-                    ) => {
-                        let count = exclusive_attempts.unwrap_or(record.exclusive_attempts);
-                        lease_until == kept && count == record.exclusive_attempts
-                    }
+                    ) => lease_until == kept && *exclusive_attempts == record.exclusive_attempts,
                     _ => false,
                 }
         }

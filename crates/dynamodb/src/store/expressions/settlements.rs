@@ -99,9 +99,7 @@ pub(in crate::store) fn settle(
         } => {
             with.set(Field::LeaseUntil, millis(*lease_until));
             with.set(Field::ExpiresAt, number(*expires_at));
-            if let Some(count) = exclusive_attempts {
-                with.set(Field::ExclusiveAttempts, number(*count));
-            }
+            with.set(Field::ExclusiveAttempts, number(*exclusive_attempts));
         }
     }
     let condition = with.fenced(fence);
