@@ -1,7 +1,7 @@
 //! Places an order in PostgreSQL: inserts the order, takes its products from the stock, and publishes the
 //! event `order-placed`, in one transaction with the record. An order for more than the stock is declined.
 //!
-//! The tables, beside those of records and events, which the consumer creates at its start:
+//! The tables, beside those of records and events (crates/postgres/migrations/1_sqs_once.sql):
 //!
 //! ```sql
 //! CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
@@ -9,7 +9,8 @@
 //! CREATE TABLE order_lines (order_id text REFERENCES orders, product text, pieces bigint NOT NULL);
 //! ```
 //!
-//! `IDEMPOTENCY_POSTGRES_URL` names the database. `make watch EXAMPLE=place_order_postgres` runs it on
+//! `DATABASE_URL` names the database. The consumer logs in by IAM (`rds/iam.rs`), unless the server accepts the
+//! password of the URL or of `PGPASSWORD`. For a secret that is rotated, use `rds/secret.rs` instead. `make watch EXAMPLE=place_order_postgres` runs it on
 //! this machine. To deploy it beside a database in RDS, in the root of the clone:
 //!
 //! ```sh
@@ -28,15 +29,18 @@
 //! The events stay in the table `sqs_once_outbox` until a relay sends them: docs/outbox.md has its
 //! deployment.
 
+#[path = "rds/iam.rs"]
+mod rds_iam;
+
 use std::{collections::BTreeMap, num::NonZeroU32};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{Connection as _, PgConnection, PgPool, postgres::PgPoolOptions};
 use sqs_once::{
     Attempt, Consumer, Event, Failure, Handler, Settings, SettingsError, handler_fn, telemetry,
 };
-use sqs_once_postgres::{DatabaseSettings, InTransaction, PostgresMode, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -114,6 +118,16 @@ async fn take(
     Ok(true)
 }
 
+fn pool(url: &str) -> Result<PgPool, &'static str> {
+    PgPoolOptions::new()
+        // One for each running handler. Its first statement tests the connection.
+        .max_connections(10)
+        .test_before_acquire(false)
+        .connect_lazy(url)
+        // The error of the parser could quote the URL, and so a password.
+        .map_err(|_| "is not a URL such as postgres://user@host/database")
+}
+
 /// The consumer, with these settings.
 pub async fn consumer(
     mut settings: Settings,
@@ -121,8 +135,11 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     // An order that was sent twice has two message ids, and one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
-    let database = DatabaseSettings::read(&mut settings);
-    settings.consumer(database, Ok(handler_fn(place))).await
+    let pool = settings.required("DATABASE_URL", "database of the orders", pool)?;
+    let config = settings.config().await;
+    let mode = PostgresMode::new(pool)
+        .password(move |options| rds_iam::with_token(config.clone(), options));
+    settings.consumer(mode, Ok(handler_fn(place))).await
 }
 
 #[tokio::main]

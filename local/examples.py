@@ -33,10 +33,11 @@ ROWS = "INSERT INTO stock VALUES ('cup', 10), ('teapot', 2);"
 
 
 def sql_of_tables() -> str:
-    """The statements that create the tables of the example on PostgreSQL, from its documentation, and their rows."""
+    """The migration, the tables of the example on PostgreSQL, from its documentation, and their rows."""
     lines = (ROOT / f"examples/{ON_POSTGRES}.rs").read_text().splitlines()
     tables = [line.removeprefix("//! ") for line in lines if line.startswith("//! CREATE TABLE")]
-    return "\n".join([*tables, ROWS])
+    migration = (ROOT / "crates/postgres/migrations/1_sqs_once.sql").read_text()
+    return "\n".join([migration, *tables, ROWS])
 
 
 def create_tables(cloud: Cloud, example: str) -> dict[str, str]:

@@ -83,7 +83,7 @@ def on_postgres() -> Iterator[dict[str, str]]:
         postgres.start()
         postgres.run_sql(sql_of_tables())
         say(f"tables at {postgres.url}")
-        settings = {"IDEMPOTENCY_POSTGRES_URL": postgres.url, "CONSUMER_VISIBILITY": "off"}
+        settings = {"DATABASE_URL": postgres.url, "CONSUMER_VISIBILITY": "off"}
         yield dict(os.environ) | CREDENTIALS | settings
 
 

@@ -14,7 +14,8 @@ use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, handler_fn,
     protocol::{Namespace, Timestamp},
 };
-use sqs_once_postgres::{InTransaction, PostgresMode, Transaction, pool};
+use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
+use support::postgres::pool;
 use support::{
     event::{batch, record},
     pooled::Pooled,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use sqs_once::{Deadline, protocol::Timestamp};
 use sqs_once_outbox::{PostgresRelay, Relay};
-use sqs_once_postgres::{PostgresStore, pool};
+use sqs_once_postgres::PostgresStore;
+use support::postgres::pool;
 
 use support::{
     sqs::{Sqs, SqsBehaviour},

@@ -26,12 +26,10 @@ fn variables(template: &Value) -> Value {
 }
 
 /// Pages and rustdoc with rows of settings. `WRITE_DOCS=1` writes the rows of the table there.
-const DOCUMENTED: [&str; 6] = [
+const DOCUMENTED: [&str; 4] = [
     "docs/settings.md",
-    "docs/effects-in-postgresql.md",
     "docs/outbox.md",
     "crates/sqs-once/src/settings/mod.rs",
-    "crates/postgres/src/settings.rs",
     "crates/outbox/src/settings.rs",
 ];
 

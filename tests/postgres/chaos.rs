@@ -112,7 +112,7 @@ impl Chaos {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "chaos::worker", "--ignored", "--nocapture"]);
         let variables = [
-            ("IDEMPOTENCY_POSTGRES_URL", self.url.as_str()),
+            ("DATABASE_URL", self.url.as_str()),
             ("CONSUMER_VISIBILITY", "off"),
         ];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use sqlx::{
-    AssertSqlSafe, Executor, PgPool,
     postgres::{PgConnectOptions, PgSslMode},
     raw_sql,
 };
 use sqs_once::{Consumer, Handler, Mode, Settings, SettingsError};
-use sqs_once_postgres::DatabaseSettings;
-use support::world::{World, url};
+use support::world::{World, ample, operation, publishes, url, url_of};
 use support::{
     PATIENCE,
     consumer::within,
+    log,
     postgres::{SERVER, one},
+    sqs::{Sqs, SqsBehaviour},
 };
 
-use super::place_order_postgres::consumer;
+use super::{place_order_postgres::consumer, relay_postgres};
 
 pub(crate) const TABLES: &str = "
     CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
@@ -31,7 +31,7 @@ fn settings(world: &World) -> Settings {
 
 fn settings_of(url: &str) -> Settings {
     Settings::from_vars([
-        ("IDEMPOTENCY_POSTGRES_URL", url),
+        ("DATABASE_URL", url),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
         ("CONSUMER_VISIBILITY", "off"),
     ])
@@ -46,23 +46,6 @@ fn documented_tables_are_those_of_the_test() {
     }
 }
 
-/// Settings of a database with this name, which need not exist, in this schema.
-fn settings_in(database: &str, schema: &str) -> Settings {
-    let port = SERVER.options().get_port();
-    settings_of(&format!(
-        "postgres://postgres@127.0.0.1:{port}/{database}?sslmode=disable&options=-c%20search_path%3D{schema}"
-    ))
-}
-
-/// Creates a database with the tables of the example.
-async fn create_database(name: &str) -> PgPool {
-    let create = AssertSqlSafe(format!("CREATE DATABASE {name}"));
-    one(SERVER.options()).execute(create).await.unwrap();
-    let pool = one(SERVER.options().database(name));
-    raw_sql(TABLES).execute(&pool).await.unwrap();
-    pool
-}
-
 /// Returns the number of messages that failed.
 async fn process_sample<M: Mode<H::Output>, H: Handler>(consumer: &Arc<Consumer<M, H>>) -> usize {
     let event = serde_json::from_str(include_str!("../../events/place-order.json")).unwrap();
@@ -72,58 +55,27 @@ async fn process_sample<M: Mode<H::Output>, H: Handler>(consumer: &Arc<Consumer<
         .len()
 }
 
-/// The schemas with a table of records.
-async fn schemas(pool: &PgPool) -> Vec<String> {
-    let sql = "SELECT schemaname::text FROM pg_tables WHERE tablename = 'sqs_once_records'";
-    sqlx::query_scalar(sql).fetch_all(pool).await.unwrap()
-}
-
+/// An empty table in place of one that the search path does not find would run each message again.
 #[tokio::test]
-async fn first_message_creates_tables_once() {
-    let consumer = consumer(settings_in("created_later", "public")).await;
-    let consumer = Arc::new(consumer.unwrap());
-    // The database did not answer at start.
-    let pool = create_database("created_later").await;
-    assert_eq!(process_sample(&consumer).await, 0);
-    assert_eq!(schemas(&pool).await, ["public"]);
-
-    let drop = "DROP TABLE sqs_once_records, sqs_once_outbox";
-    pool.execute(drop).await.unwrap();
+async fn missing_table_is_named_and_never_created() {
+    log::start();
+    let pool = one(SERVER.schema().await);
+    let url = url_of(&SERVER, &pool.connect_options());
+    let consumer = Arc::new(consumer(settings_of(&url)).await.unwrap());
+    let warnings = log::lines_containing("could not read the table sqs_once_records at start");
+    let error = warnings[0]["fields"]["error"].as_str().unwrap();
+    assert!(error.contains("migrations/1_sqs_once.sql"), "{error}");
     assert!(process_sample(&consumer).await > 0);
-    assert!(
-        schemas(&pool).await.is_empty(),
-        "an empty table is no replacement"
-    );
+    let found = "SELECT to_regclass('sqs_once_records')::text";
+    let found: Option<String> = sqlx::query_scalar(found).fetch_one(&pool).await.unwrap();
+    assert_eq!(found, None);
 }
 
 #[tokio::test]
-async fn table_elsewhere_is_not_replaced_by_empty_one() {
-    let pool = create_database("elsewhere").await;
-    let running = consumer(settings_in("elsewhere", "public")).await;
-    let running = Arc::new(running.unwrap());
-    assert_eq!(process_sample(&running).await, 0);
-
-    let rename = "ALTER TABLE sqs_once_records RENAME TO kept";
-    pool.execute(rename).await.unwrap();
-    let started = Arc::new(consumer(settings_in("elsewhere", "public")).await.unwrap());
-    for consumer in [&running, &started] {
-        assert!(process_sample(consumer).await > 0);
-    }
-    assert!(schemas(&pool).await.is_empty());
-    pool.execute("ALTER TABLE kept RENAME TO sqs_once_records")
-        .await
-        .unwrap();
-    for consumer in [&running, &started] {
-        assert_eq!(process_sample(consumer).await, 0);
-    }
-
-    pool.execute("CREATE SCHEMA other").await.unwrap();
-    let moved = Arc::new(consumer(settings_in("elsewhere", "other")).await.unwrap());
-    assert!(process_sample(&moved).await > 0);
-    assert_eq!(schemas(&pool).await, ["public"]);
-    let stock = "SELECT quantity FROM stock WHERE product = 'cup'";
-    let stock: i64 = sqlx::query_scalar(stock).fetch_one(&pool).await.unwrap();
-    assert_eq!(stock, 4, "the order was placed once");
+async fn missing_url_is_an_error() {
+    let missing = consumer(Settings::from_vars([("AWS_LAMBDA_RUNTIME_API", "unused")])).await;
+    let missing = missing.err().unwrap().to_string();
+    assert!(missing.contains("DATABASE_URL is not set"), "{missing}");
 }
 
 #[tokio::test]
@@ -163,6 +115,25 @@ async fn sample_event_takes_from_stock_once() {
     );
 }
 
+#[tokio::test]
+async fn example_of_relay_sends_events() {
+    let world = World::start().await;
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let mode = world.mode();
+    let published = mode.run(operation("1", ample()), publishes("1", &["a"]));
+    assert!(published.await.is_success());
+    let url = url(&SERVER, &world);
+    let settings = Settings::from_vars([
+        ("DATABASE_URL", &*url),
+        ("OUTBOX_TARGETS", "*=https://sqs.example/1/shipping.fifo"),
+        ("OUTBOX_DEAD_LETTER_QUEUE_URL", "https://sqs.example/1/dead"),
+        ("AWS_LAMBDA_FUNCTION_NAME", "relay"),
+    ]);
+    let settings = settings.sdk_config(support::sdk_config(sqs.endpoint()));
+    let relay = relay_postgres::relay(settings).await.unwrap();
+    assert_eq!(relay.send_due(ample()).await.unwrap().sent, 1);
+}
+
 #[test]
 fn template_verifies_certificate_of_database() {
     for template in [
@@ -191,39 +162,10 @@ fn assert_certificate_is_verified(template: &str) {
     assert!(matches!(options.get_ssl_mode(), PgSslMode::VerifyFull));
 }
 
-#[tokio::test]
-async fn settings_report_every_error() {
-    let variables = [
-        ("IDEMPOTENCY_POSTGRES_URL", "postgres//user:secret@host"),
-        ("IDEMPOTENCY_POSTGRES_AUTH", "kerberos"),
-        ("IDEMPOTENCY_POSTGRES_CONNECTIONS", "0"),
-        ("AWS_LAMBDA_RUNTIME_API", "unused"),
-    ];
-    let error = consumer(Settings::from_vars(variables))
-        .await
-        .err()
-        .unwrap();
-    assert_eq!(
-        error.errors(),
-        [
-            "IDEMPOTENCY_POSTGRES_URL: is not a URL such as postgres://user@host/database",
-            "IDEMPOTENCY_POSTGRES_AUTH: must be `password`, `iam`, or the ARN of a secret \
-             (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)",
-            "IDEMPOTENCY_POSTGRES_CONNECTIONS: must be a whole number from 1",
-        ]
-    );
-    let missing = consumer(Settings::from_vars([("AWS_LAMBDA_RUNTIME_API", "unused")])).await;
-    let missing = missing.err().unwrap().to_string();
-    assert!(
-        missing.contains("IDEMPOTENCY_POSTGRES_URL is not set"),
-        "{missing}"
-    );
-}
-
 /// A consumer that connects at its first message, with these settings too.
 async fn start_with(more: &[(&str, &str)]) -> Result<(), SettingsError> {
     let required = [
-        ("IDEMPOTENCY_POSTGRES_URL", "postgres://127.0.0.1/orders"),
+        ("DATABASE_URL", "postgres://127.0.0.1/orders"),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
     ];
     let settings = Settings::from_vars(required.into_iter().chain(more.iter().copied()));
@@ -241,14 +183,4 @@ async fn settings_of_other_modes_are_not_read() {
     let used = ["IDEMPOTENCY_AFTER_FAILURE", "IDEMPOTENCY_RESULT_BUCKET"];
     let error = start_with(&used.map(|name| (name, "Invalid"))).await;
     assert_eq!(error.unwrap_err().errors().len(), 2);
-}
-
-#[tokio::test]
-async fn misspelt_variable_names_nearest_setting() {
-    let mut settings = Settings::from_vars([("IDEMPOTENCY_POSTGRES_ULR", "postgres://host")]);
-    assert!(DatabaseSettings::read(&mut settings).is_err());
-    let nearest = Some("IDEMPOTENCY_POSTGRES_URL".to_owned());
-    let unknown = settings.unknown();
-    assert_eq!(unknown[0].name, "IDEMPOTENCY_POSTGRES_ULR");
-    assert_eq!(unknown[0].nearest, nearest);
 }

@@ -58,7 +58,7 @@ async fn table_stops_growing_when_records_expire() {
     let is_real = minutes.is_some();
     let minutes = minutes.map_or(8, |minutes| minutes.parse().unwrap());
     let world = World::start().await;
-    let mode = PostgresMode::new(sqs_once_postgres::pool(world.options.clone(), WORKERS));
+    let mode = PostgresMode::new(support::postgres::pool(world.options.clone(), WORKERS));
     let mode = mode.retention(MINUTE).clock(now);
     let mut completed = Vec::new();
     for number in 0..minutes {

@@ -21,7 +21,14 @@ mod locks;
 mod place_order_postgres;
 mod poolers;
 mod publish;
+#[path = "../../examples/rds/iam.rs"]
+mod rds_iam;
+#[path = "../../examples/rds/secret.rs"]
+mod rds_secret;
 mod records;
+#[path = "../../examples/relay_postgres.rs"]
+#[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
+mod relay_postgres;
 mod results;
 mod secret;
 mod stock;

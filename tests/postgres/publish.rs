@@ -7,11 +7,7 @@ use sqlx::{Executor, raw_sql};
 use sqs_once::{Attempt, Event, Failure, Outcome};
 use sqs_once_postgres::{InTransaction, Transaction};
 use support::world::{World, ample, increment, key, operation, publishes};
-use support::{
-    PATIENCE,
-    postgres::{SERVER, one},
-    postgres_wire::Cut,
-};
+use support::{PATIENCE, postgres_wire::Cut};
 use tokio::{join, select, time::timeout};
 
 #[track_caller]
@@ -250,61 +246,6 @@ async fn answers_with_same_groups_do_not_deadlock() {
     for group in groups {
         assert_eq!(of(group), of("a"), "{group}");
     }
-}
-
-/// The table of version 1, before there were events.
-const VERSION_1: &str = "
-    CREATE TABLE sqs_once_records (
-        id text COLLATE \"C\" PRIMARY KEY,
-        status text NOT NULL CHECK (status IN ('IN_PROGRESS', 'COMPLETED', 'FAILED')),
-        owner text, lease_until bigint, expires_at bigint NOT NULL, fingerprint text,
-        message_id text, attempts bigint NOT NULL, first_claimed_at bigint, last_end text,
-        error text, failed_message_ids text[] NOT NULL, result text, result_omitted text,
-        result_in_s3 text, created_at bigint, updated_at bigint);
-    CREATE INDEX sqs_once_records_expires_at ON sqs_once_records (expires_at);
-    COMMENT ON TABLE sqs_once_records IS 'sqs-once 1'";
-
-#[tokio::test]
-async fn migration_waits_for_no_open_claim() {
-    let world = World::start().await;
-    world
-        .run_sql("COMMENT ON TABLE sqs_once_records IS 'sqs-once 1'")
-        .await;
-    let mut open = world.pool.begin().await.unwrap();
-    let claim = "LOCK TABLE sqs_once_records IN ROW EXCLUSIVE MODE";
-    sqlx::query(claim).execute(&mut *open).await.unwrap();
-    sqs_once_postgres::migrate(&world.pool).await.unwrap();
-}
-
-#[tokio::test]
-async fn migration_adds_the_outbox_to_version_1() {
-    let world = World::start().await;
-    let pool = one(SERVER.schema().await);
-    raw_sql(VERSION_1).execute(&pool).await.unwrap();
-    let record = "INSERT INTO sqs_once_records (id, status, expires_at, attempts, failed_message_ids) \
-        VALUES ('kept', 'FAILED', 4102444800, 1, '{}')";
-    pool.execute(record).await.unwrap();
-    let old = World {
-        options: world.options.clone(),
-        pool: pool.clone(),
-    };
-    old.run_sql("CREATE TABLE things (id text PRIMARY KEY, n bigint NOT NULL)")
-        .await;
-    let before = publish(&old, "o-1", &["g"]).await;
-    let Outcome::StoreUnavailable(why) = &before else {
-        panic!("{before:?}");
-    };
-    assert!(why.to_string().contains("migrate"), "{why}");
-    for _ in 0..2 {
-        sqs_once_postgres::migrate(&pool).await.unwrap();
-    }
-    assert_completed(&publish(&old, "o-1", &["g"]).await);
-    assert_eq!(old.events().await.len(), 1);
-    let records: i64 = sqlx::query_scalar("SELECT count(*) FROM sqs_once_records")
-        .fetch_one(&pool)
-        .await
-        .unwrap();
-    assert_eq!(records, 2);
 }
 
 #[tokio::test]

@@ -44,19 +44,7 @@ fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
 }
 
 #[tokio::test]
-async fn new_table_is_made_once_by_many() {
-    let options = SERVER.schema().await;
-    let migrations = (0..8).map(|_| {
-        let options = options.clone();
-        async move { sqs_once_postgres::migrate(&one(options)).await }
-    });
-    for migrated in join_all(migrations).await {
-        migrated.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn current_table_needs_no_privilege() {
+async fn consumer_needs_no_privilege_to_create() {
     let world = World::start().await;
     let options = world.options.clone();
     let schema = options.get_application_name().unwrap();
@@ -70,7 +58,6 @@ async fn current_table_needs_no_privilege() {
         .await
         .unwrap();
     let pool = one(options.username(&user));
-    sqs_once_postgres::migrate(&pool).await.unwrap();
     let once = Once::new(PostgresStore::new(pool));
     let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
@@ -114,35 +101,10 @@ async fn missing_table_is_explained() {
         panic!("{outcome:?}")
     };
     assert!(
-        error.to_string().contains("sqs_once_postgres::migrate"),
+        error.to_string().contains("migrations/1_sqs_once.sql"),
         "{error}"
     );
     assert!(!error.may_have_been_applied());
-}
-
-/// Claims by a user who does not own the table of an older version.
-#[tokio::test]
-async fn missing_column_is_explained_with_its_statement() {
-    let world = World::start().await;
-    world
-        .run_sql(
-            "ALTER TABLE sqs_once_records DROP COLUMN fingerprint_scheme, \
-             DROP COLUMN exclusive_attempts; COMMENT ON TABLE sqs_once_records IS 'sqs-once 2'",
-        )
-        .await;
-    let once = Once::new(PostgresStore::new(world.pool.clone()));
-    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
-    let Outcome::StoreUnavailable(error) = outcome else {
-        panic!("{outcome:?}")
-    };
-    let error = error.to_string();
-    let statement = error.split_once("as the owner of the table: ").unwrap().1;
-    sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))
-        .execute(&world.pool)
-        .await
-        .unwrap();
-    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
-    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
 }
 
 #[tokio::test]

@@ -7,14 +7,12 @@ use sqs_once::{
     Attempt, Consumer, Failure, Handler, Settings, Stored,
     store::{Results, S3Results},
 };
-use sqs_once_postgres::{DatabaseSettings, InTransaction, PostgresMode, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 use support::world::World;
-use support::world::url;
 use support::{
     PATIENCE,
     consumer::{namespace, process, within},
     event::{batch, record},
-    postgres::SERVER,
     s3::{BUCKET, S3, S3Put, impatient},
 };
 
@@ -70,17 +68,14 @@ async fn configured(
     s3: &S3,
     writer: &Writer,
 ) -> Consumer<PostgresMode, Writer> {
-    let url = url(&SERVER, world);
     let required = [
-        ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
         ("IDEMPOTENCY_NAMESPACE", "test"),
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
         ("CONSUMER_VISIBILITY", "off"),
     ];
     let variables = required.into_iter().chain(more.iter().copied());
-    let mut settings = Settings::from_vars(variables).sdk_config(impatient(s3.endpoint()));
-    let database = DatabaseSettings::read(&mut settings);
-    let consumer = settings.consumer(database, Ok(writer.clone()));
+    let settings = Settings::from_vars(variables).sdk_config(impatient(s3.endpoint()));
+    let consumer = settings.consumer(world.mode(), Ok(writer.clone()));
     consumer.await.unwrap()
 }
 

@@ -1,8 +1,17 @@
-//! Passwords in Secrets Manager: the first read, rotations, and secrets that give no password.
+//! Short-lived passwords, as the examples get them: a secret that is rotated, and tokens of IAM.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
 
 use aws_config::SdkConfig;
+use aws_credential_types::Credentials;
 use aws_sdk_secretsmanager::Client;
 use axum::{
     Router,
@@ -10,62 +19,51 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use futures_util::future::{join, join_all};
+use futures_util::future::{BoxFuture, join_all};
 use serde_json::{Value, json};
 use sqlx::{
     AssertSqlSafe, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
+    postgres::{PgConnectOptions, PgSslMode},
     raw_sql,
 };
-use sqs_once::{Attempt, Failure, Once, Outcome, Settings};
+use sqs_once::{Attempt, Failure, Once, Outcome};
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
-use support::world::url;
 use support::world::{World, ample, increment, increments, operation};
-use support::{
-    PATIENCE,
-    consumer::{process, within},
-    log,
-    postgres::SERVER,
-    s3::impatient,
-};
+use support::{log, postgres::one, s3::impatient};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     join,
     net::TcpListener,
     sync::Notify,
-    time::timeout,
 };
 
-use super::{example::TABLES, place_order_postgres::consumer};
+use super::{
+    rds_iam::{token, with_token},
+    rds_secret::with_secret,
+};
+
+type BoxError = Box<dyn Error + Send + Sync>;
 
 const ARN: &str = "arn:aws:secretsmanager:eu-west-3:123456789012:secret:orders-AbCdEf";
 
 #[derive(Clone, Debug)]
 enum Answer {
     Secret(String),
-    /// The secret as it was at the start of the read, whose answer waits.
-    Held(String),
     Binary,
     Error(&'static str),
-    Silence,
 }
 
 /// Secrets Manager with one secret.
 struct Vault {
     answer: Mutex<Answer>,
-    /// The header `Authorization` of each read.
-    reads: Mutex<Vec<String>>,
-    is_held: Notify,
-    released: Notify,
+    reads: AtomicUsize,
 }
 
 impl Vault {
     async fn start(answer: Answer) -> (Arc<Self>, SdkConfig) {
         let vault = Arc::new(Self {
             answer: Mutex::new(answer),
-            reads: Mutex::default(),
-            is_held: Notify::new(),
-            released: Notify::new(),
+            reads: AtomicUsize::new(0),
         });
         let app = Router::new().fallback(read).with_state(vault.clone());
         let endpoint = format!("http://{}", support::serve(app).await);
@@ -77,7 +75,7 @@ impl Vault {
     }
 
     fn reads(&self) -> usize {
-        self.reads.lock().unwrap().len()
+        self.reads.load(Relaxed)
     }
 }
 
@@ -85,23 +83,16 @@ async fn read(State(vault): State<Arc<Vault>>, headers: HeaderMap, body: String)
     assert_eq!(headers["x-amz-target"], "secretsmanager.GetSecretValue");
     let request: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(request, json!({"SecretId": ARN}));
-    let signature = headers["authorization"].to_str().unwrap().to_owned();
-    vault.reads.lock().unwrap().push(signature);
+    vault.reads.fetch_add(1, Relaxed);
     let answer = vault.answer.lock().unwrap().clone();
     let secret = |text| json!({"ARN": ARN, "SecretString": text}).to_string();
     match answer {
         Answer::Secret(text) => secret(text),
-        Answer::Held(text) => {
-            vault.is_held.notify_one();
-            vault.released.notified().await;
-            secret(text)
-        }
         Answer::Binary => json!({"ARN": ARN, "SecretBinary": "czNjcjN0"}).to_string(),
         Answer::Error(code) => {
             let error = json!({"__type": code, "Message": "refused"});
             return (StatusCode::BAD_REQUEST, error.to_string()).into_response();
         }
-        Answer::Silence => std::future::pending().await,
     }
     .into_response()
 }
@@ -160,14 +151,23 @@ impl Role {
         json!({"username": self.name, "password": password, "engine": "postgres"}).to_string()
     }
 
-    /// A new pool, of this user.
-    fn pool(&self, user: &str) -> PgPool {
-        let pool = PgPoolOptions::new().max_connections(10);
-        pool.connect_lazy_with(self.options.clone().username(user))
+    /// A new pool, of a user that the server rejects.
+    fn pool(&self) -> PgPool {
+        support::postgres::pool(self.options.clone().username("nobody"), 10)
+    }
+
+    /// The password in the vault, as the example reads it.
+    fn password(
+        &self,
+        config: &SdkConfig,
+    ) -> impl Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectOptions, BoxError>> + use<>
+    {
+        let client = Client::new(config);
+        move |options| Box::pin(with_secret(client.clone(), ARN.to_owned(), options))
     }
 
     fn mode(&self, config: &SdkConfig) -> PostgresMode {
-        PostgresMode::new(self.pool(&self.name)).secret(Client::new(config), ARN)
+        PostgresMode::new(self.pool()).password(self.password(config))
     }
 }
 
@@ -178,32 +178,6 @@ fn assert_completed(outcome: &Outcome) {
 
 async fn deliver(mode: &PostgresMode, id: &str) -> Outcome {
     mode.run(operation(id, ample()), increments(id)).await
-}
-
-#[tokio::test]
-async fn first_connection_reads_the_secret() {
-    let world = World::start().await;
-    let role = Role::new(&world, "s3cr3t").await;
-    for (user, secret) in [
-        ("nobody", role.secret("s3cr3t")),
-        (&role.name, Answer::Secret("s3cr3t".to_owned())),
-    ] {
-        let (vault, config) = Vault::start(secret).await;
-        let client = Client::new(&config);
-        let mode = PostgresMode::new(role.pool(user)).secret(client.clone(), ARN);
-        assert_eq!(vault.reads(), 0);
-        let messages = (0..3).map(|n| deliver(&mode, ["a", "b", "c"][n]));
-        join_all(messages).await;
-        assert_completed(&deliver(&mode, user).await);
-        assert_eq!(vault.reads(), 1);
-
-        let store = PostgresStore::new(role.pool(user)).secret(client, ARN);
-        let id = &format!("claim of {user}");
-        let once = Once::new(store);
-        let claimed = once.run(operation(id, ample()), async |_| Ok(1)).await;
-        assert_completed(&claimed);
-        assert_eq!(vault.reads(), 2);
-    }
 }
 
 #[tokio::test]
@@ -237,8 +211,8 @@ async fn rotation_fails_no_message() {
     assert_eq!(vault.reads(), 2);
 
     let logged = log::lines();
-    let again = |line: &&Value| line.to_string().contains("reading the secret again");
-    assert_eq!(logged.iter().filter(again).count(), 1, "{logged:?}");
+    let again = |line: &&Value| line.to_string().contains("asking for the next password");
+    assert_eq!(logged.iter().filter(again).count(), 2, "{logged:?}");
     let logged = format!("{logged:?} {mode:?}");
     assert!(!logged.contains("s3cr3t"), "{logged}");
 }
@@ -250,7 +224,7 @@ async fn completion_waits_for_the_next_password() {
     let world = World::start().await;
     let role = Role::new(&world, "s3cr3t-1").await;
     let (vault, config) = Vault::start(role.secret("s3cr3t-1")).await;
-    let store = PostgresStore::new(role.pool(&role.name)).secret(Client::new(&config), ARN);
+    let store = PostgresStore::new(role.pool()).password(role.password(&config));
     let once = Once::new(store);
     let charge = async |_: Attempt| -> Result<(), Failure> {
         role.change_password("s3cr3t-2").await;
@@ -269,143 +243,32 @@ async fn completion_waits_for_the_next_password() {
 }
 
 #[tokio::test]
-async fn early_read_fails_no_other_message() {
-    let world = World::start().await;
-    let role = Role::new(&world, "s3cr3t-1").await;
-    let (vault, config) = Vault::start(role.secret("s3cr3t-1")).await;
-    let mode = role.mode(&config);
-    assert_completed(&deliver(&mode, "o-0").await);
-    role.change_password("s3cr3t-2").await;
-    world.close_idle_connections().await;
-    vault.store(Answer::Held(role.json("s3cr3t-1")));
-    let second = async {
-        vault.is_held.notified().await;
-        let rotation = async {
-            vault.store(role.secret("s3cr3t-2"));
-            vault.released.notify_one();
-        };
-        join!(deliver(&mode, "o-2"), rotation).0
-    };
-    let both = join(deliver(&mode, "o-1"), second);
-    let (first, second) = timeout(PATIENCE, both).await.unwrap();
-    assert!(matches!(first, Outcome::StoreUnavailable(_)), "{first:?}");
-    assert_completed(&second);
-    assert_eq!(vault.reads(), 3);
-}
-
-#[tokio::test]
-async fn refused_password_is_read_again_rarely() {
-    log::start();
-    let world = World::start().await;
-    let role = Role::new(&world, "s3cr3t-2").await;
-    let (vault, config) = Vault::start(role.secret("s3cr3t-1")).await;
-    let mode = role.mode(&config);
-    let ids = ["o-1", "o-2", "o-3", "o-4", "o-5", "o-6", "o-7", "o-8"];
-    for outcome in join_all(ids.map(|id| deliver(&mode, id))).await {
-        let Outcome::StoreUnavailable(error) = outcome else {
-            panic!("{outcome:?}")
-        };
-        let error = format!("{error:?} {error}");
-        assert!(error.contains("28P01"), "{error}");
-        assert!(!error.contains("s3cr3t"), "{error}");
-    }
-    // The first one, and one after the refusals of all messages.
-    assert!((2..=3).contains(&vault.reads()), "{}", vault.reads());
-
-    // The rotation ends: the secret follows the database.
-    vault.store(role.secret("s3cr3t-2"));
-    assert_completed(&deliver(&mode, "o-1").await);
-    let logged = format!("{:?}", log::lines());
-    assert!(!logged.contains("s3cr3t"), "{logged}");
-}
-
-#[tokio::test]
 async fn secret_without_password_is_explained() {
     let world = World::start().await;
     let role = Role::new(&world, "s3cr3t").await;
     for (answer, cause) in [
         (
             Answer::Error("AccessDeniedException"),
-            "grant the role secretsmanager:GetSecretValue",
-        ),
-        (
-            Answer::Error("ResourceNotFoundException"),
-            "there is no such secret",
-        ),
-        (
-            Answer::Error("DecryptionFailure"),
-            "DecryptionFailure: refused",
+            "AccessDeniedException",
         ),
         (Answer::Binary, "binary"),
-        (Answer::Secret(String::new()), "empty"),
         (
             Answer::Secret(r#"{"user": "s3cr3t"}"#.to_owned()),
-            "without the text `password`",
+            "no `username` and `password`",
         ),
-        (Answer::Silence, "no answer in time"),
     ] {
-        let (vault, config) = Vault::start(answer.clone()).await;
+        let (vault, config) = Vault::start(answer).await;
         let mode = role.mode(&config);
         let Outcome::StoreUnavailable(error) = deliver(&mode, "o-1").await else {
-            panic!("{answer:?}")
+            panic!("{cause}")
         };
         assert!(!error.may_have_been_applied());
         let error = error.to_string();
         assert!(error.contains(cause), "{error}");
         assert!(!error.contains("s3cr3t"), "{error}");
-        if matches!(answer, Answer::Error("AccessDeniedException")) {
-            vault.store(role.secret("s3cr3t"));
-            assert_completed(&deliver(&mode, "o-0").await);
-        }
+        vault.store(role.secret("s3cr3t"));
+        assert_completed(&deliver(&mode, cause).await);
     }
-}
-
-fn settings(world: &World, config: SdkConfig) -> Settings {
-    let url = url(&SERVER, world);
-    Settings::from_vars([
-        ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
-        ("IDEMPOTENCY_POSTGRES_AUTH", ARN),
-        ("AWS_LAMBDA_RUNTIME_API", "unused"),
-        ("CONSUMER_VISIBILITY", "off"),
-    ])
-    .sdk_config(config)
-}
-
-#[tokio::test]
-async fn arn_in_settings_is_read_at_start() {
-    let world = World::start().await;
-    raw_sql(TABLES).execute(&world.pool).await.unwrap();
-    let role = Role::new(&world, "s3cr3t").await;
-    let (vault, config) = Vault::start(role.secret("s3cr3t")).await;
-    let consumer = Arc::new(consumer(settings(&world, config)).await.unwrap());
-    let signatures = vault.reads.lock().unwrap().clone();
-    assert_eq!(signatures.len(), 1);
-    let region_of_arn = "/eu-west-3/secretsmanager/";
-    assert!(signatures[0].contains(region_of_arn), "{signatures:?}");
-
-    let event = include_str!("../../events/place-order.json");
-    let event = serde_json::from_str(event).unwrap();
-    assert_eq!(process(&consumer, event, within(PATIENCE)).await, [""; 0]);
-    assert_eq!(vault.reads(), 1);
-    let sessions = sqlx::query_scalar("SELECT count(*) FROM pg_stat_activity WHERE usename = $1");
-    let sessions: i64 = sessions
-        .bind(&role.name)
-        .fetch_one(&world.pool)
-        .await
-        .unwrap();
-    assert!(sessions > 0);
-}
-
-#[tokio::test]
-async fn denied_secret_is_logged_at_start() {
-    log::start();
-    let world = World::start().await;
-    let denied = Answer::Error("AccessDeniedException");
-    let (_, config) = Vault::start(denied).await;
-    assert!(consumer(settings(&world, config)).await.is_ok());
-    let lines = log::lines_containing("could not prepare the tables");
-    let error = lines[0]["fields"]["error"].as_str().unwrap();
-    assert!(error.contains("secretsmanager:GetSecretValue"), "{error}");
 }
 
 /// A server that asks for a password and refuses it, and the passwords that it saw (*PostgreSQL
@@ -441,7 +304,7 @@ async fn refusing() -> (u16, Arc<Mutex<Vec<String>>>) {
 }
 
 #[tokio::test]
-async fn refused_token_is_signed_anew_once() {
+async fn refused_login_is_tried_once_with_a_token() {
     let (port, passwords) = refusing().await;
     let options = PgConnectOptions::new_without_pgpass()
         .host("127.0.0.1")
@@ -449,9 +312,8 @@ async fn refused_token_is_signed_anew_once() {
         .username("orders")
         .ssl_mode(PgSslMode::Disable);
     let config = impatient("http://127.0.0.1:1");
-    let region = config.region().unwrap().clone();
-    let credentials = config.credentials_provider().unwrap();
-    let mode = PostgresMode::new(sqs_once_postgres::pool(options, 1)).iam(region, credentials);
+    let mode = PostgresMode::new(one(options))
+        .password(move |options| with_token(config.clone(), options));
     let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
     let Outcome::StoreUnavailable(error) = outcome else {
         panic!("{outcome:?}")
@@ -459,10 +321,31 @@ async fn refused_token_is_signed_anew_once() {
     let error = error.to_string();
     assert!(error.contains("28000"), "{error}");
     let passwords = passwords.lock().unwrap();
-    assert_eq!(passwords.len(), 2, "one login, and one with a new token");
-    assert!(
-        passwords
-            .iter()
-            .all(|token| token.contains("X-Amz-Signature="))
-    );
+    let [none, token] = &passwords[..] else {
+        panic!("{passwords:?}");
+    };
+    assert_eq!(none, "");
+    assert!(token.contains("&X-Amz-Signature="), "{token}");
+}
+
+#[test]
+fn token_is_that_of_botocore() {
+    // The result of botocore's `generate_db_auth_token` for the same credentials and time.
+    let expected = "db.example:5432/?Action=connect&DBUser=orders%2B1\
+        &X-Amz-Algorithm=AWS4-HMAC-SHA256\
+        &X-Amz-Credential=AKIDEXAMPLE%2F20261122%2Feu-central-1%2Frds-db%2Faws4_request\
+        &X-Amz-Date=20261122T111842Z&X-Amz-SignedHeaders=host&X-Amz-Expires=900\
+        &X-Amz-Security-Token=token%2F%2Fwith%2Bsigns%3D%3D\
+        &X-Amz-Signature=4ec6c299c5e9790beaa8064e5b59cfdc26f66f2a16b56351c348b8ac63094c48";
+    let session = Some("token//with+signs==".to_owned());
+    let credentials = Credentials::new("AKIDEXAMPLE", "secret/key+1", session, None, "tests");
+    let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1_795_346_322_000);
+    let options = PgConnectOptions::new_without_pgpass()
+        .host("db.example")
+        .port(5432)
+        .username("orders+1");
+    let token = token(&options, "eu-central-1", credentials, now).unwrap();
+    let parts =
+        |token: &str| -> BTreeSet<String> { token.split(['?', '&']).map(str::to_owned).collect() };
+    assert_eq!(parts(&token), parts(expected));
 }

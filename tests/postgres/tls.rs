@@ -7,14 +7,13 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sqlx::postgres::PgSslMode;
 use sqs_once::{Deadline, Once, Outcome, protocol::Timestamp};
 use sqs_once_postgres::{PostgresMode, PostgresStore};
-use support::postgres::SERVER;
+use support::postgres::{SERVER, one};
 use support::world::{SECOND, World, increments, operation};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
     net::{TcpListener, TcpStream},
     select,
     sync::Notify,
-    time::sleep,
 };
 use tokio_rustls::{
     TlsAcceptor,
@@ -96,9 +95,7 @@ async fn certificate_and_host_are_verified() {
         if let Some(authority) = authority {
             options = options.ssl_root_cert_from_pem(authority.clone().into_bytes());
         }
-        let answer = sqlx::query("SELECT 1")
-            .execute(&sqs_once_postgres::pool(options, 1))
-            .await;
+        let answer = sqlx::query("SELECT 1").execute(&one(options)).await;
         assert_eq!(answer.is_ok(), is_accepted, "{host}: {answer:?}");
         if let Err(error) = answer {
             let error = error.to_string();
@@ -117,14 +114,12 @@ async fn silent_connections_cost_no_message() {
         let port = serve_until(tls, silence.clone()).await;
         let options = world.options.clone().host("localhost").port(port);
         let options = options.ssl_mode(PgSslMode::VerifyFull);
-        let pool = sqs_once_postgres::pool(
+        let pool = support::postgres::pool(
             options.ssl_root_cert_from_pem(authority.into_bytes()),
             connections,
         );
         for round in 0..2 {
             warm_up(&pool, connections as usize).await;
-            // Idle for longer than a connection is trusted.
-            sleep(SECOND * 11 / 10).await;
             silence.notify_waiters();
             let deadline = Deadline::after(Timestamp::now(), 7 * SECOND, SECOND);
             let (mode, once) = (

@@ -28,12 +28,7 @@ pub(crate) struct Table {
     sort_key: Option<String>,
     /// PostgreSQL database of the records, in place of --table: postgres://user@host/database. Set
     /// PGPASSWORD for the password.
-    #[arg(
-        long,
-        env = "IDEMPOTENCY_POSTGRES_URL",
-        hide_env_values = true,
-        value_name = "URL"
-    )]
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     postgres: Option<String>,
     /// Effect of a failed record on another message: retry or replay.
     #[arg(long, env = "IDEMPOTENCY_AFTER_FAILURE", value_name = "EFFECT")]
@@ -55,11 +50,11 @@ impl Table {
             (None, Some(url)) => postgres(url),
             (Some(_), Some(_)) => Err(Error::usage(
                 "two tables are named: pass --table or --postgres, and unset the variable of the other \
-                 (IDEMPOTENCY_TABLE_NAME, IDEMPOTENCY_POSTGRES_URL)",
+                 (IDEMPOTENCY_TABLE_NAME, DATABASE_URL)",
             )),
             (None, None) => Err(Error::usage(
                 "no table is named: pass --table NAME or --postgres URL, or set IDEMPOTENCY_TABLE_NAME or \
-                 IDEMPOTENCY_POSTGRES_URL as the consumer has it",
+                 DATABASE_URL as the consumer has it",
             )),
         }
     }
@@ -102,7 +97,7 @@ fn named(option: &Option<String>) -> Option<&str> {
 fn postgres(url: &str) -> Result<Records, Error> {
     // The parser's error may quote the URL, which may contain a password.
     let options = url.parse().map_err(|_| {
-        Error::usage("IDEMPOTENCY_POSTGRES_URL is not a URL such as postgres://user@host/database")
+        Error::usage("DATABASE_URL is not a URL such as postgres://user@host/database")
     })?;
     let pool = sqlx::postgres::PgPoolOptions::new()
         .max_connections(1)

@@ -1,7 +1,8 @@
 //! The relay of [sqs-once](https://docs.rs/sqs-once): a Lambda function that sends published events, from the
 //! stream of a DynamoDB table or, once a minute, from a PostgreSQL table.
 //!
-//! The binary `relay` of this package is that function. Use the library to add your own code to a relay.
+//! The binary `relay` of this package is that function for DynamoDB. For PostgreSQL, build it around your pool, as
+//! `examples/relay_postgres.rs` does.
 //!
 //! | module | task |
 //! | --- | --- |

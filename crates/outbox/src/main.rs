@@ -1,10 +1,8 @@
-//! The Lambda function that sends the events of an outbox: see `docs/outbox.md`.
+//! The Lambda function that sends the events of an outbox in DynamoDB: see `docs/outbox.md`.
 
 use std::process::ExitCode;
 
 use sqs_once::{Settings, telemetry};
-#[cfg(feature = "postgres")]
-use sqs_once_outbox::PostgresRelay;
 use sqs_once_outbox::Relay;
 
 fn main() -> ExitCode {
@@ -19,12 +17,7 @@ fn main() -> ExitCode {
 }
 
 fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
-    settings.runtime()?.block_on(async {
-        #[cfg(feature = "postgres")]
-        if settings.value("IDEMPOTENCY_POSTGRES_URL").is_some() {
-            let relay = PostgresRelay::from_settings(settings).await?;
-            return sqs_once_outbox::run(relay).await;
-        }
-        sqs_once_outbox::run(Relay::from_settings(settings).await?).await
-    })
+    settings
+        .runtime()?
+        .block_on(async { sqs_once_outbox::run(Relay::from_settings(settings).await?).await })
 }

@@ -2,16 +2,10 @@
 
 use aws_config::SdkConfig;
 use sqs_once::{Settings, SettingsError, telemetry::Metrics};
-#[cfg(feature = "postgres")]
-use sqs_once_core::settings::table::IDEMPOTENCY_POSTGRES_CONNECTIONS;
 use sqs_once_core::settings::table::{
-    IDEMPOTENCY_POSTGRES_URL, OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS,
+    OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS,
 };
-#[cfg(feature = "postgres")]
-use sqs_once_postgres::DatabaseSettings;
 
-#[cfg(feature = "postgres")]
-use crate::PostgresRelay;
 use crate::{Relay, Targets};
 
 const TARGETS: &str = OUTBOX_TARGETS.name;
@@ -71,12 +65,11 @@ impl RelaySettings {
 }
 
 impl Relay {
-    /// Creates the relay of an outbox in DynamoDB, from [`RelaySettings`].
+    /// Creates the relay of an outbox in DynamoDB, from [`RelaySettings`]. A `PostgresRelay` sends as it does.
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid. It is also an error if `IDEMPOTENCY_POSTGRES_URL` is set,
-    /// because that variable belongs to `PostgresRelay`, which needs the feature `postgres`.
+    /// Every variable that is missing or invalid.
     ///
     /// ```no_run
     /// use sqs_once::Settings;
@@ -87,45 +80,8 @@ impl Relay {
     /// # }
     /// ```
     pub async fn from_settings(mut settings: Settings) -> Result<Self, SettingsError> {
-        let problem = if cfg!(feature = "postgres") {
-            "is not for the relay of a stream: call `PostgresRelay::from_settings`"
-        } else {
-            "needs the feature `postgres` of the crate sqs-once-outbox"
-        };
-        let other = |(), _: &str| Err(problem.to_owned());
-        let other = settings.changed(IDEMPOTENCY_POSTGRES_URL.name, (), other);
         let relay = RelaySettings::read(&mut settings);
-        let relay = settings.check(other.and(relay))?;
+        let relay = settings.check(relay)?;
         relay.relay(&settings.config().await)
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl PostgresRelay {
-    /// Creates the relay of an outbox in PostgreSQL, from [`RelaySettings`] and [`DatabaseSettings`]. It
-    /// needs one connection, so that is the default of `IDEMPOTENCY_POSTGRES_CONNECTIONS` here. It also
-    /// creates the tables.
-    ///
-    /// # Errors
-    ///
-    /// Every variable that is missing or invalid.
-    ///
-    /// ```no_run
-    /// use sqs_once::Settings;
-    /// use sqs_once_outbox::PostgresRelay;
-    ///
-    /// # async fn main_() -> Result<(), lambda_runtime::Error> {
-    /// sqs_once_outbox::run(PostgresRelay::from_settings(Settings::from_env()).await?).await
-    /// # }
-    /// ```
-    pub async fn from_settings(mut settings: Settings) -> Result<Self, SettingsError> {
-        settings.set_default(IDEMPOTENCY_POSTGRES_CONNECTIONS.name, "1");
-        let database = DatabaseSettings::read(&mut settings);
-        let relay = RelaySettings::read(&mut settings);
-        let read = database.and_then(|database| Ok((database, relay?)));
-        let (database, relay) = settings.check(read)?;
-        let config = settings.config().await;
-        let relay = relay.relay(&config)?;
-        Ok(Self::new(relay, database.prepared_store(&config).await))
     }
 }

@@ -1,205 +1,151 @@
-//! [`Connections`]: a pool, and where the passwords of its new connections come from.
+//! [`Connections`]: the user's pool, and how its new connections log in.
 
-use std::{
-    cell::Cell,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{error::Error as StdError, fmt, io, sync::Arc};
 
-use aws_sdk_secretsmanager::Client;
-use aws_sdk_secretsmanager::config::{Region, SharedCredentialsProvider};
+use futures_util::future::BoxFuture;
 use sqlx::{
-    ConnectOptions as _, Error, PgPool, Postgres, pool::PoolConnection, postgres::PgConnectOptions,
+    AssertSqlSafe, ConnectOptions as _, Error, Executor as _, PgPool, Postgres,
+    pool::PoolConnection,
+    postgres::{PgConnectOptions, PgPoolOptions},
 };
-use tokio::time::Instant;
+use tokio::sync::{Mutex, OnceCell};
 
-use super::{
-    explain::is_login_refused,
-    iam::Tokens,
-    secret::{NoPassword, Secret},
-};
-use sqs_once_core::protocol::Timestamp;
+use super::explain::is_login_refused;
 
-/// A connection that was idle for this long is tested before use. A busy function needs no tests.
-const TEST_AFTER: Duration = Duration::from_secs(1);
+type BoxError = Box<dyn StdError + Send + Sync>;
 
-tokio::task_local! {
-    /// How long the connection was idle that the pool hands out. `None` if it is new.
-    static IDLE_FOR: Cell<Option<Duration>>;
-}
+/// Returns the options with the password of the next connections.
+type Password = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectOptions, BoxError>>
+    + Send
+    + Sync;
 
-/// Notes how long a connection was idle, for [`Connections::acquire`]. The hook of the pool calls this.
-pub(super) fn note_idle_time(idle_for: Duration) {
-    // The pool may also be used without this module.
-    let _unobserved = IDLE_FOR.try_with(|cell| cell.set(Some(idle_for)));
-}
+/// A setting that only PostgreSQL accepts at a login and knows in the session, and no pooler passes on.
+const DIRECT: &str = "sqs_once.direct";
 
-/// A session setting that we pass at login. If a session does not have it, a pooler opened that session.
-///
-/// sqlx gives its prepared statements the names `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A
-/// pooler in transaction mode moves a connection to another session for each transaction. There, the same
-/// name may belong to a different client's statement, which would then run with our parameters. So a
-/// connection that keeps statements must not share its session.
-pub(super) const DIRECT: &str = "sqs_once.direct";
-
-/// A pool, and where the passwords of its new connections come from.
-#[derive(Clone, Debug)]
+/// The user's pool, and how its new connections log in.
+#[derive(Clone)]
 pub(crate) struct Connections {
     pool: PgPool,
     is_pooled: bool,
-    passwords: Passwords,
-    seen: Arc<Mutex<Seen>>,
+    password: Option<Arc<Password>>,
+    /// The message that asks for the next password holds this lock.
+    asking: Arc<Mutex<()>>,
+    is_direct: Arc<OnceCell<()>>,
 }
 
-/// The recent history of connections, which decides whether idle ones can be trusted.
-#[derive(Debug)]
-struct Seen {
-    /// When a connection was last found dead. Connections that were idle then are closed without a test.
-    lost_at: Option<Instant>,
-    /// When a freeze of the process was noticed. Connections that were idle then are tested.
-    thawed_at: Option<Instant>,
-    /// Time of the last use, by both clocks. The monotonic clock may stand still in a freeze.
-    used_at: (Instant, Timestamp),
-}
-
-/// How far a connection can be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trust {
-    /// Opened for this request.
-    New,
-    /// The server responded on it within the last second.
-    Recent,
-    /// Idle for longer, so the network may have dropped it.
-    Untested,
-    /// Idle since before a different connection was found dead.
-    Lost,
-}
-
-/// Where the passwords of new connections come from.
-#[derive(Clone, Debug)]
-pub(crate) enum Passwords {
-    /// From the options of the pool.
-    Fixed,
-    Iam(Arc<Tokens>),
-    Secret(Arc<Secret>),
-}
-
-impl Passwords {
-    pub(crate) fn iam(region: Region, credentials: SharedCredentialsProvider) -> Self {
-        Self::Iam(Arc::new(Tokens::new(region, credentials)))
-    }
-
-    pub(crate) fn secret(client: Client, arn: String) -> Self {
-        Self::Secret(Arc::new(Secret::new(client, arn)))
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The options may have a password.
+        f.debug_struct("Connections").finish_non_exhaustive()
     }
 }
 
 impl Connections {
-    /// Creates connections with the password in the pool's options.
     pub(crate) fn new(pool: PgPool) -> Self {
-        let seen = Seen {
-            lost_at: None,
-            thawed_at: None,
-            used_at: (Instant::now(), Timestamp::now()),
-        };
         let options = pool.connect_options();
         let is_pooled = !keeps_statements(&options);
         if is_pooled {
             // PgBouncer rejects this startup parameter of sqlx. PostgreSQL 12 and later do not need it.
             pool.set_connect_options(PgConnectOptions::clone(&options).extra_float_digits(None));
         }
-        let connections = Self {
+        Self {
             pool,
             is_pooled,
-            passwords: Passwords::Fixed,
-            seen: Arc::new(Mutex::new(seen)),
+            password: None,
+            asking: Arc::default(),
+            is_direct: Arc::default(),
+        }
+    }
+
+    /// Sets what to ask for the password when the server rejects a login.
+    pub(crate) fn password<F, E>(
+        self,
+        password: impl Fn(PgConnectOptions) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<PgConnectOptions, E>> + Send + 'static,
+        E: Into<BoxError>,
+    {
+        let password = move |options| -> BoxFuture<'static, _> {
+            let next = password(options);
+            Box::pin(async move { next.await.map_err(Into::into) })
         };
-        connections.mark_sessions();
-        connections
+        Self {
+            password: Some(Arc::new(password)),
+            ..self
+        }
     }
 
-    pub(crate) fn passwords(self, passwords: Passwords) -> Self {
-        Self { passwords, ..self }
-    }
-
-    /// Returns whether the server's session may change between two transactions, as behind PgBouncer. The URL
-    /// then has `statement-cache-capacity=0`.
+    /// Returns whether the server's session may change between two transactions, as behind PgBouncer. The
+    /// options of the pool then have `statement-cache-capacity=0`.
     pub(super) const fn is_pooled(&self) -> bool {
         self.is_pooled
     }
 
-    /// Returns the error of an operation that waited too long for a connection.
-    pub(crate) fn out_of_time(&self) -> Error {
-        match &self.passwords {
-            Passwords::Secret(secret) if secret.is_being_read() => {
-                Error::Configuration(NoPassword::out_of_time().into())
-            }
-            _ => Error::PoolTimedOut,
+    /// Closes the connections that are idle now. After a failover or a freeze, they are as dead as the one
+    /// that was found dead.
+    pub(super) fn close_idle(&self) {
+        while let Some(idle) = self.pool.try_acquire() {
+            drop(idle.detach());
         }
     }
 
-    /// Notes that a connection was found dead. After a failover or a freeze, the others that are idle now are
-    /// dead too.
-    pub(super) fn note_lost(&self) {
-        self.seen(|seen| seen.lost_at = Some(Instant::now()));
+    /// Takes a connection from the pool.
+    pub(super) async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
+        if !self.is_pooled {
+            let proven = || self.log_in(|| prove_direct(self.pool.connect_options()));
+            self.is_direct.get_or_try_init(proven).await?;
+        }
+        self.log_in(|| self.pool.acquire()).await
     }
 
-    fn seen<T>(&self, look: impl FnOnce(&mut Seen) -> T) -> T {
-        let seen = self.seen.lock();
-        look(&mut seen.unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Takes a connection from the pool, untested.
-    pub(super) async fn acquire(&self) -> Result<(PoolConnection<Postgres>, Trust), Error> {
-        let acquired = IDLE_FOR.scope(Cell::new(None), async {
-            let connection = self.acquire_from_pool().await?;
-            Ok::<_, Error>((connection, IDLE_FOR.with(Cell::get)))
-        });
-        let (connection, idle_for) = acquired.await?;
-        let trust = self.seen(|seen| seen.trust(idle_for, Instant::now(), Timestamp::now()));
-        Ok((connection, trust))
-    }
-
-    /// Makes the next logins pass [`DIRECT`] to their sessions, even if the pool's options were replaced.
-    fn mark_sessions(&self) {
-        let options = self.pool.connect_options();
-        let is_marked = |options: &str| options.contains(DIRECT);
-        if !self.is_pooled && !options.get_options().is_some_and(is_marked) {
-            let marked = PgConnectOptions::clone(&options).options([(DIRECT, "on")]);
-            self.pool.set_connect_options(marked);
+    /// Connects. If the server rejects the login, asks for the next password and tries once more.
+    async fn log_in<T, F>(&self, connect: impl Fn() -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let used = self.pool.connect_options();
+        match (connect().await, &self.password) {
+            (Err(refused), Some(password)) if is_login_refused(&refused) => {
+                self.replace_password(&used, &**password).await?;
+                connect().await
+            }
+            (answer, _) => answer,
         }
     }
 
-    /// Takes a connection from the pool. If the server rejects the login of a new connection, tries once
-    /// more, with a new token or with the password that the secret has by then.
-    async fn acquire_from_pool(&self) -> Result<PoolConnection<Postgres>, Error> {
-        self.mark_sessions();
-        match &self.passwords {
-            Passwords::Fixed => self.pool.acquire().await,
-            Passwords::Iam(tokens) => {
-                let used = tokens.renew(&self.pool).await?;
-                match self.pool.acquire().await {
-                    Err(refused) if is_login_refused(&refused) => {
-                        tokens.newer_than(used, &self.pool).await?;
-                        self.pool.acquire().await
-                    }
-                    answer => answer,
-                }
-            }
-            Passwords::Secret(secret) => {
-                let used = secret.number(&self.pool).await?;
-                match self.pool.acquire().await {
-                    Err(refused) if is_login_refused(&refused) => {
-                        match secret.newer_than(used, &self.pool).await? {
-                            Some(_) => self.pool.acquire().await,
-                            None => Err(refused),
-                        }
-                    }
-                    answer => answer,
-                }
-            }
+    /// Gives the pool the next password, unless another message has done so since `used`.
+    async fn replace_password(
+        &self,
+        used: &Arc<PgConnectOptions>,
+        password: &Password,
+    ) -> Result<(), Error> {
+        let _asking = self.asking.lock().await;
+        let current = self.pool.connect_options();
+        if Arc::ptr_eq(used, &current) {
+            tracing::info!("PostgreSQL rejected the login; asking for the next password");
+            let next = password(PgConnectOptions::clone(&current)).await;
+            // Not sent, so a request can be made again.
+            let failed = |error| Error::Io(io::Error::other(format!("no password: {error}")));
+            self.pool.set_connect_options(next.map_err(failed)?);
         }
+        Ok(())
     }
+}
+
+/// Fails if the server of these options is a pooler, on a connection of its own.
+///
+/// sqlx gives its prepared statements the names `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A
+/// pooler in transaction mode moves a connection to another session for each transaction. There, the same
+/// name may belong to a different client's statement, which would then run with our parameters. So a
+/// connection that keeps statements must not share its session.
+async fn prove_direct(options: Arc<PgConnectOptions>) -> Result<(), Error> {
+    let marked = PgConnectOptions::clone(&options).options([(DIRECT, "on")]);
+    let pool = PgPoolOptions::new().max_connections(1);
+    let pool = pool.connect_lazy_with(marked.disable_statement_logging());
+    let shown = pool.execute(AssertSqlSafe(format!("SHOW {DIRECT}"))).await;
+    pool.close().await;
+    shown.map(|_| ())
 }
 
 /// Returns whether sqlx keeps prepared statements on these connections.
@@ -214,26 +160,9 @@ fn keeps_statements(options: &PgConnectOptions) -> bool {
     !parameters.any(|(name, value)| name == "statement-cache-capacity" && value == "0")
 }
 
-impl Seen {
-    fn trust(&mut self, idle_for: Option<Duration>, now: Instant, wall: Timestamp) -> Trust {
-        let (used_at, wall_used_at) = self.used_at;
-        if wall_used_at.until(wall) > now.saturating_duration_since(used_at) + TEST_AFTER {
-            self.thawed_at = Some(now);
-        }
-        self.used_at = (now, wall);
-        let Some(idle_for) = idle_for else {
-            return Trust::New;
-        };
-        let idle_at =
-            |at: Option<Instant>| at.is_some_and(|at| idle_for > now.saturating_duration_since(at));
-        if idle_at(self.lost_at) {
-            Trust::Lost
-        } else if idle_for >= TEST_AFTER || idle_at(self.thawed_at) {
-            Trust::Untested
-        } else {
-            Trust::Recent
-        }
-    }
+/// Returns whether the server says that the session lacks the setting.
+pub(super) fn is_setting_missing(message: &str) -> bool {
+    message.contains(DIRECT)
 }
 
 #[cfg(test)]
@@ -254,43 +183,5 @@ mod tests {
             .database("f g?h");
         assert!(keeps_statements(&strange));
         assert!(!keeps_statements(&strange.statement_cache_capacity(0)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn frozen_process_tests_its_connections() {
-        let options = "postgres://orders@db.example/orders".parse().unwrap();
-        let connections = Connections::new(crate::pool(options, 1));
-        let (start, wall) = (Instant::now(), Timestamp::now());
-        let second = Duration::from_secs(1);
-        connections.seen(|seen| {
-            seen.used_at = (start, wall);
-            // Half a second passes, by both clocks.
-            let now = start + second / 2;
-            assert_eq!(seen.trust(None, now, wall + second / 2), Trust::New);
-            assert_eq!(
-                seen.trust(Some(second / 4), now, wall + second / 2),
-                Trust::Recent
-            );
-            // The wall clock moves on by an hour, and the monotonic clock stands still.
-            let thawed = wall + 3600 * second;
-            for _connection in 0..2 {
-                assert_eq!(seen.trust(Some(second / 4), now, thawed), Trust::Untested);
-            }
-            // The server has responded since.
-            let later = now + second;
-            assert_eq!(
-                seen.trust(Some(second / 4), later, thawed + second),
-                Trust::Recent
-            );
-            assert_eq!(
-                seen.trust(Some(second), later, thawed + second),
-                Trust::Untested
-            );
-            seen.lost_at = Some(later);
-            assert_eq!(
-                seen.trust(Some(second / 4), later, thawed + second),
-                Trust::Lost
-            );
-        });
     }
 }

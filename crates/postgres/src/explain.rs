@@ -7,12 +7,8 @@ use sqlx::{
     postgres::{PgDatabaseError, PgSeverity},
 };
 
-use super::{connections::DIRECT, migrate::TablesElsewhere, secret::NoPassword};
+use super::connections::is_setting_missing;
 use sqs_once_core::protocol::RequestErrorKind;
-
-/// Adds the columns that tables of older versions lack.
-const ADD_COLUMNS: &str = "ALTER TABLE sqs_once_records ADD COLUMN IF NOT EXISTS fingerprint_scheme \
-    text, ADD COLUMN IF NOT EXISTS exclusive_attempts bigint";
 
 /// One row of [`STATES`]: what an error of the server means.
 #[derive(Clone, Copy, Debug)]
@@ -73,8 +69,7 @@ const STATES: &[State] = {
         // session.
         state("26000", Useless, Unanswered, true, true),
         state("42P05", Useless, Unanswered, true, true),
-        // Login rejected. A rotation may change the password in the database before the one in the secret, or
-        // after it.
+        // Login rejected. A rotation may change the password in the database before the one in the secret.
         state("28000", Lost, Unanswered, true, true),
         state("28P01", Lost, Unanswered, true, true),
         state("28", Kept, Denied, true, true),
@@ -136,18 +131,16 @@ fn state_of(error: &PgDatabaseError) -> State {
     if code == "0A000" && error.routine() == Some(STALE_PLAN) {
         (state.connection, state.is_plain) = (ConnectionState::Useless, true);
     }
-    if is_session_of_pooler(error) {
-        state.connection = ConnectionState::Useless;
-    }
     if matches!(error.severity(), PgSeverity::Fatal | PgSeverity::Panic) {
         state.connection = ConnectionState::Lost;
     }
     state
 }
 
-/// Returns whether the session lacks the setting that this library passes at login.
+/// Returns whether the session lacks the setting that this library passes at the login that looks for a
+/// pooler.
 fn is_session_of_pooler(error: &PgDatabaseError) -> bool {
-    error.code() == "42704" && error.message().contains(DIRECT)
+    error.code() == "42704" && is_setting_missing(error.message())
 }
 
 /// Returns whether a pooler (PgBouncer or RDS Proxy) rejected the login because of a parameter that
@@ -217,11 +210,6 @@ pub(crate) fn is_login_refused(error: &Error) -> bool {
     matches!(code(error), Some("28P01" | "28000"))
 }
 
-/// Returns whether a table does not exist.
-pub(crate) fn is_table_missing(error: &Error) -> bool {
-    code(error) == Some("42P01")
-}
-
 /// Returns whether the transaction was rolled back because one of its statements had failed.
 pub(crate) fn is_aborted(error: &Error) -> bool {
     code(error) == Some("25P02")
@@ -234,13 +222,8 @@ pub(crate) fn is_not_committed(error: &Error) -> bool {
 
 /// Classifies a failed request outside a transaction.
 pub(crate) fn kind(error: &Error) -> RequestErrorKind {
-    if let Error::Configuration(error) = error {
-        let no_password = error.downcast_ref::<NoPassword>();
-        return match no_password {
-            // As for IAM tokens: a settlement is repeated until there is a password.
-            Some(why) if !why.is_permanent => RequestErrorKind::Unanswered,
-            _ => RequestErrorKind::Denied,
-        };
+    if matches!(error, Error::Configuration(_)) {
+        return RequestErrorKind::Denied;
     }
     database_error(error).map_or(RequestErrorKind::Unanswered, |error| state_of(error).kind)
 }
@@ -260,26 +243,16 @@ pub fn explain(error: &Error) -> String {
             Error::Tls(error) => format!(
                 "TLS failed ({error}); for RDS, name its certificate authority with sslrootcert"
             ),
-            Error::Configuration(error)
-                if error.is::<NoPassword>() || error.is::<TablesElsewhere>() =>
-            {
-                error.to_string()
-            }
             Error::Configuration(error) => format!("the connection options are invalid ({error})"),
             _ => "the answer could not be read".into(),
         };
     };
     let (code, message) = (database.code(), database.message());
     let advice = match code {
-        "42P01" => format!("{message}; create the table with `sqs_once_postgres::migrate`"),
-        "42703" => format!(
-            "{message}; if this version of sqs-once is newer than its table, run \
-             `sqs_once_postgres::migrate`, or as the owner of the table: {ADD_COLUMNS}"
+        "42P01" if message.contains("sqs_once_") => format!(
+            "{message}; run the migration crates/postgres/migrations/1_sqs_once.sql \
+             (`sqs_once_postgres::migrate`), or correct the search path"
         ),
-        // The user is not the table's owner.
-        "42501" if message.contains("sqs_once_records") => {
-            format!("{message}; as the owner of the table, run: {ADD_COLUMNS}")
-        }
         "25P02" => "an earlier statement of the transaction failed".into(),
         "25P03" | "25P04" => "the transaction was open for too long, and was rolled back".into(),
         "25006" => format!("{message}: the server is a replica, perhaps since a failover"),

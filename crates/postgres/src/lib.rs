@@ -27,17 +27,16 @@
 //! }
 //!
 //! # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
-//! let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
-//! sqs_once_postgres::migrate(&pool).await?;
+//! let pool = sqlx::PgPool::connect_lazy("postgres://orders@db.example/orders?sslmode=verify-full")?;
 //! let consumer = Consumer::new(PostgresMode::new(pool), Namespace::new("orders")?, handler_fn(place));
 //! # Ok(()) }
 //! ```
 //!
 //! # TLS
 //!
-//! A connection to a different host uses TLS and checks the certificate and the host name (`verify-full`),
-//! unless the URL sets `sslmode`. RDS signs with Amazon's private certificate authority, so set `sslrootcert`
-//! to its bundle. RDS Proxy has a public certificate.
+//! Set `sslmode=verify-full` in the URL of the pool: sqlx's default, `prefer`, accepts any certificate, and also
+//! a connection without TLS. RDS signs with Amazon's private certificate authority, so set `sslrootcert` to its
+//! bundle. RDS Proxy has a public certificate.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock. The library reads it only in `sqs_once_core::system`.
@@ -45,22 +44,16 @@
 
 mod connections;
 mod explain;
-mod iam;
 mod migrate;
 mod mode;
 mod outbox;
-mod pool;
 pub mod relay;
 mod run;
-mod secret;
-mod settings;
 mod store;
 mod transaction;
 mod transaction_connection;
 
 pub use migrate::migrate;
 pub use mode::PostgresMode;
-pub use pool::pool;
-pub use settings::DatabaseSettings;
 pub use store::PostgresStore;
 pub use transaction::{InTransaction, Transaction};

@@ -1,21 +1,15 @@
 //! [`PostgresMode`]: the mode whose records and business writes commit in one PostgreSQL transaction.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{error::Error, sync::Arc, time::Duration};
 
-use aws_sdk_secretsmanager::{
-    Client,
-    config::{Region, SharedCredentialsProvider},
-};
 use serde::Serialize;
-use sqlx::PgPool;
+use sqlx::{PgPool, postgres::PgConnectOptions};
 use sqs_once_core::{
     event::{Published, first_fault},
     handler::{Attempt, Failure, History, to_output},
     once::{Mode, Once, Operation, Outcome, records::Records, work::guard},
     protocol::{AfterFailure, Timestamp},
+    settings::{ModeOptions, ModeSettings},
     store::Results,
 };
 use tokio::sync::Mutex;
@@ -48,7 +42,7 @@ use crate::{
 /// }
 ///
 /// # fn main_() -> Result<(), Box<dyn std::error::Error>> {
-/// let pool = sqs_once_postgres::pool("postgres://app@db.example/app".parse()?, 10);
+/// let pool = sqlx::PgPool::connect_lazy("postgres://app@db.example/app?sslmode=verify-full")?;
 /// let mode = PostgresMode::new(pool).retention(Duration::from_secs(7 * 24 * 3600));
 /// let consumer = Consumer::new(mode, Namespace::new("users")?, handler_fn(register));
 /// # Ok(()) }
@@ -77,23 +71,17 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct PostgresMode {
     records: Records<PostgresStore>,
-    /// True until a claim has found its table.
-    creates_tables: Arc<AtomicBool>,
 }
 
 impl PostgresMode {
-    /// Creates the mode on this database, with a retention of 20 days.
+    /// Creates the mode on this database, with a retention of 20 days. Each running handler needs a connection
+    /// of the pool.
     ///
-    /// [`migrate`](crate::migrate) creates the table of the records.
+    /// [`migrate`](crate::migrate) creates the table of the records, before the first message.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::on(PostgresStore::new(pool))
-    }
-
-    pub(crate) fn on(store: PostgresStore) -> Self {
         Self {
-            records: Once::new(store).records,
-            creates_tables: Arc::default(),
+            records: Once::new(PostgresStore::new(pool)).records,
         }
     }
 
@@ -111,17 +99,17 @@ impl PostgresMode {
         self
     }
 
-    /// Authenticates by IAM: see [`PostgresStore::iam`].
+    /// Sets what to ask for short-lived passwords: see [`PostgresStore::password`].
     #[must_use]
-    pub fn iam(mut self, region: Region, credentials: SharedCredentialsProvider) -> Self {
-        self.records.store = self.records.store.iam(region, credentials);
-        self
-    }
-
-    /// Authenticates with a password in AWS Secrets Manager: see [`PostgresStore::secret`].
-    #[must_use]
-    pub fn secret(mut self, client: Client, arn: impl Into<String>) -> Self {
-        self.records.store = self.records.store.secret(client, arn);
+    pub fn password<F, E>(
+        mut self,
+        password: impl Fn(PgConnectOptions) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<PgConnectOptions, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.records.store = self.records.store.password(password);
         self
     }
 
@@ -131,13 +119,6 @@ impl PostgresMode {
     #[must_use]
     pub fn results(mut self, results: Results) -> Self {
         self.records.results = results;
-        self
-    }
-
-    /// Creates the tables of records and events if the first claim finds none. If a table is missing later,
-    /// that is an error: an empty one in its place would know of no earlier message.
-    pub(crate) fn creates_tables(mut self, creates_tables: bool) -> Self {
-        self.creates_tables = Arc::new(creates_tables.into());
         self
     }
 
@@ -171,7 +152,6 @@ impl PostgresMode {
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let run = Run {
             records: &self.records,
-            creates_tables: &self.creates_tables,
             request: (self.records).request(&key, fingerprint, message_id, now),
             deadline,
             meter,
@@ -217,6 +197,21 @@ impl PostgresMode {
 }
 
 impl sqs_once_core::once::mode::sealed::Sealed for PostgresMode {}
+
+impl ModeSettings for PostgresMode {
+    async fn with_settings(self, options: ModeOptions) -> Self {
+        if options.warm_up {
+            self.records.store.warm_up().await;
+        }
+        let mode = self
+            .after_failure(options.after_failure)
+            .results(options.results);
+        match options.retention {
+            Some(retention) => mode.retention(retention),
+            None => mode,
+        }
+    }
+}
 
 sqs_once_core::explain_wrong_output!([] PostgresMode);
 

@@ -7,8 +7,7 @@ use sqs_once_postgres::PostgresMode;
 
 use super::{
     pgbouncer::PgBouncer,
-    postgres::{SERVER, Server},
-    postgres_wire::Wire,
+    postgres::{SERVER, Server, pool},
     world::World,
 };
 
@@ -48,19 +47,11 @@ impl Pooled {
     }
 
     pub fn pool(&self, connections: u32) -> PgPool {
-        sqs_once_postgres::pool(self.options.clone(), connections)
+        pool(self.options.clone(), connections)
     }
 
     pub fn mode(&self, connections: u32) -> PostgresMode {
         PostgresMode::new(self.pool(connections))
-    }
-
-    /// A worker with one connection, through a wire that counts logins.
-    pub async fn worker_behind_wire(&self) -> (PostgresMode, PgPool, Wire) {
-        let wire = Wire::to(([127, 0, 0, 1], self.pooler.port).into()).await;
-        let options = self.options.clone().port(wire.address.port());
-        let pool = sqs_once_postgres::pool(options, 1);
-        (PostgresMode::new(pool.clone()), pool, wire)
     }
 
     /// A client that does nothing for the pooler.

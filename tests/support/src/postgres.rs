@@ -3,15 +3,12 @@
 use std::{
     env,
     io::{BufRead, BufReader, Write},
-    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
         LazyLock, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    thread::sleep,
-    time::Duration,
 };
 
 use sqlx::{
@@ -109,19 +106,6 @@ impl Server {
         self.restart(b"kill\ndemote\nstart\n");
     }
 
-    /// Ends all processes of the server at once. It does not start again.
-    pub fn kill(&self) {
-        self.launcher
-            .lock()
-            .unwrap()
-            .commands
-            .write_all(b"kill\n")
-            .unwrap();
-        while TcpStream::connect(("127.0.0.1", self.port)).is_ok() {
-            sleep(Duration::from_millis(5));
-        }
-    }
-
     fn restart(&self, commands: &[u8]) {
         let mut launcher = self.launcher.lock().unwrap();
         launcher.commands.write_all(commands).unwrap();
@@ -140,8 +124,15 @@ impl Launcher {
 
 /// A pool of one connection that is made at its first use.
 pub fn one(options: PgConnectOptions) -> PgPool {
-    let pool = PgPoolOptions::new().max_connections(1);
-    pool.connect_lazy_with(options)
+    pool(options, 1)
+}
+
+/// A pool as the documentation says.
+pub fn pool(options: PgConnectOptions, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .test_before_acquire(false)
+        .connect_lazy_with(options)
 }
 
 pub fn root() -> &'static Path {

@@ -10,7 +10,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use tokio::{
@@ -20,7 +19,6 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::{Notify, mpsc},
-    time::sleep,
 };
 
 /// Fate of one request.
@@ -32,8 +30,6 @@ pub enum Cut {
     After,
     /// The server executes the request. The answer never arrives, and the connection stays open.
     Silence,
-    /// The request waits for this time, as behind a busy pooler.
-    Late(Duration),
 }
 
 #[derive(Debug, Default)]
@@ -113,13 +109,7 @@ impl Wire {
             }
         });
         while let Some((name, request)) = requests.recv().await {
-            let mut fate = self.fate(name);
-            if let Some(Cut::Late(time)) = fate {
-                tokio::select! {
-                    () = sleep(time) => fate = None,
-                    _ = &mut reader => break,
-                }
-            }
+            let fate = self.fate(name);
             if fate == Some(Cut::Before) {
                 self.met.notify_one();
                 break;

@@ -37,8 +37,6 @@ pub enum SqsBehaviour {
     Willing,
     /// Denies every call.
     Denying,
-    /// Has no such queue.
-    Missing,
     /// Fails the first entry of each batch.
     FailingFirst,
     /// Throttles the first entry of each batch, with this code.
@@ -214,13 +212,9 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
     let mut successful = entries.clone();
     let mut failed = Vec::new();
     match behaviour {
-        SqsBehaviour::Denying | SqsBehaviour::Missing => {
-            let code = if matches!(behaviour, SqsBehaviour::Denying) {
-                "AccessDeniedException"
-            } else {
-                "QueueDoesNotExist"
-            };
-            let error = json!({"__type": format!("com.amazonaws.sqs#{code}"), "message": "no"});
+        SqsBehaviour::Denying => {
+            let error =
+                json!({"__type": "com.amazonaws.sqs#AccessDeniedException", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
         }
         SqsBehaviour::Invalid(text) if body.to_string().contains(text) => {

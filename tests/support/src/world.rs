@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    postgres::{SERVER, Server},
+    postgres::{SERVER, Server, one},
     postgres_wire::Wire,
 };
 use futures_util::future::BoxFuture;
@@ -64,7 +64,7 @@ impl World {
     pub async fn worker_behind_wire(&self) -> (PostgresMode, PgPool, Wire) {
         let server = ([127, 0, 0, 1], self.options.get_port()).into();
         let wire = Wire::to(server).await;
-        let pool = sqs_once_postgres::pool(self.options.clone().port(wire.address.port()), 1);
+        let pool = one(self.options.clone().port(wire.address.port()));
         (PostgresMode::new(pool.clone()), pool, wire)
     }
 
@@ -218,7 +218,12 @@ pub fn short() -> Deadline {
 
 /// The URL of the world's schema.
 pub fn url(server: &Server, world: &World) -> String {
-    let schema = world.options.get_application_name().unwrap();
+    url_of(server, &world.options)
+}
+
+/// The URL of the schema in these options.
+pub fn url_of(server: &Server, options: &PgConnectOptions) -> String {
+    let schema = options.get_application_name().unwrap();
     let port = server.options().get_port();
     format!(
         "postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable&options=-c%20search_path%3D{schema}"

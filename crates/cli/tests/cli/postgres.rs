@@ -528,8 +528,8 @@ async fn invalid_options_of_postgres_end_with_2() {
         assert!(!ended.stderr.contains("secret-1"), "{ended:?}");
     }
     let mut help = tool(NOWHERE, &["record", "show", "--help"]);
-    let help = help.env("IDEMPOTENCY_POSTGRES_URL", valid).output().await;
+    let help = help.env("DATABASE_URL", valid).output().await;
     let help = Ended::of(help.unwrap()).stdout;
-    assert!(help.contains("IDEMPOTENCY_POSTGRES_URL"), "{help}");
+    assert!(help.contains("DATABASE_URL"), "{help}");
     assert!(!help.contains("secret-1"), "{help}");
 }

@@ -18,7 +18,7 @@ use table::Setting;
 
 /// Environment variables, and the errors found in them so far.
 ///
-/// `sqs_once::Settings` and `sqs_once_postgres::DatabaseSettings` read their variables from here, and your
+/// `sqs_once::Settings` reads its variables from here, and your
 /// own settings can do so too. An empty variable is treated as if it were not set.
 ///
 /// ```

@@ -1,29 +1,14 @@
-//! [`ModeSettings`]: the settings that another crate reads for its mode, and builds the mode from.
+//! [`ModeSettings`]: the settings of a consumer that the mode of another crate needs.
 
 use std::time::Duration;
 
-use super::SettingsError;
 use crate::{protocol::AfterFailure, store::Results};
 
-/// The settings of a mode without leases that another crate brings, such as
-/// `sqs_once_postgres::DatabaseSettings`.
-///
-/// That crate reads them from [`Variables`](super::Variables). `sqs_once::Settings` then builds the consumer
-/// around the mode. `C` is the configuration of the AWS SDK, on which this crate does not depend.
-pub trait ModeSettings<C> {
-    /// The mode that these settings build.
-    type Mode;
-
-    /// Builds the mode. May connect to its database for the first time.
-    ///
-    /// # Errors
-    ///
-    /// If the settings contradict each other.
-    fn build(
-        self,
-        options: ModeOptions,
-        config: &C,
-    ) -> impl Future<Output = Result<Self::Mode, SettingsError>> + Send;
+/// A mode without leases that another crate brings, such as `sqs_once_postgres::PostgresMode`.
+/// `sqs_once::Settings` builds the consumer around it.
+pub trait ModeSettings: Sized {
+    /// Returns the mode with these settings. May connect to its database for the first time.
+    fn with_settings(self, options: ModeOptions) -> impl Future<Output = Self> + Send;
 }
 
 /// The consumer settings that its mode needs too.
@@ -35,4 +20,6 @@ pub struct ModeOptions {
     pub after_failure: AfterFailure,
     /// Where outputs are stored, which `IDEMPOTENCY_RESULT_BUCKET` selects.
     pub results: Results,
+    /// Whether to connect at start, to report problems before the first message.
+    pub warm_up: bool,
 }

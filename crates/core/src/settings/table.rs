@@ -31,8 +31,6 @@ pub struct Setting {
 pub enum Reader {
     /// Consumers, in a DynamoDB mode or in every mode.
     Consumer,
-    /// Consumers and relays with records in PostgreSQL.
-    Postgres,
     /// Relays of an outbox.
     Relay,
 }
@@ -155,15 +153,6 @@ settings! {
 
     CONSUMER_METRICS: Consumer, "ConsumerMetrics", "on";
     "adds [metrics](metrics.md) to the log line of each batch"
-
-    IDEMPOTENCY_POSTGRES_URL: Postgres, "", "", "required by `PostgresMode`";
-    "`postgres://user@host:5432/database`; parameters such as `sslrootcert` follow after `?`"
-
-    IDEMPOTENCY_POSTGRES_AUTH: Postgres, "", "password";
-    "`password`: from `PGPASSWORD` or the URL; `iam`: a token of RDS, signed by the function's IAM role; the ARN of a secret in Secrets Manager: its password. See [authentication](effects-in-postgresql.md#authentication)"
-
-    IDEMPOTENCY_POSTGRES_CONNECTIONS: Postgres, "", "10", "; of a relay 1";
-    "most connections of one environment; more handlers than that wait for each other"
 
     OUTBOX_TARGETS: Relay, "", "", "required by a relay";
     "`NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or of an event bus. `*` stands for all other names"

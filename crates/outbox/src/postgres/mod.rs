@@ -42,7 +42,7 @@ const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 /// let targets = "*=https://sqs.eu-central-1.amazonaws.com/123456789012/shipping.fifo".parse()?;
 /// let dead_letters = "https://sqs.eu-central-1.amazonaws.com/123456789012/outbox-dead-letters";
 /// let relay = Relay::new(&aws::config().await, targets, dead_letters)?;
-/// let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 1);
+/// let pool = sqlx::PgPool::connect_lazy("postgres://orders@db.example/orders?sslmode=verify-full")?;
 /// sqs_once_outbox::run(PostgresRelay::new(relay, PostgresStore::new(pool))).await?;
 /// # Ok(()) }
 /// ```

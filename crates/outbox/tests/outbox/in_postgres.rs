@@ -54,7 +54,7 @@ impl Database {
         let server = ([127, 0, 0, 1], server.options().get_port()).into();
         let wires = [Wire::to(server).await, Wire::to(server).await];
         let behind =
-            |wire: &Wire| sqs_once_postgres::pool(options.clone().port(wire.address.port()), 10);
+            |wire: &Wire| support::postgres::pool(options.clone().port(wire.address.port()), 10);
         let pools = [behind(&wires[0]), behind(&wires[1])];
         Self { pool, wires, pools }
     }

@@ -1,7 +1,6 @@
 //! The relay of the outbox in PostgreSQL.
 
 use std::{
-    path::Path,
     pin::pin,
     sync::{
         Arc,
@@ -11,18 +10,17 @@ use std::{
 };
 
 use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
-use serde_json::{Value, json};
+use lambda_runtime::{Context, LambdaEvent, Service as _};
+use serde_json::{Value, json, value::to_raw_value};
 use sqlx::raw_sql;
-use sqs_once::{Attempt, Deadline, Event, Outcome, Settings, protocol::Timestamp};
+use sqs_once::{Attempt, Deadline, Event, Outcome, protocol::Timestamp};
 use sqs_once_outbox::{PostgresRelay, Relay, Relayed};
-use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
+use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction, relay::oldest};
 use support::pooled::Pooled;
-use support::world::url;
 use support::world::{SECOND, World, ample, operation, publishes, short};
 use support::{
-    PATIENCE, emf,
-    postgres::{SERVER, one},
-    runtime_api::{Lambda, says},
+    PATIENCE,
+    postgres::one,
     sqs::{Sqs, SqsBehaviour},
     stopwatch::Stopwatch,
 };
@@ -512,7 +510,7 @@ async fn large_events_are_sent_in_several_transactions() {
 #[tokio::test]
 async fn unreachable_database_is_an_error() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let pool = sqs_once_postgres::pool("postgres://orders@127.0.0.1:1/orders".parse().unwrap(), 1);
+    let pool = one("postgres://orders@127.0.0.1:1/orders".parse().unwrap());
     let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pool));
     let error = relay.send_due(short()).await.unwrap_err();
     assert!(
@@ -521,93 +519,40 @@ async fn unreachable_database_is_an_error() {
     );
 }
 
-/// Variables of a relay and of a consumer.
-fn settings(world: &World, more: &[(&str, &str)]) -> Settings {
-    let url = url(&SERVER, world);
-    let base = [
-        ("IDEMPOTENCY_POSTGRES_URL", url.as_str()),
-        ("IDEMPOTENCY_POSTGRES_CONNECTIONS", "1"),
-        ("AWS_LAMBDA_RUNTIME_API", "unused"),
-        ("AWS_LAMBDA_FUNCTION_NAME", "orders"),
-        ("CONSUMER_VISIBILITY", "off"),
-        ("CONSUMER_METRICS", "off"),
-    ];
-    Settings::from_vars(base.iter().chain(more).copied())
-}
-
-const TARGETS: (&str, &str) = ("OUTBOX_TARGETS", "*=https://sqs.example/1/shipping.fifo");
-const DEAD_LETTERS: (&str, &str) = ("OUTBOX_DEAD_LETTER_QUEUE_URL", DEAD);
-
 #[tokio::test]
-async fn settings_tell_the_two_relays_apart() {
+async fn schedule_is_answered_with_numbers() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    publish(&world, "1", &["a"]).await;
-    let both = || settings(&world, &[TARGETS, DEAD_LETTERS]).sdk_config(config(&sqs));
-    let relay = PostgresRelay::from_settings(both()).await.unwrap();
-    assert_eq!(numbers(send(&relay).await), [1, 0, 0]);
-    let error = Relay::from_settings(both()).await.unwrap_err();
-    let [error] = error.errors() else {
-        panic!("{error}");
+    let mut relay = relay(&world, &sqs);
+    let mut invoke = async || {
+        let mut context = Context::default();
+        context.deadline = (Timestamp::now() + PATIENCE).as_millis();
+        let event = json!({ "source": "aws.events", "detail-type": "Scheduled Event" });
+        let event = to_raw_value(&event).unwrap();
+        relay.call(LambdaEvent::new(event, context)).await
     };
-    assert!(
-        error.starts_with("IDEMPOTENCY_POSTGRES_URL: is not for"),
-        "{error}"
-    );
-    let none = Settings::from_vars::<&str, &str>([]);
-    let error = PostgresRelay::from_settings(none).await.unwrap_err();
-    assert_eq!(error.errors().len(), 3, "{error}");
-}
-
-#[tokio::test]
-async fn program_answers_a_schedule_with_numbers() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let url = url(&SERVER, &world);
-    let env = [
-        ("AWS_ENDPOINT_URL", sqs.endpoint()),
-        ("IDEMPOTENCY_POSTGRES_URL", &*url),
-        TARGETS,
-        DEAD_LETTERS,
-    ];
-    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let lambda = Lambda::start_binary(Path::new(env!("CARGO_BIN_EXE_relay")), env.into()).await;
     for id in ["1", "2"] {
         publish(&world, id, &["a"]).await;
     }
-    let schedule =
-        json!({ "source": "aws.events", "detail-type": "Scheduled Event", "detail": {} });
-    let answer = lambda.invoke(schedule.clone(), PATIENCE).await;
-    assert_eq!(
-        answer.response(),
-        json!({ "sent": 2, "deadLettered": 0, "failed": 0 })
-    );
-    let lines = lambda.logged(1, |line| says(line, "events relayed")).await;
-    assert_eq!(emf::check(&lines[0]), Ok(()), "{}", lines[0]);
-    assert_eq!(lines[0]["EventsSent"], 2);
-    assert!(lines[0]["OldestWaitingEventAge"].as_f64().unwrap() < 60.0);
+    let answer = serde_json::to_value(invoke().await.unwrap()).unwrap();
+    assert_eq!(answer, json!({ "sent": 2, "deadLettered": 0, "failed": 0 }));
     assert_eq!(bodies(&sqs, "a"), ["1", "2"]);
 
-    // A group that is not due waits all the same.
+    // For the metric, a group that is not due waits all the same.
     publish(&world, "3", &["a"]).await;
     world
-        .run_sql("UPDATE sqs_once_outbox SET published_at = published_at - 600000, next_attempt_at = 1e15")
+        .run_sql("UPDATE sqs_once_outbox SET published_at = 1000, next_attempt_at = 1e15")
         .await;
-    let answer = lambda.invoke(schedule.clone(), PATIENCE).await;
-    assert_eq!(answer.response()["sent"], 0);
-    let lines = lambda.logged(2, |line| says(line, "events relayed")).await;
-    let age = lines[1]["OldestWaitingEventAge"].as_f64().unwrap();
-    assert!((600.0..660.0).contains(&age), "{age}");
+    assert_eq!(numbers(invoke().await.unwrap()), [0, 0, 0]);
+    let mut connection = world.pool.acquire().await.unwrap();
+    let waiting = oldest(&mut connection).await.unwrap();
+    assert_eq!(waiting, Some(Timestamp::from_millis(1000)));
 
     world
         .run_sql("ALTER TABLE sqs_once_outbox RENAME TO lost")
         .await;
-    let error = lambda.invoke(schedule, PATIENCE).await.error();
-    assert_eq!(error["errorType"], "RelayError");
-    assert!(
-        error["errorMessage"].as_str().unwrap().contains("42P01"),
-        "{error}"
-    );
+    let error = invoke().await.unwrap_err().to_string();
+    assert!(error.contains("42P01"), "{error}");
 }
 
 #[tokio::test]

@@ -1,7 +1,5 @@
 //! The claim of an attempt, in the transaction that it opens.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use sqlx::Error;
 use sqs_once_core::{
     once::Outcome,
@@ -14,8 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::Run;
 use crate::{
-    explain::{is_connection_lost, is_lock_timeout, is_table_missing},
-    migrate::create_first_tables,
+    explain::{is_connection_lost, is_lock_timeout},
     store::row::insert_or_lock,
     transaction_connection::{Limits, TransactionConnection, Tries},
 };
@@ -55,9 +52,6 @@ impl Run<'_> {
             Ok(Err(error)) => return Err(self.not_applied("claim", &error)),
             Err(_elapsed) => return Err(Outcome::store_unavailable(self.out_of_time("claim"))),
         };
-        if claim.is_ok() {
-            self.creates_tables.store(false, Relaxed);
-        }
         let outcome = match claim {
             Ok(Ok(claim)) => return Ok((tx, claim)),
             Ok(Err(refused_by)) => rejection(refused_by, &self.request).into(),
@@ -66,27 +60,10 @@ impl Run<'_> {
                 owner: None,
                 lease_until: self.records.now(),
             },
-            Err(error) if is_table_missing(&error) && self.creates_tables.load(Relaxed) => {
-                self.roll_back(&mut tx).await;
-                return Err(self.create_tables(&mut tx, &error).await);
-            }
             Err(error) => self.not_applied("claim", &error),
         };
         self.roll_back(&mut tx).await;
         Err(outcome)
-    }
-
-    /// Creates the tables, which could not be created at start. The message then runs again.
-    async fn create_tables(&self, tx: &mut TransactionConnection, missing: &Error) -> Outcome {
-        let stop = self.deadline.handler_cutoff();
-        let created = tx.request(stop, create_first_tables);
-        match timeout_at(stop, created).await {
-            Ok(Ok(())) => {
-                Outcome::Contended("the tables did not exist, and were created".to_owned())
-            }
-            Ok(Err(error)) => self.not_applied("claim", &error),
-            Err(_elapsed) => self.not_applied("claim", missing),
-        }
     }
 
     /// Claims the operation in the open transaction. Returns the record on which the claim's condition

@@ -3,8 +3,6 @@
 mod claim;
 mod failure;
 
-use std::sync::atomic::AtomicBool;
-
 use sqlx::Error;
 use sqs_once_core::{
     deadline::Deadline,
@@ -34,7 +32,6 @@ const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT
 /// One attempt at an operation.
 pub(crate) struct Run<'a> {
     pub(crate) records: &'a Records<PostgresStore>,
-    pub(crate) creates_tables: &'a AtomicBool,
     pub(crate) request: ClaimRequest,
     pub(crate) deadline: Deadline,
     pub(crate) meter: Meter,

@@ -11,13 +11,11 @@ use std::{
     time::Duration,
 };
 
-use aws_sdk_secretsmanager::Client;
-use aws_sdk_secretsmanager::config::{Region, SharedCredentialsProvider};
-use sqlx::{Error, PgConnection, PgPool};
+use sqlx::{Error, Executor as _, PgConnection, PgPool, postgres::PgConnectOptions};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    connections::{Connections, Passwords},
+    connections::Connections,
     explain::{explain, kind},
     store::row::{delete, insert, int, read, replace},
     transaction_connection::{Limits, TransactionConnection},
@@ -40,7 +38,7 @@ use sqs_once_core::{
 /// use sqs_once_postgres::PostgresStore;
 ///
 /// # async fn main_() -> Result<(), sqlx::Error> {
-/// let pool = sqs_once_postgres::pool("postgres://orders@db.example/orders".parse()?, 10);
+/// let pool = sqlx::PgPool::connect_lazy("postgres://orders@db.example/orders?sslmode=verify-full")?;
 /// let once = Once::new(PostgresStore::new(pool));
 /// # Ok(()) }
 /// ```
@@ -79,6 +77,9 @@ const MAX_DELETED: u64 = 2 * DELETION_PERIOD;
 const DELETED_AFTER: u64 = 60;
 const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
 
+/// Longest read at start. Lambda's init phase ends after 10 seconds.
+const MAX_WARM_UP_TIME: Duration = Duration::from_secs(2);
+
 impl PostgresStore {
     /// Creates a store for records in the table `sqs_once_records`, which is found by the search path.
     #[must_use]
@@ -89,49 +90,53 @@ impl PostgresStore {
         }
     }
 
-    /// Authenticates by IAM. In place of a password, each new connection gets an RDS token that is signed
-    /// with these credentials. The role needs `rds-db:connect`.
+    /// Sets what to ask for short-lived passwords, such as tokens of IAM or a secret that is rotated. When the
+    /// server rejects a login (28P01 or 28000), the store calls `password` with the options of the pool, gives
+    /// the pool the options that it returns, and tries once more. Open connections stay open.
+    ///
+    /// An error makes the message return to the queue, and its text is logged.
     ///
     /// ```no_run
-    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) -> Option<()> {
+    /// use sqlx::postgres::PgConnectOptions;
     /// use sqs_once_postgres::PostgresStore;
     ///
-    /// let (region, credentials) = (config.region()?.clone(), config.credentials_provider()?);
-    /// let store = PostgresStore::new(pool).iam(region, credentials);
-    /// # Some(()) }
-    /// ```
-    #[must_use]
-    pub fn iam(self, region: Region, credentials: SharedCredentialsProvider) -> Self {
-        self.passwords(Passwords::iam(region, credentials))
-    }
-
-    /// Authenticates with a password from AWS Secrets Manager, which replaces the pool's. The secret is the
-    /// JSON that RDS stores, or the plain password. A `username` in the JSON replaces the pool's user.
-    ///
-    /// The first connection reads the secret. If the server rejects the password of a new connection (28P01
-    /// or 28000), the store reads the secret again and tries once more, so a rotation needs no deployment. A
-    /// process reads at most once in 2 seconds, for at most 1.5 seconds. The role needs
-    /// `secretsmanager:GetSecretValue`. The password never appears in a log or an error.
-    ///
-    /// ```no_run
-    /// # fn main_(config: &aws_config::SdkConfig, pool: sqlx::PgPool) {
-    /// use aws_sdk_secretsmanager::Client;
-    /// use sqs_once_postgres::PostgresStore;
-    ///
-    /// let arn = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:orders-AbCdEf";
-    /// let store = PostgresStore::new(pool).secret(Client::new(config), arn);
+    /// # fn main_(pool: sqlx::PgPool) {
+    /// let store = PostgresStore::new(pool).password(async |options: PgConnectOptions| {
+    ///     let password = tokio::fs::read_to_string("/run/secrets/password").await?;
+    ///     Ok::<_, std::io::Error>(options.password(&password))
+    /// });
     /// # }
     /// ```
     #[must_use]
-    pub fn secret(self, client: Client, arn: impl Into<String>) -> Self {
-        self.passwords(Passwords::secret(client, arn.into()))
-    }
-
-    pub(crate) fn passwords(self, passwords: Passwords) -> Self {
+    pub fn password<F, E>(
+        self,
+        password: impl Fn(PgConnectOptions) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<PgConnectOptions, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         Self {
-            connections: self.connections.passwords(passwords),
+            connections: self.connections.password(password),
             ..self
         }
+    }
+
+    /// Reads the table, so that the log shows at start if messages will fail.
+    pub(crate) async fn warm_up(&self) {
+        const READ: &str = "SELECT FROM sqs_once_records LIMIT 0";
+        let read = self.run(None, async |connection| {
+            connection.execute(READ).await.map(|_| ())
+        });
+        let error = match timeout(MAX_WARM_UP_TIME, read).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => explain(&error),
+            Err(_elapsed) => "no answer in time".to_owned(),
+        };
+        tracing::warn!(
+            error,
+            "could not read the table sqs_once_records at start: messages fail until it can be read"
+        );
     }
 
     /// Takes a connection and opens a transaction on it, for a relay. Gives up at this time.

@@ -44,8 +44,8 @@ impl Limits {
     }
 
     /// Returns the statements that open a transaction with these limits, as one request. The transaction
-    /// begins with the statements in `first`. Send them at once: PostgreSQL counts the time from then on.
-    pub(super) fn begin(self, first: &str, version: Option<u32>) -> SqlStr {
+    /// begins with the statement `first`. Send them at once: PostgreSQL counts the time from then on.
+    pub(super) fn begin(self, first: Option<&str>, version: Option<u32>) -> SqlStr {
         let now = Instant::now();
         let left = |end: Instant| {
             let millis = end.saturating_duration_since(now).as_millis();
@@ -57,8 +57,9 @@ impl Limits {
         } else {
             ""
         };
+        let first = first.map_or_else(String::new, |first| format!("{first}; "));
         let mut sql = format!(
-            "BEGIN{isolation}; {first}; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
+            "BEGIN{isolation}; {first}SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
              SET LOCAL idle_in_transaction_session_timeout = {transaction}; \
              SET LOCAL tcp_user_timeout = {transaction}; SET LOCAL client_min_messages = error"
         );
@@ -93,7 +94,7 @@ mod tests {
             is_read_committed: false,
         };
         tokio::time::advance(3 * second).await;
-        let begin = limits.begin("SELECT 1", None);
+        let begin = limits.begin(None, None);
         let sql = begin.as_str();
         for limit in [
             "lock_timeout = 2000;",
@@ -103,7 +104,7 @@ mod tests {
             assert!(sql.contains(limit), "{sql}");
         }
         tokio::time::advance(60 * second).await;
-        let over = limits.begin("SELECT 1", None);
+        let over = limits.begin(None, None);
         assert!(over.as_str().contains("lock_timeout = 1;"), "0 is no limit");
     }
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use sqlx::{
-    AssertSqlSafe, Connection as _, Error, Executor as _, PgConnection, Postgres,
-    pool::PoolConnection, postgres::PgTransactionManager,
+    Connection as _, Error, PgConnection, Postgres, pool::PoolConnection,
+    postgres::PgTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::{
@@ -18,11 +18,7 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{
-    connections::{Connections, DIRECT, Trust},
-    explain::is_connection_lost,
-    pool::ACQUIRE_TIME,
-};
+use super::{connections::Connections, explain::is_connection_lost};
 
 pub use limits::Limits;
 pub(crate) use tries::Tries;
@@ -37,7 +33,6 @@ pub(crate) use tries::Tries;
 pub struct TransactionConnection {
     connection: PoolConnection<Postgres>,
     connections: Connections,
-    trust: Trust,
     is_idle: bool,
     is_lost: bool,
 }
@@ -48,64 +43,29 @@ const FORGET_STATEMENTS: &str = "DO $$ DECLARE kept text; BEGIN \
     FOR kept IN SELECT name FROM pg_prepared_statements WHERE name LIKE 'sqlx\\_s\\_%' LOOP \
     EXECUTE 'DEALLOCATE ' || kept; END LOOP; END $$";
 
-/// How long a test waits for its response.
-const TEST_TIME: Duration = Duration::from_secs(1);
+/// Longest wait for a connection, of a request without a time limit.
+const ACQUIRE_TIME: Duration = Duration::from_secs(10);
+
+/// How long requests wait for a response, so that a connection that went silent in a freeze is replaced.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 impl TransactionConnection {
-    /// Takes a connection from the pool, for requests without a transaction. Tests it if it was idle or has
-    /// no statements yet.
+    /// Takes a connection from the pool. Until its first response, it may be dead.
     async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
-        let mut tries = Tries::new(connections, until);
         loop {
-            let mut tx = Self::untested(connections, until).await?;
-            let is_new = tx.trust == Trust::New;
-            let is_unproven = is_new || tx.connection.cached_statements_size() == 0;
-            if !is_unproven && tx.trust != Trust::Untested {
-                return Ok(tx);
-            }
-            tx.is_idle = false;
-            let end = if is_new {
-                until
-            } else {
-                until.min(Instant::now() + TEST_TIME)
-            };
-            let test = async {
-                if is_unproven {
-                    prove_own_session(&mut tx.connection).await
-                } else {
-                    tx.connection.ping().await
-                }
-            };
-            let error = match timeout_at(end, test).await {
-                Ok(Ok(())) => {
-                    tx.is_idle = true;
-                    return Ok(tx);
-                }
-                Ok(Err(error)) => error,
-                Err(_elapsed) => Error::Io(std::io::ErrorKind::TimedOut.into()),
-            };
-            tries.failed(tx, error).await?;
-        }
-    }
-
-    async fn untested(connections: &Connections, until: Instant) -> Result<Self, Error> {
-        loop {
-            let (connection, trust) = match timeout_at(until, connections.acquire()).await {
-                Ok(Ok(acquired)) => acquired,
+            let connection = match timeout_at(until, connections.acquire()).await {
+                Ok(Ok(connection)) => connection,
+                // The pool's own limit may be shorter.
                 Ok(Err(Error::PoolTimedOut)) if Instant::now() < until => continue,
                 Ok(Err(error)) => return Err(error),
-                Err(_elapsed) => return Err(connections.out_of_time()),
+                Err(_elapsed) => return Err(Error::PoolTimedOut),
             };
-            let tx = Self {
+            return Ok(Self {
                 connection,
                 connections: connections.clone(),
-                trust,
-                is_idle: trust != Trust::Lost,
-                is_lost: trust == Trust::Lost,
-            };
-            if !tx.is_lost {
-                return Ok(tx);
-            }
+                is_idle: true,
+                is_lost: false,
+            });
         }
     }
 
@@ -122,7 +82,7 @@ impl TransactionConnection {
     /// Gives up the connection. It is closed when it is dropped, and so are those that are idle now.
     pub(crate) fn close(&mut self) {
         (self.is_idle, self.is_lost) = (false, true);
-        self.connections.note_lost();
+        self.connections.close_idle();
     }
 
     /// Opens a transaction. sqlx counts it, so that a handler's `begin()` makes a savepoint.
@@ -132,12 +92,7 @@ impl TransactionConnection {
     /// If PostgreSQL fails.
     pub async fn open(&mut self, limits: Limits) -> Result<(), Error> {
         self.is_idle = false;
-        let own_session = format!("SHOW {DIRECT}");
-        let first = if self.connections.is_pooled() {
-            FORGET_STATEMENTS
-        } else {
-            &own_session
-        };
+        let first = self.connections.is_pooled().then_some(FORGET_STATEMENTS);
         let begin = limits.begin(first, self.connection.server_version_num());
         PgTransactionManager::begin(&mut self.connection, Some(begin)).await
     }
@@ -189,12 +144,12 @@ impl TransactionConnection {
         } else {
             Self::acquire(connections, until).await?
         };
-        if time_left.is_none() || tx.trust == Trust::New {
+        if time_left.is_none() {
             return tx.request(until, requests).await;
         }
-        // An old connection may have gone silent. The caller repeats the request on a different one.
+        // The caller repeats the request on a different connection.
         let half = until.saturating_duration_since(Instant::now()) / 2;
-        let answer = timeout(half, tx.request(until, requests)).await;
+        let answer = timeout(half.min(MAX_SILENCE), tx.request(until, requests)).await;
         answer.unwrap_or_else(|_elapsed| {
             tx.close();
             Err(Error::Io(std::io::ErrorKind::TimedOut.into()))
@@ -237,13 +192,6 @@ impl TransactionConnection {
         self.commit().await?;
         Ok(answer)
     }
-}
-
-/// Fails if a pooler has opened this session.
-async fn prove_own_session(connection: &mut PgConnection) -> Result<(), Error> {
-    let show = AssertSqlSafe(format!("SHOW {DIRECT}"));
-    connection.execute(show).await?;
-    Ok(())
 }
 
 /// Time for the ping that sqlx sends before it returns a connection to its pool.

@@ -6,28 +6,24 @@ use sqlx::Error;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Limits, TransactionConnection};
-use crate::{
-    connections::{Connections, Trust},
-    explain::is_connection_lost,
-};
+use crate::{connections::Connections, explain::is_connection_lost};
 use sqs_once_core::system;
 
-/// How long `BEGIN` waits for a response on a connection that was idle. Lambda may have frozen the process
-/// for longer than the network keeps a silent connection. A new connection may wait longer, because behind a
-/// pooler `BEGIN` waits for a server.
+/// How long the first `BEGIN` waits for a response. Its connection may be an old one, and Lambda may have
+/// frozen the process for longer than the network keeps a silent connection. The next ones are new.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
 
-/// How many new connections one request tries.
-const MAX_NEW: u32 = 3;
+/// How many connections one request tries.
+const MAX_TRIES: u32 = 3;
 
-/// Longest first pause before the next new connection.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause before the next connection. The pause after that is up to twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// The connections that one request tries: those of the pool, and at most [`MAX_NEW`] new ones.
+/// The connections that one request tries, at most [`MAX_TRIES`].
 pub(crate) struct Tries<'a> {
     connections: &'a Connections,
     until: Instant,
-    new: u32,
+    failed: u32,
 }
 
 impl<'a> Tries<'a> {
@@ -35,21 +31,20 @@ impl<'a> Tries<'a> {
         Self {
             connections,
             until,
-            new: 0,
+            failed: 0,
         }
     }
 
     /// Opens a transaction on the first connection that responds.
     pub(crate) async fn begin(&mut self, limits: Limits) -> Result<TransactionConnection, Error> {
         loop {
-            let mut tx = TransactionConnection::untested(self.connections, self.until).await?;
+            let mut tx = TransactionConnection::acquire(self.connections, self.until).await?;
             let half = self.until.saturating_duration_since(Instant::now()) / 2;
-            let end = match tx.trust {
-                Trust::New => self.until,
-                Trust::Recent => Instant::now() + half,
+            let end = match self.failed {
                 // Behind a pooler, `BEGIN` waits for a server session.
-                Trust::Untested if self.connections.is_pooled() => Instant::now() + half,
-                Trust::Untested | Trust::Lost => Instant::now() + half.min(MAX_BEGIN_TIME),
+                0 if self.connections.is_pooled() => Instant::now() + half,
+                0 => Instant::now() + half.min(MAX_BEGIN_TIME),
+                _ => self.until,
             };
             let error = match timeout_at(end, tx.open(limits)).await {
                 Ok(Ok(())) => return Ok(tx),
@@ -74,17 +69,13 @@ impl<'a> Tries<'a> {
             return Err(error);
         }
         tx.close();
-        if tx.trust == Trust::New {
-            self.new += 1;
-            let pause = FIRST_PAUSE.mul_f64(system::random_fraction()) * 2_u32.pow(self.new);
-            if self.new == MAX_NEW || Instant::now() + pause >= self.until {
-                return Err(error);
-            }
-            drop(tx);
-            sleep(pause).await;
-        } else if Instant::now() >= self.until {
+        drop(tx);
+        let pause = FIRST_PAUSE.mul_f64(system::random_fraction()) * 2_u32.pow(self.failed);
+        self.failed += 1;
+        if self.failed == MAX_TRIES || Instant::now() + pause >= self.until {
             return Err(error);
         }
+        sleep(pause).await;
         tracing::debug!("a connection to PostgreSQL was lost; trying the next");
         Ok(())
     }

@@ -206,39 +206,37 @@ impl Settings {
         Self { warm_up, ..self }
     }
 
-    /// Creates a consumer in a mode of a different crate, such as `sqs_once_postgres::PostgresMode`. `mode`
-    /// is the mode that this crate read from these variables, or its error. In modes of other crates no
-    /// message runs alone after a crash.
+    /// Creates a consumer in a mode of a different crate, such as `sqs_once_postgres::PostgresMode`. In modes
+    /// of other crates no message runs alone after a crash.
     ///
     /// ```text
-    /// let mut settings = Settings::from_env();
-    /// let database = DatabaseSettings::read(&mut settings);
-    /// let consumer = settings.consumer(database, Ok(handler_fn(place))).await?;
+    /// let mode = PostgresMode::new(pool);
+    /// let consumer = Settings::from_env().consumer(mode, Ok(handler_fn(place))).await?;
     /// ```
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the mode, the handler and the consumer.
-    pub async fn consumer<P, H>(
+    /// Every error in the variables of the handler and the consumer.
+    pub async fn consumer<M, H>(
         mut self,
-        mode: Result<P, SettingsError>,
+        mode: M,
         handler: Result<H, SettingsError>,
-    ) -> Result<Consumer<P::Mode, H>, SettingsError>
+    ) -> Result<Consumer<M, H>, SettingsError>
     where
-        P: ModeSettings<SdkConfig>,
-        P::Mode: Mode<H::Output>,
+        M: ModeSettings + Mode<H::Output>,
         H: Handler,
     {
         let shared = self.shared();
-        let read = (|| Ok((handler?, mode?, shared?)))();
-        let (handler, mode, (after_failure, results, batches)) = self.check(read)?;
+        let read = (|| Ok((handler?, shared?)))();
+        let (handler, (after_failure, results, batches)) = self.check(read)?;
         let config = self.config().await;
         let options = ModeOptions {
             retention: batches.retention,
             after_failure,
             results: results.results(&config),
+            warm_up: self.warm_up,
         };
-        let mode = mode.build(options, &config).await?;
+        let mode = mode.with_settings(options).await;
         Ok(batches.consumer(mode, handler, &config))
     }
 
