@@ -1,5 +1,5 @@
-//! Messages in Protocol Buffers. A queue carries text, so the producer sends the bytes as base64, and
-//! the handler takes `Bytes`. The key is made by code, because JSON pointers cannot read such a body.
+//! Messages in Protocol Buffers. A queue carries text, so the producer sends the bytes as base64. The key is made
+//! by code, because JSON pointers cannot read such a body.
 //!
 //! The message is declared in Rust, so no compiler of Protocol Buffers is needed:
 //!
@@ -28,11 +28,11 @@
 //!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
 //! ```
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost::Message as _;
 use sqs_once::{
-    Attempt, Bytes, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
-    sqs::{KeySource, Received},
-    telemetry,
+    Attempt, Change, Consumer, DeliveryMetadata, Failure, FromMessage, Handler, InvalidMessage,
+    ItemMode, Settings, SettingsError, Write, sqs::KeySource, telemetry,
 };
 
 /// Pieces that came into the stock, or left it.
@@ -46,14 +46,18 @@ struct StockMoved {
     pieces: i32,
 }
 
-/// Reads a body. The text of prost's error is left out: it may quote the body.
-fn read(body: &[u8]) -> Result<StockMoved, &'static str> {
-    StockMoved::decode(body).map_err(|_| "the body is not a StockMoved")
+impl FromMessage for StockMoved {
+    fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
+        let bytes = BASE64_STANDARD.decode(body);
+        let bytes = bytes.map_err(|_| "the body is not base64")?;
+        // The text of prost's error is left out: it may quote the body.
+        Self::decode(&*bytes).map_err(|_| "the body is not a StockMoved".into())
+    }
 }
 
 /// The producer's id of the movement.
-fn key(message: &Received<'_>) -> Result<[String; 1], &'static str> {
-    read(message.body()).map(|moved| [moved.movement_id])
+fn key(body: &str, delivery: &DeliveryMetadata) -> Result<[String; 1], InvalidMessage> {
+    StockMoved::from_message(body, delivery).map(|moved| [moved.movement_id])
 }
 
 struct MoveStock {
@@ -61,13 +65,12 @@ struct MoveStock {
 }
 
 impl Handler for MoveStock {
-    type Message = Bytes;
+    type Message = StockMoved;
     type Output = Change<()>;
 
     /// Plans the update; `sqs_once` adds the condition that the product does not have this message's
     /// key.
-    async fn handle(&self, Bytes(body): Bytes, _: Attempt) -> Result<Change<()>, Failure> {
-        let moved = read(&body).map_err(Failure::permanent)?;
+    async fn handle(&self, moved: StockMoved, _: Attempt) -> Result<Change<()>, Failure> {
         if moved.product.is_empty() {
             return Err(Failure::permanent("a movement without a product"));
         }

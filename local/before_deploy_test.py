@@ -24,7 +24,7 @@ from cloud import ROOT, Cloud, Json, Template, ministack, unwind_on_signals
 
 STACK = "sqs-once"
 # The values of the first deployment that are not the template's defaults.
-DEPLOYED = {"PaymentGatewayUrl": "sandbox", "IdempotencyKey": "body:/orderId", "ConsumerEncoding": "gzip"}
+DEPLOYED = {"PaymentGatewayUrl": "sandbox", "IdempotencyKey": "body:/orderId"}
 NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
 CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
 
@@ -154,7 +154,6 @@ class BeforeDeploy(unittest.TestCase):
         for words, line in (
             ("IdempotencyNamespace=other", f"IDEMPOTENCY_NAMESPACE is '{STACK}-consumer', and would be 'other'"),
             ("ConsumerEnvelope=sns", "CONSUMER_ENVELOPE is 'none', and would be 'sns'"),
-            ("ConsumerEncoding=none", "CONSUMER_ENCODING is 'gzip', and would be 'none'"),
             ("IdempotencyFingerprint=off", "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
             ("IdempotencyAttributes=id=PK", "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
             ("IdempotencySortKey=SK", "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),
@@ -168,12 +167,12 @@ class BeforeDeploy(unittest.TestCase):
         template = json.loads(json.dumps(self.template))
         variables = template["Resources"]["Consumer"]["Properties"]["Environment"]["Variables"]
         del variables["IDEMPOTENCY_KEY"], variables["CONSUMER_ENVELOPE"]
-        variables["CONSUMER_ENCODING"] = {"Fn::Sub": "gzip"}
+        variables["IDEMPOTENCY_FINGERPRINT"] = {"Fn::Sub": "body"}
         variables["IDEMPOTENCY_NAMESPACE"] = f"{STACK}-consumer"
         self.write(template)
         _, output = self.check()
         assert "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'message-id'" in output, output
-        assert "CONSUMER_ENCODING is 'gzip', and would be 'a value that CloudFormation computes'" in output, output
+        assert "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'a value that CloudFormation computes'" in output, output
         assert output.count(", and would be ") == 2, output
 
     def test_built_template_comes_first(self) -> None:

@@ -20,6 +20,7 @@ TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
         "ORDERS_TABLE_NAME": ("orderId", []),
         "STOCK_TABLE_NAME": ("product", STOCK),
     },
+    "gzip": {"ORDERS_TABLE_NAME": ("orderId", [])},
     "order_events": {"ORDERS_TABLE_NAME": ("orderId", [])},
     "protobuf": {"STOCK_TABLE_NAME": ("product", STOCK)},
     "debit_account": {

@@ -11,6 +11,7 @@ macro_rules! example {
 example!(add_order_item "../../examples/add_order_item.rs");
 example!(create_user "../../examples/create_user.rs");
 example!(debit_account "../../examples/debit_account.rs");
+example!(gzip "../../examples/gzip.rs");
 example!(order_events "../../examples/order_events.rs");
 example!(place_order "../../examples/place_order.rs");
 example!(protobuf "../../examples/protobuf.rs");
@@ -619,7 +620,10 @@ mod protocol_buffers {
     async fn body_of_another_message_is_refused() {
         let (dynamo, consumer) = start().await;
         for (body, why) in [
-            ("not base64!", "the body can't be decoded: not base64"),
+            (
+                "not base64!",
+                "no idempotency key by the key function: the body is not base64",
+            ),
             // The length of field 1 is larger than the body.
             (
                 "Ck8x",
@@ -645,5 +649,70 @@ mod protocol_buffers {
         let too_few = permanent("the stock has too few pieces");
         assert_eq!(refusal_of(&consumer, record).await, too_few);
         assert_eq!(quantities(&dynamo).await, [json!(10), json!(2)]);
+    }
+}
+
+mod compressed_orders {
+    use std::io::Write as _;
+
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    async fn start() -> (
+        Dynamo,
+        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<()>>>>,
+    ) {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table_keyed("orders", &["orderId"]).await;
+        let consumer = gzip::consumer(settings(&dynamo, [("ORDERS_TABLE_NAME", "orders")]));
+        let consumer = consumer.await.unwrap();
+        (dynamo, Arc::new(consumer))
+    }
+
+    fn base64_of_gzip(text: &str) -> String {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(text.as_bytes()).unwrap();
+        BASE64_STANDARD.encode(encoder.finish().unwrap())
+    }
+
+    #[tokio::test]
+    async fn sample_keeps_each_order_once() {
+        let (dynamo, consumer) = start().await;
+        for _ in 0..2 {
+            assert_eq!(process(&consumer, sample("gzip")).await, 0);
+            let orders = items(&dynamo, "orders", "orderId").await;
+            let pieces = orders.values().map(|order| &order["pieces"]);
+            assert_eq!(pieces.collect::<Vec<_>>(), [&json!(24), &json!(1)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn body_that_is_no_order_is_refused() {
+        let (dynamo, consumer) = start().await;
+        let whole = base64_of_gzip(r#"{"orderId":"SECRET","product":"cup","pieces":1}"#);
+        for (body, why) in [
+            ("{}", "the body is not base64"),
+            ("e30=", "the body is not gzip, or is not complete"),
+            (&whole[..40], "the body is not gzip, or is not complete"),
+            (
+                &base64_of_gzip(r#"{"orderId":"SECRET","product":"cup"}"#),
+                "the body can't be read: missing field `pieces`",
+            ),
+            (
+                &base64_of_gzip(&" ".repeat(2 << 20)),
+                "the body has more than 1048576 bytes",
+            ),
+        ] {
+            let mut record = event::record("m-1", body);
+            let order = json!({"stringValue": "ord-1", "dataType": "String"});
+            record["messageAttributes"]["orderId"] = order;
+            let (outcome, detail) = refusal_of(&consumer, record).await;
+            assert_eq!(outcome, "invalid", "{body}");
+            assert!(detail.starts_with(why), "{detail}");
+            assert!(!detail.contains("SECRET"), "{detail}");
+        }
+        assert!(dynamo.records("orders").await.is_empty());
     }
 }

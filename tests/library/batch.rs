@@ -18,7 +18,7 @@ use sqs_once::{
     Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, ItemMode, Once, Settings,
     Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{Envelope, FifoAfterPermanent, KeySource, Received},
+    sqs::{Envelope, FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -469,7 +469,7 @@ async fn invalid_messages_in_a_row_let_others_run() {
     other.abort();
 }
 
-/// Decoding, the key and parsing take CPU time, which nothing can cut off.
+/// The key and parsing take CPU time, which nothing can cut off.
 #[tokio::test]
 async fn body_is_not_read_after_its_key_took_the_time() {
     static READ: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -484,10 +484,11 @@ async fn body_is_not_read_after_its_key_took_the_time() {
     let started = tokio::time::Instant::now();
     let (half, whole) = (SECOND, 2 * SECOND);
     // The first key takes half of the time, so the second is made when its message runs.
-    let key = KeySource::from_fn(move |message: &Received<'_>| {
-        let until = [half, whole][usize::from(message.message_id() == "second")];
+    let key = KeySource::from_fn(move |_, delivery| {
+        let id = &delivery.message_id;
+        let until = [half, whole][usize::from(id == "second")];
         std::thread::sleep(until.saturating_sub(started.elapsed()));
-        Ok::<_, String>([message.message_id().to_owned()])
+        Ok::<_, String>([id.clone()])
     });
     let never = async |_: Counted, _: Attempt| -> Result<(), Failure> { Ok(()) };
     let consumer = Consumer::new(

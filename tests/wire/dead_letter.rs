@@ -242,26 +242,6 @@ async fn copy_keeps_the_envelope() {
 }
 
 #[tokio::test]
-async fn copy_keeps_the_encoding() {
-    let world = World::with(|consumer| consumer.key("body:/id".parse().unwrap())).await;
-    // {"id":"m-1","act":"decline"}
-    let body = "eyJpZCI6Im0tMSIsImFjdCI6ImRlY2xpbmUifQ==";
-    let mut message = received("m-1", body, 1);
-    let encoding = json!({"stringValue": "base64", "dataType": "String"});
-    message["messageAttributes"]["Content-Encoding"] = encoding;
-    assert_eq!(world.process([message]).await, [""; 0]);
-    let copy = world.copies().remove(0);
-    assert_eq!(copy["MessageBody"], body);
-    let attributes = &copy["MessageAttributes"];
-    assert_eq!(attributes["Content-Encoding"]["StringValue"], "base64");
-    assert_eq!(
-        attributes["SqsOnceReason"]["StringValue"],
-        "permanent_failure"
-    );
-    assert_eq!(attributes["SqsOnceKey"]["StringValue"], "test#m-1");
-}
-
-#[tokio::test]
 async fn permanent_outcomes_are_copied_with_reason() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;

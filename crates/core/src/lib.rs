@@ -38,8 +38,8 @@ pub mod unanswered;
 pub use deadline::Deadline;
 pub use event::Event;
 pub use handler::{
-    Attempt, Bytes, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, LookUp, Raw,
-    Reconcile, Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
+    Attempt, EnvelopeMetadata, Failure, FromMessage, Handler, HandlerFn, Json, LookUp, Reconcile,
+    Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use invalid::InvalidValue;
 pub use once::{Mode, Once, Operation, Outcome, Retry, Severity};

@@ -140,8 +140,8 @@ pub use dynamodb::{
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Attribute, AttributeValue, Bytes, DeliveryMetadata, EnvelopeMetadata, Failure,
-    FromMessage, Handler, HandlerFn, Json, LookUp, PriorAttempt, Raw, Reconcile, Reconciled,
+    Attempt, Attribute, AttributeValue, DeliveryMetadata, EnvelopeMetadata, Failure, FromMessage,
+    Handler, HandlerFn, InvalidMessage, Json, LookUp, PriorAttempt, Reconcile, Reconciled,
     Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use once::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage, SqsMessageAttribute};
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::Serialize;
 
 const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:test";
@@ -35,22 +34,6 @@ impl Message {
             Ok(body) => Self::text(id, body),
             Err(error) => panic!("the body cannot be written as JSON: {error}"),
         }
-    }
-
-    /// Creates a message with the base64 of these bytes, for a handler that takes [`Bytes`](sqs_once::Bytes).
-    ///
-    /// ```
-    /// use sqs_once_testing::{DryRun, Message, output};
-    /// use sqs_once::{Attempt, Bytes, handler_fn};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let measure = handler_fn(async |Bytes(body): Bytes, _: Attempt| Ok(body.len()));
-    /// let outcome = DryRun::new().run(&measure, Message::bytes("m-1", [0xff, 0x00])).await;
-    /// assert_eq!(output::<usize>(&outcome), Some(2));
-    /// # }
-    /// ```
-    pub fn bytes(id: impl Into<String>, body: impl AsRef<[u8]>) -> Self {
-        Self::text(id, BASE64_STANDARD.encode(body))
     }
 
     /// Creates a message with `body` as it is, received for the first time from a standard queue.

@@ -1,6 +1,6 @@
 // error[E0277]: `Order` cannot be the message of a handler: it does not implement `serde::Deserialize`
 // the body is read as JSON, so the message must implement `serde::Deserialize`
-// = note: add `#[derive(serde::Deserialize)]` to `Order`, or take `sqs_once::Text`, `Bytes` or `Raw` for a body that is not JSON
+// = note: add `#[derive(serde::Deserialize)]` to `Order`; for a body that is not JSON, implement `sqs_once::FromMessage` for it, or take `sqs_once::Text`
 
 use sqs_once::{Attempt, Consumer, Failure, Once};
 use sqs_once::{handler_fn, protocol::Namespace, store::MemoryStore};

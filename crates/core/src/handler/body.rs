@@ -1,44 +1,68 @@
-//! [`FromMessage`]: the types that a handler can take, made from a message's body.
-
-use std::borrow::Cow;
+//! [`FromMessage`]: the types that a handler can take, made from a message.
 
 use serde::de::DeserializeOwned;
 
-use super::InvalidMessage;
+use super::{DeliveryMetadata, InvalidMessage};
 
 /// A type that a handler takes as its message.
 ///
-/// | type | value | bodies that fail permanently |
+/// | type | value | fails permanently |
 /// | --- | --- | --- |
-/// | `T` that implements [`serde::Deserialize`] | the decoded body as JSON | other JSON, and text that is not JSON |
+/// | `T` that implements [`serde::Deserialize`] | the body as JSON | other JSON, and text that is not JSON |
 /// | [`Json<T>`](Json) | the same | the same |
-/// | [`Text`] | the decoded body as text | bytes that are not UTF-8 |
-/// | [`Bytes`] | the decoded body as bytes; without an encoding, the body is base64 | text that is not base64 |
-/// | [`Raw`] | the body before decoding | nothing |
+/// | [`Text`] | the body as text | nothing |
+/// | your own type | what [`from_message`](Self::from_message) makes of it | what it refuses |
 ///
-/// The decoded body is the body without its envelope (`CONSUMER_ENVELOPE`), base64 and compression
-/// (`CONSUMER_ENCODING`). For every type, a body that cannot be decoded is a permanent failure. No other type
-/// implements this trait.
+/// Implement it for a body in a format of your own: compressed, Protocol Buffers, CSV. The type must not
+/// implement `Deserialize`, because that already makes it a JSON body; wrap such a type in a struct.
+///
+/// ```
+/// use sqs_once::{Attempt, DeliveryMetadata, Failure, FromMessage, InvalidMessage, handler_fn};
+///
+/// /// A body such as `o-1;12950`, of the tenant in an attribute.
+/// struct Order { tenant: String, id: String, cents: u64 }
+///
+/// impl FromMessage for Order {
+///     fn from_message(body: &str, delivery: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
+///         let tenant = delivery.attribute("tenant").ok_or("no attribute `tenant`")?;
+///         let (id, cents) = body.split_once(';').ok_or("the body has no `;`")?;
+///         let cents = cents.parse().map_err(|_| "the amount is not a number")?;
+///         Ok(Self { tenant: tenant.into(), id: id.into(), cents })
+///     }
+/// }
+///
+/// async fn ship(order: Order, _: Attempt) -> Result<String, Failure> {
+///     Ok(format!("shipped {} of {} for {}", order.id, order.tenant, order.cents))
+/// }
+/// let handler = handler_fn(ship);
+///
+/// assert!(Order::from_message("o-1;12950", &DeliveryMetadata::default()).is_err()); // no tenant
+/// ```
+///
+/// Key and fingerprint come from the text of the body, and not from this value. If JSON pointers cannot read
+/// the body, [make the key in code](https://docs.rs/sqs-once/latest/sqs_once/sqs/enum.KeySource.html#method.from_fn).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the message of a handler: it does not implement `serde::Deserialize`",
     label = "the body is read as JSON, so the message must implement `serde::Deserialize`",
-    note = "add `#[derive(serde::Deserialize)]` to `{Self}`, or take `sqs_once::Text`, `Bytes` or `Raw` for a body that is not JSON"
+    note = "add `#[derive(serde::Deserialize)]` to `{Self}`; for a body that is not JSON, implement `sqs_once::FromMessage` for it, or take `sqs_once::Text`"
 )]
 pub trait FromMessage: Sized + Send {
-    /// True for the type that takes bytes. For that type, a text body is base64.
-    #[doc(hidden)]
-    const IS_BINARY: bool = false;
-
-    // The types of this signature have no public path, so no other crate can implement the trait.
-    #[doc(hidden)]
-    fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage>;
+    /// Makes the value of the body, without its envelope, and of the delivery with its message attributes.
+    ///
+    /// This is part of the attempt: it happens after the claim, and if it ends the process, the next attempt sees
+    /// the prior one. Nothing but this code bounds how much time and memory it takes.
+    ///
+    /// # Errors
+    ///
+    /// The message fails permanently, with the outcome `invalid` and the text of the error. The handler is not
+    /// called. The text is logged, and is in the copy in the dead-letter queue, so keep payload out of it.
+    fn from_message(body: &str, delivery: &DeliveryMetadata) -> Result<Self, InvalidMessage>;
 }
 
 #[diagnostic::do_not_recommend]
 impl<T: DeserializeOwned + Send> FromMessage for T {
-    fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage> {
-        let parsed = content.decoded().parse();
-        parsed.map_err(|error| InvalidMessage::json(&error))
+    fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
+        serde_json::from_str(body).map_err(|error| InvalidMessage::json(&error))
     }
 }
 
@@ -60,12 +84,12 @@ impl<T: DeserializeOwned + Send> FromMessage for T {
 pub struct Json<T>(pub T);
 
 impl<T: DeserializeOwned + Send> FromMessage for Json<T> {
-    fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage> {
-        T::from_message(content).map(Self)
+    fn from_message(body: &str, delivery: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
+        T::from_message(body, delivery).map(Self)
     }
 }
 
-/// A decoded body that is text.
+/// A body that is text.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, Text, handler_fn};
@@ -79,161 +103,7 @@ impl<T: DeserializeOwned + Send> FromMessage for Json<T> {
 pub struct Text(pub String);
 
 impl FromMessage for Text {
-    fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage> {
-        match content.into_decoded() {
-            Body::Text(text) => Ok(Self(text.into_owned())),
-            Body::Binary(_) => Err(InvalidMessage("the body is not UTF-8 text".into())),
-        }
-    }
-}
-
-/// A decoded body as bytes.
-///
-/// A queue carries text, so producers send bytes as base64. For a handler that takes `Bytes`, the encoding
-/// `none` therefore means `base64`. Key and fingerprint come from the bytes.
-///
-/// ```
-/// use sqs_once::{Attempt, Bytes, Failure, handler_fn};
-///
-/// async fn print(Bytes(label): Bytes, _: Attempt) -> Result<usize, Failure> {
-///     Ok(label.len())
-/// }
-/// let handler = handler_fn(print);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bytes(pub Vec<u8>);
-
-impl FromMessage for Bytes {
-    const IS_BINARY: bool = true;
-
-    fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage> {
-        Ok(Self(content.into_decoded().into_bytes()))
-    }
-}
-
-/// A body before decoding, in base64 or compressed as the producer sent it. Only the envelope is removed.
-///
-/// Key and fingerprint still come from the decoded body, as for every other type.
-///
-/// ```
-/// use sqs_once::{Attempt, Failure, Raw, handler_fn};
-///
-/// async fn archive(Raw(body): Raw, _: Attempt) -> Result<usize, Failure> {
-///     Ok(body.len())
-/// }
-/// let handler = handler_fn(archive);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Raw(pub Vec<u8>);
-
-impl FromMessage for Raw {
-    fn from_message(content: Content<'_>) -> Result<Self, InvalidMessage> {
-        Ok(Self(content.raw.into_bytes()))
-    }
-}
-
-/// The body of a message, as sent and as decoded.
-#[derive(Debug)]
-pub struct Content<'a> {
-    raw: Body<'a>,
-    /// `None` if the body has no encoding.
-    decoded: Option<Body<'a>>,
-}
-
-impl<'a> Content<'a> {
-    /// Creates the content from a body, and from its decoded form if it has an encoding.
-    #[must_use]
-    pub fn new(raw: Body<'a>, decoded: Option<Body<'a>>) -> Self {
-        Self { raw, decoded }
-    }
-
-    /// Returns the decoded body.
-    #[must_use]
-    pub fn decoded(&self) -> &Body<'a> {
-        self.decoded.as_ref().unwrap_or(&self.raw)
-    }
-
-    fn into_decoded(self) -> Body<'a> {
-        self.decoded.unwrap_or(self.raw)
-    }
-}
-
-/// A body: text if it is UTF-8, otherwise bytes.
-#[derive(Debug)]
-pub enum Body<'a> {
-    /// Text, in UTF-8.
-    Text(Cow<'a, str>),
-    /// Bytes that are not UTF-8.
-    Binary(Vec<u8>),
-}
-
-impl<'a> From<&'a str> for Body<'a> {
-    fn from(text: &'a str) -> Self {
-        Self::Text(Cow::Borrowed(text))
-    }
-}
-
-impl From<Vec<u8>> for Body<'_> {
-    fn from(bytes: Vec<u8>) -> Self {
-        match String::from_utf8(bytes) {
-            Ok(text) => Self::Text(Cow::Owned(text)),
-            Err(error) => Self::Binary(error.into_bytes()),
-        }
-    }
-}
-
-impl Body<'_> {
-    /// Returns the bytes.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Text(text) => text.as_bytes(),
-            Self::Binary(bytes) => bytes,
-        }
-    }
-
-    fn into_bytes(self) -> Vec<u8> {
-        match self {
-            Self::Text(text) => text.into_owned().into_bytes(),
-            Self::Binary(bytes) => bytes,
-        }
-    }
-
-    /// Parses the body as JSON.
-    pub fn parse<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
-        match self {
-            Self::Text(text) => serde_json::from_str(text),
-            Self::Binary(bytes) => serde_json::from_slice(bytes),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn binary<'a>() -> Content<'a> {
-        Content::new("/w==".into(), Some(vec![0xff].into()))
-    }
-
-    #[test]
-    fn each_type_takes_its_part_of_the_content() {
-        let text = || Content::new("WyJhIl0=".into(), Some(br#"["a"]"#.to_vec().into()));
-        let list = vec!["a".to_owned()];
-        assert_eq!(Vec::<String>::from_message(text()), Ok(list.clone()));
-        assert_eq!(Json::from_message(text()), Ok(Json(list)));
-        assert_eq!(Text::from_message(text()), Ok(Text(r#"["a"]"#.into())));
-        assert_eq!(Bytes::from_message(text()), Ok(Bytes(br#"["a"]"#.to_vec())));
-        assert_eq!(Raw::from_message(text()), Ok(Raw(b"WyJhIl0=".to_vec())));
-    }
-
-    #[test]
-    fn bytes_that_are_not_utf_8_are_no_text() {
-        assert_eq!(Bytes::from_message(binary()), Ok(Bytes(vec![0xff])));
-        assert_eq!(Raw::from_message(binary()), Ok(Raw(b"/w==".to_vec())));
-        let InvalidMessage(why) = Text::from_message(binary()).unwrap_err();
-        assert_eq!(why, "the body is not UTF-8 text");
-        let InvalidMessage(why) = String::from_message(binary()).unwrap_err();
-        assert!(why.contains("not valid JSON"), "{why}");
+    fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
+        Ok(Self(body.to_owned()))
     }
 }

@@ -3,9 +3,22 @@
 /// Longest name of a type that an error quotes.
 const MAX_NAME: usize = 64;
 
-/// Why a message can never be processed, without any of its payload.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a message can never be processed, without any of its payload. Texts become one by `?`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct InvalidMessage(pub String);
+
+impl From<&str> for InvalidMessage {
+    fn from(why: &str) -> Self {
+        Self(why.to_owned())
+    }
+}
+
+impl From<String> for InvalidMessage {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
 
 impl InvalidMessage {
     /// Creates the error of a message without a body.

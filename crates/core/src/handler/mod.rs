@@ -14,8 +14,7 @@ use std::{borrow::Cow, fmt, marker::PhantomData, time::Duration};
 use serde::de::DeserializeOwned;
 
 pub use attempt::Attempt;
-pub use body::{Body, Content};
-pub use body::{Bytes, FromMessage, Json, Raw, Text};
+pub use body::{FromMessage, Json, Text};
 pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
 pub use delivery::{Delivery, EnvelopeMetadata};
 pub use failure::{Failure, ResultExt};
@@ -72,8 +71,8 @@ use crate::{protocol::StoredResult, store::Results};
     note = "to make a handler of a type that implements `Reconcile`, write `sqs_once::Reconciling(value)`"
 )]
 pub trait Handler: Send + Sync + 'static {
-    /// The type of the body: one that implements [`serde::Deserialize`] for JSON, or [`Text`], [`Bytes`] or
-    /// [`Raw`] ([`FromMessage`]). A body that does not have this type is a permanent failure.
+    /// The type of the body: one that implements [`serde::Deserialize`] for JSON, [`Text`], or your own
+    /// [`FromMessage`]. A body that does not have this type is a permanent failure.
     type Message: FromMessage;
     /// The output, which decides the mode ([`once`](crate::once)):
     ///

@@ -91,11 +91,8 @@ settings! {
     CONSUMER_ENVELOPE: Consumer, "ConsumerEnvelope", "none";
     "service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer [removes it](handlers.md#envelopes) before it looks for the key"
 
-    CONSUMER_ENCODING: Consumer, "ConsumerEncoding", "none";
-    "[encoding](handlers.md#encodings) of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip`"
-
     CONSUMER_MAX_BODY_BYTES: Consumer, "ConsumerMaxBodyBytes", "2097152";
-    "largest body that is decompressed or read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in [memory](large-messages.md#memory) at a time"
+    "largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in [memory](large-messages.md#memory) at a time"
 
     CONSUMER_S3_BUCKETS: Consumer, "ConsumerS3Buckets", "", "not set";
     "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
@@ -125,7 +122,7 @@ settings! {
     "`SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
-    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
+    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
 
     CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
     "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`"

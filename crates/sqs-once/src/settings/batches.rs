@@ -11,10 +11,9 @@ use sqs_once_core::settings::{
     table::{
         CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
         CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DIRECT_DEAD_LETTERING,
-        CONSUMER_ENCODING, CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT,
-        CONSUMER_MAX_BODY_BYTES, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS,
-        CONSUMER_VISIBILITY, IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE,
-        IDEMPOTENCY_RETENTION,
+        CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_MAX_BODY_BYTES,
+        CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS, CONSUMER_VISIBILITY,
+        IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
     },
 };
 
@@ -29,9 +28,7 @@ use crate::{
     handler::Handler,
     once::Mode,
     protocol::{Namespace, isolation::CrashWaits},
-    sqs::{
-        Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, Visibility,
-    },
+    sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, Visibility},
     telemetry::{
         Metrics,
         metrics::{checked_namespace, checked_service},
@@ -75,7 +72,6 @@ impl Settings {
         });
         let key = self.setting(&IDEMPOTENCY_KEY, str::parse::<KeySource>);
         let envelope = self.setting(&CONSUMER_ENVELOPE, str::parse::<Envelope>);
-        let encoding = self.setting(&CONSUMER_ENCODING, str::parse::<Encoding>);
         let max_body_bytes = self.setting(&CONSUMER_MAX_BODY_BYTES, bytes);
         let s3_buckets = self.changed(CONSUMER_S3_BUCKETS.name, Vec::new(), of_s3(buckets));
         let fingerprint = self.setting(&IDEMPOTENCY_FINGERPRINT, str::parse::<FingerprintSource>);
@@ -106,7 +102,6 @@ impl Settings {
             namespace: namespace?,
             key: key?,
             envelope: envelope?,
-            encoding: encoding?,
             max_body_bytes: max_body_bytes?,
             s3_buckets: s3_buckets?,
             fingerprint: fingerprint?,
@@ -181,7 +176,8 @@ pub(super) struct Batches {
     pub(super) namespace: Namespace,
     pub(super) key: KeySource,
     pub(super) envelope: Envelope,
-    pub(super) encoding: Encoding,
+    /// Longest body in S3.
+    #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "nothing reads S3"))]
     pub(super) max_body_bytes: NonZeroU32,
     /// Buckets with bodies. If there are none, nothing is read from S3. Without the feature `s3`, the list is
     /// empty.
@@ -244,8 +240,6 @@ impl Batches {
         let consumer = Consumer::new(mode, self.namespace, handler)
             .key(self.key)
             .envelope(self.envelope)
-            .encoding(self.encoding)
-            .max_body_bytes(self.max_body_bytes)
             .fingerprint(self.fingerprint)
             .concurrency(concurrency)
             .min_time_to_start(self.min_time_to_start)

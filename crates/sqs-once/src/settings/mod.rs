@@ -79,8 +79,7 @@ use crate::{
 /// | `IDEMPOTENCY_NAMESPACE` | the function's name; the program's, if cargo-lambda runs it without a name | first part of every key; separates consumers that share a table |
 /// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
-/// | `CONSUMER_ENCODING` | `none` | encoding of messages without the attribute `Content-Encoding`: `none`, `base64`, `gzip` or `base64+gzip` |
-/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is decompressed or read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
+/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |
 /// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `item_mode` | how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
@@ -88,7 +87,7 @@ use crate::{
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table of the events that handlers publish |
-/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3, or one that is decompressed. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. |
+/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. |
 /// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default` |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | back-off after the first receive, doubled with each further receive. Half of each back-off is random: the first is 5 to 10 seconds |

@@ -31,7 +31,7 @@ use crate::{
     },
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
     protocol::isolation::CrashWaits,
-    sqs::{Encoding, FifoAfterPermanent, FingerprintSource, KeySource},
+    sqs::{FifoAfterPermanent, FingerprintSource, KeySource},
 };
 
 const REQUIRED: [(&str, &str); 3] = [
@@ -155,7 +155,6 @@ fn defaults_match_the_documented_table() {
     let metrics = batches.metrics.as_ref().unwrap();
     assert_eq!(metrics.names(), ("sqs-once", "payments"));
     assert_eq!(batches.key, KeySource::MessageId);
-    assert_eq!(batches.encoding, Encoding::None);
     assert_eq!(batches.max_body_bytes.get(), 2 << 20);
     assert_eq!(batches.fingerprint, FingerprintSource::Body);
     assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
@@ -192,7 +191,6 @@ async fn errors_are_reported_all_at_once() {
         ("IDEMPOTENCY_RETENTION", "a day"),
         ("IDEMPOTENCY_KEY", "orderId"),
         ("IDEMPOTENCY_FINGERPRINT", "yes"),
-        ("CONSUMER_ENCODING", "deflate"),
         ("CONSUMER_MAX_BODY_BYTES", "10MB"),
         ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
         ("IDEMPOTENCY_BATCHED_WRITES", "yes"),

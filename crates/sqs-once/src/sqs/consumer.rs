@@ -3,10 +3,9 @@
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use super::{
-    Envelope, breaker::CircuitBreaker, encoding::Decoding,
-    fifo_after_permanent::FifoAfterPermanent, fingerprint_source::FingerprintSource,
-    key_source::KeySource, make_span::MakeSpan, observer::Observer, s3_pointer::ReadBodies,
-    visibility::Visibility,
+    Envelope, breaker::CircuitBreaker, fifo_after_permanent::FifoAfterPermanent,
+    fingerprint_source::FingerprintSource, key_source::KeySource, make_span::MakeSpan,
+    observer::Observer, s3_pointer::ReadBodies, visibility::Visibility,
 };
 use sqs_once_core::once::Turns;
 
@@ -53,7 +52,6 @@ pub struct Consumer<M, H> {
     pub(super) namespace: Namespace,
     pub(super) key: KeySource,
     pub(super) envelope: Envelope,
-    pub(super) decoding: Decoding,
     pub(super) s3_bodies: Option<Arc<dyn ReadBodies>>,
     pub(super) fingerprint: FingerprintSource,
     pub(super) concurrency: NonZeroUsize,
@@ -83,7 +81,6 @@ impl<M, H> Clone for Consumer<M, H> {
             namespace: self.namespace.clone(),
             key: self.key.clone(),
             envelope: self.envelope,
-            decoding: self.decoding,
             s3_bodies: self.s3_bodies.clone(),
             fingerprint: self.fingerprint.clone(),
             concurrency: self.concurrency,
@@ -120,7 +117,6 @@ impl<M, H> Consumer<M, H> {
             namespace,
             key: KeySource::default(),
             envelope: Envelope::None,
-            decoding: Decoding::default(),
             s3_bodies: None,
             fingerprint: FingerprintSource::default(),
             concurrency: const { NonZeroUsize::new(10).unwrap() },

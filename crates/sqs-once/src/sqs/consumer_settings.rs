@@ -1,17 +1,12 @@
 //! The settings of a [`Consumer`], one method each.
 
-use std::{
-    num::{NonZeroU32, NonZeroUsize},
-    sync::Arc,
-    time::Duration,
-};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use tracing::Span;
 
 use super::{
-    Consumer, Encoding, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, MessageOutcome,
-    ReadBodies, Visibility, breaker::CircuitBreaker, encoding::Decoding, make_span::MakeSpan,
-    observer::Observer,
+    Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, MessageOutcome,
+    ReadBodies, Visibility, breaker::CircuitBreaker, make_span::MakeSpan, observer::Observer,
 };
 use crate::{handler::DeliveryMetadata, telemetry::Metrics};
 
@@ -35,48 +30,6 @@ impl<M, H> Consumer<M, H> {
     #[must_use]
     pub fn envelope(self, envelope: Envelope) -> Self {
         Self { envelope, ..self }
-    }
-
-    /// Sets the encoding of messages without the message attribute `Content-Encoding`. By default these
-    /// messages are not encoded.
-    ///
-    /// ```
-    /// use sqs_once::{Consumer, Handler, Mode, sqs::Encoding};
-    ///
-    /// # fn compressed<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    /// consumer.encoding(Encoding::Gzip)
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn encoding(self, encoding: Encoding) -> Self {
-        let decoding = Decoding {
-            encoding,
-            ..self.decoding
-        };
-        Self { decoding, ..self }
-    }
-
-    /// Sets the largest decompressed body in bytes, 2 MiB by default. A larger body is a permanent failure,
-    /// and the consumer stops decompressing it at the limit.
-    ///
-    /// Each message in progress may hold a body of this size and the handler's value. While the consumer
-    /// makes the key, a JSON body takes 14 times its size, and a hostile one up to 97 times.
-    ///
-    /// ```
-    /// use std::num::NonZeroU32;
-    /// use sqs_once::{Consumer, Handler, Mode};
-    ///
-    /// # fn small<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    /// consumer.max_body_bytes(const { NonZeroU32::new(256 * 1024).unwrap() })
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn max_body_bytes(self, max_body_bytes: NonZeroU32) -> Self {
-        let decoding = Decoding {
-            max_body_bytes,
-            ..self.decoding
-        };
-        Self { decoding, ..self }
     }
 
     /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`.

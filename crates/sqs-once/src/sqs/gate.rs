@@ -11,10 +11,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use sqs_once_core::once::{Gate, Turns};
 
-use super::{
-    batch::Batch,
-    held_body::{BodyNeeds, HeldBody},
-};
+use super::{batch::Batch, held_body::HeldBody, s3_pointer::ReadBodies};
 use crate::{once::Outcome, protocol::circuit::HandlerEnd};
 
 /// Decides when the handler of a message starts.
@@ -22,7 +19,8 @@ pub(super) struct MessageGate {
     pub(super) batch: Arc<Batch>,
     pub(super) index: usize,
     pub(super) turns: Turns,
-    pub(super) needs: BodyNeeds,
+    /// `None` if no bodies are in S3.
+    pub(super) s3_bodies: Option<Arc<dyn ReadBodies>>,
     pub(super) state: GateState,
 }
 
@@ -73,7 +71,8 @@ impl MessageGate {
         }
         let (batch, message) = (&self.batch, self.batch.message(self.index));
         let slots = batch.large_bodies();
-        let body = HeldBody::read(message, &self.needs, slots, batch.deadline()).await?;
+        let body =
+            HeldBody::read(message, self.s3_bodies.as_deref(), slots, batch.deadline()).await?;
         if let Some(text) = &body.from_s3 {
             let hash = self.state.hasher.hash_one(text);
             if *self.state.first_hash.get_or_init(|| hash) != hash {

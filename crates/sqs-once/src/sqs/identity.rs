@@ -1,14 +1,11 @@
 //! [`Identity`]: the key and the fingerprint of a message.
 
 use super::{
-    document::Document,
-    fingerprint_source::FingerprintSource,
-    key_fn::{NoIdentity, Received},
-    key_source::KeySource,
-    pointer::key_part,
+    document::Document, fingerprint_source::FingerprintSource, key_fn::NoIdentity,
+    key_source::KeySource, pointer::key_part,
 };
 use crate::{
-    handler::{Body, DeliveryMetadata},
+    handler::DeliveryMetadata,
     protocol::{Fingerprint, Key, Namespace},
 };
 
@@ -19,22 +16,28 @@ pub(crate) struct Identity {
     pub(crate) fingerprint: Option<Fingerprint>,
 }
 
-impl Identity {
-    /// Makes the identity of a message with this decoded body.
-    pub(crate) fn of(
-        facts: &DeliveryMetadata,
-        body: &Body<'_>,
-        namespace: &Namespace,
-        key: &KeySource,
-        fingerprint: &FingerprintSource,
-    ) -> Result<Self, NoIdentity> {
+/// Where the identity of a message comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IdentitySources<'a> {
+    pub(crate) namespace: &'a Namespace,
+    pub(crate) key: &'a KeySource,
+    pub(crate) fingerprint: &'a FingerprintSource,
+}
+
+impl IdentitySources<'_> {
+    /// Makes the identity of a message.
+    pub(super) fn identity(
+        &self,
+        body: &str,
+        delivery: &DeliveryMetadata,
+    ) -> Result<Identity, NoIdentity> {
         let json = Document::parse(body);
-        let values = key.values(&Received { facts, body }, json.as_ref())?;
-        let key = Key::of_parts(namespace, values.iter().map(key_part))
-            .map_err(|error| key.not_found(&error.to_string()))?;
-        Ok(Self {
+        let values = self.key.values(body, delivery, json.as_ref())?;
+        let key = Key::of_parts(self.namespace, values.iter().map(key_part))
+            .map_err(|error| self.key.not_found(&error.to_string()))?;
+        Ok(Identity {
             key,
-            fingerprint: fingerprint.of(body, json.ok()),
+            fingerprint: self.fingerprint.of(body, json.ok()),
         })
     }
 }
@@ -53,13 +56,16 @@ pub(super) mod tests {
 
     pub(in crate::sqs) fn identity_by(
         facts: &DeliveryMetadata,
-        body: &Body<'_>,
+        body: &str,
         key: &KeySource,
         fingerprint: &str,
     ) -> Result<Identity, String> {
-        let namespace = Namespace::new("ns").unwrap();
-        let fingerprint = fingerprint.parse().unwrap();
-        let identity = Identity::of(facts, body, &namespace, key, &fingerprint);
+        let sources = IdentitySources {
+            namespace: &Namespace::new("ns").unwrap(),
+            key,
+            fingerprint: &fingerprint.parse().unwrap(),
+        };
+        let identity = sources.identity(body, facts);
         identity.map_err(|error| match error {
             NoIdentity::Invalid(InvalidMessage(why)) => why,
             NoIdentity::KeyPanicked => "panicked".into(),
@@ -71,7 +77,7 @@ pub(super) mod tests {
         body: &str,
         key: &str,
     ) -> Result<Identity, String> {
-        identity_by(facts, &body.into(), &key.parse().unwrap(), "off")
+        identity_by(facts, body, &key.parse().unwrap(), "off")
     }
 
     pub(in crate::sqs) fn key(body: &str, source: &str) -> Result<String, String> {
@@ -79,7 +85,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::sqs) fn fingerprint(body: &str, source: &str) -> Option<Fingerprint> {
-        let identity = identity_by(&facts(), &body.into(), &KeySource::MessageId, source);
+        let identity = identity_by(&facts(), body, &KeySource::MessageId, source);
         Some(identity.unwrap().fingerprint?.with_scheme(None))
     }
 

@@ -6,10 +6,13 @@ use serde_json::Value;
 
 use super::{
     document::Document,
-    key_fn::{KeyFn, NoIdentity, Received},
+    key_fn::{KeyFn, NoIdentity},
     pointer::{Pointers, is_distinct},
 };
-use crate::{InvalidValue, handler::InvalidMessage};
+use crate::{
+    InvalidValue,
+    handler::{DeliveryMetadata, InvalidMessage},
+};
 
 /// Message attribute of a copy in a dead-letter queue, with the deduplication id of the original message.
 pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
@@ -86,33 +89,33 @@ impl KeySource {
     /// Makes the key in code. The function returns the parts of the key, in their order. A single part makes
     /// the same key as the same text in an attribute or in the body.
     ///
-    /// The function runs before the handler, and more than once for a message. It must return the same parts
-    /// each time, and be quick: the messages of a batch wait for it.
+    /// The function runs before the handler, and again for each delivery. It must return the same parts each
+    /// time, so it must not use the receive count or a time of receiving. It must also be quick, because the
+    /// messages of a batch wait for it.
     ///
     /// If the function returns an error, no part or an empty part, the message fails permanently. The text of
     /// the error is logged, so keep payload out of it. A panic fails only its message, with the outcome
     /// `panicked`, and the message goes back to the queue.
     ///
     /// ```
-    /// use sqs_once::sqs::{KeySource, Received};
+    /// use sqs_once::sqs::KeySource;
     ///
     /// // A body such as `o-1;129.50;EUR`, of the tenant in an attribute.
-    /// let key = KeySource::from_fn(|message: &Received<'_>| {
-    ///     let tenant = message.attribute("tenant").ok_or("no attribute `tenant`")?;
-    ///     let body = std::str::from_utf8(message.body()).map_err(|_| "not UTF-8")?;
+    /// let key = KeySource::from_fn(|body, delivery| {
+    ///     let tenant = delivery.attribute("tenant").ok_or("no attribute `tenant`")?;
     ///     let order = body.split(';').next().unwrap_or_default();
     ///     Ok::<_, &str>([tenant, order].map(str::to_owned))
     /// });
     /// ```
     pub fn from_fn<P, E>(
-        function: impl Fn(&Received<'_>) -> Result<P, E> + Send + Sync + 'static,
+        function: impl Fn(&str, &DeliveryMetadata) -> Result<P, E> + Send + Sync + 'static,
     ) -> Self
     where
         P: IntoIterator<Item = String>,
         E: fmt::Display,
     {
-        Self::Function(KeyFn::new(move |message| {
-            let parts = function(message).map_err(|error| error.to_string())?;
+        Self::Function(KeyFn::new(move |body, delivery| {
+            let parts = function(body, delivery).map_err(|error| error.to_string())?;
             Ok(parts.into_iter().collect())
         }))
     }
@@ -129,20 +132,23 @@ impl KeySource {
     /// Returns the values that make the key, which are never empty.
     pub(super) fn values(
         &self,
-        message: &Received<'_>,
+        body: &str,
+        delivery: &DeliveryMetadata,
         json: Result<&Document<'_>, &serde_json::Error>,
     ) -> Result<Vec<Value>, NoIdentity> {
         let found = match self {
-            Self::MessageId => vec![Some(message.message_id())],
-            Self::DeduplicationId => vec![message.group_id(), deduplication_id(message)],
-            Self::Attribute(name) => vec![message.attribute(name)],
+            Self::MessageId => vec![Some(delivery.message_id.as_str())],
+            Self::DeduplicationId => {
+                vec![delivery.group_id.as_deref(), deduplication_id(delivery)]
+            }
+            Self::Attribute(name) => vec![delivery.attribute(name)],
             Self::Body(pointers) => {
                 let json = json.map_err(InvalidMessage::json)?;
                 let value = |pointer| Ok(self.value(json, pointer)?);
                 return pointers.iter().map(value).collect();
             }
             Self::Function(function) => {
-                let parts = function.parts(message)?;
+                let parts = function.parts(body, delivery)?;
                 if parts.is_empty() || parts.iter().any(String::is_empty) {
                     return Err(self.not_found("no part, or an empty part").into());
                 }
@@ -191,9 +197,9 @@ impl KeySource {
 ///
 /// In a dead-letter queue the message's own id is different, whether SQS moved the message or the consumer
 /// copied it.
-fn deduplication_id<'a>(message: &Received<'a>) -> Option<&'a str> {
-    let current = message.facts.deduplication_id.as_deref()?;
-    let original = message.attribute(ORIGINAL_DEDUPLICATION_ID);
+fn deduplication_id(delivery: &DeliveryMetadata) -> Option<&str> {
+    let current = delivery.deduplication_id.as_deref()?;
+    let original = delivery.attribute(ORIGINAL_DEDUPLICATION_ID);
     Some(original.unwrap_or(current))
 }
 
@@ -223,7 +229,7 @@ mod tests {
         super::identity::tests::{facts, identity, identity_by, key},
         *,
     };
-    use crate::handler::{Attribute, AttributeValue, Body, DeliveryMetadata};
+    use crate::handler::{Attribute, AttributeValue};
 
     #[test]
     fn key_marks_json_other_than_text() {
@@ -376,53 +382,51 @@ mod tests {
     fn attributes_and_message_ids_are_keys() {
         let mut facts = facts();
         facts.attributes.insert("order".into(), text("o-1"));
-        let binary = Body::from(vec![0xff, b'{']);
         for (source, id) in [("attribute:order", "ns#o-1"), ("message-id", "ns#m-1")] {
             let source: KeySource = source.parse().unwrap();
-            for body in [&"{}".into(), &"plain text".into(), &binary] {
+            for body in ["{}", "plain text"] {
                 let identity = identity_by(&facts, body, &source, "body").unwrap();
                 assert_eq!(identity.key.as_str(), id);
             }
         }
-        let why = identity_by(&facts, &binary, &"body:/id".parse().unwrap(), "off").unwrap_err();
+        let why = identity(&facts, "plain text", "body:/id").unwrap_err();
         assert!(why.contains("not valid JSON"), "{why}");
     }
 
     #[test]
     fn key_function_makes_the_parts() {
-        let by = |function: fn(&Received<'_>) -> Result<Vec<String>, String>| {
+        let by = |function: fn(&str, &DeliveryMetadata) -> Result<Vec<String>, String>| {
             let source = KeySource::from_fn(function);
-            let key = identity_by(&fifo("g-1", "d"), &"o-1;7".into(), &source, "off");
+            let key = identity_by(&fifo("g-1", "d"), "o-1;7", &source, "off");
             key.map(|identity| identity.key.to_string())
         };
-        let of_body = by(|message| {
-            let body = std::str::from_utf8(message.body()).unwrap();
+        let of_body = by(|body, delivery| {
             Ok(vec![
-                message.group_id().unwrap().to_owned(),
+                delivery.group_id.clone().unwrap(),
                 body.split(';').next().unwrap().to_owned(),
             ])
         });
         assert_eq!(of_body.unwrap(), "ns#g-1#o-1");
         let why = "no idempotency key by the key function";
         assert_eq!(
-            by(|_| Err("no order".into())).unwrap_err(),
+            by(|_, _| Err("no order".into())).unwrap_err(),
             format!("{why}: no order")
         );
         for empty in [
-            by(|_| Ok(vec![])),
-            by(|_| Ok(vec!["a".into(), String::new()])),
+            by(|_, _| Ok(vec![])),
+            by(|_, _| Ok(vec!["a".into(), String::new()])),
         ] {
             assert_eq!(
                 empty.unwrap_err(),
                 format!("{why}: no part, or an empty part")
             );
         }
-        assert_eq!(by(|_| panic!("a bug")).unwrap_err(), "panicked");
+        assert_eq!(by(|_, _| panic!("a bug")).unwrap_err(), "panicked");
     }
 
     #[test]
     fn clones_of_key_function_are_equal() {
-        let source = || KeySource::from_fn(|_| Ok::<_, String>([String::new()]));
+        let source = || KeySource::from_fn(|_, _| Ok::<_, String>([String::new()]));
         let one = source();
         assert_eq!(one, one.clone());
         assert_ne!(one, source());

@@ -9,15 +9,14 @@ use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use tracing::{Span, field};
 
 use super::{
-    body_decoder::BodyDecoder,
     envelope::{Envelope, Sent},
-    identity::Identity,
+    identity::{Identity, IdentitySources},
     key_fn::NoIdentity,
     make_span::MakeSpan,
     s3_pointer::S3Pointer,
 };
 use crate::{
-    handler::{Attribute, AttributeValue, Content, Delivery, DeliveryMetadata, InvalidMessage},
+    handler::{Attribute, AttributeValue, Delivery, DeliveryMetadata, FromMessage, InvalidMessage},
     protocol::{Key, Timestamp},
 };
 
@@ -27,7 +26,7 @@ pub(crate) struct Message {
     id: MessageId,
     /// Not set until the body is read. A body in S3 is read when its message runs.
     identity: OnceLock<Result<Identity, NoIdentity>>,
-    /// Body without its envelope, not decoded.
+    /// Body without its envelope.
     body: Option<String>,
     /// Where in S3 the body is, if the consumer reads it there.
     s3_pointer: Option<S3Pointer>,
@@ -55,12 +54,13 @@ impl MessageId {
 }
 
 impl Message {
-    /// Creates a message from a record. `None` if the record has no id.
+    /// Creates a message from a record. `None` if the record has no id. With `reads_s3`, a body that is a
+    /// pointer to S3 is to be read there.
     pub(crate) fn new(
         mut record: SqsMessage,
         request_id: Option<&Arc<str>>,
         envelope: Envelope,
-        reading: &BodyDecoder<'_>,
+        reads_s3: bool,
     ) -> Option<Self> {
         let (opened, no_envelope) = match envelope.open(&mut record) {
             Ok(opened) => (opened, None),
@@ -92,7 +92,9 @@ impl Message {
         };
         let s3_pointer = match no_envelope {
             Some(invalid) => Err(invalid),
-            None => reading.s3_pointer(record.body.as_deref()).transpose(),
+            None => (record.body.as_deref().filter(|_| reads_s3))
+                .and_then(S3Pointer::find)
+                .transpose(),
         };
         let (identity, s3_pointer) = match s3_pointer {
             Ok(pointer) => (OnceLock::new(), pointer),
@@ -115,9 +117,9 @@ impl Message {
     }
 
     /// Makes key and fingerprint from the body in the queue, unless the body is in S3.
-    pub(crate) fn identify_body(&self, reading: &BodyDecoder<'_>) {
+    pub(crate) fn identify_body(&self, sources: &IdentitySources<'_>) {
         if self.s3_pointer.is_none() {
-            let _identity = self.identify(self.body(), reading);
+            let _identity = self.identify(self.body(), sources);
         }
     }
 
@@ -161,11 +163,11 @@ impl Message {
     pub(crate) fn identify(
         &self,
         body: Option<&str>,
-        reading: &BodyDecoder<'_>,
+        sources: &IdentitySources<'_>,
     ) -> Result<&Identity, &NoIdentity> {
         let identify = || {
-            let content = self.content(body, reading)?;
-            reading.identity(&content, self.delivery.facts())
+            let body = body.ok_or_else(InvalidMessage::no_body)?;
+            sources.identity(body, self.delivery.facts())
         };
         self.identity.get_or_init(identify).as_ref()
     }
@@ -227,14 +229,10 @@ impl Message {
         envelope.is_some_and(|envelope| envelope.is_test)
     }
 
-    /// Decodes the body. Decoded bodies are not kept here; they live as long as their message runs.
-    pub(crate) fn content<'a>(
-        &self,
-        body: Option<&'a str>,
-        reading: &BodyDecoder<'_>,
-    ) -> Result<Content<'a>, InvalidMessage> {
+    /// Makes the handler's message from this body, which may be from S3.
+    pub(crate) fn parse<T: FromMessage>(&self, body: Option<&str>) -> Result<T, InvalidMessage> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
-        reading.content(body.into(), self.delivery.facts())
+        T::from_message(body, self.delivery.facts())
     }
 
     /// Returns the delivery for the handler.
@@ -264,10 +262,10 @@ mod tests {
     use serde::Deserialize;
 
     use super::{
-        super::{encoding::Decoding, fingerprint_source::FingerprintSource, key_source::KeySource},
+        super::{fingerprint_source::FingerprintSource, key_source::KeySource},
         *,
     };
-    use crate::{handler::FromMessage as _, protocol::Namespace};
+    use crate::protocol::Namespace;
 
     #[derive(Debug, Deserialize)]
     struct Order {
@@ -284,28 +282,19 @@ mod tests {
         record
     }
 
-    fn reading<R>(read: impl FnOnce(&BodyDecoder<'_>) -> R) -> R {
-        let namespace = Namespace::new("ns").unwrap();
-        let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
-        read(&BodyDecoder::for_type::<Order>(
-            &namespace,
-            &key,
-            &fingerprint,
-            Decoding::default(),
-        ))
-    }
-
     fn message(record: SqsMessage) -> Option<Message> {
-        reading(|reading| {
-            let message = Message::new(record, None, Envelope::None, reading)?;
-            message.identify_body(reading);
-            Some(message)
-        })
+        let message = Message::new(record, None, Envelope::None, false)?;
+        message.identify_body(&IdentitySources {
+            namespace: &Namespace::new("ns").unwrap(),
+            key: &KeySource::default(),
+            fingerprint: &FingerprintSource::default(),
+        });
+        Some(message)
     }
 
     fn parse(record: SqsMessage) -> Result<Order, InvalidMessage> {
         let message = message(record).unwrap();
-        reading(|reading| Order::from_message(message.content(message.body(), reading)?))
+        message.parse(message.body())
     }
 
     #[test]

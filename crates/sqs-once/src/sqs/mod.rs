@@ -4,15 +4,12 @@
 //! | --- | --- |
 //! | `message` | one record of the event: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
-//! | `encoding` | base64 and gzip around a body |
 //! | `read_message` | reads one message, without a batch |
-//! | `body_decoder` | from the body in the queue to content and identity |
 //! | `identity` | key and fingerprint of a message |
 //! | `key_source` | which messages are the same operation |
 //! | `fingerprint_source` | which part of a message must not change under one key |
 //! | `key_fn` | a key made in code |
 //! | `pointer` | JSON pointers into a body |
-//! | [`powertools`] | hashes of Powertools for AWS Lambda |
 //! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
 //! | `s3_bodies` | reads such bodies |
 //! | `lanes` | order of messages: which run one after the other |
@@ -39,12 +36,10 @@
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
-mod body_decoder;
 mod breaker;
 mod consumer;
 mod consumer_settings;
 mod document;
-mod encoding;
 mod envelope;
 mod fifo_after_permanent;
 mod fingerprint_source;
@@ -75,11 +70,9 @@ mod suspects;
 mod visibility;
 
 pub use consumer::Consumer;
-pub use encoding::Encoding;
 pub use envelope::Envelope;
 pub use fifo_after_permanent::FifoAfterPermanent;
 pub use fingerprint_source::FingerprintSource;
-pub use key_fn::Received;
 pub use key_source::KeySource;
 pub use lambda::run;
 pub use message_outcome::MessageOutcome;

@@ -8,14 +8,14 @@ use super::{
     batch::Batch,
     consumer::Consumer,
     gate::{GateState, MessageGate},
-    held_body::{BodyNeeds, HeldBody},
+    held_body::HeldBody,
     identity::Identity,
     key_fn::NoIdentity,
     message::Message,
     s3_pointer::S3Pointer,
 };
 use crate::{
-    handler::{FromMessage as _, Handler, InvalidMessage},
+    handler::{Handler, InvalidMessage},
     once::{Mode, Outcome},
 };
 
@@ -41,14 +41,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if message.is_s3_test() {
             return Err(Outcome::Ignored);
         }
-        // Decoding and parsing a body takes time too.
+        // Parsing a body takes time too.
         if !batch.may_start() {
             return Err(Outcome::NotStarted);
         }
         let gate = self.gate(index, batch)?;
         let had_key = message.key().is_some();
         let body = gate.body().await?;
-        let identity = match message.identify(body.text(message), &self.reading()) {
+        let identity = match message.identify(body.text(message), &self.identity_sources()) {
             Ok(identity) => identity,
             Err(NoIdentity::Invalid(InvalidMessage(why))) => return Err(self.invalid(message, why)),
             Err(NoIdentity::KeyPanicked) => return Err(Outcome::Panicked),
@@ -79,10 +79,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             batch: Arc::clone(batch),
             index,
             turns: self.turns.clone(),
-            needs: BodyNeeds {
-                s3_bodies: self.s3_bodies.clone(),
-                may_grow: self.reading().may_grow(message.delivery().facts()),
-            },
+            s3_bodies: self.s3_bodies.clone(),
             state: GateState::default(),
         }))
     }
@@ -104,6 +101,6 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         message: &Message,
         body: &HeldBody,
     ) -> Result<H::Message, InvalidMessage> {
-        H::Message::from_message(message.content(body.text(message), &self.reading())?)
+        message.parse(body.text(message))
     }
 }

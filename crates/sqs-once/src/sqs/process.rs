@@ -6,7 +6,7 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use tokio::time::Instant;
 
 use super::{
-    batch::Batch, body_decoder::BodyDecoder, breaker::CircuitBreaker, consumer::Consumer,
+    batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
     lanes::Lane, message::Message, message_outcome::MessageOutcome, report::BatchReport,
 };
 use crate::{deadline::Deadline, handler::Handler, once::Mode, store::StoreError};
@@ -137,28 +137,28 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Turns records into messages. Bodies that are decoded in the first half of the time get their keys
-    /// here.
+    /// Turns records into messages. Bodies that are read in the first half of the time get their keys here.
     async fn read(
         &self,
         event: SqsEvent,
         deadline: Deadline,
         request_id: Option<&str>,
     ) -> Result<Vec<Message>, BatchError> {
-        let (reading, request_id) = (self.reading(), request_id.map(Arc::from));
+        let (sources, request_id) = (self.identity_sources(), request_id.map(Arc::from));
+        let reads_s3 = self.s3_bodies.is_some();
         let mut messages = Vec::with_capacity(event.records.len());
         let kept_for_handlers = deadline.time_left() / 2;
         for (index, record) in event.records.into_iter().enumerate() {
-            let message = Message::new(record, request_id.as_ref(), self.envelope, &reading)
+            let message = Message::new(record, request_id.as_ref(), self.envelope, reads_s3)
                 .ok_or(BatchError::NoMessageId { index })?;
-            // Lanes need keys. But if bodies are slow to decode, they must not use up the time of the other
+            // Lanes need keys. But if keys are slow to make, they must not use up the time of the other
             // messages, so the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
                 if index > 0 {
                     // Give other invocations of the process a chance to run.
                     tokio::task::yield_now().await;
                 }
-                message.identify_body(&reading);
+                message.identify_body(&sources);
             }
             messages.push(message);
         }
@@ -183,10 +183,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             .then_some("open")
     }
 
-    pub(super) fn reading(&self) -> BodyDecoder<'_> {
-        let (namespace, fingerprint) = (&self.namespace, &self.fingerprint);
-        BodyDecoder::for_type::<H::Message>(namespace, &self.key, fingerprint, self.decoding)
-            .reads_s3(self.s3_bodies.is_some())
+    pub(super) fn identity_sources(&self) -> IdentitySources<'_> {
+        IdentitySources {
+            namespace: &self.namespace,
+            key: &self.key,
+            fingerprint: &self.fingerprint,
+        }
     }
 }
 

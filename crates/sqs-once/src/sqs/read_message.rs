@@ -3,8 +3,10 @@
 use aws_lambda_events::sqs::SqsMessage;
 
 use super::{
-    Envelope, FingerprintSource, KeySource, body_decoder::BodyDecoder, encoding::Decoding,
-    identity::Identity, key_fn::NoIdentity, message::Message,
+    Envelope, FingerprintSource, KeySource,
+    identity::{Identity, IdentitySources},
+    key_fn::NoIdentity,
+    message::Message,
 };
 use crate::{
     Deadline, Operation, Outcome,
@@ -38,11 +40,14 @@ pub fn read_message<T: FromMessage>(
     namespace: &Namespace,
     deadline: Deadline,
 ) -> Result<(Operation, T), Outcome> {
-    let (key, fingerprint) = (KeySource::MessageId, FingerprintSource::Body);
-    let reading = BodyDecoder::for_type::<T>(namespace, &key, &fingerprint, Decoding::default());
-    let message = Message::new(record, None, Envelope::None, &reading)
+    let sources = IdentitySources {
+        namespace,
+        key: &KeySource::MessageId,
+        fingerprint: &FingerprintSource::Body,
+    };
+    let message = Message::new(record, None, Envelope::None, false)
         .ok_or_else(|| Outcome::Invalid("the message has no id".to_owned()))?;
-    read(&message, &reading, deadline).map_err(|why| match why {
+    read(&message, &sources, deadline).map_err(|why| match why {
         NoIdentity::Invalid(InvalidMessage(why)) => Outcome::Invalid(why),
         NoIdentity::KeyPanicked => Outcome::Panicked,
     })
@@ -50,12 +55,12 @@ pub fn read_message<T: FromMessage>(
 
 fn read<T: FromMessage>(
     message: &Message,
-    reading: &BodyDecoder<'_>,
+    sources: &IdentitySources<'_>,
     deadline: Deadline,
 ) -> Result<(Operation, T), NoIdentity> {
-    let identity = message.identify(message.body(), reading);
+    let identity = message.identify(message.body(), sources);
     let Identity { key, fingerprint } = identity.map_err(Clone::clone)?.clone();
     let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
-    let body = T::from_message(message.content(message.body(), reading)?)?;
+    let body = message.parse(message.body())?;
     Ok((operation, body))
 }

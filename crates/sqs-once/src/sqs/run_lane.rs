@@ -74,7 +74,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 (message, shown)
             });
             batch.end(index, processed);
-            // Decoding a body may take long, and nothing else makes a message with an invalid body yield.
+            // Reading a body may take long, and nothing else makes a message with an invalid body yield.
             tokio::task::yield_now().await;
         }
     }

@@ -47,7 +47,7 @@ pub(super) struct Batch {
     deadline: Deadline,
     /// Number of lines logged so far about messages that did not start.
     not_started_lines: AtomicUsize,
-    /// Slots for bodies from S3 and those to decompress: they can be larger than an event, so their number decides
+    /// Slots for bodies from S3: they can be larger than an event, so their number decides
     /// how much memory the function needs.
     large_bodies: Arc<Semaphore>,
     suspects: Suspects,
@@ -290,13 +290,7 @@ pub(super) mod tests {
     };
 
     use super::*;
-    use crate::{
-        protocol::{Namespace, Timestamp},
-        sqs::{
-            body_decoder::BodyDecoder, encoding::Decoding, envelope::Envelope,
-            fingerprint_source::FingerprintSource, key_source::KeySource,
-        },
-    };
+    use crate::{protocol::Timestamp, sqs::envelope::Envelope};
 
     /// Notes at each log line how many messages of the batch have a result.
     struct Results {
@@ -313,13 +307,9 @@ pub(super) mod tests {
 
     /// A batch of which nothing has run.
     pub(in crate::sqs) fn batch_of(records: impl IntoIterator<Item = SqsMessage>) -> Batch {
-        let namespace = Namespace::new("ns").unwrap();
-        let (key, fingerprint) = (KeySource::default(), FingerprintSource::default());
-        let decoder =
-            BodyDecoder::for_type::<String>(&namespace, &key, &fingerprint, Decoding::default());
         let messages = records
             .into_iter()
-            .map(|record| Message::new(record, None, Envelope::None, &decoder).unwrap());
+            .map(|record| Message::new(record, None, Envelope::None, false).unwrap());
         let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(1), Duration::ZERO);
         Batch::new(messages.collect(), deadline)
     }
