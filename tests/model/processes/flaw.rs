@@ -104,6 +104,4 @@ pub enum Flaw {
     RunsWhileOpen,
     /// Each message that comes after the first interval is a probe.
     ManyProbes,
-    /// A success leaves the circuit as it is.
-    SuccessIsIgnored,
 }

@@ -210,11 +210,5 @@ fn flaws_of_the_circuit_have_shortest_paths() {
             10,
         ),
         (ManyProbes, World::circuit(2, 0), OpenCircuitSavesClaims, 20),
-        (
-            SuccessIsIgnored,
-            World::circuit(2, 0).receives(6),
-            EveryMessageEnds,
-            44,
-        ),
     ]);
 }

@@ -297,9 +297,6 @@ impl Rules {
         operation: usize,
         end: HandlerEnd,
     ) -> Option<Change> {
-        if end == HandlerEnd::Answered && self.has(Flaw::SuccessIsIgnored) {
-            return None;
-        }
         Arc::make_mut(circuit).handler_ended(now, &key(operation), end)
     }
 }
