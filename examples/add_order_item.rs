@@ -90,7 +90,6 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_NAMESPACE", "order-items");
     // An item that was sent twice has two message ids, and one item id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId,/itemId");
-    // No retention: an order is open for a while only, so the keys that it has seen are few.
     // It would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);

@@ -29,7 +29,7 @@ use sqs_once::{
 };
 
 /// Retention of the key of a debit. A message may wait 14 days in the queue, and after a redrive from
-/// the dead-letter queue 14 days more. Without a limit, the keys would fill the item (400 KB).
+/// the dead-letter queue 14 days more.
 const REMEMBERED: &str = "30d";
 
 #[derive(Deserialize)]

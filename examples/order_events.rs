@@ -103,7 +103,6 @@ pub async fn consumer(
     settings.set_default("IDEMPOTENCY_NAMESPACE", "order-events");
     // Each type has the producer's id of the event.
     settings.set_default("IDEMPOTENCY_KEY", "body:/eventId");
-    // No retention: an order has few events, so the keys that it has seen are few.
     // It would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);

@@ -134,18 +134,17 @@ mod creating_a_user {
         let (dynamo, consumer) = start().await;
         assert_eq!(process(&consumer, sample("create-user")).await, 0);
         let users = items(&dynamo, "users", "email").await;
+        let ada = &users["ada@example.com"];
+        assert_eq!(ada["processed_events"][1], "users#usr-0001");
         assert_eq!(
-            users["ada@example.com"],
-            json!({
-                "email": "ada@example.com", "userId": "usr-0001", "name": "Ada Lovelace",
-                "processed_events": ["users#usr-0001"],
-            })
+            (&ada["userId"], &ada["name"]),
+            (&json!("usr-0001"), &json!("Ada Lovelace"))
         );
         assert_eq!(users.len(), 2);
         // The change that the user made meanwhile stays.
         let mut changed = users["ada@example.com"].clone();
         changed["name"] = json!("Augusta Ada King");
-        dynamo.put("users", to_item(&changed)).await;
+        put(&dynamo, "users", changed.clone()).await;
         assert_eq!(process(&consumer, sample("create-user")).await, 0);
         let users = items(&dynamo, "users", "email").await;
         assert_eq!(users["ada@example.com"], changed);
@@ -172,15 +171,6 @@ mod creating_a_user {
             assert_eq!(rejection(&consumer, &user).await, none, "{email:?}");
         }
         assert!(dynamo.records("users").await.is_empty());
-    }
-
-    /// A set of strings stays a set.
-    fn to_item(user: &Value) -> Item {
-        use aws_sdk_dynamodb::types::AttributeValue;
-        let mut item: Item = serde_dynamo::to_item(user).unwrap();
-        let events = vec!["users#usr-0001".to_owned()];
-        item.insert("processed_events".into(), AttributeValue::Ss(events));
-        item
     }
 }
 
@@ -226,7 +216,7 @@ mod adding_an_item_to_an_order {
                     json!({"itemId": "itm-0002", "product": "teapot", "quantity": 1}),
                 ]
             );
-            assert_eq!(order["processed_events"].as_array().unwrap().len(), 2);
+            assert_eq!(order["processed_events"].as_array().unwrap().len(), 4);
         }
     }
 
@@ -307,7 +297,7 @@ mod debiting_an_account {
             assert_eq!(account["balance"], 10_000 - 1250 - 4000);
             assert_eq!(account["version"], 2);
             assert_eq!(account["owner"], "Ada");
-            assert_eq!(account["processed_until"].as_object().unwrap().len(), 2);
+            assert_eq!(account["processed_events"].as_array().unwrap().len(), 4);
         }
     }
 
@@ -524,7 +514,7 @@ mod several_types_of_messages {
             let mut orders = items(&dynamo, "orders", "orderId").await;
             for order in orders.values_mut() {
                 let events = order["processed_events"].take();
-                assert_eq!(events.as_array().unwrap().len(), 2, "{events}");
+                assert_eq!(events.as_array().unwrap().len(), 4, "{events}");
             }
             let order = |id: &str, customer: &str, status: &str, detail: &str| {
                 json!({

@@ -203,13 +203,9 @@ impl ModeSettings for PostgresMode {
         if options.warm_up {
             self.records.store.warm_up().await;
         }
-        let mode = self
-            .after_failure(options.after_failure)
-            .results(options.results);
-        match options.retention {
-            Some(retention) => mode.retention(retention),
-            None => mode,
-        }
+        self.after_failure(options.after_failure)
+            .results(options.results)
+            .retention(options.retention)
     }
 }
 

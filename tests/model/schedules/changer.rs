@@ -1,6 +1,6 @@
 //! Handlers whose effect is one change of one item, through the real SDK: `ItemMode`.
 
-use std::{cell::RefCell, time::Duration};
+use std::cell::RefCell;
 
 use aws_sdk_dynamodb::config::http::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::ConnectorError};
@@ -11,9 +11,8 @@ use sqs_once::{Attempt, Change, Failure, ItemMode, Outcome, Write};
 use sqs_once_core::handler::Delivery;
 
 use crate::schedules::{
-    clock,
     handler::{HandlerEnd, Inside, obey, operation},
-    items::{ITEM, ItemRequest, TABLE},
+    items::{self, ITEM, ItemRequest, TABLE},
     line::{Line, pause},
     request::{Answer, Request},
     wire,
@@ -25,19 +24,16 @@ use crate::schedules::{
 pub enum ChangeKind {
     Create,
     Update,
-    /// The same with a retention for the key in the item, which is read first.
-    Retain,
+    /// The same of an item with a key past its retention.
+    Outdated,
     Modify,
 }
-
-/// Longer than any schedule.
-const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 thread_local! {
     /// Line of the worker that is being polled.
     static LINE: RefCell<Option<Line>> = const { RefCell::new(None) };
     /// One client for all workers: making one takes longer than an execution.
-    static ON_ITEM: ItemMode = ItemMode::new(wire::client(send)).clock(clock::of_worker);
+    static ON_ITEM: ItemMode = ItemMode::new(wire::client(send)).clock(items::now);
 }
 
 /// One worker's request, on its line.
@@ -50,7 +46,7 @@ async fn answered(line: Line, request: HttpRequest) -> Result<HttpResponse, Conn
     let target = request.headers().get("x-amz-target").unwrap_or_default();
     let body: Value = serde_json::from_slice(request.body().bytes().unwrap()).unwrap();
     let operation = target.rsplit('.').next().unwrap_or_default();
-    let request = ItemRequest::new(operation.into(), body);
+    let request = ItemRequest::new(operation.into(), &body);
     let versioned = request.is_versioned();
     match line.call(Request::Item(request)).await {
         Ok(Answer::Item(answer)) => {
@@ -68,10 +64,7 @@ async fn answered(line: Line, request: HttpRequest) -> Result<HttpResponse, Conn
 }
 
 pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: ChangeKind) -> Outcome {
-    let item_mode = match way {
-        ChangeKind::Retain => ON_ITEM.with(Clone::clone).retention(RETENTION),
-        _ => ON_ITEM.with(Clone::clone),
-    };
+    let item_mode = ON_ITEM.with(Clone::clone);
     let line = Line {
         world: world.clone(),
         worker,
@@ -110,7 +103,7 @@ fn sale(world: &Shared, worker: usize, way: ChangeKind) -> Change<usize> {
     };
     let change = match way {
         ChangeKind::Create => Change::create(worker, "id", Write::put(TABLE, stock(1))),
-        ChangeKind::Update | ChangeKind::Retain => {
+        ChangeKind::Update | ChangeKind::Outdated => {
             let update = Write::update(TABLE, "ADD sold :one").key("id", ITEM);
             let update = update.when("attribute_not_exists(sold_out)");
             Change::update(worker, update.value(":one", 1))

@@ -34,8 +34,8 @@ fn updated_item_keeps_every_promise() {
 }
 
 #[test]
-fn item_with_retention_keeps_every_promise() {
-    keeps(ChangeKind::Retain, &["store_unavailable"]);
+fn outdated_item_keeps_every_promise() {
+    keeps(ChangeKind::Outdated, &[]);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn explorer_finds_change_without_condition() {
     for way in [
         ChangeKind::Create,
         ChangeKind::Update,
-        ChangeKind::Retain,
+        ChangeKind::Outdated,
         ChangeKind::Modify,
     ] {
         let flawed = Scenario::item_mode(way).with(Flaw::ChangeWithoutCondition);
@@ -58,7 +58,7 @@ fn explorer_finds_change_without_condition() {
 
 #[test]
 fn explorer_finds_refused_change_without_item() {
-    for way in [ChangeKind::Create, ChangeKind::Update, ChangeKind::Retain] {
+    for way in [ChangeKind::Create, ChangeKind::Update] {
         let flawed = Scenario::item_mode(way).with(Flaw::RefusalWithoutItem);
         finds(&flawed, "P4");
     }

@@ -12,9 +12,10 @@ use dynoxide::{
         put_item::PutItemRequest, update_item::UpdateItemRequest,
     },
 };
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use sqs_once::protocol::Timestamp;
 
-use crate::schedules::{flaw::Flaw, world::KEY};
+use crate::schedules::{clock, flaw::Flaw, world::KEY};
 
 pub const TABLE: &str = "items";
 /// The item's `id`.
@@ -26,8 +27,6 @@ pub struct ItemRequest {
     pub operation: String,
     /// JSON with sorted keys.
     pub body: String,
-    /// The same without its time, which has no influence: items keep their keys here without limit.
-    pub timeless: String,
 }
 
 /// The response.
@@ -61,6 +60,25 @@ impl ItemAnswer {
 /// The item in JSON, if it exists.
 pub type Item = Option<String>;
 
+/// Beginning of the keys of other operations.
+const OTHER: &str = "another-";
+/// A key past its retention.
+const OLD: &str = "old";
+
+/// The workers' time for keys on the item. It stands still, so it distinguishes no states.
+pub fn now() -> Timestamp {
+    clock::START
+}
+
+/// An item with a key past its retention.
+pub fn outdated() -> Item {
+    let item = json!({
+        "id": { "S": ITEM },
+        "processed_events": { "L": [{ "N": "1" }, { "S": OLD }] },
+    });
+    Some(item.to_string())
+}
+
 /// Executes a request, and returns the item after it.
 pub fn answer(item: &Item, request: &ItemRequest) -> (ItemAnswer, Item) {
     thread_local! {
@@ -70,15 +88,10 @@ pub fn answer(item: &Item, request: &ItemRequest) -> (ItemAnswer, Item) {
 }
 
 impl ItemRequest {
-    pub fn new(operation: String, mut body: Value) -> Self {
-        let text = body.to_string();
-        if let Some(values) = body["ExpressionAttributeValues"].as_object_mut() {
-            values.remove(":sqs_once_now");
-        }
+    pub fn new(operation: String, body: &Value) -> Self {
         Self {
             operation,
-            body: text,
-            timeless: body.to_string(),
+            body: body.to_string(),
         }
     }
 
@@ -86,9 +99,10 @@ impl ItemRequest {
         self.operation == "GetItem"
     }
 
-    /// True if it makes the map of operations and their ends because the item has none.
-    fn makes_map(&self) -> bool {
-        self.parsed()["ExpressionAttributeValues"][":sqs_once_ends"].is_object()
+    /// True if it removes old keys, if the item's keys are unchanged since a refusal.
+    fn removes_keys(&self) -> bool {
+        self.operation == "UpdateItem"
+            && self.parsed()["ExpressionAttributeValues"][":sqs_once_found"].is_object()
     }
 
     /// True if it puts the item only if it is unchanged since the read.
@@ -115,7 +129,7 @@ impl ItemRequest {
             }
             _ => {}
         }
-        Self::new(self.operation.clone(), body)
+        Self::new(self.operation.clone(), &body)
     }
 }
 
@@ -135,13 +149,15 @@ pub fn tells(item: &Item) -> ItemHistory {
         serde_json::from_str(item).expect("an item is JSON")
     });
     let sold = count(&item, "sold");
-    let keys = item["processed_events"]["SS"].as_array();
-    let kept = keys.is_some_and(|keys| keys.iter().any(|key| key == KEY.as_str()));
-    let empty = Map::new();
-    let ends = item["processed_until"]["M"].as_object().unwrap_or(&empty);
-    let until = ends.contains_key(KEY.as_str());
-    let others = count(&item, "others") + ends.len() - usize::from(until);
-    let known = kept || until;
+    let events = item["processed_events"]["L"].as_array();
+    let keys = || {
+        events
+            .into_iter()
+            .flatten()
+            .filter_map(|key| key["S"].as_str())
+    };
+    let known = keys().any(|key| key == KEY.as_str());
+    let others = count(&item, "others") + keys().filter(|key| key.starts_with(OTHER)).count();
     ItemHistory {
         sold,
         known,
@@ -153,16 +169,24 @@ pub fn tells(item: &Item) -> ItemHistory {
 ///
 /// An update or a create is refused because of a mark, which is gone the next moment. A put that
 /// counts versions is refused because of the version, as after any other change. An update that
-/// makes the map is refused because another operation has made the map meanwhile.
+/// removes old keys is refused because another operation has removed them meanwhile.
 pub fn change_by_other(item: &Item, request: &ItemRequest) -> (Item, bool) {
     let mut item: Value = item.as_ref().map_or_else(
         || json!({ "id": { "S": ITEM } }),
         |item| serde_json::from_str(item).expect("an item is JSON"),
     );
-    let stays = request.is_versioned() || request.makes_map();
-    if request.makes_map() {
-        let another = format!("another-{}", tells(&Some(item.to_string())).others);
-        item["processed_until"]["M"][another] = json!({ "N": "9999999999" });
+    let stays = request.is_versioned() || request.removes_keys();
+    if request.removes_keys() {
+        let another = format!("{OTHER}{}", tells(&Some(item.to_string())).others);
+        let events = item["processed_events"]["L"].as_array_mut();
+        let events = events.expect("the item has keys");
+        if events[1]["S"] == OLD {
+            events.drain(..2);
+        }
+        events.extend([
+            json!({ "N": now().as_secs().to_string() }),
+            json!({ "S": another }),
+        ]);
     } else if stays {
         for counted in ["version", "others"] {
             let next = count(&item, counted) + 1;

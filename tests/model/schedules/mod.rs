@@ -32,7 +32,7 @@
 //! | `Once` (`claim.rs`) | `claim`, `grouped`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
 //! | `Once` with a look-up (`reconcile.rs`) | `reconciled`, `reconciled_untimed`, `reconciled_skewed` | the same, and a gateway at which charges arrive late |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox` | the same, and the item that the writes change |
-//! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `retain`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
+//! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `outdated`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
 //!
 //! The explorer is tested too: on a table with one flaw (`flaw.rs`) it must find the promise that
 //! the flaw breaks.
@@ -140,7 +140,7 @@ fn pruning_loses_no_state() {
             [
                 ChangeKind::Create,
                 ChangeKind::Update,
-                ChangeKind::Retain,
+                ChangeKind::Outdated,
                 ChangeKind::Modify,
             ]
             .map(Scenario::item_mode),

@@ -119,7 +119,7 @@ impl Request {
                     _ => {}
                 }
             }
-            Self::Item(request) => (&request.operation, &request.timeless).hash(hasher),
+            Self::Item(request) => request.hash(hasher),
         }
     }
 

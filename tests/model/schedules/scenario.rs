@@ -14,7 +14,9 @@ use crate::schedules::{
     chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
     flaw::Flaw,
-    handler, planner,
+    handler,
+    items::{self, Item},
+    planner,
     reconcile::{self, ON_ITS_WAY},
     schedule::{Ended, execute},
     timeline::Timeline,
@@ -30,6 +32,8 @@ pub struct Scenario {
     pub name: String,
     pub work: Work,
     pub effect: Effect,
+    /// The item before the first delivery.
+    pub item: Item,
     /// True if claims and settlements are sent in groups first.
     pub groups: bool,
     /// Messages with the same key. Each may be delivered at any time, and again.
@@ -75,6 +79,7 @@ impl Scenario {
                 Box::pin(handler::claim_run_complete(world, worker, delivery))
             },
             effect: Effect::Outside,
+            item: None,
             groups: false,
             messages: 2,
             freeze: Freeze::Timed,
@@ -225,8 +230,13 @@ impl Scenario {
             ChangeKind::Update => ("update", |world, worker, delivery| {
                 Box::pin(changer::change(world, worker, delivery, ChangeKind::Update))
             }),
-            ChangeKind::Retain => ("retain", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, ChangeKind::Retain))
+            ChangeKind::Outdated => ("outdated", |world, worker, delivery| {
+                Box::pin(changer::change(
+                    world,
+                    worker,
+                    delivery,
+                    ChangeKind::Outdated,
+                ))
             }),
             ChangeKind::Modify => ("modify", |world, worker, delivery| {
                 Box::pin(changer::change(world, worker, delivery, ChangeKind::Modify))
@@ -236,6 +246,10 @@ impl Scenario {
             name: name.into(),
             work,
             effect: Effect::ItemMode,
+            item: match way {
+                ChangeKind::Outdated => items::outdated(),
+                _ => None,
+            },
             fewer: 1,
             ..Self::claim()
         }
@@ -271,7 +285,7 @@ impl Scenario {
             Self::inbox(),
             Self::item_mode(ChangeKind::Create),
             Self::item_mode(ChangeKind::Update),
-            Self::item_mode(ChangeKind::Retain),
+            Self::item_mode(ChangeKind::Outdated),
             Self::item_mode(ChangeKind::Modify),
         ];
         let (base, quarantine) = match base.split_once('~') {

@@ -124,7 +124,7 @@ impl World {
         let mut world = Self {
             chooser,
             table: Table::new(scenario.flaw),
-            item: None,
+            item: scenario.item.clone(),
             meddled: 0,
             flaw: scenario.flaw,
             effect: scenario.effect,

@@ -240,11 +240,6 @@ async fn item_update_survives_every_fault() {
 }
 
 #[tokio::test]
-async fn item_update_with_retention_survives_every_fault() {
-    survives_every_fault(EffectMode::UpdateForATime).await;
-}
-
-#[tokio::test]
 async fn item_modification_survives_every_fault() {
     survives_every_fault(EffectMode::Modify).await;
 }
@@ -363,9 +358,8 @@ async fn operation_is_new_only_after_retention() {
     pass(62 * SECOND);
     for way in EffectMode::ALL {
         let id = &format!("{way:?}");
-        // A string set never expires.
-        let forgets = way.is_transaction() || way == EffectMode::UpdateForATime;
-        let (name, effect) = if forgets {
+        // An item keeps a key until a later change removes it.
+        let (name, effect) = if way.is_transaction() {
             ("completed", 2)
         } else {
             ("duplicate", 1)

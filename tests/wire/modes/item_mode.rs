@@ -1,26 +1,20 @@
-//! Changes of one item: composition with other expressions, the item's memory, and its expiry.
+//! Changes of one item: composition with other expressions, and the item's memory.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use aws_sdk_dynamodb::types::{AttributeValue, Update};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqs_once::{
-    Change, Done, Failure, ItemMode, Outcome, Write,
-    protocol::{Fingerprint, StoredResult, Timestamp},
-};
+use sqs_once::{Change, Done, Failure, ItemMode, Outcome, Write, protocol::StoredResult};
 use support::{
     dynamo::{Item, number, text},
     faults::Fault,
 };
 
-use super::world::{RETENTION, SECOND, THINGS, Thing, World, ample, now, operation, pass};
+use super::world::{RETENTION, THINGS, Thing, World, ample, now, operation};
 
 /// Runs the operation `key` with this change.
 async fn run<O: Serialize>(item_mode: &ItemMode, key: &str, change: Change<O>) -> Outcome {
@@ -55,25 +49,20 @@ impl World {
             .await;
     }
 
-    async fn delete_a(&self) {
-        let delete = self.no_timeout_client().delete_item().table_name(THINGS);
-        let delete = delete.key("id", AttributeValue::S("a".into()));
-        delete.send().await.unwrap();
-    }
-
     async fn a(&self) -> Item {
         self.dynamo.record(THINGS, "a").await.unwrap()
     }
 }
 
-fn events(item: &Item) -> Vec<String> {
-    let mut events = item["processed_events"].as_ss().unwrap().clone();
-    events.sort_unstable();
-    events
-}
-
-fn ends(item: &Item) -> &HashMap<String, AttributeValue> {
-    item["processed_until"].as_m().unwrap()
+/// The processed keys of an item, the oldest first.
+fn keys(item: &Item) -> Vec<&str> {
+    let events = item["processed_events"].as_l().unwrap();
+    assert!(
+        events.iter().step_by(2).all(AttributeValue::is_n),
+        "{events:?}"
+    );
+    let keys = events.iter().skip(1).step_by(2);
+    keys.map(|key| key.as_s().unwrap().as_str()).collect()
 }
 
 #[tokio::test]
@@ -101,7 +90,7 @@ async fn concurrent_operations_on_item_add_up() {
     let item = world.a().await;
     assert_eq!(number(&item, "n"), 1000 + (1..=OPERATIONS).sum::<i64>());
     assert_eq!(number(&item, "version"), OPERATIONS);
-    assert_eq!(events(&item).len(), usize::try_from(OPERATIONS).unwrap());
+    assert_eq!(keys(&item).len(), usize::try_from(OPERATIONS).unwrap());
 }
 
 #[tokio::test]
@@ -201,9 +190,7 @@ struct OwnMemoryField {
     #[serde(default)]
     version: u64,
     #[serde(default)]
-    processed_events: Vec<String>,
-    #[serde(default)]
-    processed_until: HashMap<String, u64>,
+    processed_events: Vec<serde_json::Value>,
 }
 
 #[tokio::test]
@@ -228,66 +215,47 @@ async fn modification_keeps_memory_of_item() {
         )
     };
     let item_mode = world.item_mode(&world.no_timeout_client());
-    let for_a_time = item_mode.clone().retention(RETENTION);
-    for (item_mode, key) in [
-        (&item_mode, "1"),
-        (&item_mode, "2"),
-        (&for_a_time, "3"),
-        (&for_a_time, "4"),
-    ] {
-        let outcome = run(item_mode, key, nosy()).await;
-        assert_eq!(outcome.name(), "completed", "{key}: {outcome}");
-    }
-    for key in ["1", "2", "3", "4"] {
-        let outcome = run(&item_mode, key, nosy()).await;
-        assert_eq!(outcome.name(), "duplicate", "{key}: {outcome}");
+    for expected in ["completed", "duplicate"] {
+        for key in ["1", "2"] {
+            let outcome = run(&item_mode, key, nosy()).await;
+            assert_eq!(outcome.name(), expected, "{key}: {outcome}");
+        }
     }
     let item = world.a().await;
-    assert_eq!((number(&item, "n"), number(&item, "version")), (4, 4));
+    assert_eq!((number(&item, "n"), number(&item, "version")), (2, 2));
 }
 
 #[tokio::test]
 async fn modification_keeps_concurrent_update() {
     let world = World::start().await;
-    for retention in [None, Some(RETENTION)] {
-        world.has(json!({"id": "a", "n": 0})).await;
-        let mut item_mode = world.item_mode(&world.no_timeout_client());
-        if let Some(retention) = retention {
-            item_mode = item_mode.retention(retention);
+    world.has(json!({"id": "a", "n": 0})).await;
+    let item_mode = world.item_mode(&world.no_timeout_client());
+    let calls = Arc::default();
+    for before in ["", "an item with a memory: "] {
+        let key = |name: &str| format!("{before}{name}");
+        let n = number(&world.a().await, "n");
+        world.dynamo.reset_counts();
+        world.dynamo.fail("PutItem", Fault::HoldRequest);
+        let modified = key("modified");
+        let mut held = Box::pin(run(&item_mode, &modified, add(10, &calls)));
+        tokio::select! {
+            outcome = &mut held => panic!("it ended: {outcome}"),
+            () = world.met("PutItem") => {}
         }
-        let calls = Arc::default();
-        for before in ["", "an item with a memory: "] {
-            let key = |name: &str| format!("{before}{name}");
-            let n = number(&world.a().await, "n");
-            world.dynamo.reset_counts();
-            world.dynamo.fail("PutItem", Fault::HoldRequest);
-            let modified = key("modified");
-            let mut held = Box::pin(run(&item_mode, &modified, add(10, &calls)));
-            tokio::select! {
-                outcome = &mut held => panic!("it ended: {outcome}"),
-                () = world.met("PutItem") => {}
-            }
-            let updated = run(&item_mode, &key("updated"), Change::update((), one_more())).await;
-            assert_eq!(updated.name(), "completed", "{updated}");
-            let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-            assert_eq!(outcome.name(), "completed", "{outcome}");
-            assert_eq!(
-                number(&world.a().await, "n"),
-                n + 11,
-                "{retention:?} {before}"
-            );
-            let again = run(&item_mode, &key("updated"), Change::update((), one_more())).await;
-            assert_eq!(again.name(), "duplicate", "{retention:?} {before} {again}");
-        }
+        let updated = run(&item_mode, &key("updated"), Change::update((), one_more())).await;
+        assert_eq!(updated.name(), "completed", "{updated}");
+        let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+        assert_eq!(outcome.name(), "completed", "{outcome}");
+        assert_eq!(number(&world.a().await, "n"), n + 11, "{before}");
+        let again = run(&item_mode, &key("updated"), Change::update((), one_more())).await;
+        assert_eq!(again.name(), "duplicate", "{before} {again}");
     }
 }
 
 #[tokio::test]
 async fn update_composes_with_user_expression() {
     let world = World::start().await;
-    let client = world.no_timeout_client();
-    let set = world.item_mode(&client);
-    let map = world.item_mode(&client).retention(RETENTION);
+    let item_mode = world.item_mode(&world.no_timeout_client());
     let whole = || {
         update("SET #name = :name, seen = if_not_exists(seen, :none) REMOVE former ADD n :n DELETE tags :tags")
             .name("#name", "name")
@@ -301,62 +269,51 @@ async fn update_composes_with_user_expression() {
             .value(":yes", true)
             .label("room")
     };
-    for (name, item_mode) in [("set", &set), ("map", &map)] {
-        let mut item: Item =
-            serde_dynamo::to_item(json!({"id": "a", "n": 1, "former": 1})).unwrap();
-        let tags = AttributeValue::Ss(vec!["x".into(), "y".into()]);
-        item.insert("tags".into(), tags);
-        world.dynamo.put(THINGS, item).await;
+    let mut item: Item = serde_dynamo::to_item(json!({"id": "a", "n": 1, "former": 1})).unwrap();
+    let tags = AttributeValue::Ss(vec!["x".into(), "y".into()]);
+    item.insert("tags".into(), tags);
+    world.dynamo.put(THINGS, item).await;
 
-        let outcome = run(item_mode, "1", Change::update((), whole())).await;
-        assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
-        let item = world.a().await;
-        assert_eq!(
-            (text(&item, "name"), number(&item, "n")),
-            ("Ada", 6),
-            "{name}"
-        );
-        assert_eq!(
-            (number(&item, "seen"), item.get("former")),
-            (0, None),
-            "{name}"
-        );
-        assert_eq!(item["tags"].as_ss().unwrap(), &["y".to_owned()], "{name}");
+    let outcome = run(&item_mode, "1", Change::update((), whole())).await;
+    assert_eq!(outcome.name(), "completed", "{outcome}");
+    let item = world.a().await;
+    assert_eq!((text(&item, "name"), number(&item, "n")), ("Ada", 6));
+    assert_eq!((number(&item, "seen"), item.get("former")), (0, None));
+    assert_eq!(item["tags"].as_ss().unwrap(), &["y".to_owned()]);
 
-        let outcome = run(item_mode, "2", Change::update((), whole())).await;
-        let why =
-            "permanent failure: condition check failed for write 0, `room`, to table `things`";
-        assert_eq!(outcome.to_string(), why, "{name}");
-        assert_eq!(
-            world.a().await,
-            item,
-            "{name}: a refused update changes nothing"
-        );
-        // A known operation is a duplicate, even if its own effect makes its condition fail now.
-        let outcome = run(item_mode, "1", Change::update((), whole())).await;
-        assert_eq!(outcome.name(), "duplicate", "{name}: {outcome}");
+    let outcome = run(&item_mode, "2", Change::update((), whole())).await;
+    let why = "permanent failure: condition check failed for write 0, `room`, to table `things`";
+    assert_eq!(outcome.to_string(), why);
+    assert_eq!(world.a().await, item, "a refused update changes nothing");
+    // A known operation is a duplicate, even if its own effect makes its condition fail now.
+    let outcome = run(&item_mode, "1", Change::update((), whole())).await;
+    assert_eq!(outcome.name(), "duplicate", "{outcome}");
 
-        // Each other way to begin a first update of an item.
-        for expression in ["SET b = :v", "ADD b :v", "set b = :v remove c", "REMOVE c"] {
-            let id = format!("{name} {expression}");
-            let mut write = Write::update(THINGS, expression).key("id", &id);
-            if expression != "REMOVE c" {
-                write = write.value(":v", 1);
-            }
-            for expected in ["completed", "duplicate"] {
-                let outcome = run(item_mode, &id, Change::update((), write.clone())).await;
-                assert_eq!(outcome.name(), expected, "{id}: {outcome}");
-            }
+    // Each other way to begin a first update of an item.
+    for expression in ["SET b = :v", "ADD b :v", "set b = :v remove c", "REMOVE c"] {
+        let mut write = Write::update(THINGS, expression).key("id", expression);
+        if expression != "REMOVE c" {
+            write = write.value(":v", 1);
+        }
+        for expected in ["completed", "duplicate"] {
+            let outcome = run(&item_mode, expression, Change::update((), write.clone())).await;
+            assert_eq!(outcome.name(), expected, "{expression}: {outcome}");
         }
     }
+    let late = update("ADD n :v SET b = :v").value(":v", 1);
+    let outcome = run(&item_mode, "late", Change::update((), late)).await;
+    assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+    assert!(
+        outcome.to_string().contains("must be the first clause"),
+        "{outcome}"
+    );
 }
 
 #[tokio::test]
 async fn conditions_in_parentheses_hold() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let set = world.item_mode(&client);
-    let map = world.item_mode(&client).retention(RETENTION);
+    let item_mode = world.item_mode(&client);
     for (n, condition) in [
         "(n = :seven OR vip = :yes)",
         " ( (n = :seven) OR (vip = :yes) ) ",
@@ -373,16 +330,13 @@ async fn conditions_in_parentheses_hold() {
             (json!({"id": "a", "n": 1, "vip": true}), "completed"),
             (json!({"id": "a", "n": 1}), "permanent_failure"),
         ] {
-            for (name, item_mode) in [("set", &set), ("map", &map)] {
-                world.has(item.clone()).await;
-                let change = Change::update((), once_more());
-                let outcome = run(item_mode, "1", change).await;
-                assert_eq!(outcome.name(), expected, "{condition} {name}: {outcome}");
-                assert!(
-                    outcome.is_success() || outcome.to_string().contains("condition check failed"),
-                    "{condition} {name}: {outcome}"
-                );
-            }
+            world.has(item.clone()).await;
+            let outcome = run(&item_mode, "1", Change::update((), once_more())).await;
+            assert_eq!(outcome.name(), expected, "{condition}: {outcome}");
+            assert!(
+                outcome.is_success() || outcome.to_string().contains("condition check failed"),
+                "{condition}: {outcome}"
+            );
             // The same among the writes of a transaction, alone and with another condition.
             for (name, write) in [
                 ("alone", once_more()),
@@ -551,207 +505,20 @@ async fn item_without_key_is_not_created() {
 #[tokio::test]
 async fn item_with_foreign_memory_is_not_changed() {
     let world = World::start().await;
-    let set = world.item_mode(&world.no_timeout_client());
-    let map = set.clone().retention(RETENTION);
-    let events = || json!({"id": "a", "n": 0, "processed_events": ["1"]});
-    let until = || json!({"id": "a", "n": 0, "processed_until": "1"});
-    for (foreign, item_mode, change) in [
-        (events(), &set, Change::update(0, one_more())),
-        (events(), &map, Change::update(0, one_more())),
-        (events(), &set, add(1, &Arc::default())),
-        (events(), &map, add(1, &Arc::default())),
-        (until(), &map, Change::update(0, one_more())),
-        (until(), &set, add(1, &Arc::default())),
-        (until(), &map, add(1, &Arc::default())),
-    ] {
-        world.has(foreign).await;
-        let before = world.a().await;
-        let outcome = run(item_mode, "1", change).await;
-        assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
-        assert!(!outcome.to_string().contains("400 KB"), "{outcome}");
-        assert_eq!(world.a().await, before, "{outcome}");
-    }
-}
-
-#[tokio::test]
-async fn memory_counts_with_and_without_retention() {
-    let world = World::start().await;
-    let set = world.item_mode(&world.no_timeout_client());
-    let map = set.clone().retention(RETENTION);
-    let calls = Arc::default();
-    for (name, first, then) in [("set, then map", &set, &map), ("map, then set", &map, &set)] {
-        world.has(json!({"id": "a", "n": 0})).await;
-        for (item_mode, expected) in [
-            (first, "completed"),
-            (then, "duplicate"),
-            (first, "duplicate"),
-        ] {
-            let outcome = run(item_mode, "update", Change::update((), one_more())).await;
-            assert_eq!(outcome.name(), expected, "{name}: {outcome}");
-            let outcome = run(item_mode, "modify", add(10, &calls)).await;
-            assert_eq!(outcome.name(), expected, "{name}: {outcome}");
-        }
-        assert_eq!(number(&world.a().await, "n"), 11, "{name}");
-    }
-}
-
-/// Runs the operation `key` for a message with this payload.
-async fn run_payload<'a, O: Serialize>(
-    item_mode: &ItemMode,
-    key: &str,
-    payload: impl Into<Option<&'a Fingerprint>>,
-    change: Change<O>,
-) -> Outcome {
-    let mut operation = operation(key, ample());
-    operation.fingerprint = payload.into().cloned();
-    item_mode.run(operation, async |_| Ok(change)).await
-}
-
-/// Each change of `a`, by its name. A creation requires that the item is absent.
-fn each_change() -> [(&'static str, Change<i64>); 3] {
-    let put = Write::put(THINGS, json!({"id": "a", "n": 1}));
-    [
-        ("create", Change::create(1, "id", put)),
-        ("update", Change::update(1, one_more())),
-        ("modify", add(1, &Arc::default())),
-    ]
-}
-
-#[tokio::test]
-async fn differing_checked_payload_is_key_reused() {
-    let world = World::start().await;
-    let checked = world.item_mode(&world.no_timeout_client()).check_payload();
-    // As decimal digits, the last two differ in zeros alone.
-    let payloads = ["1796af01bc", "", "000000000000000a", "0000000000000064"]
-        .map(|print| Fingerprint::from_stored(format!("{print:0<64}")));
-    for item_mode in [checked.clone(), checked.retention(RETENTION)] {
-        for (n, payload) in payloads.iter().enumerate() {
-            for way in 0..3 {
-                let change = || each_change().into_iter().nth(way).unwrap();
-                let (name, first) = change();
-                world.delete_a().await;
-                if name != "create" {
-                    world.has(json!({"id": "a", "n": 0})).await;
-                }
-                let outcome = run_payload(&item_mode, "1", payload, first).await;
-                assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
-                let before = world.a().await;
-                for (other, again) in payloads.iter().enumerate() {
-                    let outcome = run_payload(&item_mode, "1", again, change().1).await;
-                    let expected = if n == other {
-                        "duplicate"
-                    } else {
-                        "key_reused"
-                    };
-                    assert_eq!(outcome.name(), expected, "{name} {n} {other}: {outcome}");
-                }
-                assert_eq!(world.a().await, before, "{name}: the item is unchanged");
-                assert_eq!(number(&before, "n"), 1, "{name}");
-            }
+    let item_mode = world.item_mode(&world.no_timeout_client());
+    let changes = [|| Change::update(0, one_more()), || add(1, &Arc::default())];
+    for change in changes {
+        for foreign in [json!("1"), json!("test#1"), json!({"test#1": 1})] {
+            world
+                .has(json!({"id": "a", "n": 0, "processed_events": foreign}))
+                .await;
+            let before = world.a().await;
+            let outcome = run(&item_mode, "1", change()).await;
+            assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+            assert!(!outcome.to_string().contains("400 KB"), "{outcome}");
+            assert_eq!(world.a().await, before, "{outcome}");
         }
     }
-}
-
-#[tokio::test]
-async fn checked_payload_costs_16_hex_digits_per_key() {
-    let world = World::start().await;
-    let plain = world.item_mode(&world.no_timeout_client());
-    let checked = plain.clone().check_payload();
-    let digits = async |item_mode: &ItemMode| {
-        world.has(json!({"id": "a", "n": 0})).await;
-        let update = Change::update((), one_more());
-        assert_eq!(run(item_mode, "1", update).await.name(), "completed");
-        let item = world.a().await;
-        assert!(!item.contains_key("processed_events"));
-        ends(&item)["test#1"].as_n().unwrap().len()
-    };
-    let without = digits(&plain.retention(RETENTION)).await;
-    for checked in [checked.clone(), checked.retention(RETENTION)] {
-        // DynamoDB stores two digits in a byte, and at most 38 digits.
-        let more = digits(&checked).await - without;
-        assert!(more.div_ceil(2) <= 16 && without + more <= 38, "{more}");
-    }
-}
-
-#[tokio::test]
-async fn unchecked_key_is_duplicate_for_checked_payload() {
-    let world = World::start().await;
-    let plain = world.item_mode(&world.no_timeout_client());
-    let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
-    for unchecked in [plain.clone(), plain.retention(RETENTION)] {
-        let checked = unchecked.clone().check_payload();
-        for (first, then) in [(&unchecked, &checked), (&checked, &unchecked)] {
-            world.has(json!({"id": "a", "n": 0})).await;
-            for (key, way) in [("update", 1), ("modify", 2)] {
-                for (item_mode, payload, expected) in [
-                    (first, &one, "completed"),
-                    (then, &one, "duplicate"),
-                    (then, &other, "duplicate"),
-                ] {
-                    let (name, change) = each_change().into_iter().nth(way).unwrap();
-                    let outcome = run_payload(item_mode, key, payload, change).await;
-                    assert_eq!(outcome.name(), expected, "{name}: {outcome}");
-                }
-            }
-            assert_eq!(number(&world.a().await, "n"), 2);
-        }
-    }
-    // Without a fingerprint the payload cannot be compared.
-    world.has(json!({"id": "a", "n": 0})).await;
-    let checked = world.item_mode(&world.no_timeout_client()).check_payload();
-    for expected in ["completed", "duplicate"] {
-        let change = Change::update((), one_more());
-        let outcome = run_payload(&checked, "1", None, change).await;
-        assert_eq!(outcome.name(), expected, "{outcome}");
-    }
-    assert_eq!(events(&world.a().await), ["test#1"]);
-}
-
-#[tokio::test]
-async fn checked_payload_detects_concurrent_reuse() {
-    let world = World::start().await;
-    let item_mode = world.item_mode(&world.no_timeout_client()).check_payload();
-    let [one, other] = [b"1", b"2"].map(|body| Fingerprint::of(body));
-    for (way, request) in [(0, "PutItem"), (1, "UpdateItem"), (2, "PutItem")] {
-        world.delete_a().await;
-        if way != 0 {
-            world.has(json!({"id": "a", "n": 0})).await;
-        }
-        let change = || each_change().into_iter().nth(way).unwrap();
-        let (name, late) = change();
-        world.dynamo.reset_counts();
-        world.dynamo.fail(request, Fault::HoldRequest);
-        let mut held = Box::pin(run_payload(&item_mode, "1", &one, late));
-        tokio::select! {
-            outcome = &mut held => panic!("{name}: it ended: {outcome}"),
-            () = world.met(request) => {}
-        }
-        let outcome = run_payload(&item_mode, "1", &other, change().1).await;
-        assert_eq!(outcome.name(), "completed", "{name}: {outcome}");
-        let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
-        assert_eq!(outcome.name(), "key_reused", "{name}: {outcome}");
-        assert_eq!(number(&world.a().await, "n"), 1, "{name}");
-    }
-}
-
-#[tokio::test]
-async fn checked_payload_expires_with_key() {
-    let world = World::start().await;
-    let item_mode = world.item_mode(&world.no_timeout_client()).check_payload();
-    let item_mode = item_mode.retention(RETENTION);
-    world.has(json!({"id": "a", "n": 0})).await;
-    let again = async |key: &str, payload: &[u8]| {
-        let payload = Fingerprint::of(payload);
-        run_payload(&item_mode, key, &payload, Change::update((), one_more())).await
-    };
-    assert_eq!(again("1", b"1").await.name(), "completed");
-    assert_eq!(again("2", b"1").await.name(), "completed");
-    assert_eq!(again("1", b"2").await.name(), "key_reused");
-    pass(RETENTION + 2 * SECOND);
-    assert_eq!(again("1", b"2").await.name(), "completed");
-    assert_eq!(ends(&world.a().await).len(), 1, "the other key is removed");
-    assert_eq!(again("1", b"1").await.name(), "key_reused");
-    assert_eq!(number(&world.a().await, "n"), 3);
 }
 
 #[tokio::test]
@@ -769,149 +536,99 @@ async fn change_is_retried_after_sdk_gives_up() {
     assert_eq!(number(&world.a().await, "n"), 1);
 }
 
-#[tokio::test]
-async fn key_counts_until_retention_ends() {
-    const NOON: Timestamp = Timestamp::from_millis(1_800_000_000_000);
-    let world = World::start().await;
-    let item_mode = world
-        .item_mode(&world.no_timeout_client())
-        .retention(RETENTION);
-    let item_mode = item_mode.clock(|| NOON);
-    for (end, expected) in [
-        (NOON.as_secs(), "duplicate"),
-        (NOON.as_secs() - 1, "completed"),
-    ] {
-        let ends = json!({"test#1": end});
-        for change in [Change::update(0, one_more()), add(1, &Arc::default())] {
-            world
-                .has(json!({"id": "a", "n": 0, "processed_until": ends}))
-                .await;
-            let outcome = run(&item_mode, "1", change).await;
-            assert_eq!(outcome.name(), expected, "{end}: {outcome}");
-        }
-    }
+/// An item with a key past its retention, and a younger one.
+fn outdated() -> serde_json::Value {
+    let now = now().as_secs();
+    let old = now - RETENTION.as_secs() - 3601;
+    json!({"id": "a", "n": 0, "processed_events": [old, "old", now, "young"]})
 }
 
 #[tokio::test]
-async fn expired_keys_are_removed() {
+async fn change_removes_old_keys_alone() {
     let world = World::start().await;
-    let item_mode = world
-        .item_mode(&world.no_timeout_client())
-        .retention(RETENTION);
-    let over = |many: usize| {
-        let end = now().as_secs() - 1;
-        let ends: HashMap<_, _> = (0..many).map(|n| (format!("over-{n}"), end)).collect();
-        json!({"id": "a", "n": 0, "processed_until": ends})
-    };
-    let calls = Arc::default();
-    world.has(over(250)).await;
-    assert_eq!(
-        run(&item_mode, "1", add(1, &calls)).await.name(),
-        "completed"
-    );
-    assert_eq!(ends(&world.a().await).len(), 1, "a modification clears all");
-
-    // With any space that the user's own expressions leave.
-    let names: Vec<_> = (0..200).map(|n| format!("attr_{n:02} = :one")).collect();
-    let long_update = format!("ADD n :one SET {}", names.join(", "));
-    let long_condition = format!(
-        "attribute_exists(id) AND ({})",
-        vec!["n < :most"; 200].join(" OR ")
-    );
-    for (name, write) in [
-        ("short", one_more()),
-        ("long update", update(&long_update).value(":one", 1)),
+    let item_mode = world.item_mode(&world.no_timeout_client());
+    let item_mode = item_mode.retention(RETENTION);
+    for (change, requests) in [
         (
-            "long condition",
-            one_more().when(&long_condition).value(":most", 1000),
+            Change::update(0, one_more()),
+            [("UpdateItem", 2)].as_slice(),
         ),
+        (add(1, &Arc::default()), &[("GetItem", 1), ("PutItem", 1)]),
     ] {
-        world.has(over(250)).await;
-        let (mut left, mut n) = (250, 0);
-        while left > 0 {
-            let outcome = run(
-                &item_mode,
-                &n.to_string(),
-                Change::update((), write.clone()),
-            )
-            .await;
-            assert_eq!(outcome.name(), "completed", "{name} {n}: {outcome}");
-            n += 1;
-            let still_left = ends(&world.a().await).len() - n;
-            assert!(still_left < left, "{name}: {still_left} of {left} are left");
-            left = still_left;
+        world.has(outdated()).await;
+        world.dynamo.reset_counts();
+        let outcome = run(&item_mode, "1", change).await;
+        assert_eq!(outcome.name(), "completed", "{outcome}");
+        let counts = world.dynamo.reset_counts();
+        assert_eq!(counts.len(), requests.len(), "{counts:?}");
+        for (name, count) in requests {
+            assert_eq!(counts[*name], *count, "{counts:?}");
         }
+        let item = world.a().await;
         assert_eq!(
-            usize::try_from(number(&world.a().await, "n")).unwrap(),
-            n,
-            "{name}"
+            (number(&item, "n"), keys(&item)),
+            (1, vec!["young", "test#1"])
         );
     }
+    // A condition of the update fails, not the one on the keys.
+    world.has(outdated()).await;
+    let before = world.a().await;
+    let refused = one_more().when("n > :one");
+    let outcome = run(&item_mode, "1", Change::update(0, refused)).await;
+    assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
+    assert_eq!(world.a().await, before);
 }
 
 #[tokio::test]
-async fn cleanup_keeps_key_renewed_meanwhile() {
+async fn removal_of_old_keys_keeps_concurrent_change() {
     let world = World::start().await;
-    let item_mode = world
-        .item_mode(&world.no_timeout_client())
-        .retention(RETENTION);
-    world.has(json!({"id": "a", "n": 0})).await;
+    let item_mode = world.item_mode(&world.no_timeout_client());
+    let item_mode = item_mode.retention(RETENTION);
     let again = || Change::update((), one_more());
-    assert_eq!(run(&item_mode, "old", again()).await.name(), "completed");
-    pass(RETENTION + 2 * SECOND);
-
+    // The first request finds an outdated item, and the second is held.
+    world.has(outdated()).await;
+    let mut first = Box::pin(run(&item_mode, "1", again()));
     world.dynamo.reset_counts();
-    world.dynamo.fail("UpdateItem", Fault::HoldRequest);
-    let mut held = Box::pin(run(&item_mode, "new", again()));
+    let held = async {
+        world.met("UpdateItem").await;
+        world.dynamo.fail("UpdateItem", Fault::HoldRequest);
+        while world.dynamo.met("UpdateItem") == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
     tokio::select! {
-        outcome = &mut held => panic!("it ended: {outcome}"),
-        () = world.met("UpdateItem") => {}
+        outcome = &mut first => panic!("it ended: {outcome}"),
+        () = held => {}
     }
-    // Its retention has ended, so the operation is new and happens once.
-    assert_eq!(run(&item_mode, "old", again()).await.name(), "completed");
-    let (outcome, _met) = tokio::join!(held, world.dynamo.heal());
+    assert_eq!(run(&item_mode, "2", again()).await.name(), "completed");
+    let (outcome, _met) = tokio::join!(first, world.dynamo.heal());
     assert_eq!(outcome.name(), "completed", "{outcome}");
-    assert_eq!(run(&item_mode, "old", again()).await.name(), "duplicate");
-    assert_eq!(run(&item_mode, "new", again()).await.name(), "duplicate");
-    assert_eq!(number(&world.a().await, "n"), 3);
+    for key in ["1", "2"] {
+        assert_eq!(run(&item_mode, key, again()).await.name(), "duplicate");
+    }
+    let item = world.a().await;
+    assert_eq!(number(&item, "n"), 2);
+    assert_eq!(keys(&item), ["young", "test#2", "test#1"]);
 }
 
 #[tokio::test]
 async fn full_item_error_names_memory() {
     let world = World::start().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
-    let full: Item = HashMap::from([
-        ("id".to_owned(), AttributeValue::S("a".into())),
-        ("n".to_owned(), AttributeValue::N("0".into())),
-        (
-            "processed_events".to_owned(),
-            AttributeValue::Ss((0..400).map(|n| format!("{n:01022}")).collect()),
-        ),
-    ]);
-    world.dynamo.put(THINGS, full.clone()).await;
+    let text = "x".repeat(409_000);
+    world.has(json!({"id": "a", "n": 0, "text": text})).await;
     let key = "k".repeat(1000);
-    let calls = Arc::default();
-    let create = || {
-        let put = Write::put(THINGS, json!({"id": "b", "text": "x".repeat(410_000)}));
-        Change::create((), "id", put)
-    };
-    for (name, outcome, grew) in [
-        (
-            "update",
-            run(&item_mode, &key, Change::update((), one_more())).await,
-            "processed_events",
-        ),
-        (
-            "modify",
-            run(&item_mode, &key, add(1, &calls)).await,
-            "processed_events",
-        ),
-        ("create", run(&item_mode, &key, create()).await, "text"),
+    let put = Write::put(THINGS, json!({"id": "b", "text": text}));
+    for change in [
+        Change::update(0, one_more()),
+        add(1, &Arc::default()),
+        Change::create(0, "id", put),
     ] {
-        assert_eq!(outcome.name(), "permanent_failure", "{name}: {outcome}");
+        let outcome = run(&item_mode, &key, change).await;
+        assert_eq!(outcome.name(), "permanent_failure", "{outcome}");
         let text = outcome.to_string();
-        assert!(text.contains("table `things`"), "{name}: {text}");
-        assert!(text.contains(&format!("(`{grew}` has 4")), "{name}: {text}");
+        assert!(text.contains("table `things`"), "{text}");
+        assert!(text.contains("`processed_events`"), "{text}");
     }
-    assert_eq!(world.a().await["n"], full["n"]);
+    assert_eq!(number(&world.a().await, "n"), 0);
 }

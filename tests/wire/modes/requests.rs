@@ -45,11 +45,6 @@ async fn requests_per_message_match_documents() {
         (EffectMode::Create, &["1 PutItem"], &["1 PutItem"]),
         (EffectMode::Update, &["1 UpdateItem"], &["1 UpdateItem"]),
         (
-            EffectMode::UpdateForATime,
-            &["1 GetItem", "1 UpdateItem"],
-            &["1 GetItem"],
-        ),
-        (
             EffectMode::Modify,
             &["1 GetItem", "1 PutItem"],
             &["1 GetItem"],

@@ -48,18 +48,16 @@ pub enum EffectMode {
     Inbox,
     Create,
     Update,
-    UpdateForATime,
     Modify,
 }
 
 impl EffectMode {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 6] = [
         Self::Claim,
         Self::BatchedClaim,
         Self::Inbox,
         Self::Create,
         Self::Update,
-        Self::UpdateForATime,
         Self::Modify,
     ];
 
@@ -71,7 +69,6 @@ impl EffectMode {
             Self::Inbox => &["TransactWriteItems"],
             Self::Create => &["PutItem"],
             Self::Update => &["UpdateItem"],
-            Self::UpdateForATime => &["GetItem", "UpdateItem"],
             Self::Modify => &["GetItem", "PutItem"],
         }
     }
@@ -182,9 +179,6 @@ impl World {
             EffectMode::BatchedClaim => self.batched(client).run(operation, done).await,
             EffectMode::Inbox => self.inbox(client).run(operation, done).await,
             EffectMode::Update => item_mode.run(operation, update).await,
-            EffectMode::UpdateForATime => {
-                item_mode.retention(RETENTION).run(operation, update).await
-            }
             EffectMode::Create => {
                 let put = Write::put(THINGS, json!({"id": id, "n": 1}));
                 let create = async |_| {

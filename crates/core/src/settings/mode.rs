@@ -14,8 +14,8 @@ pub trait ModeSettings: Sized {
 /// The consumer settings that its mode needs too.
 #[derive(Clone, Debug)]
 pub struct ModeOptions {
-    /// `IDEMPOTENCY_RETENTION`: how long a record is kept. `None`: the mode's default.
-    pub retention: Option<Duration>,
+    /// `IDEMPOTENCY_RETENTION`: how long a record is kept.
+    pub retention: Duration,
     /// `IDEMPOTENCY_AFTER_FAILURE`: how a `FAILED` record affects other messages with its key.
     pub after_failure: AfterFailure,
     /// Where outputs are stored, which `IDEMPOTENCY_RESULT_BUCKET` selects.

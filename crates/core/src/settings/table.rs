@@ -97,11 +97,11 @@ settings! {
     CONSUMER_S3_BUCKETS: Consumer, "ConsumerS3Buckets", "", "not set";
     "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
 
-    IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; `off` for `item_mode`";
+    IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; not used by `item_mode`";
     "the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`"
 
-    IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d", "; unlimited for `item_mode`";
-    "how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
+    IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d";
+    "how long a record or the key on an item is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
 
     IDEMPOTENCY_AFTER_FAILURE: Consumer, "IdempotencyAfterFailure", "retry", "; not used by `item_mode`";
     "a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error"
@@ -176,9 +176,10 @@ mod tests {
     #[test]
     fn documentation_has_default_and_note() {
         let rows = [
+            (&IDEMPOTENCY_RETENTION, "| `20d` |"),
             (
-                &IDEMPOTENCY_RETENTION,
-                "| `20d`; unlimited for `item_mode` |",
+                &IDEMPOTENCY_FINGERPRINT,
+                "| `body`; not used by `item_mode` |",
             ),
             (&OUTBOX_EVENT_SOURCE, "| the function's name |"),
             (&CONSUMER_METRICS, "| `on` |"),

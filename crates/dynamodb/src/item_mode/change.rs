@@ -121,6 +121,9 @@ impl<O: Serialize> Change<O> {
     }
 
     /// Updates an item, if the update's conditions are met.
+    ///
+    /// The consumer stores the key by one more SET action. So if the update's expression has a SET clause, this
+    /// must be its first clause: `SET total = :total ADD count :one`. Otherwise the change fails permanently.
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -138,8 +141,8 @@ impl<O: Serialize> Change<O> {
     ///
     /// Requirements for `T`:
     ///
-    /// - No `serde(deny_unknown_fields)`, because the item also has the attributes `version` and those of the
-    ///   processed keys. Attributes without a field in `T` stay unchanged.
+    /// - No `serde(deny_unknown_fields)`, because the item also has the attributes `version` and
+    ///   `processed_events`. Attributes without a field in `T` stay unchanged.
     /// - A set is written as a list, unless the field uses `serde_dynamo::string_set` or a similar module.
     /// - A field that is a set needs `#[serde(default)]`. DynamoDB stores no empty sets, so an empty set
     ///   removes the attribute.

@@ -27,7 +27,7 @@ use sqs_once_core::{
 /// The item mode: runs operations whose only effect is one change of one item.
 ///
 /// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the
-/// *processed keys*.
+/// *processed keys*, in the list `processed_events`: for each change its time in epoch seconds, then its key.
 ///
 /// ```text
 /// attempt 1  handler ── change, on condition that the item does not have the key
@@ -36,13 +36,15 @@ use sqs_once_core::{
 ///
 /// | change | round trips | attributes added to the item |
 /// | --- | --- | --- |
-/// | [`Change::create`] | 1 | `processed_events`: a string set of keys |
-/// | [`Change::update`] | 1 | `processed_events` |
+/// | [`Change::create`] | 1 | `processed_events` |
+/// | [`Change::update`] | 1, and 1 more to remove old keys | `processed_events` |
 /// | [`Change::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
 ///
-/// With [`retention`](Self::retention) or [`check_payload`](Self::check_payload), new keys go into the
-/// attribute `processed_until` instead. This map holds the end of each key's retention, in epoch seconds. An
-/// update then takes 2 round trips.
+/// # Retention
+///
+/// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item
+/// never fills up for good. We chose an age and not a number of keys, because after a number of keys a busy item
+/// would forget a message that SQS can still deliver again, and change twice.
 ///
 /// # Requirements for the handler
 ///
@@ -60,21 +62,21 @@ use sqs_once_core::{
 /// | --- | --- |
 /// | results | a duplicate's result is [`StoredResult::Omitted`](sqs_once_core::protocol::StoredResult::Omitted) |
 /// | failures | a message that fails permanently runs again on each delivery |
-/// | fingerprints | a key with a different payload is a duplicate |
+/// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
 /// So [`Handler::on_duplicate`](sqs_once_core::Handler::on_duplicate) gets no output. A message that fails
 /// permanently reaches the dead-letter queue through the queue's redrive policy.
-/// [`check_payload`](Self::check_payload) stores fingerprints.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
 /// keys.
 ///
 /// # Limits
 ///
-/// An item has at most 400 KB, including the processed keys: about 10,000 keys of 36 bytes. A change beyond
-/// this limit is a permanent failure, and its error names the largest attributes.
+/// An item has at most 400 KB, including the processed keys: about 8,000 keys of 36 bytes within the retention.
+/// A change beyond this limit is a permanent failure.
 ///
-/// The role needs `dynamodb:GetItem`, `PutItem` and `UpdateItem`, according to the changes used.
+/// The role needs `dynamodb:PutItem` for a create, `UpdateItem` for an update, and `GetItem` and `PutItem` for a
+/// modify.
 ///
 /// ```
 /// use aws_sdk_dynamodb::Client;
@@ -98,13 +100,12 @@ pub struct ItemMode {
     changing: Client,
     /// Limits the changes in flight.
     places: Places,
-    retention: Option<Duration>,
-    checks_payload: bool,
+    retention: Duration,
     clock: fn() -> Timestamp,
 }
 
 impl ItemMode {
-    /// Creates the mode without a [retention](Self::retention): items keep all processed keys.
+    /// Creates the mode with a [retention](Self::retention) of 20 days.
     ///
     /// `aws::config` sets timeouts that suit a Lambda function.
     #[must_use]
@@ -114,55 +115,18 @@ impl ItemMode {
             changing: without_retries(&client),
             client,
             places: Places::default(),
-            retention: None,
-            checks_payload: false,
+            retention: Duration::from_secs(20 * 24 * 60 * 60),
             clock: Timestamp::now,
         }
     }
 
-    /// Sets the retention of processed keys.
+    /// Sets the least time for which an item keeps a processed key.
     ///
-    /// A message that arrives later runs again. So choose more than the retention periods of the queue and
+    /// A message that arrives later can run again. So choose more than the retention periods of the queue and
     /// its dead-letter queue together.
-    ///
-    /// You can set this option at any time. Keys in `processed_events` stay valid and are never removed, so
-    /// remove that attribute yourself after the last possible redelivery of its keys.
     #[must_use]
     pub fn retention(self, retention: Duration) -> Self {
-        Self {
-            retention: Some(retention),
-            ..self
-        }
-    }
-
-    /// Compares payloads. A key with a different payload is then [`Outcome::KeyReused`] and not a duplicate.
-    ///
-    /// The option is off by default because of its costs:
-    ///
-    /// - For each key, the item stores 16 hex digits of the [fingerprint](Operation::fingerprint), as
-    ///   decimals of the number in `processed_until`.
-    /// - An update takes 2 round trips, as with a [`retention`](Self::retention). Without a retention, the
-    ///   number in `processed_until` is 9999999999, which is in the year 2286.
-    ///
-    /// You can switch the option on and off at any time. A key that was stored without the option matches
-    /// every payload.
-    ///
-    /// Don't change the source of the fingerprint (`IDEMPOTENCY_FINGERPRINT`) while the option is on. The
-    /// number has no room to say what was hashed, so duplicates of earlier messages would be
-    /// [`Outcome::KeyReused`]. Switch the option off together with that change, and on again after the
-    /// retention.
-    ///
-    /// ```
-    /// # fn item_mode(client: aws_sdk_dynamodb::Client) {
-    /// let item_mode = sqs_once::ItemMode::new(client).check_payload();
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn check_payload(self) -> Self {
-        Self {
-            checks_payload: true,
-            ..self
-        }
+        Self { retention, ..self }
     }
 
     /// Replaces the system's wall clock, for tests.
@@ -179,7 +143,6 @@ impl ItemMode {
     {
         let Operation {
             key,
-            fingerprint,
             delivery,
             deadline,
             // Without a claim there is no isolation after a crash.
@@ -194,7 +157,6 @@ impl ItemMode {
         let writer = ChangeWriter {
             item_mode: self,
             key: &key,
-            fingerprint: fingerprint.filter(|_| self.checks_payload),
             deadline,
             meter,
         };

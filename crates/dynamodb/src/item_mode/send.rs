@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 use super::writer::ChangeWriter;
 use crate::{
     explain::{explain, unavailable},
-    item::{Item, sizes},
+    item::Item,
     store::Request,
     write::{put_item, update_item},
 };
@@ -47,42 +47,24 @@ enum WriteResponse {
     Applied,
     ConditionFailed(Option<Item>),
     Invalid(String),
-    TooLarge,
 }
-
-/// The changed item would exceed 400 KB.
-struct TooLarge;
 
 impl ChangeWriter<'_> {
     pub(super) async fn put(&self, put: &Put) -> Sent {
         let table = &put.table_name;
         let request = || put_item(&self.item_mode.changing, put.clone()).send();
-        match self.send(table, "dynamodb:PutItem", request).await {
-            Ok(sent) => sent,
-            Err(TooLarge) => Sent::Invalid(too_large(table, Some(&put.item))),
-        }
+        self.send(table, "dynamodb:PutItem", request).await
     }
 
     pub(super) async fn update_item(&self, update: &Update) -> Sent {
-        let (table, key) = (&update.table_name, &update.key);
+        let table = &update.table_name;
         let request = || update_item(&self.item_mode.changing, update.clone()).send();
-        match self.send(table, "dynamodb:UpdateItem", request).await {
-            Ok(sent) => sent,
-            Err(TooLarge) => {
-                let item = self.read(table, key, None).await.ok().flatten();
-                Sent::Invalid(too_large(table, item.as_ref()))
-            }
-        }
+        self.send(table, "dynamodb:UpdateItem", request).await
     }
 
     /// Sends a change, and repeats it until DynamoDB responds or the deadline comes. An applied change stores
     /// its key on the item, so a copy is harmless.
-    async fn send<T, E, F>(
-        &self,
-        table: &str,
-        needs: &str,
-        request: impl Fn() -> F,
-    ) -> Result<Sent, TooLarge>
+    async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> Sent
     where
         F: Future<Output = Result<T, SdkError<E>>>,
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
@@ -95,7 +77,7 @@ impl ChangeWriter<'_> {
             }
         };
         let effort = Effort::commit(self.deadline.write_until(), &self.meter);
-        Ok(match repeat(&effort, "change", self.key, send).await {
+        match repeat(&effort, "change", self.key, send).await {
             Ok(Answered {
                 answer, unanswered, ..
             }) => match (answer, unanswered) {
@@ -104,11 +86,8 @@ impl ChangeWriter<'_> {
                     Sent::ConditionFailed { item, unanswered }
                 }
                 // The copy that got no response may be valid when it arrives. That depends on the item.
-                (WriteResponse::Invalid(_) | WriteResponse::TooLarge, Some(unanswered)) => {
-                    Sent::Unknown(unanswered)
-                }
+                (WriteResponse::Invalid(_), Some(unanswered)) => Sent::Unknown(unanswered),
                 (WriteResponse::Invalid(why), None) => Sent::Invalid(why),
-                (WriteResponse::TooLarge, None) => return Err(TooLarge),
             },
             Err(GivenUp {
                 error,
@@ -122,7 +101,7 @@ impl ChangeWriter<'_> {
                 } => Sent::Contended(reason),
                 error => Sent::Unwritten(error),
             },
-        })
+        }
     }
 
     fn answer<E>(
@@ -141,7 +120,9 @@ impl ChangeWriter<'_> {
         }
         match service.and_then(ProvideErrorMetadata::code) {
             // "Item size has exceeded ...", "Item size to update has exceeded ...".
-            Some("ValidationException") if why.contains("Item size") => Ok(WriteResponse::TooLarge),
+            Some("ValidationException") if why.contains("Item size") => {
+                Ok(WriteResponse::Invalid(too_large(table)))
+            }
             Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
                 Ok(WriteResponse::Invalid(why))
             }
@@ -150,18 +131,12 @@ impl ChangeWriter<'_> {
     }
 
     /// Reads the item with strong consistency.
-    pub(super) async fn read(
-        &self,
-        table: &str,
-        key: &Item,
-        projection: Option<&str>,
-    ) -> Result<Option<Item>, Outcome> {
+    pub(super) async fn read(&self, table: &str, key: &Item) -> Result<Option<Item>, Outcome> {
         let get = (self.item_mode.client)
             .get_item()
             .table_name(table)
             .set_key(Some(key.clone()))
-            .consistent_read(true)
-            .set_projection_expression(projection.map(Into::into));
+            .consistent_read(true);
         let error = match (self.meter)
             .timed(timeout_at(self.deadline.handler_cutoff(), get.send()))
             .await
@@ -205,24 +180,9 @@ impl ConditionError for UpdateItemError {
     }
 }
 
-/// Names the largest attributes of an item that is too large.
-fn too_large(table: &str, item: Option<&Item>) -> String {
-    let mut sizes: Vec<_> = item.into_iter().flat_map(sizes).collect();
-    sizes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let largest = sizes
-        .iter()
-        .take(3)
-        .map(|(name, bytes)| format!("`{name}` has {bytes} bytes"))
-        .collect::<Vec<_>>()
-        .join(", ");
-    let examples = if largest.is_empty() {
-        String::new()
-    } else {
-        format!(" ({largest})")
-    };
+fn too_large(table: &str) -> String {
     format!(
-        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB{examples}. If `processed_events` is \
-         large: set ItemMode::retention, and remove the attribute after the last possible redelivery of its keys. \
-         If `processed_until` is large: set or shorten the retention. Otherwise split the item"
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB, its processed keys included \
+         (`processed_events`). If they are large, shorten the retention; otherwise split the item"
     )
 }

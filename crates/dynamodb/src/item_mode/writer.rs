@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use super::{
     ItemMode,
     change::{Change, Kind, Modify, OTHER_ITEM},
-    processed_keys::{Lookup, ProcessedKeys},
+    processed_keys::{ProcessedKeys, are_same, unchanged},
     send::Sent,
     version::Unchanged,
 };
@@ -21,7 +21,7 @@ use sqs_once_core::{
     deadline::Deadline,
     meter::Meter,
     once::{Outcome, repeat::RetryPauses},
-    protocol::{Fingerprint, Key, StoredResult},
+    protocol::{Key, StoredResult},
 };
 
 /// Maximum number of retries after other workers changed the item between read and write.
@@ -31,8 +31,6 @@ const MAX_COLLISIONS: usize = 20;
 pub(super) struct ChangeWriter<'a> {
     pub(super) item_mode: &'a ItemMode,
     pub(super) key: &'a Key,
-    /// `None` if payloads are not compared.
-    pub(super) fingerprint: Option<Fingerprint>,
     pub(super) deadline: Deadline,
     pub(super) meter: Meter,
 }
@@ -67,7 +65,6 @@ impl ChangeWriter<'_> {
             key: self.key,
             now: (self.item_mode.clock)(),
             retention: self.item_mode.retention,
-            fingerprint: self.fingerprint.as_ref(),
         }
     }
 
@@ -79,41 +76,37 @@ impl ChangeWriter<'_> {
                 "the item to create lacks the primary key attribute `{key}`; nothing was written"
             )));
         }
-        let mut put = keys.compose_create(put, key);
-        put = put.return_item();
+        let put = keys.compose_create(put, key).return_item();
         let sent = self.put(&put.action).await;
         self.changed(&keys, sent, &put, result)
     }
 
     async fn update(&self, update: Write<Update>, result: StoredResult) -> WriteResult {
         let update = serializable(update)?;
+        let mut outdated = None;
         for _ in 0..=MAX_COLLISIONS {
             let keys = self.processed_keys();
-            let mut found = None;
-            if keys.reads_before_update() {
-                let (table, key) = (&update.action.table_name, &update.action.key);
-                found = match self.read(table, key, Some(ProcessedKeys::PROJECTION)).await {
-                    Ok(found) => found,
-                    Err(outcome) => return Ok(outcome),
-                };
-                check_processed_keys(found.as_ref())?;
-                if let Some(known) = known_outcome(&keys, found.as_ref()) {
-                    return Ok(known);
+            let write = keys.compose(update.clone(), outdated.as_ref());
+            let write = write.return_item();
+            let failed_on_keys = |item: &Item| match &outdated {
+                None => keys.is_outdated(item),
+                Some(found) => !are_same(found, item),
+            };
+            match self.update_item(&write.action).await {
+                // With an unanswered copy on its way, the next delivery finds out more.
+                Sent::ConditionFailed {
+                    item: Some(item),
+                    unanswered: None,
+                } if !keys.has_key(&item) && failed_on_keys(&item) => {
+                    outdated = Some(item).filter(|item| keys.is_outdated(item));
                 }
+                Sent::Invalid(why) if why.contains("can only be used once") => {
+                    return Err(NotWritten::Invalid(format!(
+                        "{why}: a SET clause must be the first clause of a change's update expression"
+                    )));
+                }
+                sent => return self.changed(&keys, sent, &write, result),
             }
-            let facts = keys.update_facts(found.as_ref());
-            let mut write = keys.compose(update.clone(), &facts);
-            write = write.return_item();
-            let sent = self.update_item(&write.action).await;
-            if let Sent::ConditionFailed { item, .. } = &sent
-                && keys.reads_before_update()
-                && !keys.facts_hold(&facts, item.as_ref())
-                && known_outcome(&keys, item.as_ref()).is_none()
-            {
-                // Another worker has changed the processed keys.
-                continue;
-            }
-            return self.changed(&keys, sent, &write, result);
         }
         Ok(contended(update.table()))
     }
@@ -127,7 +120,7 @@ impl ChangeWriter<'_> {
             ));
         };
         let mut pauses = RetryPauses::until(self.deadline.handler_cutoff());
-        let mut found = match self.read(table, key, None).await {
+        let mut found = match self.read(table, key).await {
             Ok(found) => found,
             Err(outcome) => return Ok(outcome),
         };
@@ -143,15 +136,14 @@ impl ChangeWriter<'_> {
                 Ok(Err(failure)) => return Ok(failure.into()),
                 Err(_panic) => return Ok(Outcome::Panicked),
             };
-            let unchanged = Unchanged::since(found.as_ref()).map_err(NotWritten::Invalid)?;
+            let version = Unchanged::since(found.as_ref()).map_err(NotWritten::Invalid)?;
             item.extend(key.clone());
-            keys.copy(found.as_ref(), &mut item);
-            keys.insert(&mut item);
-            let mut put = unchanged.put(table, key_name, item);
+            keys.insert(found.as_ref(), &mut item);
+            let mut put = version.put(table, key_name, item).return_item();
+            // A concurrent update changes the keys but not the version.
             if let Some(found) = &found {
-                put = keys.compose_unchanged(put, found);
+                put = unchanged(put, found);
             }
-            put = put.return_item();
             match self.put(&put.action).await {
                 // If an earlier copy of the request arrives later, its version condition fails.
                 Sent::ConditionFailed { item, .. }
@@ -222,13 +214,11 @@ fn check_processed_keys(item: Option<&Item>) -> Result<(), NotWritten> {
 
 /// Returns the outcome of an operation whose key is on the item.
 fn known_outcome(keys: &ProcessedKeys<'_>, item: Option<&Item>) -> Option<Outcome> {
-    match keys.lookup(item?) {
-        Lookup::Absent => None,
-        Lookup::Processed => Some(Outcome::Duplicate(StoredResult::Omitted(
+    keys.has_key(item?).then(|| {
+        Outcome::Duplicate(StoredResult::Omitted(
             "an item stores keys and no results".into(),
-        ))),
-        Lookup::OtherPayload => Some(Outcome::KeyReused),
-    }
+        ))
+    })
 }
 
 fn contended(table: &str) -> Outcome {

@@ -46,21 +46,9 @@ const MEMORY_OF_PROCESS: u32 = 64;
 /// are about ten copies of it while the handler returns it and the completion is sent.
 const MEMORY_OF_HANDLER: u32 = 4;
 
-/// How long a record is kept if no setting says so.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum DefaultRetention {
-    /// As long as the table of settings says.
-    OfTable,
-    /// Forever.
-    None,
-}
-
 impl Settings {
-    /// Reads the settings of batches. A mode without a table of records has no default retention.
-    pub(super) fn batches(
-        &mut self,
-        default_retention: DefaultRetention,
-    ) -> Result<Batches, SettingsError> {
+    /// Reads the settings of batches.
+    pub(super) fn batches(&mut self) -> Result<Batches, SettingsError> {
         let lambda = self.required(
             "AWS_LAMBDA_RUNTIME_API",
             "Lambda sets it; on your own machine, `make watch` or `cargo lambda watch` does",
@@ -75,12 +63,7 @@ impl Settings {
         let max_body_bytes = self.setting(&CONSUMER_MAX_BODY_BYTES, bytes);
         let s3_buckets = self.changed(CONSUMER_S3_BUCKETS.name, Vec::new(), of_s3(buckets));
         let fingerprint = self.setting(&IDEMPOTENCY_FINGERPRINT, str::parse::<FingerprintSource>);
-        let retention = match default_retention {
-            DefaultRetention::OfTable => self.setting(&IDEMPOTENCY_RETENTION, positive).map(Some),
-            DefaultRetention::None => self.changed(IDEMPOTENCY_RETENTION.name, None, |_, text| {
-                positive(text).map(Some)
-            }),
-        };
+        let retention = self.setting(&IDEMPOTENCY_RETENTION, positive);
         let concurrency = self.setting(&CONSUMER_CONCURRENCY, |text| match text {
             "auto" => Ok(None),
             number => {
@@ -183,7 +166,7 @@ pub(super) struct Batches {
     /// empty.
     pub(super) s3_buckets: Vec<String>,
     pub(super) fingerprint: FingerprintSource,
-    pub(super) retention: Option<Duration>,
+    pub(super) retention: Duration,
     /// `None`: the mode decides.
     pub(super) concurrency: Option<NonZeroUsize>,
     /// Memory of the function in MB; `None` where Lambda did not set it.
@@ -272,13 +255,10 @@ pub(super) struct Timeouts {
 }
 
 impl Timeouts {
-    fn visibility(self, config: &SdkConfig, retention: Option<Duration>) -> Visibility {
-        let visibility = Visibility::new(aws_sdk_sqs::Client::new(config))
+    fn visibility(self, config: &SdkConfig, retention: Duration) -> Visibility {
+        Visibility::new(aws_sdk_sqs::Client::new(config))
             .backoff(self.base, self.cap)
-            .dead_letter(self.dead_letter);
-        match retention {
-            Some(retention) => visibility.record_retention(retention),
-            None => visibility,
-        }
+            .dead_letter(self.dead_letter)
+            .record_retention(retention)
     }
 }

@@ -17,11 +17,7 @@ use sqs_once_core::settings::{ModeOptions, ModeSettings};
 
 pub use sqs_once_core::settings::{SettingsError, UnknownVariable, Variables};
 
-use self::{
-    any_store::AnyStore,
-    batches::{Batches, DefaultRetention},
-    records::ResultPlace,
-};
+use self::{any_store::AnyStore, batches::Batches, records::ResultPlace};
 use crate::{
     aws,
     handler::Handler,
@@ -81,8 +77,8 @@ use crate::{
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
 /// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body`; `off` for `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |
-/// | `IDEMPOTENCY_RETENTION` | `20d`; unlimited for `item_mode` | how long a record is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |
+/// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record or the key on an item is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
 /// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
@@ -242,7 +238,7 @@ impl Settings {
     /// Reads everything for [`consumer`](Self::consumer) except the variables of the mode.
     fn shared(&mut self) -> Result<(AfterFailure, ResultPlace, Batches), SettingsError> {
         let (after_failure, results) = (self.after_failure(), self.results());
-        let batches = self.batches(DefaultRetention::OfTable);
+        let batches = self.batches();
         Ok((after_failure?, results?, batches?))
     }
 

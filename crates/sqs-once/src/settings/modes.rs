@@ -5,9 +5,9 @@ use std::time::Duration;
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 use futures_util::future::join;
-use sqs_once_core::settings::table::{CONSUMER_VISIBILITY, IDEMPOTENCY_FINGERPRINT};
+use sqs_once_core::settings::table::CONSUMER_VISIBILITY;
 
-use super::{Settings, SettingsError, any_store::AnyStore, batches::DefaultRetention};
+use super::{Settings, SettingsError, any_store::AnyStore};
 use crate::{
     dynamodb::{
         inbox::Inbox,
@@ -45,7 +45,7 @@ impl Settings {
         } else {
             self.table().map(Some)
         };
-        let (records, batches) = (self.records(), self.batches(DefaultRetention::OfTable));
+        let (records, batches) = (self.records(), self.batches());
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let reads_s3 = batches.read_s3() || records.results.call_s3();
@@ -113,7 +113,7 @@ impl Settings {
         Inbox<DynamoStore>: Mode<H::Output>,
     {
         let (table, records) = (self.table(), self.records());
-        let batches = self.batches(DefaultRetention::OfTable);
+        let batches = self.batches();
         let read = (|| Ok((handler?, table?, records?, batches?)))();
         let (handler, table, records, batches) = self.check(read)?;
         let config = self.config().await;
@@ -125,7 +125,7 @@ impl Settings {
     }
 
     /// Creates a consumer in the mode [`ItemMode`], otherwise like [`once`](Self::once). There is no table of
-    /// records. Items remember keys forever, unless `IDEMPOTENCY_RETENTION` is set.
+    /// records.
     ///
     /// # Errors
     ///
@@ -145,20 +145,11 @@ impl Settings {
     where
         ItemMode: Mode<H::Output>,
     {
-        let fingerprint = self.value(IDEMPOTENCY_FINGERPRINT.name);
-        let batches = self.batches(DefaultRetention::None);
+        let batches = self.batches();
         let read = (|| Ok((handler?, batches?)))();
         let (handler, batches) = self.check(read)?;
         let config = self.config().await;
-        let mut item_mode = ItemMode::new(Client::new(&config));
-        // Without the option, an item stores only keys, and the setting would have no effect.
-        if fingerprint.is_some_and(|source| source != "off") {
-            item_mode = item_mode.check_payload();
-        }
-        let item_mode = match batches.retention {
-            Some(retention) => item_mode.retention(retention),
-            None => item_mode,
-        };
+        let item_mode = ItemMode::new(Client::new(&config)).retention(batches.retention);
         Ok(batches.consumer(item_mode, handler, &config))
     }
 }

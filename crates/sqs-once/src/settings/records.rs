@@ -138,14 +138,11 @@ impl ResultPlace {
 
 impl Records {
     pub(super) fn once<S: Store>(self, store: S, batches: &Batches, config: &SdkConfig) -> Once<S> {
-        let once = Once::new(store)
+        Once::new(store)
+            .retention(batches.retention)
             .after_failure(self.after_failure)
             .outbox(self.outbox)
             .results(self.results.results(config))
-            .crash_waits(batches.crash_waits());
-        match batches.retention {
-            Some(retention) => once.retention(retention),
-            None => once,
-        }
+            .crash_waits(batches.crash_waits())
     }
 }

@@ -43,7 +43,7 @@ const REQUIRED: [(&str, &str); 3] = [
 fn read(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
     let mut settings = Settings::from_vars(variables.iter().copied());
     let (table, records) = (settings.table(), settings.records());
-    let batches = settings.batches(DefaultRetention::OfTable);
+    let batches = settings.batches();
     settings.check((|| Ok((table?, records?, batches?)))())
 }
 
@@ -129,18 +129,11 @@ fn watched_function_is_named_after_its_program() {
     let mut settings = Settings::from_vars(WATCHED);
     let program = env::current_exe().unwrap();
     let program = program.file_stem().unwrap().to_str().unwrap();
-    let batches = settings.batches(DefaultRetention::None).unwrap();
+    let batches = settings.batches().unwrap();
     assert_eq!(batches.namespace.as_str(), program);
     // On AWS the name stays.
     let mut settings = Settings::from_vars([WATCHED[1], REQUIRED[0]]);
-    assert_eq!(
-        settings
-            .batches(DefaultRetention::None)
-            .unwrap()
-            .namespace
-            .as_str(),
-        "_"
-    );
+    assert_eq!(settings.batches().unwrap().namespace.as_str(), "_");
 }
 
 #[test]
@@ -157,7 +150,7 @@ fn defaults_match_the_documented_table() {
     assert_eq!(batches.key, KeySource::MessageId);
     assert_eq!(batches.max_body_bytes.get(), 2 << 20);
     assert_eq!(batches.fingerprint, FingerprintSource::Body);
-    assert_eq!(batches.retention, Some(Duration::from_secs(20 * 86_400)));
+    assert_eq!(batches.retention, Duration::from_secs(20 * 86_400));
     assert_eq!(batches.concurrency, None);
     assert_eq!(batches.min_time_to_start, Duration::ZERO);
     assert!(batches.circuit_breaker);
@@ -236,25 +229,6 @@ fn unused<O: HandlerOutput + 'static>() -> impl Handler<Output = O> + fmt::Debug
 }
 
 #[tokio::test]
-async fn item_mode_compares_payloads_by_the_fingerprint() {
-    for (value, compares) in [
-        (None, false),
-        (Some("body:/cents"), true),
-        (Some("off"), false),
-    ] {
-        let fingerprint = value.map(|value| ("IDEMPOTENCY_FINGERPRINT", value));
-        let variables: Vec<_> = REQUIRED[..2].iter().copied().chain(fingerprint).collect();
-        let mut settings = offline(&variables);
-        settings.set_default("CONSUMER_VISIBILITY", "off");
-        let consumer = format!("{:?}", settings.item_mode(Ok(unused::<Change<()>>())).await);
-        assert!(
-            consumer.contains(&format!("checks_payload: {compares}")),
-            "{consumer}"
-        );
-    }
-}
-
-#[tokio::test]
 async fn consumer_is_built_while_table_is_read() {
     let (sent, built) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
     let answered = Arc::new(AtomicBool::new(false));
@@ -314,14 +288,13 @@ fn every_error_of_the_layout_is_reported() {
     assert_eq!(error.unwrap_err().errors().len(), 2);
 }
 
-#[test]
-fn item_mode_needs_no_table_and_has_no_default_retention() {
-    let mut settings = Settings::from_vars(REQUIRED[..2].iter().copied());
-    let batches = settings.batches(DefaultRetention::None);
-    assert_eq!(settings.check(batches).unwrap().retention, None);
-    settings.set_default("IDEMPOTENCY_RETENTION", "1h");
-    let retention = settings.batches(DefaultRetention::None).unwrap().retention;
-    assert_eq!(retention, Some(Duration::from_secs(3600)));
+#[tokio::test]
+async fn item_mode_needs_no_table() {
+    let mut settings = offline(&REQUIRED[..2]);
+    settings.set_default("CONSUMER_VISIBILITY", "off");
+    let consumer = settings.item_mode(Ok(unused::<Change<()>>())).await;
+    let consumer = format!("{:?}", consumer.unwrap());
+    assert!(consumer.contains("retention: 1728000s"), "{consumer}");
 }
 
 #[test]
@@ -506,7 +479,7 @@ fn value_fixed_in_code_is_the_setting() {
         let mut settings = Settings::from_vars(variables);
         settings.set_default("IDEMPOTENCY_KEY", "deduplication-id");
         settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
-        let batches = settings.batches(DefaultRetention::OfTable);
+        let batches = settings.batches();
         let batches = settings.check(batches).unwrap();
         assert_eq!(batches.key, "body:/orderId".parse().unwrap());
     }
@@ -536,7 +509,7 @@ fn variable_of_the_handler_is_not_unknown() {
 fn every_setting_of_a_consumer_is_read() {
     let mut settings = Settings::from_vars::<&str, &str>([]);
     let (_table, _records) = (settings.table(), settings.records());
-    let _batches = settings.batches(DefaultRetention::OfTable);
+    let _batches = settings.batches();
     for setting in SETTINGS.iter().filter(|of| of.reader == Reader::Consumer) {
         assert!(settings.was_read(setting.name), "{}", setting.name);
     }
