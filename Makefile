@@ -228,16 +228,16 @@ fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SE
 	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event -- -max_total_time=$(SECONDS)
 	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body -- -max_total_time=$(SECONDS)
 
-FILES         ?= crates/core/src/** crates/dynamodb/src/store/** crates/sqs-once/src/sqs/**
+FILES         ?= crates/sqs-once/src/{protocol,modes,store,dynamo,sqs}/**
 CARGO_MUTANTS := target/tools/bin/cargo-mutants
 
 .PHONY: mutants
 mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
 mutants: export CARGO_PROFILE_DEV_DEBUG := false
-mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/core/src/once/**"]
+mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/sqs-once/src/modes/**"]
 	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
-LIBRARIES  := sqs-once sqs-once-core sqs-once-dynamodb sqs-once-outbox sqs-once-postgres sqs-once-testing
+LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
 

@@ -240,7 +240,7 @@ class BeforeDeploy(unittest.TestCase):
         assert "the parameters have no closing quotation" in output, output
 
     def test_defaults_are_those_of_the_consumer(self) -> None:
-        table = (ROOT / "crates/core/src/settings/table.rs").read_text()
+        table = (ROOT / "crates/sqs-once/src/settings/variables/table.rs").read_text()
         for setting, (default, _) in before_deploy.SETTINGS.items():
             row = re.search(rf'^    {setting}: \w+, "\w*", "(.*?)"', table, re.MULTILINE)
             assert row, setting

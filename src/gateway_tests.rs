@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use axum::{Router, routing::post};
+use sqs_once::internal::handler::History;
 use sqs_once::{
     Deadline, DeliveryMetadata,
     protocol::{Namespace, Timestamp},
 };
-use sqs_once_core::handler::History;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},

@@ -5,11 +5,11 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use regex_lite::Regex;
 use serde_json::{Value, json};
+use sqs_once::internal::settings::variables::table::{SETTINGS, Setting};
 use sqs_once::{
     Attempt, Failure, Settings, handler_fn,
     sqs::{FingerprintSource, KeySource},
 };
-use sqs_once_core::settings::table::{SETTINGS, Setting};
 
 use support::template::{CONSUMER, OWN_TABLE, Template, met, of_type, read};
 

@@ -6,11 +6,11 @@ use std::sync::{
 };
 
 use serde_json::{Value, json};
+use sqs_once::testing::{DryRun, Message, event, output, process};
 use sqs_once::{
     Attempt, Change, ConditionFailed, Consumer, Done, Failure, Outcome, Write, handler_fn,
     protocol::Namespace,
 };
-use sqs_once_testing::{DryRun, Message, event, output, process};
 
 fn message(id: &str) -> Message {
     Message::new(id, &json!({ "id": id }))

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use sqs_once::internal::handler::{Delivery, History, PriorAttempt};
 use sqs_once::{
     Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
     protocol::{
@@ -15,7 +16,6 @@ use sqs_once::{
     },
     store::{ClaimResponse, Store},
 };
-use sqs_once_core::handler::{Delivery, History, PriorAttempt};
 use support::{
     CONTEXT,
     lossy::{Fate, Lossy},

@@ -169,8 +169,8 @@ async fn consumer_runs_contended_message_again() {
     });
     let mode = PostgresMode::new(one(serializable(&world)));
     let consumer = Consumer::new(mode, Namespace::new("tests").unwrap(), handler);
-    let batch = sqs_once_testing::event([sqs_once_testing::Message::new("m-1", &json!({}))]);
-    let failed = sqs_once_testing::process(&Arc::new(consumer), batch).await;
+    let batch = sqs_once::testing::event([sqs_once::testing::Message::new("m-1", &json!({}))]);
+    let failed = sqs_once::testing::process(&Arc::new(consumer), batch).await;
     assert_eq!(failed, Ok(Vec::new()));
     assert_eq!((runs.load(Relaxed), world.effect("o-1").await), (2, 2));
 }

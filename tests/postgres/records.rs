@@ -8,13 +8,13 @@ use std::{
 
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
+use sqs_once::testing::conformance;
 use sqs_once::{
     Deadline, Failure, Once, Outcome,
     protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp, isolation::CrashWaits},
     store::{ClaimResponse, SettleResponse, Store},
 };
 use sqs_once_postgres::PostgresStore;
-use sqs_once_testing::conformance;
 use support::CONTEXT;
 use support::postgres::{SERVER, one};
 use support::world::{SECOND, World, ample, increments, key, operation};
@@ -30,7 +30,7 @@ macro_rules! conformance {
     };
 }
 
-sqs_once_testing::for_each_promise_of_a_store!(conformance,);
+sqs_once::testing::for_each_promise_of_a_store!(conformance,);
 
 fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
     ClaimRequest::new(

@@ -6,6 +6,10 @@ use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
 use futures_util::future::{join, join_all};
 use serde_json::Value;
+use sqs_once::internal::{
+    handler::{Delivery, DeliveryMetadata},
+    meter::Meter,
+};
 use sqs_once::{
     Deadline, Failure, Once, Operation, Outcome,
     protocol::{
@@ -16,10 +20,6 @@ use sqs_once::{
         AnyStore, Batched, ClaimResponse, DynamoStore, RequestContext, SettleResponse, Store,
         StoreError,
     },
-};
-use sqs_once_core::{
-    handler::{Delivery, DeliveryMetadata},
-    meter::Meter,
 };
 use support::{CONTEXT, PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
 use tokio::{sync::Barrier, time::Instant};

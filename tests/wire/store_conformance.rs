@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sqs_once::testing::conformance;
 use sqs_once::{
     protocol::{ClaimRequest, FencingToken, Key, Namespace, Owner, Settlement, Timestamp},
     store::{
@@ -9,13 +10,12 @@ use sqs_once::{
         Store, StoreError,
     },
 };
-use sqs_once_testing::conformance;
 use support::{CONTEXT, dynamo::Table};
 
 /// Makes a module of tests, one per promise, for the store that `$new` makes.
 macro_rules! conformance {
     ($backend:ident, $new:expr) => {
-        sqs_once_testing::for_each_promise_of_a_store!(conformance, $backend, $new,);
+        sqs_once::testing::for_each_promise_of_a_store!(conformance, $backend, $new,);
     };
     ($backend:ident, $new:expr, $($promise:ident)+) => {
         mod $backend {

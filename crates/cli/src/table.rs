@@ -2,12 +2,12 @@
 
 use aws_config::SdkConfig;
 use clap::Args;
+use sqs_once::internal::store::{RecordFilter, RecordPage, StoredRecord};
 use sqs_once::{
     Settings,
     protocol::{AfterFailure, Timestamp},
     store::{DynamoStore, StoreError},
 };
-use sqs_once_core::store::{RecordFilter, RecordPage, StoredRecord};
 #[cfg(feature = "postgres")]
 use sqs_once_postgres::PostgresStore;
 

@@ -15,8 +15,8 @@ use crate::{
     stream::{Group, Pending},
     targets::Target,
 };
+use sqs_once::internal::dynamo::explain::is_contended;
 use sqs_once::{Deadline, protocol::Timestamp};
-use sqs_once_dynamodb::explain::is_contended;
 
 /// Reason for an event whose name has no target.
 const NO_TARGET: &str = "NoTarget";

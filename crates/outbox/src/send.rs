@@ -12,8 +12,8 @@ use aws_sdk_sqs::{
 };
 
 use crate::targets::Target;
-use sqs_once_core::event::Published;
-use sqs_once_dynamodb::explain::unanswered;
+use sqs_once::internal::dynamo::explain::unanswered;
+use sqs_once::internal::event::Published;
 
 /// Most entries of one call, a limit of all three services.
 pub(crate) const MAX_ENTRIES: usize = 10;

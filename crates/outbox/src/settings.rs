@@ -1,10 +1,10 @@
 //! [`RelaySettings`]: turns environment variables into a relay.
 
 use aws_config::SdkConfig;
-use sqs_once::{Settings, SettingsError, telemetry::Metrics};
-use sqs_once_core::settings::table::{
+use sqs_once::internal::settings::variables::table::{
     OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS,
 };
+use sqs_once::{Settings, SettingsError, telemetry::Metrics};
 
 use crate::{Relay, Targets};
 
@@ -34,7 +34,7 @@ impl RelaySettings {
     /// # Errors
     ///
     /// The first variable that is missing or invalid. The others stay in the list, as with
-    /// [`Variables::required`](sqs_once_core::settings::Variables::required).
+    /// [`Variables::required`](sqs_once::internal::settings::variables::Variables::required).
     pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
         let targets = settings.required(
             TARGETS,

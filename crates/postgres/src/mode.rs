@@ -4,12 +4,12 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use serde::Serialize;
 use sqlx::{PgPool, postgres::PgConnectOptions};
-use sqs_once_core::{
+use sqs_once::internal::{
     event::{Published, first_fault},
     handler::{Attempt, Failure, History, to_output},
-    once::{Mode, Once, Operation, Outcome, records::Records, work::guard},
+    modes::{Mode, Once, Operation, Outcome, records::Records, work::guard},
     protocol::{AfterFailure, Timestamp},
-    settings::{ModeOptions, ModeSettings},
+    settings::variables::{ModeOptions, ModeSettings},
     store::Results,
 };
 use tokio::sync::Mutex;
@@ -196,7 +196,7 @@ impl PostgresMode {
     }
 }
 
-impl sqs_once_core::once::mode::sealed::Sealed for PostgresMode {}
+impl sqs_once::internal::modes::mode::sealed::Sealed for PostgresMode {}
 
 impl ModeSettings for PostgresMode {
     async fn with_settings(self, options: ModeOptions) -> Self {
@@ -209,7 +209,7 @@ impl ModeSettings for PostgresMode {
     }
 }
 
-sqs_once_core::explain_wrong_output!([] PostgresMode);
+sqs_once::explain_wrong_output!([] PostgresMode);
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {

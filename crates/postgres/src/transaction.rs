@@ -10,7 +10,7 @@ use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::transaction_connection::TransactionConnection;
-use sqs_once_core::{
+use sqs_once::internal::{
     event::Event,
     handler::{Attempt, Failure, HandlerOutput},
 };

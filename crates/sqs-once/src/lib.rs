@@ -58,7 +58,7 @@
 //! | --- | --- |
 //! | [`Settings`] | turns environment variables into a configured consumer |
 //! | [`sqs`] | batches in, batch item failures out: [`Consumer`], [`run()`] |
-//! | [`once`] | modes, which process one operation once: [`Once`], [`Inbox`], [`ItemMode`]; [`Outcome`] |
+//! | [`modes`] | modes, which process one operation once: [`Once`], [`Inbox`], [`ItemMode`]; [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its output |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
 //! | [`protocol`] | rules as pure functions: conditions of claims, meaning of failed conditions |
@@ -69,23 +69,20 @@
 //! | feature | adds |
 //! | --- | --- |
 //! | `s3` | `sqs::S3Bodies`: bodies that the Amazon SQS Extended Client stored in S3; `store::S3Results`: large outputs in S3 |
+//! | `testing` | `testing`: tests of handlers without AWS, and the conformance suite of stores |
 //!
-//! It is off by default. Other crates of this project add to this one:
+//! Both are off by default. Other crates of this project add to this one:
 //!
 //! | crate | adds |
 //! | --- | --- |
 //! | `sqs-once-postgres` | records in PostgreSQL, and business writes in the same transaction |
-//! | `sqs-once-testing` | tests of handlers without AWS, and the conformance suite of stores |
 //! | `sqs-once-outbox` | the relay, which sends published events to SQS, SNS and EventBridge |
-//!
-//! A function behind a different trigger needs only the crates `sqs-once-core` and `sqs-once-dynamodb`:
-//! rules, stores and modes.
 //!
 //! # Promises
 //!
 //! At most one worker at a time holds a claim on a key, and a handler whose success is recorded never runs
 //! again for that key. If a handler runs again after an attempt that may have had its effect, it sees that
-//! prior attempt ([`Attempt::prior`]). Database effects in a transactional mode ([`once`]) are applied
+//! prior attempt ([`Attempt::prior`]). Database effects in a transactional mode ([`modes`]) are applied
 //! exactly once. A message is acknowledged only when its operation is recorded as completed, or when SQS has
 //! confirmed its copy in the dead-letter queue.
 //!
@@ -97,43 +94,52 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock; the library reads it in `system` alone.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
-
-/// Modes: the ways to process one operation once.
-pub mod once {
-    pub use crate::dynamodb::{
-        inbox::Inbox,
-        item_mode::{Change, ItemMode},
-    };
-    pub use sqs_once_core::once::{Mode, Once, Operation, Outcome, Retry, Severity};
-}
-
-/// Stores of records.
-pub mod store {
-    pub use crate::dynamodb::store::{Batched, DynamoStore, Field, Layout};
-    #[cfg(feature = "s3")]
-    pub use crate::s3_results::S3Results;
-    pub use crate::settings::any_store::AnyStore;
-    pub use sqs_once_core::store::{
-        ClaimResponse, MemoryStore, RequestContext, ResultStore, Results, SettleResponse, Store,
-        StoreError,
-    };
-}
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// Tests may read the clock; the library reads it in `system` alone.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod aws;
+#[doc(hidden)]
+pub mod deadline;
+#[doc(hidden)]
+pub mod dynamo;
+#[doc(hidden)]
+pub mod event;
+#[doc(hidden)]
+pub mod handler;
+#[doc(hidden)]
+pub mod invalid;
+#[doc(hidden)]
+pub mod meter;
+pub mod modes;
+pub mod protocol;
 #[cfg(feature = "s3")]
 mod s3;
 #[cfg(feature = "s3")]
 mod s3_results;
-mod settings;
+#[doc(hidden)]
+pub mod settings;
 pub mod sqs;
+pub mod store;
+#[doc(hidden)]
+pub mod system;
 pub mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[doc(hidden)]
+pub mod unanswered;
 
-pub use sqs_once_core::{InvalidValue, protocol};
-use sqs_once_core::{deadline, event, handler, meter, system};
-use sqs_once_dynamodb as dynamodb;
+/// For the other crates of this project, and for its tests. Not part of the API.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::{
+        InvalidValue, deadline, dynamo, event, handler, invalid, meter, modes, protocol, settings,
+        store, system, unanswered,
+    };
+}
 
 pub use deadline::Deadline;
-pub use dynamodb::{
+pub use dynamo::{
     condition_failed::{ConditionFailed, FailedWrite},
     done::Done,
     write::{MAX_WRITES, Write},
@@ -144,6 +150,7 @@ pub use handler::{
     Handler, HandlerFn, InvalidMessage, Json, LookUp, PriorAttempt, Reconcile, Reconciled,
     Reconciling, ResultExt, Stored, Text, handler_fn,
 };
-pub use once::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};
+pub use invalid::InvalidValue;
+pub use modes::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};
 pub use settings::{Settings, SettingsError, UnknownVariable, Variables};
 pub use sqs::{BatchError, Consumer, run};

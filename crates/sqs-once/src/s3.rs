@@ -10,7 +10,7 @@ use aws_sdk_s3::{
     operation::{RequestId as _, get_object::GetObjectOutput},
 };
 
-use crate::dynamodb::explain::{causes, explain};
+use crate::dynamo::explain::{causes, explain};
 
 /// How long a read of an object waits for its next bytes.
 const LONGEST_STALL: Duration = Duration::from_secs(2);

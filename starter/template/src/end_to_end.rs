@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use sqs_once::Settings;
-use sqs_once_testing::process;
+use sqs_once::testing::process;
 
 use crate::handler;
 

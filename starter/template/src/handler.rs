@@ -125,7 +125,7 @@ pub async fn consumer(
 
 #[cfg(test)]
 mod tests {
-    use sqs_once_testing::{DryRun, Message};
+    use sqs_once::testing::{DryRun, Message};
 
     use super::*;
 

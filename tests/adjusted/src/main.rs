@@ -17,11 +17,11 @@ mod order;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use sqs_once::internal::settings::variables::parse::positive;
 use sqs_once::{
     Settings, handler_fn,
     protocol::{Timestamp, isolation::CrashWaits},
 };
-use sqs_once_core::settings::parse::positive;
 
 /// Difference of this program's clock to the machine's, in milliseconds.
 static CLOCK_SKEW: AtomicI64 = AtomicI64::new(0);

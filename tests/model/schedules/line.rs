@@ -2,11 +2,11 @@
 
 use std::{future::poll_fn, task::Poll};
 
+use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse, TransactionalStore};
 use sqs_once::{
     protocol::{ClaimRequest, FencingToken, RequestErrorKind, Settlement, Timestamp},
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
-use sqs_once_dynamodb::transactional::{Commit, CommitResponse, TransactionalStore};
 
 use crate::schedules::{
     network::Fate,

@@ -21,11 +21,11 @@ use std::{
     time::Duration,
 };
 
+use sqs_once::internal::handler::History;
 use sqs_once::{
     Outcome,
     protocol::{Record, State, StoredResult, Timestamp},
 };
-use sqs_once_core::handler::History;
 
 use crate::schedules::{
     clock::{from_now, wall},

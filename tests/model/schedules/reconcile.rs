@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{Attempt, Failure, Handler, LookUp, Outcome, Reconcile, Reconciling};
-use sqs_once_core::handler::Delivery;
 
 use crate::schedules::{
     finds,

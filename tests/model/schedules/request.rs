@@ -5,6 +5,7 @@ use std::{
     io,
 };
 
+use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse};
 use sqs_once::{
     protocol::{
         ClaimRequest, FencingToken, Key, Owner, PreviousRecord, Record, RequestErrorKind,
@@ -12,7 +13,6 @@ use sqs_once::{
     },
     store::{ClaimResponse, SettleResponse, StoreError},
 };
-use sqs_once_dynamodb::transactional::{Commit, CommitResponse};
 
 use crate::schedules::{
     clock::from_now,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use sqs_once::Outcome;
-use sqs_once_core::handler::Delivery;
+use sqs_once::internal::handler::Delivery;
 
 use crate::schedules::{
     changer::{self, ChangeKind},

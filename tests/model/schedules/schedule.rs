@@ -14,8 +14,8 @@ use std::{
     time::Duration,
 };
 
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{Outcome, protocol::Timestamp};
-use sqs_once_core::handler::Delivery;
 
 use crate::schedules::{
     chooser::{Chooser, Visited},

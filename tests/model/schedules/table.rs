@@ -3,6 +3,7 @@
 //! A transaction changes both or neither. As DynamoDB does, the table remembers a transaction's
 //! token for ten minutes, and does not apply it again.
 
+use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse, RecordWrite};
 use sqs_once::{
     protocol::{
         Key, Owner, Record, RequestErrorKind,
@@ -10,7 +11,6 @@ use sqs_once::{
     },
     store::{ClaimResponse, SettleResponse, StoreError},
 };
-use sqs_once_dynamodb::transactional::{Commit, CommitResponse, RecordWrite};
 
 use crate::schedules::{flaw::Flaw, records::Records, refusal::refused};
 

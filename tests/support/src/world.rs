@@ -11,11 +11,11 @@ use sqlx::{
     AssertSqlSafe, Executor, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Deadline, Event, Failure, Operation, Outcome,
     protocol::{Fingerprint, Key, Namespace, Timestamp},
 };
-use sqs_once_core::handler::Delivery;
 use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 
 pub const SECOND: Duration = Duration::from_secs(1);

@@ -12,12 +12,12 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream};
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Consumer, Deadline, Once, Operation, handler_fn,
     protocol::{Key, Timestamp},
     store::{AnyStore, Batched, DynamoStore},
 };
-use sqs_once_core::handler::Delivery;
 use story::{Act, Before, FaultDuration, Grouping, RecordState, Step, Story, TABLE, When};
 use support::{
     PATIENCE,

@@ -6,12 +6,12 @@ use std::{
 };
 
 use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Deadline, Done, Inbox, Once, Operation, Outcome, Write,
     protocol::{Key, StoredResult, Timestamp},
     store::{DynamoStore, Results, S3Results},
 };
-use sqs_once_core::handler::Delivery;
 use support::{
     PATIENCE,
     consumer::namespace,

@@ -7,12 +7,12 @@ use std::{
 
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Change, Done, Failure, Inbox, Once, Outcome, Write,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
 };
-use sqs_once_core::handler::Delivery;
 use support::{
     consumer::namespace,
     dynamo::{number, text},

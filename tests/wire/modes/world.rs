@@ -6,12 +6,12 @@ use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Change, Deadline, Done, Inbox, ItemMode, Once, Operation, Outcome, Write,
     protocol::{Fingerprint, Key, Timestamp},
     store::{Batched, DynamoStore, Store},
 };
-use sqs_once_core::handler::Delivery;
 use support::{
     PATIENCE,
     consumer::namespace,

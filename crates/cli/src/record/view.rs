@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sqs_once::internal::store::StoredRecord;
 use sqs_once::{
     protocol::{AttemptEnd, Owner, Record, State, StoredResult, Timestamp},
     store::{Results, S3Results},
 };
-use sqs_once_core::store::StoredRecord;
 
 use super::OPEN_TRANSACTION;
 use crate::{

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+use sqs_once::internal::{
+    handler::Delivery,
+    store::{RecordFilter, RecordStatus},
+};
 use sqs_once::{
     Attempt, Deadline, Failure, Operation, Outcome,
     protocol::{
         ClaimRequest, Key, Namespace, Owner, ResultPointer, State, StoredResult, Timestamp,
     },
     store::{ClaimResponse, Store as _},
-};
-use sqs_once_core::{
-    handler::Delivery,
-    store::{RecordFilter, RecordStatus},
 };
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::{

@@ -1,8 +1,8 @@
 //! The claim of an attempt, in the transaction that it opens.
 
 use sqlx::Error;
-use sqs_once_core::{
-    once::Outcome,
+use sqs_once::internal::{
+    modes::Outcome,
     protocol::{
         PriorState, Record,
         decision::{may_claim, rejection},

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sqs_once_core::{
+use sqs_once::internal::{
     handler::Failure,
-    once::{Outcome, work::NoOutput},
+    modes::{Outcome, work::NoOutput},
     protocol::{Settlement, decision::rejection},
     store::StoreError,
 };

@@ -4,11 +4,11 @@ mod claim;
 mod failure;
 
 use sqlx::Error;
-use sqs_once_core::{
+use sqs_once::internal::{
     deadline::Deadline,
     event::Published,
     meter::Meter,
-    once::{Outcome, records::Records},
+    modes::{Outcome, records::Records},
     protocol::{ClaimRequest, Key, Settlement, StoredResult},
     store::StoreError,
 };

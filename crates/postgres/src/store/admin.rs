@@ -16,7 +16,7 @@ use crate::{
     explain::is_lock_timeout,
     transaction_connection::{Limits, TransactionConnection},
 };
-use sqs_once_core::{
+use sqs_once::internal::{
     protocol::{Key, Record, State, Timestamp},
     store::{
         StoreError,

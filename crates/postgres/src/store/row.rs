@@ -8,7 +8,7 @@ use sqlx::{
     query::Query,
 };
 
-use sqs_once_core::protocol::{
+use sqs_once::internal::protocol::{
     AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
 };
 

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Limits, TransactionConnection};
 use crate::{connections::Connections, explain::is_connection_lost};
-use sqs_once_core::system;
+use sqs_once::internal::system;
 
 /// How long the first `BEGIN` waits for a response. Its connection may be an old one, and Lambda may have
 /// frozen the process for longer than the network keeps a silent connection. The next ones are new.

@@ -16,7 +16,7 @@ use aws_smithy_runtime_api::client::{
 };
 use tokio::time::timeout;
 
-use crate::{dynamodb::explain::NoResponse, protocol::Timestamp};
+use crate::{dynamo::explain::NoResponse, protocol::Timestamp};
 
 /// A connection has rested when it got no response for this long, by the wall clock. The monotonic clock
 /// stands still while Lambda has the process frozen.

@@ -19,11 +19,11 @@ use aws_sdk_dynamodb::{
 use futures_util::future::join_all;
 
 use super::*;
-use sqs_once_core::handler::Delivery;
+use crate::handler::Delivery;
 
 use crate::{
     Attempt, Deadline, Once, Operation,
-    dynamodb::store::{Batched, DynamoStore},
+    dynamo::store::{Batched, DynamoStore},
     protocol::{Key, Namespace},
     settings::any_store::AnyStore,
 };

@@ -1,10 +1,8 @@
 //! [`AnyStore`]: the store that the environment selects.
 
 use crate::{
-    dynamodb::{
-        store::{Batched, DynamoStore},
-        transactional::{Commit, CommitResponse, TransactionalStore},
-    },
+    dynamo::store::{Batched, DynamoStore},
+    dynamo::transactional::{Commit, CommitResponse, TransactionalStore},
     protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };

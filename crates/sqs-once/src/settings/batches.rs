@@ -5,8 +5,7 @@ use std::{
     time::Duration,
 };
 
-use aws_config::SdkConfig;
-use sqs_once_core::settings::{
+use crate::settings::variables::{
     parse::{duration, on_or_off, positive},
     table::{
         CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
@@ -16,6 +15,7 @@ use sqs_once_core::settings::{
         IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
     },
 };
+use aws_config::SdkConfig;
 
 use super::{
     Settings, SettingsError,
@@ -26,7 +26,7 @@ use crate::sqs::S3Bodies;
 use crate::{
     deadline::reserve_per_message,
     handler::Handler,
-    once::Mode,
+    modes::Mode,
     protocol::{Namespace, isolation::CrashWaits},
     sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, Visibility},
     telemetry::{
@@ -134,7 +134,7 @@ impl Settings {
     /// # Errors
     ///
     /// The first variable that is missing or invalid. The others stay in the list, as with
-    /// [`Variables::required`](sqs_once_core::settings::Variables::required).
+    /// [`Variables::required`](crate::settings::variables::Variables::required).
     pub fn metrics(&mut self) -> Result<Option<Metrics>, SettingsError> {
         let on = self.setting(&CONSUMER_METRICS, on_or_off);
         let namespace = self.optional(

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use sqs_once_core::settings::table::IDEMPOTENCY_TABLE_NAME;
+use crate::settings::variables::table::IDEMPOTENCY_TABLE_NAME;
 use tokio::runtime::{Builder, Runtime};
 
 use super::Settings;

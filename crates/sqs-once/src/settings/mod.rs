@@ -6,22 +6,23 @@ mod function;
 mod modes;
 mod parse;
 mod records;
+pub mod variables;
 
 use std::{
     fmt,
     ops::{Deref, DerefMut},
 };
 
+use crate::settings::variables::{ModeOptions, ModeSettings};
 use aws_config::SdkConfig;
-use sqs_once_core::settings::{ModeOptions, ModeSettings};
 
-pub use sqs_once_core::settings::{SettingsError, UnknownVariable, Variables};
+pub use crate::settings::variables::{SettingsError, UnknownVariable, Variables};
 
 use self::{any_store::AnyStore, batches::Batches, records::ResultPlace};
 use crate::{
     aws,
     handler::Handler,
-    once::{Mode, Once},
+    modes::{Mode, Once},
     protocol::AfterFailure,
     sqs::Consumer,
 };

@@ -2,20 +2,18 @@
 
 use std::time::Duration;
 
+use crate::settings::variables::table::CONSUMER_VISIBILITY;
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 use futures_util::future::join;
-use sqs_once_core::settings::table::CONSUMER_VISIBILITY;
 
 use super::{Settings, SettingsError, any_store::AnyStore};
 use crate::{
-    dynamodb::{
-        inbox::Inbox,
-        item_mode::ItemMode,
-        store::{Batched, DynamoStore},
-    },
+    dynamo::store::{Batched, DynamoStore},
     handler::Handler,
-    once::{Mode, Once},
+    modes::inbox::Inbox,
+    modes::item::ItemMode,
+    modes::{Mode, Once},
     sqs::Consumer,
     store::MemoryStore,
 };

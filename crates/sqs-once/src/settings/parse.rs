@@ -2,10 +2,10 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use sqs_once_core::settings::parse::positive;
+use crate::settings::variables::parse::positive;
 
 use crate::{
-    dynamodb::store::{Field, Layout},
+    dynamo::store::{Field, Layout},
     sqs::Visibility,
 };
 

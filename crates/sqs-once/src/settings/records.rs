@@ -1,14 +1,14 @@
 //! Settings of the records and their table.
 
-use aws_config::SdkConfig;
-use aws_sdk_dynamodb::Client;
-use sqs_once_core::settings::{
+use crate::settings::variables::{
     parse::on_or_off,
     table::{
         IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES,
         IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
     },
 };
+use aws_config::SdkConfig;
+use aws_sdk_dynamodb::Client;
 
 use super::{
     Settings, SettingsError,
@@ -16,8 +16,8 @@ use super::{
     parse::{bucket, of_s3, rename},
 };
 use crate::{
-    dynamodb::store::{DynamoStore, Layout},
-    once::Once,
+    dynamo::store::{DynamoStore, Layout},
+    modes::Once,
     protocol::AfterFailure,
     store::{Results, Store},
 };

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use crate::settings::variables::table::{Reader, SETTINGS};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{
     Credentials,
@@ -15,7 +16,6 @@ use aws_sdk_dynamodb::config::{
 use aws_smithy_runtime_api::client::http::{
     HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn,
 };
-use sqs_once_core::settings::table::{Reader, SETTINGS};
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
 use super::{
@@ -24,12 +24,10 @@ use super::{
     *,
 };
 use crate::{
-    dynamodb::{
-        done::Done,
-        item_mode::Change,
-        store::{DynamoStore, Field, Layout},
-    },
+    dynamo::done::Done,
+    dynamo::store::{DynamoStore, Field, Layout},
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
+    modes::item::Change,
     protocol::isolation::CrashWaits,
     sqs::{FifoAfterPermanent, FingerprintSource, KeySource},
 };

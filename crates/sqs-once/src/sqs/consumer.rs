@@ -7,12 +7,12 @@ use super::{
     fingerprint_source::FingerprintSource, key_source::KeySource, make_span::MakeSpan,
     observer::Observer, s3_pointer::ReadBodies, visibility::Visibility,
 };
-use sqs_once_core::once::Turns;
+use crate::modes::Turns;
 
 use crate::{
     deadline::{Deadline, LEAST_MEMORY, reserve_per_message},
     handler::Handler,
-    once::Mode,
+    modes::Mode,
     protocol::{Namespace, Timestamp},
     telemetry::{Metrics, millis},
 };

@@ -8,11 +8,11 @@ use std::{
     },
 };
 
+use crate::modes::{Gate, Turns};
 use futures_util::future::BoxFuture;
-use sqs_once_core::once::{Gate, Turns};
 
 use super::{batch::Batch, held_body::HeldBody, s3_pointer::ReadBodies};
-use crate::{once::Outcome, protocol::circuit::HandlerEnd};
+use crate::{modes::Outcome, protocol::circuit::HandlerEnd};
 
 /// Decides when the handler of a message starts.
 pub(super) struct MessageGate {

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{message::Message, s3_pointer::ReadBodies};
-use crate::{deadline::Deadline, once::Outcome};
+use crate::{deadline::Deadline, modes::Outcome};
 
 /// The body of a message in memory. It occupies a slot if it is from S3.
 pub(super) struct HeldBody {

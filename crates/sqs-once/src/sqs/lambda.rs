@@ -7,7 +7,7 @@ use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer};
-use crate::{handler::Handler, once::Mode, protocol::Timestamp};
+use crate::{handler::Handler, modes::Mode, protocol::Timestamp};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::{
         handler::{Attempt, Failure},
-        once::Once,
+        modes::Once,
         protocol::Namespace,
         store::MemoryStore,
     };

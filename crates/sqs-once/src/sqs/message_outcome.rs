@@ -6,7 +6,7 @@ use super::{message::Message, message_result::MessageResult};
 use crate::{
     handler::{History, PriorAttempt},
     meter::Readings,
-    once::Outcome,
+    modes::Outcome,
     protocol::{Key, Timestamp},
 };
 

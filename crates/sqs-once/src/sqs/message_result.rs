@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::message::Message;
 use crate::{
-    once::{Outcome, Severity},
+    modes::{Outcome, Severity},
     protocol::{Key, StoredResult},
     store::StoreError,
     telemetry::millis,

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     handler::{Handler, InvalidMessage},
-    once::{Mode, Outcome},
+    modes::{Mode, Outcome},
 };
 
 /// A message with its key, not yet claimed.

@@ -9,7 +9,7 @@ use super::{
     batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
     lanes::Lane, message::Message, message_outcome::MessageOutcome, report::BatchReport,
 };
-use crate::{deadline::Deadline, handler::Handler, once::Mode, store::StoreError};
+use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError};
 
 /// Why an invocation fails. SQS then keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::message_outcome::MessageOutcome;
 use crate::{
-    once::Outcome,
+    modes::Outcome,
     protocol::Timestamp,
     telemetry::{
         metrics::{BatchFields, Metric, Metrics, Unit, Value},

@@ -3,7 +3,7 @@
 
 use std::{pin::pin, sync::Arc};
 
-use sqs_once_core::once::work::guard;
+use crate::modes::work::guard;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     handler::{Attempt, Handler, History, Stored},
-    once::{Mode, Outcome},
+    modes::{Mode, Outcome},
 };
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {

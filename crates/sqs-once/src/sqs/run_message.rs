@@ -2,8 +2,8 @@
 
 use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
+use crate::modes::OperationGate;
 use futures_util::FutureExt as _;
-use sqs_once_core::once::OperationGate;
 use tokio::time::Instant;
 
 use super::{
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     handler::{Attempt, Failure, Handler, InvalidMessage},
-    once::{Mode, Operation, Outcome},
+    modes::{Mode, Operation, Outcome},
     protocol::circuit::HandlerEnd,
 };
 

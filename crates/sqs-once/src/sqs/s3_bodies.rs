@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::s3_pointer::{ReadBodies, S3Pointer};
 use crate::{
-    once::Outcome,
+    modes::Outcome,
     s3::{Bucket, ReadError, client},
 };
 

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{handler::InvalidMessage, once::Outcome};
+use crate::{handler::InvalidMessage, modes::Outcome};
 
 /// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
 pub trait ReadBodies: Debug + Send + Sync {

@@ -10,7 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use sqs_once_core::once::Turn;
+use crate::modes::Turn;
 
 use crate::protocol::isolation::{Waiting, next_suspect};
 

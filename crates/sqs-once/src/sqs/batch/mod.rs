@@ -29,7 +29,7 @@ use super::{
     message_result::MessageResult,
     suspects::Suspects,
 };
-use crate::{deadline::Deadline, once::Outcome, protocol::isolation::may_start_beside};
+use crate::{deadline::Deadline, modes::Outcome, protocol::isolation::may_start_beside};
 use progress::HandlerRun;
 
 pub(super) use progress::Progress;

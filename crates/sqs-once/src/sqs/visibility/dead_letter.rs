@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     handler::{Attribute, AttributeValue},
-    once::Outcome,
+    modes::Outcome,
     protocol::{Fingerprint, Key},
     sqs::{
         key_source::ORIGINAL_DEDUPLICATION_ID,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    once::{Outcome, Retry},
+    modes::{Outcome, Retry},
     protocol::Timestamp,
     sqs::{message::MessageId, message_outcome::MessageOutcome},
 };

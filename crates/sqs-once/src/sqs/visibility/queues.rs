@@ -15,7 +15,7 @@ use aws_sdk_sqs::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use crate::dynamodb::explain::{causes, reason_of_denial, unanswered};
+use crate::dynamo::explain::{causes, reason_of_denial, unanswered};
 
 /// A call without a response for this long shows that the endpoint cannot be reached. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second

@@ -14,7 +14,7 @@ use std::{
 use serde_json::json;
 
 use super::delay::{Backoff, Receive, Rule};
-use crate::{once::Outcome, protocol::Timestamp, store::StoreError};
+use crate::{modes::Outcome, protocol::Timestamp, store::StoreError};
 
 #[path = "../../../../../tests/support/src/template.rs"]
 #[allow(unreachable_pub, reason = "shared with tests/support")]

@@ -1,0 +1,200 @@
+//! [`Done`]: what a handler returns if its DynamoDB writes commit together with the record.
+
+use std::fmt;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use serde::Serialize;
+
+use crate::{
+    dynamo::condition_failed::ConditionFailed,
+    dynamo::outbox,
+    dynamo::write::{IntoWrite, MAX_WRITES, Write},
+};
+use crate::{
+    event::{Event, first_fault},
+    handler::{Failure, HandlerOutput, to_output},
+    protocol::StoredResult,
+};
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send> HandlerOutput for Done<O> {
+    type Result = O;
+}
+
+/// An output, and writes that commit together with its record. All writes are applied exactly once, even if
+/// workers crash or responses are lost.
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use sqs_once::{Attempt, Done, Failure, Write};
+///
+/// #[derive(Deserialize)]
+/// struct Order { id: String, product: String }
+///
+/// #[derive(Serialize)]
+/// struct Placed { order: String, declined: bool }
+///
+/// async fn place(order: Order, _: Attempt) -> Result<Done<Placed>, Failure> {
+///     let declined = Placed { order: order.id.clone(), declined: true };
+///     Ok(Done::new(Placed { order: order.id.clone(), declined: false })
+///         .with(Write::put("orders", serde_json::json!({ "id": order.id })))
+///         .with(
+///             Write::update("products", "SET quantity = quantity - :one")
+///                 .key("product", &order.product)
+///                 .when("quantity >= :one")
+///                 .value(":one", 1)
+///                 .label("stock"),
+///         )
+///         .on_condition_failed(move |failed| match failed.get("stock") {
+///             Some(_) => Ok(Done::new(declined)),
+///             None => Err(Failure::permanent(failed.to_string())),
+///         }))
+/// }
+/// ```
+///
+/// # Limits
+///
+/// There are at most [`MAX_WRITES`] writes and events with 4 MB in total, and each write must be to a
+/// different item. A transaction consumes twice the write units of its writes.
+///
+/// # Failed condition checks
+///
+/// If the operation is completed, nothing is written. If the condition of a write fails, the operation fails
+/// permanently, unless [`on_condition_failed`](Self::on_condition_failed) returns a replacement. After
+/// conflicts with other transactions and after throttling, the worker repeats the commit until the deadline.
+#[must_use = "the writes are made only if the handler returns this"]
+pub struct Done<O> {
+    output: O,
+    writes: Vec<Write<TransactWriteItem>>,
+    events: Vec<Event>,
+    on_condition_failed: Option<OnConditionFailed<Done<O>>>,
+}
+
+pub(crate) type OnConditionFailed<T> =
+    Box<dyn FnOnce(&ConditionFailed) -> Result<T, Failure> + Send>;
+
+impl<O> Done<O> {
+    /// Creates an output without writes.
+    pub fn new(output: O) -> Self {
+        Self {
+            output,
+            writes: Vec::new(),
+            events: Vec::new(),
+            on_condition_failed: None,
+        }
+    }
+
+    /// Adds a write: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the SDK.
+    pub fn with(mut self, write: impl IntoWrite) -> Self {
+        self.writes.push(write.into_write().into_item());
+        self
+    }
+
+    /// Adds several writes.
+    pub fn with_all(self, writes: impl IntoIterator<Item = impl IntoWrite>) -> Self {
+        writes.into_iter().fold(self, Self::with)
+    }
+
+    /// Publishes an event when the operation is recorded. The event is one more item in the same transaction,
+    /// in the outbox table ([`Once::outbox`](crate::Once::outbox)). The relay then sends it at least
+    /// once: see `docs/outbox.md`.
+    ///
+    /// The relay sends events with the same group in the order in which you publish them.
+    ///
+    /// ```
+    /// use sqs_once::{Done, Event};
+    ///
+    /// let done = Done::new(()).publish(Event::new("order-placed", &"o-1").group("customer-7"));
+    /// ```
+    pub fn publish(mut self, event: Event) -> Self {
+        self.events.push(event);
+        self
+    }
+
+    /// Sets what to do after a failed condition check: fail, or return a replacement. By default, the
+    /// operation fails permanently.
+    ///
+    /// When the worker calls `decide`, nothing has been written. The function must have no effect, because a
+    /// later delivery may call it again.
+    pub fn on_condition_failed(
+        self,
+        decide: impl FnOnce(&ConditionFailed) -> Result<Self, Failure> + Send + 'static,
+    ) -> Self {
+        Self {
+            on_condition_failed: Some(Box::new(decide)),
+            ..self
+        }
+    }
+}
+
+impl<O: fmt::Debug> fmt::Debug for Done<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Done")
+            .field("output", &self.output)
+            .field("writes", &self.writes)
+            .field("events", &self.events)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A [`Done`] without its type. Of the handler's code, only `on_condition_failed` can still run.
+pub(crate) struct ErasedDone {
+    /// Output of any length.
+    pub(crate) output: StoredResult,
+    pub(crate) effects: WriteSet,
+    pub(crate) on_condition_failed: Option<OnConditionFailed<ErasedDone>>,
+}
+
+/// Writes and events that commit together with a record.
+#[derive(Default)]
+pub(crate) struct WriteSet {
+    pub(crate) writes: Vec<Write<TransactWriteItem>>,
+    pub(crate) events: Vec<Event>,
+}
+
+impl WriteSet {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.events.is_empty()
+    }
+}
+
+impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for ErasedDone {
+    type Error = Failure;
+
+    fn try_from(done: Done<O>) -> Result<Self, Failure> {
+        let (writes, events) = (done.writes.len(), done.events.len());
+        if writes + events > MAX_WRITES {
+            let events = if events == 0 {
+                String::new()
+            } else {
+                format!(" and {events} events")
+            };
+            return Err(Failure::permanent(format!(
+                "{writes} writes{events}: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
+            )));
+        }
+        for (index, write) in done.writes.iter().enumerate() {
+            if let Some(fault) = &write.fault {
+                let label = write.label.as_deref().unwrap_or("without a label");
+                return Err(Failure::permanent(format!(
+                    "write {index} ({label}): {fault}; nothing was written"
+                )));
+            }
+        }
+        if let Some(fault) = first_fault(&done.events).or_else(|| outbox::first_fault(&done.events))
+        {
+            return Err(Failure::permanent(fault));
+        }
+        let plan = |decide: OnConditionFailed<Done<O>>| -> OnConditionFailed<Self> {
+            Box::new(|failed| decide(failed)?.try_into())
+        };
+        Ok(Self {
+            output: to_output(&done.output),
+            effects: WriteSet {
+                writes: done.writes,
+                events: done.events,
+            },
+            on_condition_failed: done.on_condition_failed.map(plan),
+        })
+    }
+}

@@ -1,0 +1,150 @@
+//! [`Batched`]: batched writes, which send the claims and settlements of concurrent messages in one request.
+
+mod queue;
+mod response;
+mod statement;
+
+use crate::{
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+};
+use queue::{BatchResult, Batcher};
+
+use super::{DynamoStore, Request};
+use crate::dynamo::transactional::{Commit, CommitResponse, TransactionalStore};
+
+/// A [`DynamoStore`] with batched writes: it sends up to 25 claims and settlements of concurrent messages in
+/// one request (`BatchExecuteStatement`).
+///
+/// | write | in a batched write |
+/// | --- | --- |
+/// | claim of a message at its first receive | `INSERT` |
+/// | completion, permanent failure | `UPDATE` with the fencing token as its condition |
+/// | claim at a later receive, other settlements, results over 16 KB, transactions | never |
+///
+/// If an `INSERT` finds a record, the ordinary request follows. So a second message with the same key
+/// consumes two write units instead of one.
+///
+/// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
+///   no others, it goes out as the ordinary request.
+/// - While four requests are in flight, a batch that is not full waits for further calls, for at most 100 ms.
+/// - A call waits for its batch at most half of its time left. If a batch gets no response, it goes out once
+///   more as a batch, and after that its calls go out as ordinary requests.
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, or its
+///   response has an unknown form, the store logs a warning and sends only ordinary requests from then on.
+///
+/// ```no_run
+/// use sqs_once::store::{Batched, DynamoStore};
+///
+/// # fn store(client: aws_sdk_dynamodb::Client) {
+/// let store = Batched::new(DynamoStore::new(client, "idempotency"));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Batched {
+    store: DynamoStore,
+    batcher: Batcher,
+}
+
+impl Batched {
+    /// Adds batched writes to `store`, whose settings stay as they are.
+    #[must_use]
+    pub fn new(store: DynamoStore) -> Self {
+        Self::from(store, 2)
+    }
+
+    /// Sends even a single call as a batch, for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_lone_calls(store: DynamoStore) -> Self {
+        Self::from(store, 1)
+    }
+
+    fn from(store: DynamoStore, smallest: usize) -> Self {
+        let batcher = Batcher::new(&store, smallest);
+        Self { store, batcher }
+    }
+}
+
+impl Store for Batched {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimResponse, StoreError> {
+        self.store.check_claim(request)?;
+        let place = if context.expects_record() {
+            None
+        } else {
+            let item = self.store.layout.item(&request.key, &request.record(None));
+            let insert = statement::claim(&self.store.table, item);
+            let key = request.key.as_str();
+            match self
+                .batcher
+                .send(Request::Claim, key, insert, context)
+                .await
+            {
+                BatchResult::Applied => return Ok(ClaimResponse::Applied { replaced: None }),
+                // This never happens, because an `INSERT` has no condition.
+                BatchResult::ConditionFailed(_) | BatchResult::ConditionFailedWithoutItem => None,
+                BatchResult::Ordinary(place) => place,
+                BatchResult::Failed(kind, why) => {
+                    return Err(self.store.unanswered(kind, "claim", &request.key, &why));
+                }
+            }
+        };
+        let answer = self.store.claim_in(place, request).await;
+        self.batcher.dispatch();
+        answer
+    }
+
+    async fn settle(
+        &self,
+        fence: &FencingToken,
+        settlement: &Settlement,
+        now: Timestamp,
+        context: &RequestContext,
+    ) -> Result<SettleResponse, StoreError> {
+        self.store.check_settlement(fence, settlement)?;
+        let DynamoStore { layout, table, .. } = &self.store;
+        let tried = match statement::settle(layout, table, fence, settlement, now) {
+            Some(update) => {
+                let key = fence.key.as_str();
+                self.batcher
+                    .send(Request::Other, key, update, context)
+                    .await
+            }
+            None => BatchResult::Ordinary(None),
+        };
+        let (place, lacks_item) = match tried {
+            BatchResult::Applied => return Ok(SettleResponse::Applied),
+            BatchResult::ConditionFailed(item) => {
+                return self.store.condition_failed(fence, Some(&item));
+            }
+            BatchResult::ConditionFailedWithoutItem => (None, true),
+            BatchResult::Ordinary(place) => (place, false),
+            BatchResult::Failed(kind, why) => {
+                let action = settlement.name();
+                return Err(self.store.unanswered(kind, action, &fence.key, &why));
+            }
+        };
+        let answer = self.store.settle_in(place, fence, settlement, now).await;
+        if lacks_item && matches!(answer, Ok(SettleResponse::ConditionFailed(Some(_)))) {
+            self.batcher.item_is_missing(context);
+        }
+        self.batcher.dispatch();
+        answer
+    }
+}
+
+impl TransactionalStore for Batched {
+    async fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> Result<CommitResponse, StoreError> {
+        let answer = self.store.commit(commit, context).await;
+        self.batcher.dispatch();
+        answer
+    }
+}

@@ -1,0 +1,112 @@
+//! [`Field`]: the attributes of a record.
+
+use std::str::FromStr;
+
+use crate::InvalidValue;
+
+/// Declares [`Field`] with its native names.
+macro_rules! fields {
+    ($($(#[$doc:meta])* $field:ident $name:literal)+) => {
+        /// An attribute of a record. Its native name is the name in
+        /// [`Layout::native`](super::Layout::native).
+        ///
+        /// ```
+        /// use sqs_once::store::Field;
+        ///
+        /// assert_eq!("lease_until".parse(), Ok(Field::LeaseUntil));
+        /// assert_eq!(Field::LeaseUntil.native_name(), "lease_until");
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Field { $($(#[$doc])* $field,)+ }
+
+        impl Field {
+            pub(super) const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
+
+            /// Returns the attribute name in [`Layout::native`](super::Layout::native).
+            #[must_use]
+            pub const fn native_name(self) -> &'static str {
+                match self { $(Self::$field => $name,)+ }
+            }
+
+            /// Returns the placeholder of the attribute's name in expressions.
+            pub(super) const fn name_placeholder(self) -> &'static str {
+                match self { $(Self::$field => concat!("#", $name),)+ }
+            }
+
+            /// Returns the placeholder of the attribute's new value in expressions.
+            pub(super) const fn value_placeholder(self) -> &'static str {
+                match self { $(Self::$field => concat!(":", $name),)+ }
+            }
+        }
+    };
+}
+
+fields! {
+    /// Partition key: the [`Key`](crate::protocol::Key), or a fixed text if there is a sort key.
+    Id "id"
+    /// Status word.
+    Status "status"
+    /// Token of the current or last claim.
+    Owner "owner"
+    /// End of the lease, in epoch milliseconds. Afterwards another claim can take over.
+    LeaseUntil "lease_until"
+    /// End of the retention, in epoch seconds. The table's TTL attribute.
+    ExpiresAt "expires_at"
+    /// Fingerprint of the payload.
+    Fingerprint "fingerprint"
+    /// The scheme of the fingerprint: which part was hashed, and how.
+    FingerprintScheme "fingerprint_scheme"
+    /// Message of the current or last claim.
+    MessageId "message_id"
+    /// Number of claims since the record was created.
+    Attempts "attempts"
+    /// Claim time of the earliest open attempt, in epoch milliseconds. 0 if unknown.
+    FirstClaimedAt "first_claimed_at"
+    /// End of the last attempt: `retryable`, `panic`, `deadline` or `not_started`.
+    LastEnd "last_end"
+    /// Attempts in a row that ran alone and have no recorded end.
+    ExclusiveAttempts "exclusive_attempts"
+    /// Messages that failed permanently under this key.
+    FailedMessageIds "failed_message_ids"
+    /// The handler's output as JSON.
+    Result "result"
+    /// Object in S3 that holds the output, as JSON.
+    ResultInS3 "result_in_s3"
+    /// Why the output was not stored.
+    ResultOmitted "result_omitted"
+    /// Text of the last permanent failure.
+    Error "error"
+    /// Creation time of the record, in epoch milliseconds.
+    CreatedAt "created_at"
+    /// Time of the record's last change, in epoch milliseconds.
+    UpdatedAt "updated_at"
+}
+
+impl AsRef<str> for Field {
+    fn as_ref(&self) -> &str {
+        self.native_name()
+    }
+}
+
+impl FromStr for Field {
+    type Err = InvalidValue;
+
+    fn from_str(name: &str) -> Result<Self, InvalidValue> {
+        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
+        field.ok_or_else(|| InvalidValue::new(format!("a record has no attribute `{name}`")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_is_found_by_native_name() {
+        for field in Field::ALL {
+            assert_eq!(field.native_name().parse(), Ok(field));
+        }
+        assert!("pk".parse::<Field>().is_err());
+    }
+}

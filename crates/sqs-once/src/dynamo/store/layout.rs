@@ -1,0 +1,209 @@
+//! [`Layout`]: attribute names and key schema of records in the table.
+
+use super::field::Field;
+use crate::dynamo::item::{Item, string};
+use crate::{
+    InvalidValue,
+    protocol::{ClaimRequest, Fingerprint, key::MAX_KEY_BYTES},
+};
+
+/// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
+/// Amazon DynamoDB").
+const MAX_SORT_KEY_BYTES: usize = 1024;
+/// Maximum size of an attribute name in a key or an index, in bytes (the same page).
+const MAX_NAME_BYTES: usize = 255;
+
+/// Attribute names and key schema of the records in a table.
+///
+/// Set a layout only for a new table, or for a table whose records already have this layout. The store does
+/// not find records with a different layout, so handlers would run again for their messages.
+///
+/// ```
+/// use sqs_once::store::Layout;
+///
+/// // A single-table design: all records in the partition `idempotency`, with the key in `SK`.
+/// let shared = Layout::native()
+///     .rename([("id", "PK"), ("expires_at", "ttl")])?
+///     .sort_key("SK", "idempotency")?;
+/// # Ok::<(), sqs_once::InvalidValue>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    names: [String; Field::ALL.len()],
+    sort: Option<SortKey>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SortKey {
+    name: String,
+    partition: String,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Self::native()
+    }
+}
+
+impl Layout {
+    /// Returns the attribute names in [`DynamoStore`](crate::dynamo::store::DynamoStore)'s documentation.
+    #[must_use]
+    pub fn native() -> Self {
+        Self {
+            names: Field::ALL.map(|field| field.native_name().to_owned()),
+            sort: None,
+        }
+    }
+
+    /// Renames attributes, each given by its [native](Self::native) name.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255 bytes, or
+    /// the name of two attributes.
+    pub fn rename<N: Into<String>>(
+        mut self,
+        names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
+    ) -> Result<Self, InvalidValue> {
+        for (native, name) in names {
+            let field: Field = native.as_ref().parse()?;
+            self.names[field as usize] = name.into();
+        }
+        self.checked()
+    }
+
+    /// Stores the key in the sort key `name`. All records of the store have the partition key
+    /// value `partition`.
+    ///
+    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes; longer
+    /// keys are hashed.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidValue`] if
+    ///
+    /// - `name` is empty, longer than 255 bytes, or the name of another attribute;
+    /// - `partition` is empty or longer than 2048 bytes.
+    pub fn sort_key(
+        mut self,
+        name: impl Into<String>,
+        partition: impl Into<String>,
+    ) -> Result<Self, InvalidValue> {
+        let (name, partition) = (name.into(), partition.into());
+        if !(1..=MAX_KEY_BYTES).contains(&partition.len()) {
+            let bytes = partition.len();
+            return Err(InvalidValue::new(format!(
+                "the partition key has {bytes} bytes, but must have 1 to {MAX_KEY_BYTES}"
+            )));
+        }
+        self.sort = Some(SortKey { name, partition });
+        self.checked()
+    }
+
+    fn checked(self) -> Result<Self, InvalidValue> {
+        let sort = self.sort.iter().map(|sort| sort.name.as_str());
+        let names: Vec<_> = self.names.iter().map(String::as_str).chain(sort).collect();
+        for (n, name) in names.iter().enumerate() {
+            if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
+                return Err(InvalidValue::new(format!(
+                    "the attribute name `{name}` has {} bytes, but must have 1 to {MAX_NAME_BYTES}",
+                    name.len()
+                )));
+            }
+            if names[..n].contains(name) {
+                return Err(InvalidValue::new(format!(
+                    "two attributes have the name `{name}`"
+                )));
+            }
+        }
+        Ok(self)
+    }
+
+    pub(super) fn name(&self, field: Field) -> &str {
+        &self.names[field as usize]
+    }
+
+    /// Returns an upper limit for the size of a claim's record, in bytes, without building the item.
+    pub(super) fn largest_claim(&self, request: &ClaimRequest) -> usize {
+        /// Status word, owner, fingerprint with its scheme and eight numbers together have fewer than 400
+        /// bytes.
+        const VALUES: usize = 512;
+        let names = self.names.iter().map(|name| name.len()).sum::<usize>();
+        let sort = (self.sort.as_ref()).map_or(0, |sort| sort.name.len() + sort.partition.len());
+        VALUES + names + sort + request.key.as_str().len() + request.message_id.len()
+    }
+
+    /// Returns the primary key of the record with the key `id`.
+    pub(super) fn primary_key(&self, id: &str) -> Item {
+        let partition = self.name(Field::Id).to_owned();
+        let Some(sort) = &self.sort else {
+            return Item::from([(partition, string(id))]);
+        };
+        // No other key begins with this marker: see `Key`.
+        let id = if id.len() <= MAX_SORT_KEY_BYTES {
+            id.to_owned()
+        } else {
+            format!("\\sha256:{}", Fingerprint::of(id.as_bytes()))
+        };
+        Item::from([
+            (partition, string(&sort.partition)),
+            (sort.name.clone(), string(id)),
+        ])
+    }
+
+    /// Returns the sort key's name and the partition key's fixed value, if there is a sort key.
+    pub(super) fn sort(&self) -> Option<(&str, &str)> {
+        let sort = self.sort.as_ref()?;
+        Some((&sort.name, &sort.partition))
+    }
+
+    /// Returns the name of the key attribute that differs between records.
+    pub(super) fn key_name(&self) -> &str {
+        let sort = self.sort.as_ref().map(|sort| sort.name.as_str());
+        sort.unwrap_or_else(|| self.name(Field::Id))
+    }
+
+    /// Returns the primary key of `item`, as the item has it.
+    pub(super) fn primary_key_of(&self, item: &Item) -> Item {
+        let names = [self.name(Field::Id), self.key_name()];
+        let pairs = names.map(|name| Some((name.to_owned(), item.get(name)?.clone())));
+        pairs.into_iter().flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sort_key_too_long_is_hashed() {
+        let layout = Layout::native().sort_key("sk", "all").unwrap();
+        let sort = |id: &str| layout.primary_key(id)["sk"].as_s().unwrap().clone();
+        assert_eq!(layout.primary_key("ns#a")["id"], string("all"));
+        let longest = "x".repeat(MAX_SORT_KEY_BYTES);
+        assert_eq!(sort(&longest), longest);
+        let (a, b) = (sort(&format!("{longest}a")), sort(&format!("{longest}b")));
+        assert!(a.starts_with("\\sha256:") && a.len() == 72 && a != b, "{a}");
+    }
+
+    #[test]
+    fn attribute_names_are_valid_and_distinct() {
+        for names in [
+            vec![(Field::Id, "status")],
+            vec![(Field::Id, "a"), (Field::Owner, "a")],
+            vec![(Field::Id, "")],
+        ] {
+            assert!(Layout::native().rename(names.clone()).is_err(), "{names:?}");
+        }
+        let swapped = [(Field::Id, "owner"), (Field::Owner, "id")];
+        assert!(Layout::native().rename(swapped).is_ok());
+        let too_long = "x".repeat(MAX_NAME_BYTES + 1);
+        assert!(Layout::native().rename([(Field::Id, too_long)]).is_err());
+        for (name, partition) in [("id", "all"), ("", "all"), ("sk", "")] {
+            assert!(
+                Layout::native().sort_key(name, partition).is_err(),
+                "{name}"
+            );
+        }
+    }
+}

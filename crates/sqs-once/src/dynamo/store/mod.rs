@@ -1,0 +1,225 @@
+//! [`DynamoStore`]: records in a DynamoDB table.
+
+mod admin;
+mod batched;
+mod claims;
+mod errors;
+mod expressions;
+mod field;
+mod item;
+mod layout;
+mod places;
+mod settlements;
+mod size;
+mod transaction;
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+
+pub use batched::Batched;
+pub use field::Field;
+pub use layout::Layout;
+pub(crate) use places::{Place, Places, Request};
+
+use crate::{dynamo::empty_response::reject_empty_responses, dynamo::without_retries};
+use crate::{
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+};
+
+/// Records in a DynamoDB table.
+///
+/// # Table
+///
+/// Key schema: partition key `id` (string), no sort key. TTL attribute: `expires_at`.
+///
+/// ```sh
+/// aws dynamodb create-table --table-name idempotency --billing-mode PAY_PER_REQUEST \
+///     --attribute-definitions AttributeName=id,AttributeType=S \
+///     --key-schema AttributeName=id,KeyType=HASH
+/// aws dynamodb wait table-exists --table-name idempotency
+/// aws dynamodb update-time-to-live --table-name idempotency \
+///     --time-to-live-specification Enabled=true,AttributeName=expires_at
+/// ```
+///
+/// | attribute | type | meaning |
+/// | --- | --- | --- |
+/// | `id` | S | the [`Key`](crate::protocol::Key) |
+/// | `status` | S | `IN_PROGRESS`, `COMPLETED` or `FAILED` |
+/// | `owner` | S | random token of the current or last claim |
+/// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
+/// | `expires_at` | N | end of the retention in epoch seconds; TTL |
+/// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
+/// | `fingerprint_scheme` | S | which part was hashed, and how; absent if unknown |
+/// | `message_id` | S | message of the current or last claim |
+/// | `attempts` | N | number of claims since the record was created |
+/// | `first_claimed_at` | N | claim time of the earliest open attempt in epoch ms; 0 if unknown |
+/// | `last_end` | S | last attempt ended as `retryable`, `panic`, `deadline` or `not_started`; absent if unknown |
+/// | `exclusive_attempts` | N | attempts in a row that ran alone and have no recorded end |
+/// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
+/// | `result` | S | the handler's output as JSON |
+/// | `result_in_s3` | S | object in S3 that holds the output ([`Results`](crate::store::Results)): bucket, key, SHA-256 and length, as JSON |
+/// | `result_omitted` | S | why the output was not stored |
+/// | `error` | S | text of the last permanent failure |
+/// | `created_at`, `updated_at` | N | epoch milliseconds |
+///
+/// [`layout`](Self::layout) sets other attribute names and a sort key.
+///
+/// # Protocol
+///
+/// 1. A claim is one `UpdateItem`, with the condition of
+///    [`may_claim`](crate::protocol::decision::may_claim). If the record is past `expires_at`,
+///    a `PutItem` follows.
+/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the record still
+///    has this owner and is `IN_PROGRESS`.
+/// 3. When a condition check fails, DynamoDB returns the record (`ReturnValuesOnConditionCheckFailure`), so
+///    no decision needs a separate read.
+///
+/// # Limits
+///
+/// | limit | value |
+/// | --- | --- |
+/// | partition key | 2048 bytes; [`Key`](crate::protocol::Key) hashes longer keys |
+/// | item | 400 KB, checked before a request is sent |
+///
+/// # Permissions
+///
+/// | use | actions |
+/// | --- | --- |
+/// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
+/// | [`warm_up`](Self::warm_up) | `dynamodb:GetItem` |
+/// | [`Batched`] | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
+///
+/// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or `ConditionCheckItem` on
+/// their own tables. IAM has no separate permission for transactions.
+///
+/// # Guarantee
+///
+/// DynamoDB serializes the writes to one item, so of two claims one fails. This is true however much the
+/// workers' clocks differ. Clocks only decide when a lease expires.
+///
+/// The guarantee holds within one Region. A global table with eventual consistency checks conditions in each
+/// Region separately. Let the consumers of **one Region** write to a table, and move all consumers at once. A
+/// global table with strong consistency has no transactions and no TTL.
+///
+/// ```no_run
+/// # async fn run() {
+/// use sqs_once::{Once, aws, store::DynamoStore};
+///
+/// let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
+/// let once = Once::new(DynamoStore::new(client, "idempotency"));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct DynamoStore {
+    /// Client for reads, which the SDK retries.
+    client: Client,
+    /// Client for writes, without the SDK's retries. The store sees each response, and throttled claims
+    /// cannot use up the retry quota of settlements.
+    pub(crate) writing: Client,
+    pub(crate) table: String,
+    pub(crate) layout: Layout,
+    pub(crate) places: Places,
+}
+
+impl DynamoStore {
+    /// Creates a store for records in `table`.
+    ///
+    /// `aws::config` sets timeouts that suit a Lambda function.
+    #[must_use]
+    pub fn new(client: Client, table: impl Into<String>) -> Self {
+        let client = reject_empty_responses(client);
+        Self {
+            writing: without_retries(&client),
+            client,
+            table: table.into(),
+            layout: Layout::native(),
+            places: Places::default(),
+        }
+    }
+
+    /// Sets attribute names and key schema of the table.
+    ///
+    /// ```no_run
+    /// # fn store(client: aws_sdk_dynamodb::Client) -> Result<(), sqs_once::InvalidValue> {
+    /// use sqs_once::store::{DynamoStore, Layout};
+    ///
+    /// let layout = Layout::native().rename([("id", "PK")])?;
+    /// let store = DynamoStore::new(client, "idempotency").layout(layout);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn layout(self, layout: Layout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// Opens the connection and checks read access to the table.
+    ///
+    /// Sends one eventually consistent `GetItem` for a record that never exists, and waits at most `timeout`.
+    ///
+    /// Call this method in Lambda's init phase. The first message then needs no TLS handshake, and you see a
+    /// wrong table name or a missing permission before the first message.
+    ///
+    /// # Errors
+    ///
+    /// Why the table could not be read. Log the error and start the consumer nevertheless.
+    ///
+    /// ```no_run
+    /// # async fn run(store: sqs_once::store::DynamoStore) {
+    /// if let Err(error) = store.warm_up(std::time::Duration::from_secs(2)).await {
+    ///     tracing::warn!(%error, "starting without a warm connection");
+    /// }
+    /// # }
+    /// ```
+    pub async fn warm_up(&self, timeout: Duration) -> Result<(), WarmUpError> {
+        let read = self
+            .client
+            .get_item()
+            .table_name(&self.table)
+            // Escaped keys never contain `\p`, so no operation has this id.
+            .set_key(Some(self.layout.primary_key("\\prime")))
+            .projection_expression("#id")
+            .expression_attribute_names("#id", self.layout.name(Field::Id))
+            .send();
+        let reason = match tokio::time::timeout(timeout, read).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(error)) => self.explain(&error, "dynamodb:GetItem"),
+            Err(_) => format!("no answer within {timeout:?}"),
+        };
+        Err(WarmUpError {
+            table: self.table.clone(),
+            reason,
+        })
+    }
+}
+
+impl Store for DynamoStore {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        _: &RequestContext,
+    ) -> Result<ClaimResponse, StoreError> {
+        self.check_claim(request)?;
+        self.claim_in(None, request).await
+    }
+
+    async fn settle(
+        &self,
+        fence: &FencingToken,
+        settlement: &Settlement,
+        now: Timestamp,
+        _: &RequestContext,
+    ) -> Result<SettleResponse, StoreError> {
+        self.check_settlement(fence, settlement)?;
+        self.settle_in(None, fence, settlement, now).await
+    }
+}
+
+/// Why [`DynamoStore::warm_up`] could not read the table.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("DynamoDB table `{table}` did not respond to the warm-up read: {reason}")]
+pub struct WarmUpError {
+    table: String,
+    reason: String,
+}

@@ -1,0 +1,112 @@
+//! [`Cancelled`]: why a transaction was cancelled, from the reasons that DynamoDB returns.
+
+use aws_sdk_dynamodb::types::CancellationReason;
+
+use super::Sent;
+use crate::store::StoreError;
+use crate::{
+    dynamo::condition_failed::{ConditionFailed, FailedWrite},
+    dynamo::explain::without_quotes,
+    dynamo::store::DynamoStore,
+    dynamo::transactional::{Commit, CommitResponse},
+    dynamo::write::{Place, table},
+};
+
+/// Why a transaction was cancelled. Nothing was written.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one value lives at a time, and is matched at once"
+)]
+pub(super) enum Cancelled {
+    Sent(Sent),
+    /// A retry may succeed. `None` if the reasons do not explain the contention.
+    Contended(Option<String>),
+}
+
+impl DynamoStore {
+    /// Interprets the cancellation reasons. They are in the order of the actions, so the first one belongs to
+    /// the record.
+    pub(super) fn cancelled(
+        &self,
+        commit: &Commit,
+        reasons: &[CancellationReason],
+    ) -> Result<Cancelled, StoreError> {
+        let Some((record, others)) = reasons.split_first() else {
+            return Ok(Cancelled::Contended(None));
+        };
+        if ReasonKind::of(record) == ReasonKind::ConditionCheckFailed {
+            let found = match record.item().filter(|item| !item.is_empty()) {
+                None => None,
+                Some(item) => Some((self.read(commit.record.key(), item)?, item.clone())),
+            };
+            return Ok(Cancelled::Sent(Sent::ConditionFailed(found)));
+        }
+        let first = |kind| {
+            let (index, reason) = reasons
+                .iter()
+                .enumerate()
+                .find(|(_, reason)| ReasonKind::of(reason) == kind)?;
+            let write = index.checked_sub(1).and_then(|n| commit.writes.get(n));
+            Some(match write {
+                None => format!("{} on the record", describe(reason)),
+                Some(write) => format!("{} on {}", describe(reason), Place::of(index - 1, write)),
+            })
+        };
+        // We look for contention before failed conditions, because the other transaction may change an item
+        // that a failed condition depends on. A retry gets a definite response.
+        if let Some(why) = first(ReasonKind::Contended) {
+            return Ok(Cancelled::Contended(Some(why)));
+        }
+        if let Some(why) = first(ReasonKind::Invalid) {
+            return Ok(Cancelled::Sent(Sent::Other(CommitResponse::Invalid(why))));
+        }
+        let refused: Vec<_> = (commit.writes.iter().zip(others).enumerate())
+            .filter(|(_, (_, why))| ReasonKind::of(why) == ReasonKind::ConditionCheckFailed)
+            .map(|(index, (write, reason))| FailedWrite {
+                index,
+                label: write.label.clone(),
+                table: table(&write.action).to_owned(),
+                item: reason.item().cloned().filter(|item| !item.is_empty()),
+            })
+            .collect();
+        if refused.is_empty() {
+            return Ok(Cancelled::Contended(None));
+        }
+        let answer = CommitResponse::Cancelled(ConditionFailed::new(refused));
+        Ok(Cancelled::Sent(Sent::Other(answer)))
+    }
+}
+
+/// Kind of one cancellation reason (*Amazon DynamoDB API Reference*, "TransactWriteItems",
+/// cancellation reasons).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReasonKind {
+    /// This action did not cancel the transaction.
+    NotFailed,
+    ConditionCheckFailed,
+    /// A retry may succeed.
+    Contended,
+    /// A retry would fail again.
+    Invalid,
+}
+
+impl ReasonKind {
+    fn of(reason: &CancellationReason) -> Self {
+        match reason.code() {
+            None | Some("None") => Self::NotFailed,
+            Some("ConditionalCheckFailed") => Self::ConditionCheckFailed,
+            Some("ValidationError" | "ItemCollectionSizeLimitExceeded") => Self::Invalid,
+            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that are unknown
+            // today. The message stays in the queue.
+            Some(_) => Self::Contended,
+        }
+    }
+}
+
+fn describe(reason: &CancellationReason) -> String {
+    let code = reason.code().unwrap_or("no code");
+    match reason.message() {
+        None => code.to_owned(),
+        Some(message) => format!("{code}: {}", without_quotes(message)),
+    }
+}

@@ -1,0 +1,100 @@
+//! [`TransactionalStore`]: commits records together with other writes.
+
+use std::sync::OnceLock;
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+
+use crate::{dynamo::condition_failed::ConditionFailed, dynamo::write::Write};
+use crate::{
+    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
+    store::{RequestContext, Store, StoreError},
+};
+
+/// A [`Store`] that commits records together with other writes, all or nothing.
+///
+/// [`DynamoStore`](crate::dynamo::store::DynamoStore) and [`Batched`](crate::dynamo::store::Batched) implement it. Other
+/// crates cannot, because the fields of a [`Commit`] are private; test handlers on DynamoDB Local or another
+/// emulator. The functions in [`crate::protocol::decision`] interpret the responses.
+pub trait TransactionalStore: Store {
+    /// Applies the record's write and all other writes, or none of them. A commit that is sent twice is
+    /// applied once.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]. The commit may have been applied nevertheless: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied). The caller retries until its deadline.
+    fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> impl Future<Output = Result<CommitResponse, StoreError>> + Send;
+}
+
+/// One write to a record, and the other writes of the same transaction.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Commit {
+    /// The record's write.
+    pub record: RecordWrite,
+    /// The other writes, at most [`MAX_WRITES`](crate::dynamo::write::MAX_WRITES).
+    pub writes: Vec<Write<TransactWriteItem>>,
+    /// Basis of the `ClientRequestToken`, unique to this commit. At most 35 characters.
+    pub token: String,
+    /// The record's write as it was first sent. Each retry sends identical bytes.
+    pub(crate) sent: OnceLock<TransactWriteItem>,
+    /// The put that replaces `sent`, for a record that an update cannot replace.
+    pub(crate) sent_over: OnceLock<TransactWriteItem>,
+}
+
+/// The record's write in a [`Commit`].
+#[derive(Clone, Debug)]
+pub enum RecordWrite {
+    /// Settles a claim that the worker holds.
+    Settle {
+        /// Fencing token of the claim.
+        fence: FencingToken,
+        /// How the claim ends.
+        settlement: Settlement,
+        /// The worker's clock.
+        now: Timestamp,
+    },
+    /// Writes a record without an earlier claim, with the condition of the claim `request`.
+    ///
+    /// The record is the same as after that claim and its `settlement`, except that `first_claimed_at` stays
+    /// unchanged.
+    Insert {
+        /// The claim. Its lease is not used.
+        request: ClaimRequest,
+        /// [`Settlement::Complete`] or [`Settlement::Fail`].
+        settlement: Settlement,
+    },
+}
+
+impl RecordWrite {
+    /// Returns the record's key.
+    #[must_use]
+    pub const fn key(&self) -> &Key {
+        match self {
+            Self::Settle { fence, .. } => &fence.key,
+            Self::Insert { request, .. } => &request.key,
+        }
+    }
+}
+
+/// The response to a [`Commit`].
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one answer lives at a time, and is taken apart at once"
+)]
+#[derive(Clone, Debug, PartialEq)]
+pub enum CommitResponse {
+    /// All writes were applied, by this request or an earlier one.
+    Applied,
+    /// No write was applied, because the record's condition check failed. Holds the record, or
+    /// `None` if no record exists.
+    ConditionFailed(Option<Record>),
+    /// No write was applied, because condition checks of the other writes failed.
+    Cancelled(ConditionFailed),
+    /// No write was applied, because the transaction is invalid. A retry would fail again.
+    Invalid(String),
+}

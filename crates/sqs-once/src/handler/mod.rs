@@ -1,0 +1,302 @@
+//! Your code: a [`Handler`] gets a message and its [`Attempt`], and returns an output or a [`Failure`].
+
+mod attempt;
+mod body;
+mod delivery;
+mod failure;
+mod history;
+mod invalid_message;
+mod output;
+mod reconcile;
+
+use std::{borrow::Cow, fmt, marker::PhantomData, time::Duration};
+
+use serde::de::DeserializeOwned;
+
+pub use attempt::Attempt;
+pub use body::{FromMessage, Json, Text};
+pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
+pub use delivery::{Delivery, EnvelopeMetadata};
+pub use failure::{Failure, ResultExt};
+pub use history::{History, PriorAttempt};
+pub use invalid_message::InvalidMessage;
+pub use output::{HandlerOutput, to_output, to_result};
+pub(crate) use reconcile::LookUpStage;
+pub use reconcile::{
+    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, Reconciling, WithLookUp,
+};
+
+use crate::{protocol::StoredResult, store::Results};
+
+/// Your code for one message.
+///
+/// [`handler_fn`] turns any `async fn(Message, Attempt) -> Result<Output, Failure>` into a handler. Implement
+/// the trait yourself if the handler has state:
+///
+/// ```
+/// use serde::Deserialize;
+/// use sqs_once::{Attempt, Failure, Handler};
+///
+/// #[derive(Deserialize)]
+/// struct Order { id: String }
+///
+/// struct Mailer { from: String }
+///
+/// impl Handler for Mailer {
+///     type Message = Order;
+///     type Output = String;
+///
+///     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
+///         if attempt.prior().is_some() {
+///             // An earlier attempt may have sent the mail. Look before sending it again.
+///         }
+///         Ok(format!("{} wrote about {}", self.from, order.id))
+///     }
+/// }
+/// ```
+///
+/// # Deadline
+///
+/// At the deadline of the invocation, the consumer drops the future at its next `.await`, and the next
+/// attempt sees the prior attempt.
+///
+/// The consumer cannot cut off code that blocks its thread, nor tasks that the handler spawned
+/// (`tokio::spawn`, `spawn_blocking`). They must end within [`Attempt::time_left`], or they may run beside
+/// the next attempt. If handlers block every thread of the runtime, Lambda gets no response in time.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    label = "not a handler",
+    note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`",
+    note = "to make a handler of a type that implements `Reconcile`, write `sqs_once::Reconciling(value)`"
+)]
+pub trait Handler: Send + Sync + 'static {
+    /// The type of the body: one that implements [`serde::Deserialize`] for JSON, [`Text`], or your own
+    /// [`FromMessage`]. A body that does not have this type is a permanent failure.
+    type Message: FromMessage;
+    /// The output, which decides the mode ([`once`](crate::modes)):
+    ///
+    /// | output | effect |
+    /// | --- | --- |
+    /// | any type that implements [`serde::Serialize`] | outside DynamoDB; the handler causes it |
+    /// | `Done` of that type | DynamoDB writes, committed together with the record |
+    /// | `Change` of that type | a change of one item, which also stores the key |
+    ///
+    /// The record stores the output as JSON of at most 392 KB. A longer output is in S3 if you set that up
+    /// ([`Results`]); otherwise it is not stored, and the operation is completed without it.
+    type Output: HandlerOutput;
+
+    /// Handles one message.
+    ///
+    /// # Errors
+    ///
+    /// - [`Failure::Retryable`] if a later attempt may succeed, and this attempt may have had its
+    ///   effect;
+    /// - [`Failure::NoEffect`] if this attempt certainly had no effect;
+    /// - [`Failure::Permanent`] if every attempt with this message fails.
+    fn handle(
+        &self,
+        message: Self::Message,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+
+    /// Handles a duplicate: a message whose operation is completed. A handler can send a reply again here. By
+    /// default nothing happens, and the message is acknowledged.
+    ///
+    /// This method runs for each duplicate, so its effects happen at least once.
+    ///
+    /// ```
+    /// # use sqs_once::{Attempt, Failure, Handler, Stored};
+    /// struct Tickets;
+    ///
+    /// impl Handler for Tickets {
+    ///     type Message = String;
+    ///     type Output = u64;
+    ///
+    ///     async fn handle(&self, _customer: String, _: Attempt) -> Result<u64, Failure> {
+    ///         Ok(17)
+    ///     }
+    ///
+    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
+    ///         match ticket.output().await? {
+    ///             Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
+    ///             None => println!("{} had a ticket that was not kept", attempt.key()),
+    ///         }
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A failure sends the message back to the queue. The record stays unchanged.
+    fn on_duplicate(
+        &self,
+        stored: Stored<<Self::Output as HandlerOutput>::Result>,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<(), Failure>> + Send {
+        let _unused = (stored, attempt);
+        std::future::ready(Ok(()))
+    }
+
+    /// Returns the quarantine, if this handler looks up what an earlier attempt did ([`Reconcile`]).
+    #[doc(hidden)]
+    fn quarantine(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// The stored output of a completed operation.
+///
+/// An output in S3 is read only when the handler asks for it.
+///
+/// ```
+/// use sqs_once::{Stored, protocol::StoredResult};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let stored = Stored::<u64>::new(StoredResult::Json("17".into()));
+/// assert!(matches!(stored.json().await, Ok(Some(json)) if json == "17"));
+/// assert!(matches!(stored.output().await, Ok(Some(17))));
+/// let too_large = Stored::<u64>::new(StoredResult::Omitted("over 392 KB".into()));
+/// assert!(matches!(too_large.output().await, Ok(None)));
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Stored<O> {
+    result: StoredResult,
+    results: Results,
+    output: PhantomData<fn() -> O>,
+}
+
+impl<O> Stored<O> {
+    /// Creates a stored output from the result in a record. Use it to test [`Handler::on_duplicate`].
+    #[must_use]
+    pub fn new(result: StoredResult) -> Self {
+        Self::from_store(result, Results::inline())
+    }
+
+    /// Creates a stored output from a result. `results` reads an output that is not in the record.
+    #[must_use]
+    pub fn from_store(result: StoredResult, results: Results) -> Self {
+        Self {
+            result,
+            results,
+            output: PhantomData,
+        }
+    }
+
+    /// Returns the JSON text, or `None` if the output was not stored. If the output is in S3, each call reads
+    /// it again, for at most 5 seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::NoEffect`] if the output is in S3 and cannot be read: S3 does not respond or denies access,
+    /// or the object is lost or altered. With `?`, [`on_duplicate`](Handler::on_duplicate) sends the message
+    /// back to the queue. The operation stays completed, so the failure is never permanent. Handle the error
+    /// if you can do without the output.
+    pub async fn json(&self) -> Result<Option<Cow<'_, str>>, Failure> {
+        match &self.result {
+            StoredResult::Json(json) => Ok(Some(json.into())),
+            StoredResult::InS3(pointer) => {
+                let output = self.results.read(pointer).await;
+                Ok(Some(output.map_err(Failure::no_effect)?.into()))
+            }
+            StoredResult::Omitted(_) => Ok(None),
+        }
+    }
+
+    /// Returns the output, or `None` if it was not stored. `ItemMode` stores no outputs. The other modes do
+    /// not store outputs that are too large ([`Results`]) or cannot be written as JSON.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`json`](Self::json), and a permanent failure if the stored JSON does not have this
+    /// type, for example because you changed the type. If [`on_duplicate`](Handler::on_duplicate) returns
+    /// that failure, the message goes to the dead-letter queue although its operation is completed.
+    pub async fn output(&self) -> Result<Option<O>, Failure>
+    where
+        O: DeserializeOwned,
+    {
+        let json = self.json().await?;
+        let output = json.as_deref().map(serde_json::from_str).transpose();
+        // serde's error may quote the output.
+        output.map_err(|_| Failure::permanent("the stored output is not of the handler's type"))
+    }
+}
+
+/// Turns an async function into a [`Handler`].
+///
+/// The function takes the message and its [`Attempt`], and returns `Result<Output, Failure>`.
+///
+/// ```
+/// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn};
+/// use sqs_once::{protocol::Namespace, store::MemoryStore};
+///
+/// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
+///     Ok(format!("hello {name}"))
+/// }
+///
+/// let once = Once::new(MemoryStore::default());
+/// let consumer = Consumer::new(once, Namespace::new("greetings")?, handler_fn(greet));
+///
+/// let prefix = String::from("hello");
+/// let closure = handler_fn(move |name: String, _: Attempt| {
+///     let greeting = format!("{prefix} {name}");
+///     async move { Ok(greeting) }
+/// });
+/// # let _ = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("greetings")?, closure);
+/// # Ok::<(), sqs_once::protocol::KeyError>(())
+/// ```
+pub fn handler_fn<F, M, O, Fut>(function: F) -> HandlerFn<F, M>
+where
+    F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<O, Failure>> + Send,
+    M: FromMessage + 'static,
+    O: HandlerOutput + 'static,
+{
+    HandlerFn {
+        function,
+        message: PhantomData,
+    }
+}
+
+/// An async function as a [`Handler`]. [`handler_fn`] creates it.
+pub struct HandlerFn<F, M> {
+    function: F,
+    message: PhantomData<fn(M)>,
+}
+
+impl<F: Clone, M> Clone for HandlerFn<F, M> {
+    fn clone(&self) -> Self {
+        Self {
+            function: self.function.clone(),
+            message: PhantomData,
+        }
+    }
+}
+
+impl<F, M> fmt::Debug for HandlerFn<F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandlerFn").finish_non_exhaustive()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<F, M, O, Fut> Handler for HandlerFn<F, M>
+where
+    F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<O, Failure>> + Send,
+    M: FromMessage + 'static,
+    O: HandlerOutput + 'static,
+{
+    type Message = M;
+    type Output = O;
+
+    fn handle(
+        &self,
+        message: M,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<O, Failure>> + Send {
+        (self.function)(message, attempt)
+    }
+}

@@ -1,0 +1,168 @@
+//! [`Once`], the claim mode, and its settings.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{health::Health, records::Records, turns::Turns};
+use crate::{
+    handler::Stored,
+    protocol::{AfterFailure, StoredResult, Timestamp, isolation::CrashWaits},
+    store::{Results, Store},
+};
+
+/// The claim mode: runs each operation once, with its record in a [`Store`].
+///
+/// Use it for effects outside DynamoDB, and for DynamoDB writes that commit together with the completion.
+///
+/// ```text
+/// attempt 1  claim ──── handler ──────── cut off at the deadline, or crashed
+///            |<────────────── lease ───────────────>|
+/// attempt 2       claim: conflict                     claim: takeover, sees attempt 1
+/// attempt 3                                                             claim: duplicate
+/// ```
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::{Once, store::MemoryStore};
+///
+/// let once = Once::new(MemoryStore::default())
+///     .retention(Duration::from_secs(7 * 24 * 3600))
+///     .lease_margin(Duration::from_secs(2));
+/// ```
+///
+/// The [module documentation](crate::modes) shows a complete run.
+#[derive(Clone, Debug)]
+pub struct Once<S> {
+    /// Store, place of outputs, retention and clock.
+    pub records: Records<S>,
+    /// How much longer a record's lease lasts than the worker's right to run, since clocks differ.
+    pub(super) lease_margin: Duration,
+    pub(super) health: Arc<Health>,
+    pub(super) crash_waits: CrashWaits,
+    pub(super) turns: Turns,
+}
+
+impl<S: Store> Once<S> {
+    /// Creates a claim mode with records in `store`.
+    ///
+    /// The [retention](Self::retention) is 20 days and the [lease margin](Self::lease_margin) one
+    /// second.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self {
+            records: Records {
+                store,
+                results: Results::inline(),
+                retention: Duration::from_secs(20 * 24 * 60 * 60),
+                after_failure: AfterFailure::default(),
+                clock: Timestamp::now,
+                outbox: None,
+            },
+            lease_margin: Duration::from_secs(1),
+            health: Arc::default(),
+            crash_waits: CrashWaits::default(),
+            turns: Turns::default(),
+        }
+    }
+
+    /// Sets how long records are kept.
+    ///
+    /// A message that arrives later runs again. So choose more than the retention periods of the queue and
+    /// its dead-letter queue together. The default of 20 days suits 4 days in the queue and 14 days in the
+    /// dead-letter queue, with 2 days to spare.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.records.retention = retention;
+        self
+    }
+
+    /// Sets how long a lease outlasts the invocation. Choose at least the difference that you expect between
+    /// the clocks of two workers.
+    #[must_use]
+    pub fn lease_margin(mut self, lease_margin: Duration) -> Self {
+        self.lease_margin = lease_margin;
+        self
+    }
+
+    /// Sets how long a message rests each time its process dies while the message runs alone. The default is
+    /// 20 minutes, 2 hours and 10 hours. With [`CrashWaits::off`], no message ever runs alone.
+    ///
+    /// A handler that ends its process (out of memory, stack overflow, blocked until Lambda's timeout) takes
+    /// the other messages of the process with it. So if nobody recorded how the last attempt of a message
+    /// ended, the message runs while no other handler of this value and its clones is running. When the
+    /// process has died once more than there are waits, the outcome is
+    /// [`Outcome::Crashed`](super::Outcome::Crashed).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Once, protocol::isolation::CrashWaits, store::MemoryStore};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let once = Once::new(MemoryStore::default()).crash_waits(CrashWaits::new([minute, 10 * minute]));
+    /// ```
+    #[must_use]
+    pub fn crash_waits(mut self, crash_waits: CrashWaits) -> Self {
+        self.crash_waits = crash_waits;
+        self
+    }
+
+    /// Sets where outputs are stored. By default in the record ([`Results::inline`]).
+    #[must_use]
+    pub fn results(mut self, results: Results) -> Self {
+        self.records.results = results;
+        self
+    }
+
+    /// Returns the output of an operation that [`run`](Self::run) completed, in this or an earlier call.
+    ///
+    /// This call reads nothing. [`Stored::output`] fetches an output that is in S3.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::{Deadline, Once, Operation, Outcome};
+    /// # use sqs_once::protocol::{Key, Namespace, Timestamp};
+    /// # use sqs_once::store::MemoryStore;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// # let operation = Operation::new(key, None, "request-1", deadline);
+    /// let once = Once::new(MemoryStore::default());
+    /// let outcome = once.run(operation, |_attempt| async { Ok(17) }).await;
+    /// if let Outcome::Completed(result) | Outcome::Duplicate(result) = outcome {
+    ///     assert!(matches!(once.stored::<u64>(result).output().await, Ok(Some(17))));
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn stored<O>(&self, result: StoredResult) -> Stored<O> {
+        Stored::from_store(result, self.records.results.clone())
+    }
+
+    /// Sets how a `FAILED` record affects other messages with the same key.
+    #[must_use]
+    pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
+        self.records.after_failure = after_failure;
+        self
+    }
+
+    /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key
+    /// `group`, the sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With
+    /// `None`, the default, the writes of a handler that publishes events are not committed.
+    ///
+    /// ```
+    /// use sqs_once::{Once, store::MemoryStore};
+    ///
+    /// let once = Once::new(MemoryStore::default()).outbox("orders-outbox".to_owned());
+    /// ```
+    #[must_use]
+    pub fn outbox(mut self, table: impl Into<Option<String>>) -> Self {
+        self.records.outbox = table.into();
+        self
+    }
+
+    /// Replaces the system's wall clock, for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: fn() -> Timestamp) -> Self {
+        self.records.clock = clock;
+        self
+    }
+}

@@ -1,0 +1,199 @@
+//! [`ItemMode`]: one conditional write changes an item and stores the key on the item.
+
+mod change;
+mod processed_keys;
+mod send;
+mod version;
+mod writer;
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use serde::Serialize;
+
+pub use change::Change;
+use writer::ChangeWriter;
+
+use crate::{
+    dynamo::empty_response::reject_empty_responses, dynamo::not_written::write_until_accepted,
+    dynamo::store::Places, dynamo::without_retries,
+};
+use crate::{
+    handler::{Attempt, Failure, History},
+    modes::{Mode, Operation, Outcome, work::guard},
+    protocol::Timestamp,
+};
+
+/// The item mode: runs operations whose only effect is one change of one item.
+///
+/// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the
+/// *processed keys*, in the list `processed_events`: for each change its time in epoch seconds, then its key.
+///
+/// ```text
+/// attempt 1  handler ── change, on condition that the item does not have the key
+/// attempt 2  handler ────── condition check fails, and the item has the key: duplicate
+/// ```
+///
+/// | change | round trips | attributes added to the item |
+/// | --- | --- | --- |
+/// | [`Change::create`] | 1 | `processed_events` |
+/// | [`Change::update`] | 1, and 1 more to remove old keys | `processed_events` |
+/// | [`Change::modify`] | 2, and 1 more for each collision | `processed_events`, `version` |
+///
+/// # Retention
+///
+/// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item
+/// never fills up for good. We chose an age and not a number of keys, because after a number of keys a busy item
+/// would forget a message that SQS can still deliver again, and change twice.
+///
+/// # Requirements for the handler
+///
+/// - The message alone must determine the item. If the handler uses a new id or the customer's current cart,
+///   the next delivery may change a different item, which does not have the key.
+/// - The condition of the change, or the closure of `modify`, must decide whether to make the change, because
+///   both are skipped once the change was applied. A handler that reads the item itself may fail because of
+///   its own earlier effect.
+/// - The handler and its closures must have no other effect, because both may run again for a completed
+///   operation.
+///
+/// # Not stored
+///
+/// | not stored | consequence |
+/// | --- | --- |
+/// | results | a duplicate's result is [`StoredResult::Omitted`](crate::protocol::StoredResult::Omitted) |
+/// | failures | a message that fails permanently runs again on each delivery |
+/// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
+///
+/// So [`Handler::on_duplicate`](crate::Handler::on_duplicate) gets no output. A message that fails
+/// permanently reaches the dead-letter queue through the queue's redrive policy.
+///
+/// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
+/// keys.
+///
+/// # Limits
+///
+/// An item has at most 400 KB, including the processed keys: about 8,000 keys of 36 bytes within the retention.
+/// A change beyond this limit is a permanent failure.
+///
+/// The role needs `dynamodb:PutItem` for a create, `UpdateItem` for an update, and `GetItem` and `PutItem` for a
+/// modify.
+///
+/// ```
+/// use aws_sdk_dynamodb::Client;
+/// use sqs_once::{Attempt, Change, Consumer, Failure, ItemMode, Write, handler_fn, protocol::Namespace};
+///
+/// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
+///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
+/// }
+///
+/// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+/// let week = std::time::Duration::from_secs(7 * 24 * 3600);
+/// let item_mode = ItemMode::new(client).retention(week);
+/// let consumer = Consumer::new(item_mode, Namespace::new("likes")?, handler_fn(like));
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ItemMode {
+    /// Client for reads, which the SDK retries.
+    client: Client,
+    /// Client for changes, without the SDK's retries. The mode retries changes until the deadline.
+    changing: Client,
+    /// Limits the changes in flight.
+    places: Places,
+    retention: Duration,
+    clock: fn() -> Timestamp,
+}
+
+impl ItemMode {
+    /// Creates the mode with a [retention](Self::retention) of 20 days.
+    ///
+    /// `aws::config` sets timeouts that suit a Lambda function.
+    #[must_use]
+    pub fn new(client: Client) -> Self {
+        let client = reject_empty_responses(client);
+        Self {
+            changing: without_retries(&client),
+            client,
+            places: Places::default(),
+            retention: Duration::from_secs(20 * 24 * 60 * 60),
+            clock: Timestamp::now,
+        }
+    }
+
+    /// Sets the least time for which an item keeps a processed key.
+    ///
+    /// A message that arrives later can run again. So choose more than the retention periods of the queue and
+    /// its dead-letter queue together.
+    #[must_use]
+    pub fn retention(self, retention: Duration) -> Self {
+        Self { retention, ..self }
+    }
+
+    /// Replaces the system's wall clock, for tests.
+    #[must_use]
+    pub fn clock(self, clock: fn() -> Timestamp) -> Self {
+        Self { clock, ..self }
+    }
+
+    /// Runs one operation: see [`Mode::run`].
+    pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
+    where
+        W: FnOnce(Attempt) -> F,
+        F: Future<Output = Result<Change<O>, Failure>>,
+    {
+        let Operation {
+            key,
+            delivery,
+            deadline,
+            // Without a claim there is no isolation after a crash.
+            gate: _,
+            meter,
+            ..
+        } = operation;
+        if !deadline.may_start() {
+            return Outcome::NotStarted;
+        }
+        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
+        let writer = ChangeWriter {
+            item_mode: self,
+            key: &key,
+            deadline,
+            meter,
+        };
+        let change = guard(deadline, async { work(attempt).await }).await;
+        // The next delivery begins with the first change, and only the item of that change can show that the
+        // operation is completed.
+        let item = match &change {
+            Ok(change) if change.on_condition_failed.is_some() => Some(change.kind.item()),
+            _ => None,
+        };
+        let write = |round, change| writer.write(round, change, item.as_ref());
+        match write_until_accepted(change, write).await {
+            Ok(outcome) => outcome,
+            Err((_, end)) => end.into(),
+        }
+    }
+}
+
+impl crate::modes::mode::sealed::Sealed for ItemMode {}
+
+crate::explain_wrong_output!([] ItemMode);
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
+    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<Change<O>, Failure>> + Send,
+    {
+        Self::run(self, operation, work)
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.clock)()
+    }
+
+    fn records_failures(&self) -> bool {
+        false
+    }
+}

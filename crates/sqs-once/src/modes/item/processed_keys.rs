@@ -1,0 +1,195 @@
+//! [`ProcessedKeys`]: the keys of the operations that changed an item, stored on the item.
+
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::{AttributeValue, Put, Update};
+
+use crate::protocol::{Key, Timestamp};
+use crate::{
+    dynamo::item::{Item, number, string},
+    dynamo::write::{Action, Write},
+};
+
+/// List of the item's changes, the oldest first. Each is the time in epoch seconds, and then the key.
+const EVENTS: &str = "processed_events";
+
+/// An update removes old keys once the oldest is past its retention by this time, so a busy item needs the
+/// second request for that at most once an hour.
+const SLACK: Duration = Duration::from_secs(3600);
+
+/// Reads and writes the processed keys of an item for one operation.
+#[derive(Clone, Copy)]
+pub(super) struct ProcessedKeys<'a> {
+    pub(super) key: &'a Key,
+    pub(super) now: Timestamp,
+    /// Least time for which an item keeps a key.
+    pub(super) retention: Duration,
+}
+
+impl ProcessedKeys<'_> {
+    /// Returns whether the item has the key.
+    pub(super) fn has_key(&self, item: &Item) -> bool {
+        let is_key =
+            |entry: &AttributeValue| entry.as_s().is_ok_and(|key| key == self.key.as_str());
+        events(item).iter().any(is_key)
+    }
+
+    /// Returns an error text if the attribute of the processed keys has the wrong type, because a different
+    /// program wrote it.
+    pub(super) fn type_error(item: &Item) -> Option<String> {
+        let is_foreign = item.get(EVENTS).is_some_and(|events| !events.is_l());
+        is_foreign.then(|| {
+            format!(
+                "attribute `{EVENTS}` of the item must be a list of processed keys; nothing was written"
+            )
+        })
+    }
+
+    /// Returns whether an update must first remove old keys from the item.
+    pub(super) fn is_outdated(&self, item: &Item) -> bool {
+        let oldest = events(item).first().and_then(seconds);
+        oldest.is_some_and(|at| at < self.kept_since(SLACK))
+    }
+
+    /// Returns the keys of `found` that are not past their retention, and the operation's own key.
+    pub(super) fn after(&self, found: Option<&Item>) -> AttributeValue {
+        let since = self.kept_since(Duration::ZERO);
+        let kept = (found.map_or(&[][..], events).chunks(2))
+            .filter(|change| seconds(&change[0]).is_none_or(|at| at >= since))
+            .flatten()
+            .cloned();
+        let own = [number(self.now.as_secs_ceil()), string(self.key.as_str())];
+        AttributeValue::L(kept.chain(own).collect())
+    }
+
+    /// Inserts the key into an item before its put, and removes old keys. `found` is the item before, if
+    /// there was one.
+    pub(super) fn insert(&self, found: Option<&Item>, item: &mut Item) {
+        item.insert(EVENTS.to_owned(), self.after(found));
+    }
+
+    /// Extends a put so that it stores the key, on the condition that no item exists. `key` is the name of an
+    /// attribute of the primary key.
+    pub(super) fn compose_create(&self, put: Write<Put>, key: &str) -> Write<Put> {
+        let mut put = put
+            .when("attribute_not_exists(#sqs_once_id)")
+            .name("#sqs_once_id", key);
+        self.insert(None, &mut put.action.item);
+        put
+    }
+
+    /// Extends an update so that it stores the key, on the condition that the item does not have the key, and
+    /// that it is not [outdated](Self::is_outdated).
+    ///
+    /// With an outdated item, the update also removes old keys, on the condition that the processed keys are
+    /// still those of that item.
+    pub(super) fn compose(&self, update: Write<Update>, outdated: Option<&Item>) -> Write<Update> {
+        let Some(found) = outdated else {
+            let appended =
+                "list_append(if_not_exists(#sqs_once_events, :sqs_once_none), :sqs_once_event)";
+            return set_events(update, appended)
+                .name("#sqs_once_events", EVENTS)
+                // A comparison with an absent attribute is false.
+                .when("NOT contains(#sqs_once_events, :sqs_once_key) AND NOT #sqs_once_events[0] < :sqs_once_since")
+                .raw_value(":sqs_once_key", string(self.key.as_str()))
+                .raw_value(":sqs_once_since", number(self.kept_since(SLACK)))
+                .raw_value(":sqs_once_event", self.after(None))
+                .raw_value(":sqs_once_none", AttributeValue::L(Vec::new()));
+        };
+        let update = set_events(update, ":sqs_once_events");
+        unchanged(update, found).raw_value(":sqs_once_events", self.after(Some(found)))
+    }
+
+    /// Returns the time in epoch seconds before which changes are past their retention by `slack`.
+    fn kept_since(&self, slack: Duration) -> u64 {
+        let kept = self.retention.saturating_add(slack).as_secs();
+        self.now.as_secs().saturating_sub(kept)
+    }
+}
+
+/// Adds the condition that the item has the processed keys of `found`.
+pub(super) fn unchanged<A: Action>(write: Write<A>, found: &Item) -> Write<A> {
+    let write = write.name("#sqs_once_events", EVENTS);
+    match found.get(EVENTS) {
+        None => write.when("attribute_not_exists(#sqs_once_events)"),
+        Some(events) => write
+            .when("#sqs_once_events = :sqs_once_found")
+            .raw_value(":sqs_once_found", events.clone()),
+    }
+}
+
+/// Returns whether two states of an item have the same processed keys.
+pub(super) fn are_same(one: &Item, other: &Item) -> bool {
+    one.get(EVENTS) == other.get(EVENTS)
+}
+
+fn events(item: &Item) -> &[AttributeValue] {
+    let events = item.get(EVENTS).and_then(|events| events.as_l().ok());
+    events.map_or(&[], Vec::as_slice)
+}
+
+fn seconds(value: &AttributeValue) -> Option<u64> {
+    value.as_n().ok()?.parse().ok()
+}
+
+/// Adds our action to the SET clause of an update. An expression has at most one, and if it has one, this
+/// must be its first clause.
+fn set_events(mut update: Write<Update>, value: &str) -> Write<Update> {
+    let expression = update.action.update_expression.trim();
+    let own = format!("SET #sqs_once_events = {value}");
+    let actions = match expression.split_once(char::is_whitespace) {
+        Some((keyword, actions)) if keyword.eq_ignore_ascii_case("SET") => Some(actions),
+        _ => None,
+    };
+    update.action.update_expression = match actions {
+        Some(actions) => format!("{own}, {actions}"),
+        None => format!("{own} {expression}"),
+    };
+    update
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Namespace;
+
+    #[test]
+    fn own_action_joins_the_first_clause() {
+        let extended = |expression: &str| {
+            let update = set_events(Write::update("t", expression), ":v");
+            update.action.update_expression
+        };
+        let own = "SET #sqs_once_events = :v";
+        assert_eq!(
+            extended("SET a = :a ADD b :b"),
+            format!("{own}, a = :a ADD b :b")
+        );
+        assert_eq!(extended(" set\n  a = :a"), format!("{own},   a = :a"));
+        assert_eq!(
+            extended("ADD b :b REMOVE c"),
+            format!("{own} ADD b :b REMOVE c")
+        );
+    }
+
+    #[test]
+    fn keys_are_kept_for_their_retention() {
+        let key = Key::new(&Namespace::new("ns").unwrap(), ["new"]).unwrap();
+        let keys = ProcessedKeys {
+            key: &key,
+            now: Timestamp::from_millis(10_000_500),
+            retention: Duration::from_secs(1000),
+        };
+        let change = |at: u64, key: &str| [number(at), string(key)];
+        let list = |changes: &[[AttributeValue; 2]]| AttributeValue::L(changes.concat());
+        let item =
+            |changes: &[[AttributeValue; 2]]| Item::from([(EVENTS.to_owned(), list(changes))]);
+        let (old, young) = (change(8999, "old"), change(9000, "young"));
+        let own = change(10_001, "ns#new");
+        let found = item(&[old.clone(), young.clone()]);
+        assert_eq!(keys.after(Some(&found)), list(&[young, own.clone()]));
+        assert_eq!(keys.after(None), list(&[own]));
+        assert!(!keys.is_outdated(&found), "within an hour");
+        assert!(keys.is_outdated(&item(&[change(5399, "old")])));
+        assert!(!keys.is_outdated(&Item::new()));
+    }
+}

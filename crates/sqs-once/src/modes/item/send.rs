@@ -1,0 +1,188 @@
+//! Sends changes and reads, and interprets the responses.
+
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata, SdkError},
+    operation::{put_item::PutItemError, update_item::UpdateItemError},
+    types::{Put, Update},
+};
+use tokio::time::timeout_at;
+
+use super::writer::ChangeWriter;
+use crate::{
+    dynamo::explain::{explain, unavailable},
+    dynamo::item::Item,
+    dynamo::store::Request,
+    dynamo::write::{put_item, update_item},
+};
+use crate::{
+    modes::{
+        Outcome,
+        repeat::{Answered, Effort, GivenUp, repeat},
+    },
+    protocol::RequestErrorKind,
+    store::StoreError,
+};
+
+/// The result of sending a change, after retries.
+pub(super) enum Sent {
+    Applied,
+    /// The condition check failed for this item, or because no item exists (`None`).
+    ConditionFailed {
+        item: Option<Item>,
+        /// Error of an earlier try that got no response. DynamoDB may still apply that request.
+        unanswered: Option<StoreError>,
+    },
+    /// The change is invalid. A retry would fail again.
+    Invalid(String),
+    /// Contention lasted until the deadline. The change was not applied.
+    Contended(String),
+    /// The change may have been applied.
+    Unknown(StoreError),
+    /// The change was rejected and not applied.
+    Unwritten(StoreError),
+}
+
+/// DynamoDB's response to one request of a change.
+enum WriteResponse {
+    Applied,
+    ConditionFailed(Option<Item>),
+    Invalid(String),
+}
+
+impl ChangeWriter<'_> {
+    pub(super) async fn put(&self, put: &Put) -> Sent {
+        let table = &put.table_name;
+        let request = || put_item(&self.item_mode.changing, put.clone()).send();
+        self.send(table, "dynamodb:PutItem", request).await
+    }
+
+    pub(super) async fn update_item(&self, update: &Update) -> Sent {
+        let table = &update.table_name;
+        let request = || update_item(&self.item_mode.changing, update.clone()).send();
+        self.send(table, "dynamodb:UpdateItem", request).await
+    }
+
+    /// Sends a change, and repeats it until DynamoDB responds or the deadline comes. An applied change stores
+    /// its key on the item, so a copy is harmless.
+    async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> Sent
+    where
+        F: Future<Output = Result<T, SdkError<E>>>,
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let send = async || {
+            let _place = self.item_mode.places.take(Request::Other).await;
+            match request().await {
+                Ok(_) => Ok(WriteResponse::Applied),
+                Err(error) => self.answer(table, needs, error),
+            }
+        };
+        let effort = Effort::commit(self.deadline.write_until(), &self.meter);
+        match repeat(&effort, "change", self.key, send).await {
+            Ok(Answered {
+                answer, unanswered, ..
+            }) => match (answer, unanswered) {
+                (WriteResponse::Applied, _) => Sent::Applied,
+                (WriteResponse::ConditionFailed(item), unanswered) => {
+                    Sent::ConditionFailed { item, unanswered }
+                }
+                // The copy that got no response may be valid when it arrives. That depends on the item.
+                (WriteResponse::Invalid(_), Some(unanswered)) => Sent::Unknown(unanswered),
+                (WriteResponse::Invalid(why), None) => Sent::Invalid(why),
+            },
+            Err(GivenUp {
+                error,
+                may_have_been_applied: true,
+            }) => Sent::Unknown(error),
+            Err(GivenUp { error, .. }) => match error {
+                StoreError::Unavailable {
+                    kind: RequestErrorKind::Contended,
+                    reason,
+                    ..
+                } => Sent::Contended(reason),
+                error => Sent::Unwritten(error),
+            },
+        }
+    }
+
+    fn answer<E>(
+        &self,
+        table: &str,
+        needs: &str,
+        error: SdkError<E>,
+    ) -> Result<WriteResponse, StoreError>
+    where
+        E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
+    {
+        let why = explain(&error, needs);
+        let service = error.as_service_error();
+        if let Some(item) = service.and_then(ConditionError::item) {
+            return Ok(WriteResponse::ConditionFailed(item.cloned()));
+        }
+        match service.and_then(ProvideErrorMetadata::code) {
+            // "Item size has exceeded ...", "Item size to update has exceeded ...".
+            Some("ValidationException") if why.contains("Item size") => {
+                Ok(WriteResponse::Invalid(too_large(table)))
+            }
+            Some("ValidationException" | "ItemCollectionSizeLimitExceededException") => {
+                Ok(WriteResponse::Invalid(why))
+            }
+            _ => Err(unavailable("change", self.key, table, why, error)),
+        }
+    }
+
+    /// Reads the item with strong consistency.
+    pub(super) async fn read(&self, table: &str, key: &Item) -> Result<Option<Item>, Outcome> {
+        let get = (self.item_mode.client)
+            .get_item()
+            .table_name(table)
+            .set_key(Some(key.clone()))
+            .consistent_read(true);
+        let error = match (self.meter)
+            .timed(timeout_at(self.deadline.handler_cutoff(), get.send()))
+            .await
+        {
+            Ok(Ok(found)) => return Ok(found.item),
+            Ok(Err(error)) => {
+                let why = explain(&error, "dynamodb:GetItem");
+                unavailable("read the item for", self.key, table, why, error)
+            }
+            Err(_elapsed) => StoreError::OutOfTime {
+                action: "read the item for",
+                key: self.key.to_string(),
+            },
+        };
+        Err(Outcome::StoreUnavailable(error.into()))
+    }
+}
+
+/// An error of a conditional write.
+trait ConditionError {
+    /// Returns the item whose condition check failed: `Some(None)` if no item exists, and `None` for any
+    /// other error.
+    fn item(&self) -> Option<Option<&Item>>;
+}
+
+impl ConditionError for PutItemError {
+    fn item(&self) -> Option<Option<&Item>> {
+        match self {
+            Self::ConditionalCheckFailedException(failed) => Some(failed.item()),
+            _ => None,
+        }
+    }
+}
+
+impl ConditionError for UpdateItemError {
+    fn item(&self) -> Option<Option<&Item>> {
+        match self {
+            Self::ConditionalCheckFailedException(failed) => Some(failed.item()),
+            _ => None,
+        }
+    }
+}
+
+fn too_large(table: &str) -> String {
+    format!(
+        "the item of table `{table}` would exceed DynamoDB's limit of 400 KB, its processed keys included \
+         (`processed_events`). If they are large, shorten the retention; otherwise split the item"
+    )
+}

@@ -1,0 +1,228 @@
+//! [`ChangeWriter`]: writes a change, and finds out whether the operation was already completed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
+
+use super::{
+    ItemMode,
+    change::{Change, Kind, Modify, OTHER_ITEM},
+    processed_keys::{ProcessedKeys, are_same, unchanged},
+    send::Sent,
+    version::Unchanged,
+};
+use crate::{
+    deadline::Deadline,
+    meter::Meter,
+    modes::{Outcome, repeat::RetryPauses},
+    protocol::{Key, StoredResult},
+};
+use crate::{
+    dynamo::condition_failed::{ConditionFailed, FailedWrite},
+    dynamo::item::Item,
+    dynamo::not_written::{NotWritten, UnwrittenOutput},
+    dynamo::write::{Action, Write},
+};
+
+/// Maximum number of retries after other workers changed the item between read and write.
+const MAX_COLLISIONS: usize = 20;
+
+/// Writes the changes of one operation.
+pub(super) struct ChangeWriter<'a> {
+    pub(super) item_mode: &'a ItemMode,
+    pub(super) key: &'a Key,
+    pub(super) deadline: Deadline,
+    pub(super) meter: Meter,
+}
+
+/// An outcome, or why nothing was written.
+type WriteResult = Result<Outcome, NotWritten>;
+
+impl ChangeWriter<'_> {
+    /// Writes a change. From the second round on, the change must apply to the `item` of the first.
+    pub(super) async fn write<O>(
+        &self,
+        round: usize,
+        change: Change<O>,
+        item: Option<&(String, Item)>,
+    ) -> Result<Outcome, UnwrittenOutput<Change<O>>> {
+        if round > 0 && item.is_none_or(|item| !change.kind.applies_to(item)) {
+            return Ok(Outcome::PermanentFailure(OTHER_ITEM.into()));
+        }
+        let written = match change.kind {
+            Kind::Create { put, key, result } => self.create(put, &key, result).await,
+            Kind::Update { update, result } => self.update(update, result).await,
+            Kind::Modify { target, modify } => self.modify(target, modify).await,
+        };
+        written.map_err(|declined| UnwrittenOutput {
+            declined,
+            on_condition_failed: change.on_condition_failed,
+        })
+    }
+
+    fn processed_keys(&self) -> ProcessedKeys<'_> {
+        ProcessedKeys {
+            key: self.key,
+            now: (self.item_mode.clock)(),
+            retention: self.item_mode.retention,
+        }
+    }
+
+    async fn create(&self, put: Write<Put>, key: &str, result: StoredResult) -> WriteResult {
+        let keys = self.processed_keys();
+        let put = serializable(put)?;
+        if !put.action.item.contains_key(key) {
+            return Err(NotWritten::Invalid(format!(
+                "the item to create lacks the primary key attribute `{key}`; nothing was written"
+            )));
+        }
+        let put = keys.compose_create(put, key).return_item();
+        let sent = self.put(&put.action).await;
+        self.changed(&keys, sent, &put, result)
+    }
+
+    async fn update(&self, update: Write<Update>, result: StoredResult) -> WriteResult {
+        let update = serializable(update)?;
+        let mut outdated = None;
+        for _ in 0..=MAX_COLLISIONS {
+            let keys = self.processed_keys();
+            let write = keys.compose(update.clone(), outdated.as_ref());
+            let write = write.return_item();
+            let failed_on_keys = |item: &Item| match &outdated {
+                None => keys.is_outdated(item),
+                Some(found) => !are_same(found, item),
+            };
+            match self.update_item(&write.action).await {
+                // With an unanswered copy on its way, the next delivery finds out more.
+                Sent::ConditionFailed {
+                    item: Some(item),
+                    unanswered: None,
+                } if !keys.has_key(&item) && failed_on_keys(&item) => {
+                    outdated = Some(item).filter(|item| keys.is_outdated(item));
+                }
+                Sent::Invalid(why) if why.contains("can only be used once") => {
+                    return Err(NotWritten::Invalid(format!(
+                        "{why}: a SET clause must be the first clause of a change's update expression"
+                    )));
+                }
+                sent => return self.changed(&keys, sent, &write, result),
+            }
+        }
+        Ok(contended(update.table()))
+    }
+
+    async fn modify(&self, target: Write<ConditionCheck>, mut modify: Modify) -> WriteResult {
+        let target = serializable(target)?.action;
+        let (table, key) = (&target.table_name, &target.key);
+        let Some(key_name) = key.keys().next() else {
+            return Err(NotWritten::Invalid(
+                "the change has no primary key; nothing was written".into(),
+            ));
+        };
+        let mut pauses = RetryPauses::until(self.deadline.handler_cutoff());
+        let mut found = match self.read(table, key).await {
+            Ok(found) => found,
+            Err(outcome) => return Ok(outcome),
+        };
+        for _ in 0..=MAX_COLLISIONS {
+            let keys = self.processed_keys();
+            check_processed_keys(found.as_ref())?;
+            if let Some(known) = known_outcome(&keys, found.as_ref()) {
+                return Ok(known);
+            }
+            let modified = catch_unwind(AssertUnwindSafe(|| modify(found.as_ref())));
+            let (mut item, result) = match modified {
+                Ok(Ok(modified)) => modified,
+                Ok(Err(failure)) => return Ok(failure.into()),
+                Err(_panic) => return Ok(Outcome::Panicked),
+            };
+            let version = Unchanged::since(found.as_ref()).map_err(NotWritten::Invalid)?;
+            item.extend(key.clone());
+            keys.insert(found.as_ref(), &mut item);
+            let mut put = version.put(table, key_name, item).return_item();
+            // A concurrent update changes the keys but not the version.
+            if let Some(found) = &found {
+                put = unchanged(put, found);
+            }
+            match self.put(&put.action).await {
+                // If an earlier copy of the request arrives later, its version condition fails.
+                Sent::ConditionFailed { item, .. }
+                    if known_outcome(&keys, item.as_ref()).is_none() =>
+                {
+                    found = item;
+                }
+                sent => return self.changed(&keys, sent, &put, result),
+            }
+            if !pauses.pause().await {
+                break;
+            }
+        }
+        Ok(contended(table))
+    }
+
+    /// Interprets the result of sending a change.
+    fn changed<A: Action>(
+        &self,
+        keys: &ProcessedKeys<'_>,
+        sent: Sent,
+        write: &Write<A>,
+        result: StoredResult,
+    ) -> WriteResult {
+        match sent {
+            Sent::Applied => Ok(Outcome::Completed(result)),
+            Sent::ConditionFailed { item, unanswered } => {
+                if let Some(known) = known_outcome(keys, item.as_ref()) {
+                    return Ok(known);
+                }
+                if let Some(error) = unanswered {
+                    // The earlier copy may still arrive, and then its condition may be met.
+                    return Ok(Outcome::commit_unknown(error));
+                }
+                check_processed_keys(item.as_ref())?;
+                Err(NotWritten::Conditions(ConditionFailed::new(vec![
+                    FailedWrite {
+                        index: 0,
+                        label: write.label.clone(),
+                        table: write.table().to_owned(),
+                        item,
+                    },
+                ])))
+            }
+            Sent::Invalid(why) => Err(NotWritten::Invalid(why)),
+            Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
+            Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
+            Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
+        }
+    }
+}
+
+/// Returns the write, if all its values could be serialized.
+fn serializable<A>(write: Write<A>) -> Result<Write<A>, NotWritten> {
+    match write.fault {
+        Some(error) => Err(NotWritten::Invalid(format!("{error}; nothing was written"))),
+        None => Ok(write),
+    }
+}
+
+/// Checks that the item's processed keys are readable.
+fn check_processed_keys(item: Option<&Item>) -> Result<(), NotWritten> {
+    match item.and_then(ProcessedKeys::type_error) {
+        Some(error) => Err(NotWritten::Invalid(error)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the outcome of an operation whose key is on the item.
+fn known_outcome(keys: &ProcessedKeys<'_>, item: Option<&Item>) -> Option<Outcome> {
+    keys.has_key(item?).then(|| {
+        Outcome::Duplicate(StoredResult::Omitted(
+            "an item stores keys and no results".into(),
+        ))
+    })
+}
+
+fn contended(table: &str) -> Outcome {
+    Outcome::RetryableFailure(format!(
+        "other workers changed the item of table `{table}` before each write"
+    ))
+}

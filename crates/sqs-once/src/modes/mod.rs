@@ -1,0 +1,59 @@
+//! Modes: the ways to process one operation once.
+//!
+//! | effect | mode | the handler returns |
+//! | --- | --- | --- |
+//! | outside DynamoDB | [`Once`]: claim, handler, complete | an output |
+//! | outside, and then DynamoDB writes | [`Once`]: claim, handler, commit | `Done` |
+//! | only DynamoDB writes | `Inbox`: plan, commit | `Done` |
+//! | one DynamoDB item | `ItemMode`: one conditional write | `Change` |
+//!
+//! The DynamoDB writes of the last three rows are applied exactly once. So are those of `PostgresMode`, in
+//! the crate `sqs-once-postgres`. If the process crashes between an effect outside the database and the
+//! completion, the handler runs again, and sees the prior attempt.
+//!
+//! A `Consumer` accepts every mode. Modes do not depend on SQS, so you can use them behind an HTTP API too:
+//!
+//! ```
+//! use std::time::Duration;
+//! use sqs_once::{Deadline, Once, Operation, Outcome};
+//! use sqs_once::protocol::{Fingerprint, Key, Namespace, Timestamp};
+//! use sqs_once::store::MemoryStore;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let once = Once::new(MemoryStore::default());
+//! let operation = || -> Result<Operation, Box<dyn std::error::Error>> {
+//!     Ok(Operation::new(
+//!         Key::new(&Namespace::new("payments")?, ["order-1"])?,
+//!         Some(Fingerprint::of(b"{\"amount\":1}")),
+//!         "request-1",
+//!         Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO),
+//!     ))
+//! };
+//! let charged = once.run(operation()?, |_attempt| async { Ok("charged") }).await;
+//! assert!(matches!(charged, Outcome::Completed(_)));
+//! let again = once.run(operation()?, |_attempt| async { Ok("never runs") }).await;
+//! assert!(matches!(again, Outcome::Duplicate(_)));
+//! # Ok(()) }
+//! ```
+
+mod claim;
+mod claim_mode;
+mod health;
+pub mod held;
+pub mod inbox;
+pub mod item;
+pub mod mode;
+mod operation;
+mod outcome;
+pub mod records;
+pub mod repeat;
+mod turns;
+pub mod work;
+
+pub use claim_mode::Once;
+pub use inbox::Inbox;
+pub use item::{Change, ItemMode};
+pub use mode::Mode;
+pub use operation::Operation;
+pub use outcome::{Outcome, Retry, Severity};
+pub use turns::{Gate, OperationGate, Turn, Turns};

@@ -1,0 +1,331 @@
+//! Environment variables, read one by one, with one error that lists every problem.
+
+mod mode;
+pub mod parse;
+pub mod table;
+mod unknown;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fmt,
+    time::Duration,
+};
+
+pub use mode::{ModeOptions, ModeSettings};
+pub use unknown::UnknownVariable;
+
+use table::Setting;
+
+/// Environment variables, and the errors found in them so far.
+///
+/// `sqs_once::Settings` reads its variables from here, and your
+/// own settings can do so too. An empty variable is treated as if it were not set.
+///
+/// ```
+/// use crate::settings::variables::Variables;
+///
+/// let mut variables = Variables::from_vars([("PORT", "x")]);
+/// let port = variables.required("PORT", "port of the printer", str::parse::<u16>);
+/// let host = variables.required("HOST", "host of the printer", str::parse::<String>);
+/// let error = variables.checked((|| Ok((host?, port?)))()).unwrap_err();
+/// assert_eq!(error.errors().len(), 2);
+/// ```
+pub struct Variables {
+    /// Variables for a test. `None`: the process's environment.
+    set: Option<BTreeMap<String, String>>,
+    defaults: BTreeMap<String, String>,
+    /// Values that the code fixes, whatever the environment says.
+    fixed: BTreeMap<String, String>,
+    /// Names that were read, whether or not they were set.
+    read: BTreeSet<String>,
+    errors: Vec<String>,
+}
+
+/// Every error of a configuration: variable, problem and remedy.
+///
+/// ```
+/// use sqs_once::Settings;
+///
+/// let mut settings = Settings::from_vars([("TIMEOUT", "soon")]);
+/// let error = settings.duration("TIMEOUT", "5s").unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "invalid configuration (1 error): TIMEOUT: `soon` is not a duration such as 500ms, 30s, 5m or 24h"
+/// );
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid configuration ({} error{}): {}",
+    .errors.len(),
+    if .errors.len() == 1 { "" } else { "s" },
+    .errors.join("; ")
+)]
+pub struct SettingsError {
+    errors: Vec<String>,
+}
+
+impl SettingsError {
+    /// Creates an error, which should name its variable.
+    #[must_use]
+    pub fn new(error: impl Into<String>) -> Self {
+        Self {
+            errors: vec![error.into()],
+        }
+    }
+
+    /// Returns the errors, each with the name of its variable.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("TIMEOUT", "0s")]);
+    /// let error = settings.duration("TIMEOUT", "5s").unwrap_err();
+    /// assert_eq!(error.errors(), ["TIMEOUT: must be more than 0"]);
+    /// ```
+    #[must_use]
+    pub fn errors(&self) -> &[String] {
+        &self.errors
+    }
+}
+
+impl fmt::Debug for Variables {
+    /// Leaves out the values, because they may be credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Variables")
+            .field("errors", &self.errors)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Variables {
+    /// Takes variables from the process's environment. Bytes that are not UTF-8 are replaced.
+    #[must_use]
+    pub const fn from_env() -> Self {
+        Self {
+            set: None,
+            defaults: BTreeMap::new(),
+            fixed: BTreeMap::new(),
+            read: BTreeSet::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// Takes only these variables, for tests.
+    #[must_use]
+    pub fn from_vars<N: Into<String>, V: Into<String>>(
+        variables: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        let pairs = variables.into_iter();
+        let set = pairs.map(|(name, value)| (name.into(), value.into()));
+        Self {
+            set: Some(set.collect()),
+            ..Self::from_env()
+        }
+    }
+
+    /// Sets the default of a variable. A later default for the same variable replaces it.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("A", "set")]);
+    /// settings.set_default("A", "default");
+    /// settings.set_default("B", "default");
+    /// assert_eq!(settings.optional("A", "", str::parse), Ok("set".to_owned()));
+    /// assert_eq!(settings.optional("B", "", str::parse), Ok("default".to_owned()));
+    /// ```
+    pub fn set_default(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        self.defaults.insert(name.into(), value.into());
+    }
+
+    /// Fixes the value of a variable in code. A different value in the environment is then an error.
+    ///
+    /// Use it for key, fingerprint, envelope and encoding, which belong to the message format: with a
+    /// different value, every message in the queue would be a new operation. If the code fixes them, they
+    /// change only together with the handler.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("IDEMPOTENCY_KEY", "message-id")]);
+    /// settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
+    /// assert_eq!(
+    ///     settings.errors(),
+    ///     ["IDEMPOTENCY_KEY: the code of the function fixes it as `body:/orderId`; remove the variable"]
+    /// );
+    /// ```
+    pub fn fix(&mut self, name: impl Into<String>, value: impl Into<String>) {
+        let (name, value) = (name.into(), value.into());
+        if self.set_value(&name).is_some_and(|set| set != value) {
+            self.error(format!(
+                "{name}: the code of the function fixes it as `{value}`; remove the variable"
+            ));
+        }
+        self.fixed.insert(name, value);
+    }
+
+    /// Reads a variable that must be set. The error contains `meaning`.
+    ///
+    /// # Errors
+    ///
+    /// If the variable is not set, or `parse` rejects it. The error stays in the list, so read all variables
+    /// before the first `?` to report all problems at once. The error does not contain the value, unless
+    /// `parse` puts it there.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("PORT", "x"), ("HOST", "")]);
+    /// let port = settings.required("PORT", "port of the printer", str::parse::<u16>);
+    /// assert_eq!(port.unwrap_err().errors(), ["PORT: invalid digit found in string"]);
+    /// let host = settings.required("HOST", "host of the printer", str::parse::<String>);
+    /// assert_eq!(host.unwrap_err().errors(), ["HOST is not set (host of the printer)"]);
+    /// ```
+    pub fn required<T, E: fmt::Display>(
+        &mut self,
+        name: &str,
+        meaning: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        match self.value(name) {
+            Some(value) => self.parse(name, &value, parse),
+            None => Err(self.error(format!("{name} is not set ({meaning})"))),
+        }
+    }
+
+    /// Reads a variable that may be missing.
+    ///
+    /// # Errors
+    ///
+    /// If `parse` rejects the value. The error stays in the list, as with
+    /// [`required`](Self::required).
+    pub fn optional<T, E: fmt::Display>(
+        &mut self,
+        name: &str,
+        default: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        let value = self.value(name).unwrap_or_else(|| default.to_owned());
+        self.parse(name, &value, parse)
+    }
+
+    /// Reads a setting of the [`table`], which has its default.
+    ///
+    /// # Errors
+    ///
+    /// If `parse` rejects the value. The error stays in the list, as with
+    /// [`required`](Self::required).
+    pub fn setting<T, E: fmt::Display>(
+        &mut self,
+        setting: &Setting,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        self.optional(setting.name, setting.default, parse)
+    }
+
+    /// Reads a duration of more than 0.
+    ///
+    /// # Errors
+    ///
+    /// If the value is not such a duration. The error stays in the list, as with
+    /// [`required`](Self::required).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("TIMEOUT", "1m 30s")]);
+    /// assert_eq!(settings.duration("TIMEOUT", "5s"), Ok(Duration::from_secs(90)));
+    /// assert_eq!(settings.duration("PAUSE", "5s"), Ok(Duration::from_secs(5)));
+    /// ```
+    pub fn duration(&mut self, name: &str, default: &str) -> Result<Duration, SettingsError> {
+        self.optional(name, default, parse::positive)
+    }
+
+    /// Reads a variable as text. `None` if it is not set and has no default.
+    ///
+    /// An empty variable is treated as if it were not set, because a template passes an empty parameter as
+    /// one.
+    pub fn value(&mut self, name: &str) -> Option<String> {
+        self.read.insert(name.to_owned());
+        self.fixed
+            .get(name)
+            .cloned()
+            .or_else(|| self.set_value(name))
+            .or_else(|| self.defaults.get(name).cloned())
+    }
+
+    /// Returns the value in the environment, unless it is empty.
+    fn set_value(&self, name: &str) -> Option<String> {
+        let set = match &self.set {
+            Some(variables) => variables.get(name).cloned(),
+            None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+        };
+        set.filter(|value| !value.is_empty())
+    }
+
+    /// Returns `base`, or the result of `change` if the variable is set.
+    ///
+    /// # Errors
+    ///
+    /// If `change` rejects the value, as with [`required`](Self::required).
+    pub fn changed<T>(
+        &mut self,
+        name: &str,
+        base: T,
+        change: impl FnOnce(T, &str) -> Result<T, String>,
+    ) -> Result<T, SettingsError> {
+        match self.value(name) {
+            Some(value) => self.parse(name, &value, |text| change(base, text)),
+            None => Ok(base),
+        }
+    }
+
+    fn parse<T, E: fmt::Display>(
+        &mut self,
+        name: &str,
+        value: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        parse(value).map_err(|problem| self.error(format!("{name}: {problem}")))
+    }
+
+    /// Returns whether a variable was read, whether or not it was set.
+    #[must_use]
+    pub fn was_read(&self, name: &str) -> bool {
+        self.read.contains(name)
+    }
+
+    /// Adds an error to the list and returns it. The error should name its variable.
+    pub fn error(&mut self, error: String) -> SettingsError {
+        self.errors.push(error.clone());
+        SettingsError::new(error)
+    }
+
+    /// Returns the errors so far.
+    #[must_use]
+    pub fn errors(&self) -> &[String] {
+        &self.errors
+    }
+
+    /// Returns `read`, but with all errors in place of the first one.
+    ///
+    /// # Errors
+    ///
+    /// Every error so far, if there is one.
+    pub fn checked<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
+        if self.errors.is_empty() {
+            read
+        } else {
+            Err(SettingsError {
+                errors: self.errors.clone(),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_has_no_values() {
+        let variables = Variables::from_vars([("A", "SECRET")]);
+        assert!(!format!("{variables:?}").contains("SECRET"));
+    }
+}

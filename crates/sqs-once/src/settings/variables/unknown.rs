@@ -1,0 +1,93 @@
+//! Finds variables that look like settings but that no setting reads, such as misspelt names.
+
+use std::env;
+
+use super::{
+    Variables,
+    table::{Reader, SETTINGS},
+};
+
+const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
+
+/// A variable that looks like a setting and has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnknownVariable {
+    /// Its name.
+    pub name: String,
+    /// The setting with the nearest name.
+    pub nearest: Option<String>,
+}
+
+impl Variables {
+    /// Returns the variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that were not read.
+    /// Settings of the other modes are not among them.
+    ///
+    /// ```
+    /// use crate::settings::variables::Variables;
+    ///
+    /// let variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10")]);
+    /// let [misspelt] = &variables.unknown()[..] else { panic!() };
+    /// assert_eq!(misspelt.nearest.as_deref(), Some("CONSUMER_CONCURRENCY"));
+    /// ```
+    #[must_use]
+    pub fn unknown(&self) -> Vec<UnknownVariable> {
+        let of_consumers = SETTINGS
+            .iter()
+            .filter(|setting| setting.reader == Reader::Consumer)
+            .map(|setting| setting.name);
+        let known = || {
+            of_consumers
+                .clone()
+                .chain(self.read.iter().map(|name| &**name))
+        };
+        let mut names = self.names();
+        names.retain(|name| suffix(name).is_some() && known().all(|known| known != name));
+        let hints = names.into_iter().map(|name| {
+            let near = known().filter_map(|known| Some((distance_between(&name, known)?, known)));
+            let nearest = near.min().map(|(_, known)| known.to_owned());
+            UnknownVariable { name, nearest }
+        });
+        hints.collect()
+    }
+
+    /// Returns the names of the variables that are set.
+    fn names(&self) -> Vec<String> {
+        match &self.set {
+            Some(variables) => {
+                let set = variables.iter().filter(|(_, value)| !value.is_empty());
+                set.map(|(name, _)| name.clone()).collect()
+            }
+            None => {
+                let set = env::vars_os().filter(|(_, value)| !value.is_empty());
+                set.map(|(name, _)| name.to_string_lossy().into_owned())
+                    .collect()
+            }
+        }
+    }
+}
+
+/// Returns the name without its prefix.
+fn suffix(name: &str) -> Option<&str> {
+    PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
+}
+
+/// Returns the edit distance of two names without their prefixes. `None` if more than a third of the
+/// characters differ.
+fn distance_between(name: &str, known: &str) -> Option<usize> {
+    let (name, known) = (suffix(name)?, suffix(known)?);
+    let distance = strsim::levenshtein(name, known);
+    (distance <= (known.len() / 3).max(1)).then_some(distance)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_variables_and_other_prefixes_are_known() {
+        let mut variables = Variables::from_vars([("CONSUMER_A", "1"), ("PAYMENT_B", "1")]);
+        assert_eq!(variables.value("CONSUMER_A").as_deref(), Some("1"));
+        assert_eq!(variables.unknown(), []);
+    }
+}

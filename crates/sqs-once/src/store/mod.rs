@@ -1,0 +1,301 @@
+//! Storage of records: the [`Store`] trait and its implementations.
+//!
+//! A store makes single conditional writes and returns their responses. The functions in
+//! [`crate::protocol::decision`] interpret them. So a store needs only two methods and no rules. The suite in
+//! [`crate::store::conformance`] checks its conditions.
+
+pub mod admin;
+#[cfg(feature = "testing")]
+pub mod conformance;
+mod context;
+mod memory;
+mod results;
+
+use std::error::Error;
+
+// The stores of other modules, where users look for them.
+pub use crate::dynamo::store::{Batched, DynamoStore, Field, Layout};
+#[cfg(feature = "s3")]
+pub use crate::s3_results::S3Results;
+pub use crate::settings::any_store::AnyStore;
+pub use admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
+pub use context::RequestContext;
+pub use memory::MemoryStore;
+pub use results::{ResultStore, Results};
+
+use crate::protocol::{
+    ClaimRequest, FencingToken, Key, Record, RequestErrorKind, Settlement, Timestamp,
+};
+
+/// A table of [`Record`]s with conditional writes.
+///
+/// Both writes are atomic: no other write comes between the condition check and the write. A store does not
+/// repeat a write. The caller does that, as long as the kind of error and the time allow it.
+///
+/// ```
+/// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
+/// use sqs_once::store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let (store, context) = (MemoryStore::default(), RequestContext::default());
+/// let now = Timestamp::now();
+/// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+/// let lease_until = now + std::time::Duration::from_secs(30);
+/// let expires_at = now.as_secs() + 3600;
+/// let request = ClaimRequest::new(key, Owner::fresh(), "m-1", now, lease_until, expires_at);
+/// assert_eq!(store.claim(&request, &context).await?, ClaimResponse::Applied { replaced: None });
+/// assert_eq!(store.claim(&request, &context).await?, ClaimResponse::ConditionFailed(request.record(None)));
+/// let end = Settlement::Release { last_end: None };
+/// let ended = store.settle(&request.fence(), &end, now, &context).await?;
+/// assert_eq!(ended, SettleResponse::Applied);
+/// # Ok(()) }
+/// ```
+pub trait Store: Send + Sync + 'static {
+    /// Writes [`ClaimRequest::record`] if [`may_claim`](crate::protocol::decision::may_claim)
+    /// returns true.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]. The claim may have been applied nevertheless: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
+    fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> impl Future<Output = Result<ClaimResponse, StoreError>> + Send;
+
+    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) returns true.
+    ///
+    /// `now` becomes the record's `updated_at`.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`]. The settlement may have been applied nevertheless: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
+    fn settle(
+        &self,
+        fence: &FencingToken,
+        settlement: &Settlement,
+        now: Timestamp,
+        context: &RequestContext,
+    ) -> impl Future<Output = Result<SettleResponse, StoreError>> + Send;
+}
+
+/// The response to a claim. A conditional write is either applied, or its condition failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a claim whose condition failed must not run"]
+pub enum ClaimResponse {
+    /// The claim succeeded.
+    Applied {
+        /// The record before the claim. `None` if no record existed, or only an expired one.
+        replaced: Option<Record>,
+    },
+    /// The condition of the claim failed on this record.
+    ConditionFailed(Record),
+}
+
+/// The response to a settlement.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one answer lives at a time, and is taken apart at once"
+)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a settlement whose condition failed is not recorded"]
+pub enum SettleResponse {
+    /// The settlement succeeded.
+    Applied,
+    /// The condition of the settlement failed on this record, or because there is no record (`None`).
+    ConditionFailed(Option<Record>),
+}
+
+/// Why a request to a store failed.
+///
+/// ```
+/// use sqs_once::store::StoreError;
+///
+/// let error = StoreError::OutOfTime { action: "claim", key: "payments#order-1".into() };
+/// assert_eq!(error.to_string(), "could not claim key `payments#order-1`: no answer before the deadline");
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The item would be too large, so the request was not sent.
+    #[error(
+        "the record of key `{key}` would have {bytes} bytes; the limit is {limit}: shorten the result, the error or the message id"
+    )]
+    ItemTooLarge {
+        /// Key of the record.
+        key: String,
+        /// Size in bytes.
+        bytes: usize,
+        /// Limit in bytes.
+        limit: usize,
+    },
+    /// The store is unreachable, or it throttled or rejected the request.
+    #[error("could not {action} key `{key}` in {store}: {reason}")]
+    Unavailable {
+        /// Kind of failure: whether the request was applied, and whether a repetition may help.
+        #[doc(hidden)]
+        kind: RequestErrorKind,
+        /// The request, as a verb.
+        action: &'static str,
+        /// Key of the record.
+        key: String,
+        /// Name of the store, with the table.
+        store: String,
+        /// Reason, and what to do.
+        reason: String,
+        /// The SDK's error.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The table rejected the write, or contention lasted until the deadline.
+    #[error("could not {action} key `{key}`: {reason}")]
+    Rejected {
+        /// The request, as a verb.
+        action: &'static str,
+        /// Key of the record.
+        key: String,
+        /// Reason of the failure.
+        reason: String,
+    },
+    /// No response arrived before the deadline.
+    #[error("could not {action} key `{key}`: no answer before the deadline")]
+    OutOfTime {
+        /// The request, as a verb.
+        action: &'static str,
+        /// Key of the record.
+        key: String,
+    },
+    /// The item under this key is not a valid record.
+    #[error(
+        "the record of key `{key}` in {store} is invalid: {reason}; another program may have written it: correct or delete the record"
+    )]
+    Unreadable {
+        /// Key of the record.
+        key: String,
+        /// Name of the store, with the table.
+        store: String,
+        /// Reason, with the attribute's name.
+        reason: String,
+    },
+}
+
+impl StoreError {
+    /// Creates the error of a request that got no response, or one that cannot be read. The request may have
+    /// been applied.
+    ///
+    /// `action` is a verb for the request, `store` is a name of the store for people, and `reason` must not
+    /// contain payload.
+    ///
+    /// ```
+    /// use sqs_once::protocol::{Key, Namespace};
+    /// use sqs_once::store::StoreError;
+    ///
+    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// let error = StoreError::unanswered("claim", &key, "table `records`", "connection reset");
+    /// assert!(error.may_have_been_applied());
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "could not claim key `payments#order-1` in table `records`: connection reset",
+    /// );
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn unanswered(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(RequestErrorKind::Unanswered, action, key, store, reason)
+    }
+
+    /// Creates the error of a request that was throttled or collided with a different write. It was not
+    /// applied, and may succeed when it is repeated. The arguments are those of
+    /// [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn contended(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(RequestErrorKind::Contended, action, key, store, reason)
+    }
+
+    /// Creates the error of a request that was denied, or whose table does not exist. It was not applied, and
+    /// a repetition can succeed once that is corrected. The arguments are those of
+    /// [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn denied(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(RequestErrorKind::Denied, action, key, store, reason)
+    }
+
+    /// Creates the error of a request that is not valid. It was not applied, and a repetition would fail
+    /// again. The arguments are those of [`unanswered`](Self::unanswered).
+    #[must_use]
+    pub fn invalid(
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::unavailable(RequestErrorKind::Invalid, action, key, store, reason)
+    }
+
+    /// Creates the error of a request that the store did not process.
+    #[must_use]
+    pub fn unavailable(
+        kind: RequestErrorKind,
+        action: &'static str,
+        key: &Key,
+        store: impl Into<String>,
+        reason: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        let source = reason.into();
+        Self::Unavailable {
+            kind,
+            action,
+            key: key.to_string(),
+            store: store.into(),
+            reason: source.to_string(),
+            source,
+        }
+    }
+
+    /// Returns whether the store may have applied the failed request.
+    #[must_use]
+    pub const fn may_have_been_applied(&self) -> bool {
+        matches!(self, Self::Unreadable { .. }) || self.is_unanswered()
+    }
+
+    /// Returns whether the store did not respond.
+    pub(crate) const fn is_unanswered(&self) -> bool {
+        match self {
+            Self::ItemTooLarge { .. } | Self::Rejected { .. } | Self::Unreadable { .. } => false,
+            Self::Unavailable { kind, .. } => matches!(kind, RequestErrorKind::Unanswered),
+            Self::OutOfTime { .. } => true,
+        }
+    }
+
+    /// Returns whether the request met contention: DynamoDB throttled it, or a different write to the same
+    /// item was in progress.
+    #[must_use]
+    pub const fn is_contended(&self) -> bool {
+        matches!(self.kind(), Some(RequestErrorKind::Contended))
+    }
+
+    /// Returns the kind of a failed request. `None` if no repetition can help.
+    pub(crate) const fn kind(&self) -> Option<RequestErrorKind> {
+        match self {
+            Self::Unavailable { kind, .. } => Some(*kind),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! [`DryRun`]: a mode that records writes and sends nothing.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use serde::Serialize;
+
+use crate::modes::mode::sealed::Sealed;
+use crate::{
+    Attempt, Failure, Handler, Mode, Operation, Outcome,
+    protocol::{Namespace, Timestamp},
+    sqs::read_message,
+};
+use crate::{
+    dynamo::item::Item,
+    testing::planned::Planned,
+    testing::plans::{PlannedWrite, Plans},
+};
+
+use crate::testing::{Message, deadline};
+
+/// Runs handlers in memory, whether they return an output, a [`Done`](sqs_once::Done) or a
+/// [`Change`](sqs_once::Change).
+///
+/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It
+/// records the writes of a `Done` and the item of a `Change` and sends them nowhere. It does not evaluate
+/// conditions: they are met, unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions
+/// themselves, you need DynamoDB Local or a similar emulator.
+///
+/// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](sqs_once::Consumer) takes it.
+///
+/// ```
+/// use sqs_once::testing::{DryRun, Message};
+/// use sqs_once::{Attempt, Failure, Outcome, handler_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let charge = handler_fn(async |cents: u64, _: Attempt| match cents {
+///     0 => Err(Failure::permanent("nothing to charge")),
+///     _ => Ok(cents),
+/// });
+/// let dry_run = DryRun::new();
+/// assert!(dry_run.run(&charge, Message::new("m-1", &1250)).await.is_success());
+/// let again = dry_run.run(&charge, Message::new("m-1", &1250)).await;
+/// assert!(matches!(again, Outcome::Duplicate(_)));
+/// let declined = dry_run.run(&charge, Message::new("m-2", &0)).await;
+/// assert!(matches!(declined, Outcome::PermanentFailure(why) if why == "nothing to charge"));
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct DryRun {
+    plans: Plans,
+    /// True if the next message finds an open attempt.
+    interrupted: Arc<AtomicBool>,
+}
+
+impl DryRun {
+    /// Creates a dry run without records, items and writes.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Runs `handler` for `message`, as a [`Consumer`](sqs_once::Consumer) does in the namespace `test` with
+    /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](Handler::on_duplicate).
+    ///
+    /// If the body does not have the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
+    /// panics, it is [`Outcome::Panicked`].
+    pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
+    where
+        Self: Mode<H::Output>,
+    {
+        let namespace = match Namespace::new("test") {
+            Ok(namespace) => namespace,
+            Err(error) => return Outcome::Invalid(error.to_string()),
+        };
+        match read_message(message.into_record(), &namespace, deadline()) {
+            Ok((mut operation, body)) => {
+                operation.quarantine = handler.quarantine();
+                if self.interrupted.swap(false, Relaxed) {
+                    self.plans.interrupt(&operation).await;
+                }
+                Mode::run(self, operation, |attempt| handler.handle(body, attempt)).await
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
+    /// crashed. This replaces the record that the operation has. So the handler sees a [prior attempt](Attempt::prior), and a handler with a
+    /// [look-up](sqs_once::Reconcile) looks up.
+    ///
+    /// ```
+    /// use sqs_once::testing::{DryRun, Message};
+    /// use sqs_once::{Attempt, Failure, LookUp, Outcome, handler_fn};
+    ///
+    /// async fn send(_: String, _: Attempt) -> Result<&'static str, Failure> {
+    ///     Ok("sent")
+    /// }
+    /// async fn sent(mail: &String, _: &Attempt) -> Result<LookUp<&'static str>, Failure> {
+    ///     Ok(if mail == "to Ada" { LookUp::Found("sent before") } else { LookUp::NotFound })
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let mailer = handler_fn(send).reconcile(sent);
+    /// let dry_run = DryRun::new();
+    /// dry_run.interrupted();
+    /// let outcome = dry_run.run(&mailer, Message::new("m-1", &"to Ada")).await;
+    /// assert!(matches!(outcome, Outcome::Reconciled(_)));
+    /// # }
+    /// ```
+    pub fn interrupted(&self) {
+        self.interrupted.store(true, Relaxed);
+    }
+
+    /// Returns the writes that would have been made so far, in their order: those of each
+    /// [`Done`](sqs_once::Done), with a put to the table `outbox` for the published events of each group, and
+    /// one for each [`Change`](sqs_once::Change), without the attributes in which an item remembers its keys.
+    #[must_use]
+    pub fn writes(&self) -> Vec<PlannedWrite> {
+        self.plans.writes()
+    }
+
+    /// Makes the condition fail of the next write with this label, or to this table if the write has no
+    /// label. Nothing of that transaction is written. A second call makes one more condition fail.
+    ///
+    /// ```
+    /// use sqs_once::testing::{DryRun, Message};
+    /// use sqs_once::{Attempt, Change, Failure, Outcome, Write, handler_fn};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let register = handler_fn(async |email: String, _: Attempt| {
+    ///     let put = Write::put("users", serde_json::json!({ "email": email })).label("user");
+    ///     let taken = |_: &sqs_once::ConditionFailed| Err(Failure::permanent("the address is taken"));
+    ///     Ok(Change::create((), "email", put).on_condition_failed(taken))
+    /// });
+    /// let dry_run = DryRun::new();
+    /// dry_run.fail_condition("user");
+    /// let outcome = dry_run.run(&register, Message::new("m-1", &"ada@example.com")).await;
+    /// assert!(matches!(outcome, Outcome::PermanentFailure(why) if why == "the address is taken"));
+    /// assert!(dry_run.writes().is_empty());
+    /// # }
+    /// ```
+    pub fn fail_condition(&self, name: impl Into<String>) {
+        self.plans.fail_condition(name.into(), None);
+    }
+
+    /// Does the same, and the handler finds `item` in [`FailedWrite::item`](sqs_once::FailedWrite::item).
+    ///
+    /// # Panics
+    ///
+    /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
+    pub fn fail_condition_with(&self, name: impl Into<String>, item: impl Serialize) {
+        self.plans.fail_condition(name.into(), Some(to_item(item)));
+    }
+
+    /// Puts an item into a table, for [`Change::modify`](sqs_once::Change::modify) to read. A planned write
+    /// does not change it.
+    ///
+    /// # Panics
+    ///
+    /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
+    ///
+    /// ```
+    /// use serde_json::{Value, json};
+    /// use sqs_once::testing::{DryRun, Message, output};
+    /// use sqs_once::{Attempt, Change, Failure, handler_fn};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let debit = handler_fn(async |cents: u64, _: Attempt| {
+    ///     let key = json!({ "id": "a-1" });
+    ///     Ok(Change::modify("accounts", key, move |account: Option<Value>| {
+    ///         let balance = account.and_then(|account| account["balance"].as_u64());
+    ///         let left = balance.and_then(|balance| balance.checked_sub(cents));
+    ///         let left = left.ok_or_else(|| Failure::permanent("the balance is too low"))?;
+    ///         Ok((json!({ "balance": left }), left))
+    ///     }))
+    /// });
+    /// let dry_run = DryRun::new();
+    /// dry_run.item("accounts", json!({ "id": "a-1", "balance": 100 }));
+    /// let outcome = dry_run.run(&debit, Message::new("m-1", &30)).await;
+    /// assert_eq!(output::<u64>(&outcome), Some(70));
+    /// let put: Value = dry_run.writes()[0].put_item().unwrap();
+    /// assert_eq!(put, json!({ "id": "a-1", "balance": 70 }));
+    /// # }
+    /// ```
+    pub fn item(&self, table: impl Into<String>, item: impl Serialize) {
+        self.plans.keep(table.into(), to_item(item));
+    }
+}
+
+fn to_item(item: impl Serialize) -> Item {
+    match serde_dynamo::to_item(item) {
+        Ok(item) => item,
+        Err(error) => panic!("not an item: {error}"),
+    }
+}
+
+impl Sealed for DryRun {}
+
+#[diagnostic::do_not_recommend]
+impl<A: Planned> Mode<A> for DryRun {
+    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
+    where
+        W: FnOnce(Attempt) -> F + Send,
+        F: Future<Output = Result<A, Failure>> + Send,
+    {
+        A::run(&self.plans, operation, work)
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    fn records_failures(&self) -> bool {
+        A::RECORDS_FAILURES
+    }
+}

@@ -1,0 +1,232 @@
+//! [`Plans`]: records the writes that handlers plan, and does not send them.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    modes::Operation,
+    protocol::{
+        ClaimRequest, FencingToken, Key, Owner, Settlement, Timestamp,
+        decision::{may_claim, may_settle},
+    },
+    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
+};
+
+use crate::{
+    dynamo::condition_failed::{ConditionFailed, FailedWrite},
+    dynamo::item::Item,
+    dynamo::transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+    dynamo::write::{Write, table},
+};
+
+/// A write that a handler planned, and that would have been sent.
+///
+/// `DryRun::writes` returns these.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct PlannedWrite {
+    /// The label of the [`Write`].
+    pub label: Option<String>,
+    /// The table.
+    pub table: String,
+    /// The write as the SDK's type: a put, update, delete or condition check.
+    pub action: TransactWriteItem,
+}
+
+impl PlannedWrite {
+    /// Returns the item of a put as a `T`. `None` if the write is not a put, or the item is not a `T`.
+    ///
+    /// ```
+    /// use sqs_once::testing::{DryRun, Message};
+    /// use sqs_once::{Attempt, Done, Failure, Write, handler_fn};
+    ///
+    /// async fn register(user: String, _: Attempt) -> Result<Done<()>, Failure> {
+    ///     Ok(Done::new(()).with(Write::put("users", serde_json::json!({ "id": user }))))
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let dry_run = DryRun::new();
+    /// dry_run.run(&handler_fn(register), Message::new("m-1", &"ada")).await;
+    /// let item: serde_json::Value = dry_run.writes()[0].put_item().unwrap();
+    /// assert_eq!(item["id"], "ada");
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn put_item<T: DeserializeOwned>(&self) -> Option<T> {
+        let item = self.action.put()?.item().clone();
+        serde_dynamo::from_item(item).ok()
+    }
+}
+
+/// The writes that were planned, and the conditions that should fail.
+#[derive(Clone, Debug, Default)]
+pub struct Plans {
+    records: MemoryStore,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    writes: Vec<PlannedWrite>,
+    failing: VecDeque<(String, Option<Item>)>,
+    items: HashMap<String, Vec<Item>>,
+    /// Operations whose change was made.
+    changed: HashSet<Key>,
+}
+
+impl Plans {
+    /// Returns the writes so far.
+    #[must_use]
+    pub fn writes(&self) -> Vec<PlannedWrite> {
+        self.state().writes.clone()
+    }
+
+    /// Makes the condition fail of the next write that has `name` as its label, or as its table if it has no
+    /// label.
+    pub fn fail_condition(&self, name: String, item: Option<Item>) {
+        self.state().failing.push_back((name, item));
+    }
+
+    /// Replaces the record by that of a worker that claimed the operation long ago and crashed.
+    pub async fn interrupt(&self, operation: &Operation) {
+        const HOUR: u64 = 3600;
+        let now = Timestamp::now();
+        let quarantine = operation.quarantine.unwrap_or_default().as_millis();
+        let quarantine = u64::try_from(quarantine).unwrap_or(u64::MAX);
+        let before = quarantine.saturating_add(HOUR * 1000);
+        let at = Timestamp::from_millis(now.as_millis().saturating_sub(before));
+        let mut claim = ClaimRequest::new(
+            operation.key.clone(),
+            Owner::fresh(),
+            operation.delivery.message_id(),
+            at,
+            at,
+            now.as_secs() + HOUR,
+        );
+        claim.fingerprint.clone_from(&operation.fingerprint);
+        self.records.remove(&operation.key);
+        // A store in memory never fails.
+        let _applied = self.records.claim(&claim, &RequestContext::default()).await;
+    }
+
+    /// Stores an item that changes may read.
+    pub fn keep(&self, table: String, item: Item) {
+        self.state().items.entry(table).or_default().push(item);
+    }
+
+    /// Returns the most recently written item with these attributes.
+    pub(crate) fn item(&self, table: &str, key: &Item) -> Option<Item> {
+        let state = self.state();
+        let mut items = state.items.get(table)?.iter().rev();
+        let has = |item: &&Item| {
+            key.iter()
+                .all(|(name, value)| item.get(name) == Some(value))
+        };
+        items.find(has).cloned()
+    }
+
+    /// Records the writes, unless the condition of one of them should fail.
+    pub(crate) fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), ConditionFailed> {
+        let mut state = self.state();
+        let mut failed = Vec::new();
+        for (index, write) in writes.iter().enumerate() {
+            let table = table(&write.action);
+            let name = write.label.as_deref().unwrap_or(table);
+            let place = (state.failing.iter()).position(|(failed, _)| failed == name);
+            if let Some((_, item)) = place.and_then(|place| state.failing.remove(place)) {
+                failed.push(FailedWrite {
+                    index,
+                    label: write.label.clone(),
+                    table: table.to_owned(),
+                    item,
+                });
+            }
+        }
+        if !failed.is_empty() {
+            return Err(ConditionFailed::new(failed));
+        }
+        state.writes.extend(writes.iter().map(|write| PlannedWrite {
+            label: write.label.as_deref().map(str::to_owned),
+            table: table(&write.action).to_owned(),
+            action: write.action.clone(),
+        }));
+        Ok(())
+    }
+
+    pub(crate) fn is_changed(&self, key: &Key) -> bool {
+        self.state().changed.contains(key)
+    }
+
+    pub(crate) fn note_changed(&self, key: Key) {
+        self.state().changed.insert(key);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for Plans {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimResponse, StoreError> {
+        self.records.claim(request, context).await
+    }
+
+    async fn settle(
+        &self,
+        fence: &FencingToken,
+        settlement: &Settlement,
+        now: Timestamp,
+        context: &RequestContext,
+    ) -> Result<SettleResponse, StoreError> {
+        self.records.settle(fence, settlement, now, context).await
+    }
+}
+
+impl TransactionalStore for Plans {
+    /// The record's condition comes first, then those of the writes.
+    async fn commit(
+        &self,
+        commit: &Commit,
+        context: &RequestContext,
+    ) -> Result<CommitResponse, StoreError> {
+        let record = self.records.get(commit.record.key());
+        let admitted = match &commit.record {
+            RecordWrite::Settle { fence, .. } => may_settle(record.as_ref(), fence),
+            RecordWrite::Insert { request, .. } => may_claim(record.as_ref(), request),
+        };
+        if !admitted {
+            return Ok(CommitResponse::ConditionFailed(record));
+        }
+        if let Err(failed) = self.write(&commit.writes) {
+            return Ok(CommitResponse::Cancelled(failed));
+        }
+        let (fence, settlement, now) = match &commit.record {
+            RecordWrite::Settle {
+                fence,
+                settlement,
+                now,
+            } => (fence.clone(), settlement, *now),
+            RecordWrite::Insert {
+                request,
+                settlement,
+            } => {
+                let _admitted = self.records.claim(request, context).await?;
+                (request.fence(), settlement, request.now)
+            }
+        };
+        let settled = self.records.settle(&fence, settlement, now, context);
+        Ok(match settled.await? {
+            SettleResponse::Applied => CommitResponse::Applied,
+            SettleResponse::ConditionFailed(record) => CommitResponse::ConditionFailed(record),
+        })
+    }
+}
