@@ -18,7 +18,7 @@ use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
 use serde_json::Value;
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once,
-    protocol::{Key, Namespace, State, Timestamp, key::MAX_KEY_BYTES},
+    protocol::{Key, MAX_KEY_BYTES, Namespace, State, Timestamp},
     store::MemoryStore,
 };
 

@@ -1,9 +1,9 @@
 use std::time::Duration;
 
 use axum::{Router, routing::post};
-use sqs_once::internal::handler::History;
 use sqs_once::{
     Deadline, DeliveryMetadata,
+    internal::History,
     protocol::{Namespace, Timestamp},
 };
 use tokio::{

@@ -300,7 +300,7 @@ async fn concurrent_request_is_a_conflict() {
     let operation = sqs_once::Operation::new(
         Key::new(&Namespace::new("payments-api").unwrap(), parts).unwrap(),
         None,
-        sqs_once::internal::handler::Delivery::new("first"),
+        sqs_once::internal::Delivery::new("first"),
         sqs_once::Deadline::after(
             sqs_once::protocol::Timestamp::now(),
             std::time::Duration::from_secs(30),

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use regex_lite::Regex;
 use serde_json::{Value, json};
-use sqs_once::internal::settings::variables::table::{SETTINGS, Setting};
 use sqs_once::{
     Attempt, Failure, Settings, handler_fn,
+    internal::table::{SETTINGS, Setting},
     sqs::{FingerprintSource, KeySource},
 };
 

@@ -15,7 +15,7 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Outcome,
-    protocol::{Key, Record, State, Timestamp, isolation::CrashWaits},
+    protocol::{CrashWaits, Key, Record, State, Timestamp},
     sqs::FingerprintSource,
     store::{MemoryStore, Store},
 };

@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::internal::handler::{Delivery, History, PriorAttempt};
 use sqs_once::{
-    Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
+    Attempt, Deadline, Failure, Once, Operation, Outcome, PriorAttempt, ResultExt,
+    internal::{Delivery, History},
     protocol::{
         AfterFailure, AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
         Timestamp,

@@ -8,11 +8,11 @@ use std::{
 
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
-use sqs_once::testing::conformance;
 use sqs_once::{
     Deadline, Failure, Once, Outcome,
-    protocol::{ClaimRequest, Owner, Settlement, StoredResult, Timestamp, isolation::CrashWaits},
+    protocol::{ClaimRequest, CrashWaits, Owner, Settlement, StoredResult, Timestamp},
     store::{ClaimResponse, SettleResponse, Store},
+    testing::conformance,
 };
 use sqs_once_postgres::PostgresStore;
 use support::CONTEXT;

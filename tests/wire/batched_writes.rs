@@ -6,12 +6,9 @@ use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
 use futures_util::future::{join, join_all};
 use serde_json::Value;
-use sqs_once::internal::{
-    handler::{Delivery, DeliveryMetadata},
-    meter::Meter,
-};
 use sqs_once::{
-    Deadline, Failure, Once, Operation, Outcome,
+    Deadline, DeliveryMetadata, Failure, Once, Operation, Outcome,
+    internal::{Delivery, Meter},
     protocol::{
         AttemptEnd, ClaimRequest, Fingerprint, Key, Owner, PriorState, ResultPointer, Settlement,
         StoredResult, Timestamp,

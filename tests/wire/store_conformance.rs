@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use sqs_once::testing::conformance;
 use sqs_once::{
     protocol::{ClaimRequest, FencingToken, Key, Namespace, Owner, Settlement, Timestamp},
     store::{
         Batched, ClaimResponse, DynamoStore, Layout, MemoryStore, RequestContext, SettleResponse,
         Store, StoreError,
     },
+    testing::conformance,
 };
 use support::{CONTEXT, dynamo::Table};
 

@@ -1,7 +1,9 @@
 //! [`NextDelivery`]: what a record means for the next delivery of its key.
 
-use sqs_once::internal::store::StoredRecord;
-use sqs_once::protocol::{AfterFailure, Record, State, Timestamp, record::MAX_FAILED_MESSAGES};
+use sqs_once::{
+    internal::StoredRecord,
+    protocol::{AfterFailure, MAX_FAILED_MESSAGES, Record, State, Timestamp},
+};
 
 /// The fate of a message that arrives now, judging by the record under its key. Ignores the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

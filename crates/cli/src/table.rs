@@ -2,9 +2,9 @@
 
 use aws_config::SdkConfig;
 use clap::Args;
-use sqs_once::internal::store::{RecordFilter, RecordPage, StoredRecord};
 use sqs_once::{
     Settings,
+    internal::{RecordFilter, RecordPage, StoredRecord},
     protocol::{AfterFailure, Timestamp},
     store::{DynamoStore, StoreError},
 };

@@ -15,8 +15,7 @@ use crate::{
     stream::{Group, Pending},
     targets::Target,
 };
-use sqs_once::internal::dynamo::explain::is_contended;
-use sqs_once::{Deadline, protocol::Timestamp};
+use sqs_once::{Deadline, internal::is_contended, protocol::Timestamp};
 
 /// Reason for an event whose name has no target.
 const NO_TARGET: &str = "NoTarget";

@@ -12,8 +12,7 @@ use aws_sdk_sqs::{
 };
 
 use crate::targets::Target;
-use sqs_once::internal::dynamo::explain::unanswered;
-use sqs_once::internal::event::Published;
+use sqs_once::internal::{Published, unanswered};
 
 /// Most entries of one call, a limit of all three services.
 pub(crate) const MAX_ENTRIES: usize = 10;

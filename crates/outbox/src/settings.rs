@@ -1,10 +1,11 @@
 //! [`RelaySettings`]: turns environment variables into a relay.
 
 use aws_config::SdkConfig;
-use sqs_once::internal::settings::variables::table::{
-    OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS,
+use sqs_once::{
+    Settings, SettingsError,
+    internal::table::{OUTBOX_DEAD_LETTER_QUEUE_URL, OUTBOX_EVENT_SOURCE, OUTBOX_TARGETS},
+    telemetry::Metrics,
 };
-use sqs_once::{Settings, SettingsError, telemetry::Metrics};
 
 use crate::{Relay, Targets};
 
@@ -34,7 +35,7 @@ impl RelaySettings {
     /// # Errors
     ///
     /// The first variable that is missing or invalid. The others stay in the list, as with
-    /// [`Variables::required`](sqs_once::internal::settings::variables::Variables::required).
+    /// [`Variables::required`](sqs_once::Variables::required).
     pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
         let targets = settings.required(
             TARGETS,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use aws_lambda_events::dynamodb::EventRecord;
 use serde::Deserialize;
 
-use sqs_once::internal::{event::Published, protocol::Timestamp};
+use sqs_once::{internal::Published, protocol::Timestamp};
 
 /// One event to be sent.
 #[derive(Debug)]

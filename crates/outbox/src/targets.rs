@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use sqs_once::internal::{InvalidValue, event::is_name};
+use sqs_once::{InvalidValue, internal::is_name};
 
 /// The name for every event that no other entry names.
 const ANY: &str = "*";

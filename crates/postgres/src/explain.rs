@@ -8,7 +8,7 @@ use sqlx::{
 };
 
 use super::connections::is_setting_missing;
-use sqs_once::internal::protocol::RequestErrorKind;
+use sqs_once::internal::RequestErrorKind;
 
 /// One row of [`STATES`]: what an error of the server means.
 #[derive(Clone, Copy, Debug)]

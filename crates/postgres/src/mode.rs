@@ -4,12 +4,12 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use serde::Serialize;
 use sqlx::{PgPool, postgres::PgConnectOptions};
-use sqs_once::internal::{
-    event::{Published, first_fault},
-    handler::{Attempt, Failure, History, to_output},
-    modes::{Mode, Once, Operation, Outcome, records::Records, work::guard},
+use sqs_once::{
+    Attempt, Failure, Mode, Once, Operation, Outcome,
+    internal::{
+        History, ModeOptions, ModeSettings, Published, Records, first_fault, guard, to_output,
+    },
     protocol::{AfterFailure, Timestamp},
-    settings::variables::{ModeOptions, ModeSettings},
     store::Results,
 };
 use tokio::sync::Mutex;
@@ -196,7 +196,7 @@ impl PostgresMode {
     }
 }
 
-impl sqs_once::internal::modes::mode::sealed::Sealed for PostgresMode {}
+impl sqs_once::internal::Sealed for PostgresMode {}
 
 impl ModeSettings for PostgresMode {
     async fn with_settings(self, options: ModeOptions) -> Self {

@@ -6,7 +6,7 @@
 
 use sqlx::{AssertSqlSafe, Error, PgConnection};
 
-use sqs_once::internal::{event::Published, protocol::Timestamp};
+use sqs_once::{internal::Published, protocol::Timestamp};
 
 /// Locks the groups, and inserts the events in their order.
 ///

@@ -10,10 +10,7 @@ use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::transaction_connection::TransactionConnection;
-use sqs_once::internal::{
-    event::Event,
-    handler::{Attempt, Failure, HandlerOutput},
-};
+use sqs_once::{Attempt, Event, Failure, internal::HandlerOutput};
 
 /// The transaction of an attempt. Only the library commits it, together with the record.
 ///

@@ -17,10 +17,10 @@ mod order;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use sqs_once::internal::settings::variables::parse::positive;
 use sqs_once::{
     Settings, handler_fn,
-    protocol::{Timestamp, isolation::CrashWaits},
+    internal::positive,
+    protocol::{CrashWaits, Timestamp},
 };
 
 /// Difference of this program's clock to the machine's, in milliseconds.

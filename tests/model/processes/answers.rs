@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use sqs_once::{
+    internal::{Standing, failed_settlement, may_settle},
     protocol::{
         FailedClaim, FailedSettlement, FencingToken, PreviousRecord, PriorState, Rejection,
         Settlement, State as Status,
-        decision::{failed_settlement, may_settle},
-        isolation::Standing,
     },
     store::{ClaimResponse, SettleResponse},
 };

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use sqs_once::protocol::circuit::{
-    Change, Circuit, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
+use sqs_once::{
+    Change,
+    internal::{Circuit, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open},
 };
 
 use crate::processes::{

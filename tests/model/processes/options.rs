@@ -1,6 +1,9 @@
 //! Which [`Action`]s are possible in a state.
 
-use sqs_once::protocol::{State as Status, Timestamp, isolation::Waiting};
+use sqs_once::{
+    internal::Waiting,
+    protocol::{State as Status, Timestamp},
+};
 
 use crate::processes::{
     action::{Action, HandlerAnswer, LookUp, Lot},

@@ -2,14 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqs_once::protocol::{
-    ClaimRequest, FailedClaim, FencingToken, PriorState, Record, Rejection, Settlement, State,
-    Timestamp,
-    circuit::{Change, Circuit, HandlerEnd},
-    decision::{failed_claim, may_claim, may_settle, settled_at},
-    isolation::{
-        CrashWaits, Standing, Waiting, has_last_look_up, lease_alone, may_start_beside,
-        next_suspect, standing,
+use sqs_once::{
+    Change,
+    internal::{
+        Circuit, HandlerEnd, Standing, Waiting, failed_claim, has_last_look_up, lease_alone,
+        may_claim, may_settle, may_start_beside, next_suspect, settled_at, standing,
+    },
+    protocol::{
+        ClaimRequest, CrashWaits, FailedClaim, FencingToken, PriorState, Record, Rejection,
+        Settlement, State, Timestamp,
     },
 };
 

@@ -3,9 +3,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sqs_once::protocol::{
-    ClaimRequest, FencingToken, Key, Namespace, Owner, PriorState, Record, Settlement,
-    State as Status, Timestamp, circuit::Circuit,
+use sqs_once::{
+    internal::Circuit,
+    protocol::{
+        ClaimRequest, FencingToken, Key, Namespace, Owner, PriorState, Record, Settlement,
+        State as Status, Timestamp,
+    },
 };
 
 use crate::processes::{promises::Promise, world::World};

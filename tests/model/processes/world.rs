@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::AtomicUsize, time::Duration};
 
-use sqs_once::protocol::{PriorState, isolation::CrashWaits};
+use sqs_once::protocol::{CrashWaits, PriorState};
 
 use crate::processes::{
     flaw::Flaw,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Once, handler_fn,
-    protocol::{Fingerprint, Key, Namespace, key::MAX_KEY_BYTES},
+    protocol::{Fingerprint, Key, MAX_KEY_BYTES, Namespace},
     store::MemoryStore,
 };
 use support::{

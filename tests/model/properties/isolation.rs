@@ -6,12 +6,13 @@ use proptest::{
     prelude::*,
     test_runner::{TestError, TestRunner},
 };
-use sqs_once::protocol::{
-    AttemptEnd, ClaimRequest, Key, Namespace, Owner, PriorState, Record, Settlement, State,
-    StoredResult, Timestamp,
-    decision::may_claim,
-    isolation::{
-        CrashWaits, Standing, Waiting, lease_alone, may_start_beside, next_suspect, standing,
+use sqs_once::{
+    internal::{
+        Standing, Waiting, lease_alone, may_claim, may_start_beside, next_suspect, standing,
+    },
+    protocol::{
+        AttemptEnd, ClaimRequest, CrashWaits, Key, Namespace, Owner, PriorState, Record,
+        Settlement, State, StoredResult, Timestamp,
     },
 };
 

@@ -7,8 +7,7 @@ use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::Connecto
 use futures_util::future::poll_fn;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sqs_once::internal::handler::Delivery;
-use sqs_once::{Attempt, Change, Failure, ItemMode, Outcome, Write};
+use sqs_once::{Attempt, Change, Failure, ItemMode, Outcome, Write, internal::Delivery};
 
 use crate::schedules::{
     handler::{HandlerEnd, Inside, obey, operation},

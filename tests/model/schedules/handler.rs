@@ -2,8 +2,7 @@
 
 use std::{panic::resume_unwind, time::Duration};
 
-use sqs_once::internal::handler::Delivery;
-use sqs_once::{Attempt, Deadline, Failure, Once, Operation, Outcome};
+use sqs_once::{Attempt, Deadline, Failure, Once, Operation, Outcome, internal::Delivery};
 
 use crate::schedules::{
     clock::{self, since_start},

@@ -2,8 +2,8 @@
 
 use std::{future::poll_fn, task::Poll};
 
-use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse, TransactionalStore};
 use sqs_once::{
+    internal::{Commit, CommitResponse, TransactionalStore},
     protocol::{ClaimRequest, FencingToken, RequestErrorKind, Settlement, Timestamp},
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };

@@ -1,8 +1,7 @@
 //! Handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
-use sqs_once::internal::handler::Delivery;
-use sqs_once::{Attempt, Done, Failure, Inbox, Outcome, Write};
+use sqs_once::{Attempt, Done, Failure, Inbox, Outcome, Write, internal::Delivery};
 
 use crate::schedules::{
     handler::{HandlerEnd, Inside, obey, once, operation},

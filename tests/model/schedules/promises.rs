@@ -21,9 +21,9 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::internal::handler::History;
 use sqs_once::{
     Outcome,
+    internal::History,
     protocol::{Record, State, StoredResult, Timestamp},
 };
 

@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
-use sqs_once::internal::handler::Delivery;
-use sqs_once::{Attempt, Failure, Handler, LookUp, Outcome, Reconcile, Reconciling};
+use sqs_once::{
+    Attempt, Failure, Handler, LookUp, Outcome, Reconcile, Reconciling, internal::Delivery,
+};
 
 use crate::schedules::{
     finds,

@@ -2,10 +2,8 @@
 
 use futures_util::FutureExt as _;
 use sqs_once::{
-    protocol::{
-        ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp,
-        decision::{may_claim, may_settle},
-    },
+    internal::{may_claim, may_settle},
+    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp},
     store::{ClaimResponse, MemoryStore, SettleResponse, Store as _, StoreError},
 };
 

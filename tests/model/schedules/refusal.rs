@@ -8,8 +8,10 @@ use std::sync::OnceLock;
 use aws_smithy_runtime_api::client::http::HttpConnectorFuture;
 use futures_util::FutureExt as _;
 use serde_json::json;
-use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse, TransactionalStore as _};
-use sqs_once::store::DynamoStore;
+use sqs_once::{
+    internal::{Commit, CommitResponse, TransactionalStore as _},
+    store::DynamoStore,
+};
 
 use support::CONTEXT;
 

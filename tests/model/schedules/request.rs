@@ -5,8 +5,8 @@ use std::{
     io,
 };
 
-use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse};
 use sqs_once::{
+    internal::{Commit, CommitResponse},
     protocol::{
         ClaimRequest, FencingToken, Key, Owner, PreviousRecord, Record, RequestErrorKind,
         Settlement, State, Timestamp,

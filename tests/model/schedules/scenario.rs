@@ -6,8 +6,7 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::Outcome;
-use sqs_once::internal::handler::Delivery;
+use sqs_once::{Outcome, internal::Delivery};
 
 use crate::schedules::{
     changer::{self, ChangeKind},

@@ -14,8 +14,7 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::internal::handler::Delivery;
-use sqs_once::{Outcome, protocol::Timestamp};
+use sqs_once::{Outcome, internal::Delivery, protocol::Timestamp};
 
 use crate::schedules::{
     chooser::{Chooser, Visited},

@@ -3,12 +3,9 @@
 //! A transaction changes both or neither. As DynamoDB does, the table remembers a transaction's
 //! token for ten minutes, and does not apply it again.
 
-use sqs_once::internal::dynamo::transactional::{Commit, CommitResponse, RecordWrite};
 use sqs_once::{
-    protocol::{
-        Key, Owner, Record, RequestErrorKind,
-        decision::{may_claim, may_settle},
-    },
+    internal::{Commit, CommitResponse, RecordWrite, may_claim, may_settle},
+    protocol::{Key, Owner, Record, RequestErrorKind},
     store::{ClaimResponse, SettleResponse, StoreError},
 };
 

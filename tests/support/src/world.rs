@@ -11,9 +11,9 @@ use sqlx::{
     AssertSqlSafe, Executor, PgConnection, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
-use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Deadline, Event, Failure, Operation, Outcome,
+    internal::Delivery,
     protocol::{Fingerprint, Key, Namespace, Timestamp},
 };
 use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};

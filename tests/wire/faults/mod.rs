@@ -12,9 +12,9 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream};
-use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Consumer, Deadline, Once, Operation, handler_fn,
+    internal::Delivery,
     protocol::{Key, Timestamp},
     store::{AnyStore, Batched, DynamoStore},
 };

@@ -6,9 +6,9 @@ use std::{
 };
 
 use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
-use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Deadline, Done, Inbox, Once, Operation, Outcome, Write,
+    internal::Delivery,
     protocol::{Key, StoredResult, Timestamp},
     store::{DynamoStore, Results, S3Results},
 };

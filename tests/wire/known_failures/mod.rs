@@ -19,7 +19,7 @@ use aws_lambda_events::sqs::SqsEventObj;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Failure, Handler, Stored, handler_fn,
-    protocol::{Timestamp, record::MAX_RESULT_BYTES},
+    protocol::{MAX_RESULT_BYTES, Timestamp},
 };
 use support::{
     consumer::{process, within},

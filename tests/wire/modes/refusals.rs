@@ -7,9 +7,9 @@ use std::{
 
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
-use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Attempt, Change, Done, Failure, Inbox, Once, Outcome, Write,
+    internal::Delivery,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
 };

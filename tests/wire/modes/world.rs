@@ -6,9 +6,9 @@ use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sqs_once::internal::handler::Delivery;
 use sqs_once::{
     Change, Deadline, Done, Inbox, ItemMode, Once, Operation, Outcome, Write,
+    internal::Delivery,
     protocol::{Fingerprint, Key, Timestamp},
     store::{Batched, DynamoStore, Store},
 };

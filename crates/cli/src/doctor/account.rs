@@ -11,7 +11,7 @@ use aws_sdk_sqs::{
     error::{ProvideErrorMetadata, SdkError},
     types::QueueAttributeName,
 };
-use sqs_once::internal::settings::variables::table::Setting;
+use sqs_once::internal::table::Setting;
 
 use crate::{
     aws::{failed, is_missing},

@@ -7,7 +7,7 @@ use aws_sdk_dynamodb::types::{
 };
 use aws_sdk_sqs::types::QueueAttributeName;
 use serde_json::Value;
-use sqs_once::internal::settings::variables::table::{
+use sqs_once::internal::table::{
     CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_VISIBILITY, IDEMPOTENCY_RETENTION,
 };
 

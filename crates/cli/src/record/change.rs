@@ -2,8 +2,10 @@
 
 use clap::Args;
 use serde_json::json;
-use sqs_once::internal::store::StoredRecord;
-use sqs_once::protocol::{Record, State, Timestamp};
+use sqs_once::{
+    internal::StoredRecord,
+    protocol::{Record, State, Timestamp},
+};
 
 use super::{
     OPEN_TRANSACTION, read,

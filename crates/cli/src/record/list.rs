@@ -2,8 +2,10 @@
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use sqs_once::internal::store::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
-use sqs_once::protocol::Timestamp;
+use sqs_once::{
+    internal::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
+    protocol::Timestamp,
+};
 
 use super::view::{Part, View};
 use crate::{

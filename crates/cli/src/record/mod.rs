@@ -6,7 +6,7 @@ mod show;
 mod view;
 
 use clap::Subcommand;
-use sqs_once::internal::store::StoredRecord;
+use sqs_once::internal::StoredRecord;
 
 use crate::{
     output::{End, Error, Format},

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqs_once::internal::store::StoredRecord;
 use sqs_once::{
+    internal::StoredRecord,
     protocol::{AttemptEnd, Owner, Record, State, StoredResult, Timestamp},
     store::{Results, S3Results},
 };

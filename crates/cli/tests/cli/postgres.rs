@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
-use sqs_once::internal::{
-    handler::Delivery,
-    store::{RecordFilter, RecordStatus},
-};
 use sqs_once::{
     Attempt, Deadline, Failure, Operation, Outcome,
+    internal::{Delivery, RecordFilter, RecordStatus},
     protocol::{
         ClaimRequest, Key, Namespace, Owner, ResultPointer, State, StoredResult, Timestamp,
     },

@@ -1,12 +1,10 @@
 //! The claim of an attempt, in the transaction that it opens.
 
 use sqlx::Error;
-use sqs_once::internal::{
-    modes::Outcome,
-    protocol::{
-        PriorState, Record,
-        decision::{may_claim, rejection},
-    },
+use sqs_once::{
+    Outcome,
+    internal::{PriorState, may_claim, rejection},
+    protocol::Record,
 };
 use tokio::time::{Instant, timeout_at};
 

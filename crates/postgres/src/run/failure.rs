@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use sqs_once::internal::{
-    handler::Failure,
-    modes::{Outcome, work::NoOutput},
-    protocol::{Settlement, decision::rejection},
+use sqs_once::{
+    Failure, Outcome,
+    internal::{NoOutput, rejection},
+    protocol::Settlement,
     store::StoreError,
 };
 use tokio::{sync::Mutex, time::timeout_at};

@@ -4,11 +4,9 @@ mod claim;
 mod failure;
 
 use sqlx::Error;
-use sqs_once::internal::{
-    deadline::Deadline,
-    event::Published,
-    meter::Meter,
-    modes::{Outcome, records::Records},
+use sqs_once::{
+    Deadline, Outcome,
+    internal::{Meter, Published, Records},
     protocol::{ClaimRequest, Key, Settlement, StoredResult},
     store::StoreError,
 };

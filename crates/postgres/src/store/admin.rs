@@ -16,12 +16,10 @@ use crate::{
     explain::is_lock_timeout,
     transaction_connection::{Limits, TransactionConnection},
 };
-use sqs_once::internal::{
+use sqs_once::{
+    internal::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
     protocol::{Key, Record, State, Timestamp},
-    store::{
-        StoreError,
-        admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
-    },
+    store::StoreError,
 };
 
 /// The transaction that wrote a row, as the row's version.

@@ -8,7 +8,7 @@ use sqlx::{
     query::Query,
 };
 
-use sqs_once::internal::protocol::{
+use sqs_once::protocol::{
     AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
 };
 

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, time::Duration};
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use tokio::time::Instant;
 
-use sqs_once::internal::deadline::Deadline;
+use sqs_once::Deadline;
 
 /// How long after the deadline the server ends the transaction of a frozen worker.
 const MARGIN: Duration = Duration::from_secs(1);
