@@ -23,7 +23,7 @@
 //! was sent.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock. The library reads it only in `sqs_once::internal::system`.
+// Tests may read the clock. The library reads it only in its own module `system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod lambda;

@@ -42,9 +42,9 @@ const FIRST_DEADLINE: Timestamp = Timestamp::from_millis(1_000_000_000_000);
 
 /// Memory of a function with one vCPU, in MB (*AWS Lambda Developer Guide*, "Configure Lambda function
 /// memory").
-pub const MEMORY_OF_A_VCPU: u32 = 1769;
+pub(crate) const MEMORY_OF_A_VCPU: u32 = 1769;
 /// The smallest memory size of a function, in MB.
-pub const LEAST_MEMORY: u32 = 128;
+pub(crate) const LEAST_MEMORY: u32 = 128;
 
 /// CPU time that one message costs after *stop*, on a whole vCPU: its part of the response, its metrics, and
 /// the memory to free. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
@@ -52,7 +52,7 @@ const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 
 /// Time that each message needs after *stop* in a function with this much memory. More than one vCPU does not
 /// help, because a single thread does this work.
-pub fn reserve_per_message(memory_mb: u32) -> Duration {
+pub(crate) fn reserve_per_message(memory_mb: u32) -> Duration {
     WORK_PER_MESSAGE * MEMORY_OF_A_VCPU / memory_mb.clamp(LEAST_MEMORY, MEMORY_OF_A_VCPU)
 }
 

@@ -99,42 +99,60 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod aws;
-#[doc(hidden)]
-pub mod deadline;
-#[doc(hidden)]
-pub mod dynamo;
-#[doc(hidden)]
-pub mod event;
-#[doc(hidden)]
-pub mod handler;
-#[doc(hidden)]
-pub mod invalid;
-#[doc(hidden)]
-pub mod meter;
+mod deadline;
+mod dynamo;
+mod event;
+mod handler;
+mod invalid;
+mod meter;
 pub mod modes;
 pub mod protocol;
 #[cfg(feature = "s3")]
 mod s3;
 #[cfg(feature = "s3")]
 mod s3_results;
-#[doc(hidden)]
-pub mod settings;
+mod settings;
 pub mod sqs;
 pub mod store;
-#[doc(hidden)]
-pub mod system;
+mod system;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
-#[doc(hidden)]
-pub mod unanswered;
+mod unanswered;
 
-/// For the other crates of this project, and for its tests. Not part of the API.
+/// What the other crates of this project and its tests use. Not part of the API.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::{
-        InvalidValue, deadline, dynamo, event, handler, invalid, meter, modes, protocol, settings,
-        store, system, unanswered,
+        dynamo::{
+            explain::{is_contended, unanswered},
+            transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+        },
+        event::{Published, first_fault, is_name},
+        handler::{Delivery, HandlerOutput, History, to_output},
+        meter::Meter,
+        modes::{
+            mode::{Unsupported, sealed::Sealed},
+            records::Records,
+            work::{NoOutput, guard},
+        },
+        protocol::{
+            circuit::{
+                Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
+            },
+            decision::{
+                PriorState, failed_claim, failed_settlement, may_claim, may_settle, rejection,
+                settled_at,
+            },
+            isolation::{
+                Standing, Waiting, has_last_look_up, lease_alone, may_start_beside, next_suspect,
+                standing,
+            },
+            request_error_kind::RequestErrorKind,
+        },
+        settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
+        store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
+        system::random_fraction,
     };
 }
 

@@ -45,6 +45,6 @@ pub fn random_fraction() -> f64 {
 }
 
 /// Returns a random number from 0 to `max`, for jitter.
-pub fn random_up_to(max: u64) -> u64 {
+pub(crate) fn random_up_to(max: u64) -> u64 {
     fastrand::u64(..=max)
 }

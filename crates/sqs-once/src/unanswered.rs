@@ -5,11 +5,11 @@ use std::{error::Error, iter::successors};
 /// No response came in time on an open connection.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer in time")]
-pub struct NoResponse;
+pub(crate) struct NoResponse;
 
 /// Where a request ended if the service did not respond, as the AWS SDK's `SdkError` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unanswered {
+pub(crate) enum Unanswered {
     /// The time was up.
     Timeout,
     /// The connector failed.
@@ -24,7 +24,7 @@ impl Unanswered {
     /// Explains the error and says what to do. `is_credentials` recognizes the SDK's error for missing
     /// credentials, which this crate does not know. The text leaves out the request.
     #[must_use]
-    pub fn explain(
+    pub(crate) fn explain(
         self,
         error: &(dyn Error + 'static),
         is_credentials: impl Fn(&(dyn Error + 'static)) -> bool,
@@ -48,7 +48,7 @@ impl Unanswered {
 }
 
 /// Returns an error and its causes in one line.
-pub fn causes(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     let texts: Vec<_> = sources(error).map(ToString::to_string).collect();
     let joined = texts.join(": ");
     let words: Vec<_> = joined.split_whitespace().collect();

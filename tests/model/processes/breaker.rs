@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use sqs_once::{
-    Change,
-    internal::{Circuit, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open},
+use sqs_once::internal::{
+    Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
 };
 
 use crate::processes::{
@@ -83,8 +82,8 @@ impl Next<'_> {
         };
         let rules = self.world.rules;
         match rules.handler_ended(circuit, time(clock), operation, end) {
-            Some(Change::Opened) => process.open_until = Some(clock + FIRST_WAIT.as_secs()),
-            Some(Change::Closed) => process.open_until = None,
+            Some(CircuitChange::Opened) => process.open_until = Some(clock + FIRST_WAIT.as_secs()),
+            Some(CircuitChange::Closed) => process.open_until = None,
             None => {}
         }
     }

@@ -3,10 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use sqs_once::{
-    Change,
     internal::{
-        Circuit, HandlerEnd, Standing, Waiting, failed_claim, has_last_look_up, lease_alone,
-        may_claim, may_settle, may_start_beside, next_suspect, settled_at, standing,
+        Circuit, CircuitChange, HandlerEnd, Standing, Waiting, failed_claim, has_last_look_up,
+        lease_alone, may_claim, may_settle, may_start_beside, next_suspect, settled_at, standing,
     },
     protocol::{
         ClaimRequest, CrashWaits, FailedClaim, FencingToken, PriorState, Record, Rejection,
@@ -297,7 +296,7 @@ impl Rules {
         now: Timestamp,
         operation: usize,
         end: HandlerEnd,
-    ) -> Option<Change> {
+    ) -> Option<CircuitChange> {
         Arc::make_mut(circuit).handler_ended(now, &key(operation), end)
     }
 }

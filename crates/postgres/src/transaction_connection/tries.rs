@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{Limits, TransactionConnection};
 use crate::{connections::Connections, explain::is_connection_lost};
-use sqs_once::internal::system;
+use sqs_once::internal::random_fraction;
 
 /// How long the first `BEGIN` waits for a response. Its connection may be an old one, and Lambda may have
 /// frozen the process for longer than the network keeps a silent connection. The next ones are new.
@@ -70,7 +70,7 @@ impl<'a> Tries<'a> {
         }
         tx.close();
         drop(tx);
-        let pause = FIRST_PAUSE.mul_f64(system::random_fraction()) * 2_u32.pow(self.failed);
+        let pause = FIRST_PAUSE.mul_f64(random_fraction()) * 2_u32.pow(self.failed);
         self.failed += 1;
         if self.failed == MAX_TRIES || Instant::now() + pause >= self.until {
             return Err(error);

@@ -14,11 +14,11 @@ use crate::{
     unanswered::Unanswered,
 };
 
-pub use crate::unanswered::{NoResponse, causes};
+pub(crate) use crate::unanswered::{NoResponse, causes};
 
 /// Explains a failed request and says what to do. The text leaves out request and response, which contain
 /// payload.
-pub fn explain<E>(error: &SdkError<E>, permission: &str) -> String
+pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
@@ -58,7 +58,7 @@ where
 /// service control policy, a permissions boundary, an endpoint policy or a KMS key can deny what the role's
 /// own policy allows. We leave out everything between the first and the last quote, because it may be
 /// payload.
-pub fn reason_of_denial(message: Option<&str>) -> String {
+pub(crate) fn reason_of_denial(message: Option<&str>) -> String {
     const QUOTES: [char; 2] = ['\'', '"'];
     let said = message.unwrap_or_default().trim();
     if said.is_empty() {

@@ -1,17 +1,17 @@
 //! Records and business writes in DynamoDB.
 
-pub mod claimed;
-pub mod commit;
-pub mod condition_failed;
-pub mod done;
-pub mod empty_response;
-pub mod explain;
-pub mod item;
-pub mod not_written;
-pub mod outbox;
-pub mod store;
-pub mod transactional;
-pub mod write;
+pub(crate) mod claimed;
+pub(crate) mod commit;
+pub(crate) mod condition_failed;
+pub(crate) mod done;
+pub(crate) mod empty_response;
+pub(crate) mod explain;
+pub(crate) mod item;
+pub(crate) mod not_written;
+pub(crate) mod outbox;
+pub(crate) mod store;
+pub(crate) mod transactional;
+pub(crate) mod write;
 
 use aws_sdk_dynamodb::{Client, config::retry::RetryConfig};
 

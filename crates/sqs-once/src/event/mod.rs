@@ -8,7 +8,7 @@ use crate::protocol::{Fingerprint, Key};
 
 /// Longest id and longest group that SQS and SNS accept, in characters (*Amazon SQS API Reference*,
 /// "SendMessage").
-pub const MAX_ID: usize = 128;
+pub(crate) const MAX_ID: usize = 128;
 
 /// Longest name, in characters. EventBridge has this limit for a detail type.
 const MAX_NAME: usize = 128;

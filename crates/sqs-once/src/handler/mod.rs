@@ -20,11 +20,11 @@ pub use delivery::{Delivery, EnvelopeMetadata};
 pub use failure::{Failure, ResultExt};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
-pub use output::{HandlerOutput, to_output, to_result};
+pub(crate) use output::to_result;
+pub use output::{HandlerOutput, to_output};
+pub(crate) use reconcile::ClaimModeOutput;
 pub(crate) use reconcile::LookUpStage;
-pub use reconcile::{
-    ClaimModeOutput, LookUp, LookUpFn, PlainOutput, Reconcile, Reconciled, Reconciling, WithLookUp,
-};
+pub use reconcile::{LookUp, Reconcile, Reconciled, Reconciling};
 
 use crate::{protocol::StoredResult, store::Results};
 

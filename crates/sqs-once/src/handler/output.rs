@@ -22,7 +22,7 @@ impl<O: Serialize + Send> HandlerOutput for O {
 }
 
 /// Returns the output as JSON that fits into an item.
-pub fn to_result<O: Serialize>(output: &O) -> StoredResult {
+pub(crate) fn to_result<O: Serialize>(output: &O) -> StoredResult {
     match to_output(output) {
         StoredResult::Json(json) => StoredResult::fit(json),
         omitted => omitted,

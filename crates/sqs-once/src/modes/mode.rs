@@ -69,11 +69,11 @@ impl HandlerOutput for Unsupported {
 macro_rules! explain_wrong_output {
     ([$($parameters:tt)*] $mode:ty) => {
         #[diagnostic::do_not_recommend]
-        impl<$($parameters)*> $crate::Mode<$crate::modes::mode::Unsupported> for $mode {
+        impl<$($parameters)*> $crate::Mode<$crate::internal::Unsupported> for $mode {
             async fn run<W, F>(&self, _: $crate::Operation, _: W) -> $crate::Outcome
             where
                 W: FnOnce($crate::Attempt) -> F + Send,
-                F: Future<Output = Result<$crate::modes::mode::Unsupported, $crate::Failure>> + Send,
+                F: Future<Output = Result<$crate::internal::Unsupported, $crate::Failure>> + Send,
             {
                 $crate::Outcome::NotStarted
             }
@@ -87,7 +87,7 @@ macro_rules! explain_wrong_output {
 
 /// Seals [`Mode`]: only this project implements it.
 #[doc(hidden)]
-pub mod sealed {
+pub(crate) mod sealed {
     /// Implemented beside each mode.
     pub trait Sealed {}
 }

@@ -37,7 +37,7 @@ const LONG_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration:
 
 /// A response, with what is known about earlier copies of the request.
 #[derive(Debug)]
-pub struct Answered<T> {
+pub(crate) struct Answered<T> {
     /// The response.
     pub answer: T,
     /// Last error of an earlier copy that got no response. DynamoDB may still apply that copy.
@@ -48,7 +48,7 @@ pub struct Answered<T> {
 
 /// The error of a request that got no response in time, or cannot succeed.
 #[derive(Debug)]
-pub struct GivenUp {
+pub(crate) struct GivenUp {
     /// The last error.
     pub error: StoreError,
     /// True if a copy got no response, so that DynamoDB may have applied the request.
@@ -132,7 +132,7 @@ impl<'a> Effort<'a> {
 /// # Errors
 ///
 /// [`GivenUp`] after an error that a repetition cannot change, or when the effort ends.
-pub async fn repeat<T, F>(
+pub(crate) async fn repeat<T, F>(
     effort: &Effort<'_>,
     action: &'static str,
     key: &Key,
@@ -212,7 +212,7 @@ where
 ///
 /// A pause takes at most half of the time left. So if contention ends 100 ms before the deadline, there is
 /// still time for another copy.
-pub struct RetryPauses {
+pub(crate) struct RetryPauses {
     longest: Duration,
     limit: Duration,
     until: Instant,
@@ -224,7 +224,7 @@ const MIN_TIME_FOR_TRY: Duration = Duration::from_millis(10);
 impl RetryPauses {
     /// Creates the pauses of a request that is repeated until this time.
     #[must_use]
-    pub const fn until(until: Instant) -> Self {
+    pub(crate) const fn until(until: Instant) -> Self {
         Self::new(PAUSES, until)
     }
 
@@ -245,7 +245,7 @@ impl RetryPauses {
     }
 
     /// Pauses and returns true. Returns false if no time is left for another copy.
-    pub async fn pause(&mut self) -> bool {
+    pub(crate) async fn pause(&mut self) -> bool {
         if !self.is_time_left() {
             return false;
         }

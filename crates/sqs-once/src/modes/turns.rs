@@ -13,11 +13,11 @@ use tokio::{
 /// A message that occupies one of the concurrent slots may wait for a turn. A suspect occupies no slot while
 /// it waits, so the two never wait for each other.
 #[derive(Clone, Debug, Default)]
-pub struct Turns(Arc<RwLock<()>>);
+pub(crate) struct Turns(Arc<RwLock<()>>);
 
 /// A turn. It ends when the value is dropped.
 #[derive(Debug)]
-pub struct Turn(#[expect(dead_code, reason = "held")] Held);
+pub(crate) struct Turn(#[expect(dead_code, reason = "held")] Held);
 
 #[derive(Debug)]
 enum Held {
@@ -27,7 +27,7 @@ enum Held {
 
 impl Turns {
     /// Waits for a turn beside others, at most until `latest`.
-    pub async fn shared(&self, latest: Instant) -> Option<Turn> {
+    pub(crate) async fn shared(&self, latest: Instant) -> Option<Turn> {
         if let Ok(turn) = Arc::clone(&self.0).try_read_owned() {
             return Some(Turn(Held::Shared(turn)));
         }
@@ -36,7 +36,7 @@ impl Turns {
     }
 
     /// Waits until no other handler runs, at most until `latest`.
-    pub async fn alone(&self, latest: Instant) -> Option<Turn> {
+    pub(crate) async fn alone(&self, latest: Instant) -> Option<Turn> {
         let turn = timeout_at(latest, Arc::clone(&self.0).write_owned()).await;
         turn.ok().map(Held::Alone).map(Turn)
     }

@@ -11,11 +11,11 @@ use super::{Key, Timestamp};
 /// How many handlers must fail in a row to open the circuit.
 pub const FAILURES_TO_OPEN: usize = 20;
 /// How many different keys those handlers must have. With fewer keys, the messages themselves may be bad.
-pub const KEYS_TO_OPEN: usize = 10;
+pub(crate) const KEYS_TO_OPEN: usize = 10;
 /// How long the circuit stays open before the first probe. Each probe doubles it.
 pub const FIRST_WAIT: Duration = Duration::from_secs(5);
 /// The longest time between two probes.
-pub const LONGEST_WAIT: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// While the circuit is open, a message still runs at its first receive and at each receive divisible
 /// by this number.
 const RUNS_AT_EACH: u32 = 10;
@@ -56,7 +56,7 @@ pub enum HandlerEnd {
 
 /// A change of the circuit that is worth a line in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum CircuitChange {
     /// The circuit opened.
     Opened,
     /// The called system works again.
@@ -100,7 +100,12 @@ impl Circuit {
     }
 
     /// Records the end of a handler.
-    pub fn handler_ended(&mut self, now: Timestamp, key: &Key, end: HandlerEnd) -> Option<Change> {
+    pub fn handler_ended(
+        &mut self,
+        now: Timestamp,
+        key: &Key,
+        end: HandlerEnd,
+    ) -> Option<CircuitChange> {
         match (&mut *self, end) {
             (Self::Closed { failed }, HandlerEnd::Failed) => {
                 failed.push_back(key.clone());
@@ -113,7 +118,7 @@ impl Circuit {
                 }
                 let (until, wait) = (now + FIRST_WAIT, FIRST_WAIT);
                 *self = Self::Open { until, wait };
-                Some(Change::Opened)
+                Some(CircuitChange::Opened)
             }
             (Self::Closed { failed }, _) => {
                 failed.clear();
@@ -121,7 +126,7 @@ impl Circuit {
             }
             (Self::Open { .. }, HandlerEnd::Answered) => {
                 *self = Self::default();
-                Some(Change::Closed)
+                Some(CircuitChange::Closed)
             }
             (Self::Open { .. }, _) => None,
         }
@@ -146,7 +151,7 @@ mod tests {
     }
 
     /// Ends `handlers` handlers of different keys at `NOW`.
-    fn end(circuit: &mut Circuit, handlers: usize, end: HandlerEnd) -> Option<Change> {
+    fn end(circuit: &mut Circuit, handlers: usize, end: HandlerEnd) -> Option<CircuitChange> {
         let ends = (0..handlers).map(|n| circuit.handler_ended(NOW, &key(n), end));
         ends.last().flatten()
     }
@@ -154,7 +159,7 @@ mod tests {
     fn open() -> Circuit {
         let mut circuit = Circuit::default();
         let opened = end(&mut circuit, FAILURES_TO_OPEN, Failed);
-        assert_eq!(opened, Some(Change::Opened));
+        assert_eq!(opened, Some(CircuitChange::Opened));
         circuit
     }
 
@@ -223,7 +228,7 @@ mod tests {
             "a panic says nothing"
         );
         let closed = circuit.handler_ended(NOW, &key(0), Answered);
-        assert_eq!(closed, Some(Change::Closed));
+        assert_eq!(closed, Some(CircuitChange::Closed));
         assert_eq!(circuit.admit(NOW, 2), Ok(()));
         // It needs twenty failures to open again.
         assert_eq!(end(&mut circuit, FAILURES_TO_OPEN - 1, Failed), None);

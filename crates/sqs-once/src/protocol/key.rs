@@ -15,7 +15,7 @@ const SEPARATOR: char = '#';
 const ESCAPE: char = '\\';
 
 /// Maximum size of a [`Namespace`], in bytes.
-pub const MAX_NAMESPACE_BYTES: usize = 256;
+pub(crate) const MAX_NAMESPACE_BYTES: usize = 256;
 
 /// The first part of every key. A namespace separates consumers that share a table.
 ///
@@ -303,7 +303,7 @@ impl fmt::Display for Fingerprint {
 }
 
 /// Returns `bytes` as lower-case hex digits.
-pub fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut hex = String::with_capacity(2 * bytes.len());
     for byte in bytes {

@@ -10,22 +10,21 @@
 //! Each decision is a pure function of its arguments. You can check it against the tables in
 //! `docs/protocol.md`, and the tests try every row.
 
-#[doc(hidden)]
-pub mod circuit;
-pub mod decision;
-pub mod isolation;
-pub mod key;
-pub mod record;
-mod request_error_kind;
+pub(crate) mod circuit;
+pub(crate) mod decision;
+pub(crate) mod isolation;
+pub(crate) mod key;
+pub(crate) mod record;
+pub(crate) mod request_error_kind;
 
 pub use decision::Settlement;
 #[doc(hidden)]
 pub use decision::{FailedClaim, FailedSettlement, PreviousRecord, PriorState, Rejection};
-pub use key::KeyPart;
-pub use key::{Fingerprint, Key, KeyError, Namespace};
+pub use isolation::CrashWaits;
+pub use key::{Fingerprint, Key, KeyError, KeyPart, MAX_KEY_BYTES, Namespace};
 pub use record::{
-    AfterFailure, AttemptEnd, ClaimRequest, FencingToken, Owner, Record, ResultPointer, State,
-    StoredResult, Timestamp,
+    AfterFailure, AttemptEnd, ClaimRequest, FencingToken, MAX_ERROR_BYTES, MAX_FAILED_MESSAGES,
+    MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record, ResultPointer, State, StoredResult, Timestamp,
 };
 #[doc(hidden)]
 pub use request_error_kind::RequestErrorKind;

@@ -6,7 +6,7 @@ mod function;
 mod modes;
 mod parse;
 mod records;
-pub mod variables;
+pub(crate) mod variables;
 
 use std::{
     fmt,

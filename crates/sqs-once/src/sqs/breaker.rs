@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::protocol::{
     Key, Timestamp,
-    circuit::{Change, Circuit, HandlerEnd},
+    circuit::{Circuit, CircuitChange, HandlerEnd},
 };
 
 /// The circuit breaker of a process. Clones share the circuit.
@@ -24,11 +24,11 @@ impl CircuitBreaker {
     /// Records the end of a handler.
     pub(super) fn handler_ended(&self, now: Timestamp, key: &Key, end: HandlerEnd) {
         match self.circuit().handler_ended(now, key, end) {
-            Some(Change::Opened) => tracing::warn!(
+            Some(CircuitChange::Opened) => tracing::warn!(
                 circuit = "open",
                 "handlers fail one after the other: messages wait until one of them succeeds"
             ),
-            Some(Change::Closed) => {
+            Some(CircuitChange::Closed) => {
                 tracing::info!(
                     circuit = "closed",
                     "a handler succeeded: messages run again"

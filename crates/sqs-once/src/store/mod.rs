@@ -4,7 +4,7 @@
 //! [`crate::protocol::decision`] interpret them. So a store needs only two methods and no rules. The suite in
 //! [`crate::store::conformance`] checks its conditions.
 
-pub mod admin;
+pub(crate) mod admin;
 #[cfg(feature = "testing")]
 pub mod conformance;
 mod context;
@@ -18,7 +18,6 @@ pub use crate::dynamo::store::{Batched, DynamoStore, Field, Layout};
 #[cfg(feature = "s3")]
 pub use crate::s3_results::S3Results;
 pub use crate::settings::any_store::AnyStore;
-pub use admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord};
 pub use context::RequestContext;
 pub use memory::MemoryStore;
 pub use results::{ResultStore, Results};

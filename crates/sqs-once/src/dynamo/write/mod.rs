@@ -13,7 +13,7 @@ use aws_sdk_dynamodb::types::{
 };
 use serde::Serialize;
 
-pub use action::{Action, Keyed};
+pub(crate) use action::{Action, Keyed};
 use empty_sets::remove_empty_sets;
 pub(crate) use place::{Place, table};
 pub(crate) use request::{delete_item, put_item, update_item};

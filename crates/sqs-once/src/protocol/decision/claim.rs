@@ -109,7 +109,7 @@ pub fn failed_claim(record: Record, request: &ClaimRequest) -> FailedClaim {
 /// An insert is a claim and its `settlement` in one write.
 #[doc(hidden)]
 #[must_use]
-pub fn failed_insert(
+pub(crate) fn failed_insert(
     record: Record,
     request: &ClaimRequest,
     settlement: &Settlement,

@@ -9,6 +9,8 @@ mod fixtures;
 mod prior_state;
 mod settlement;
 
-pub use claim::{FailedClaim, Rejection, failed_claim, failed_insert, may_claim, rejection};
-pub use prior_state::{PreviousRecord, PriorState, may_have_effect};
+pub(crate) use claim::failed_insert;
+pub use claim::{FailedClaim, Rejection, failed_claim, may_claim, rejection};
+pub(crate) use prior_state::may_have_effect;
+pub use prior_state::{PreviousRecord, PriorState};
 pub use settlement::{FailedSettlement, Settlement, failed_settlement, may_settle, settled_at};

@@ -1,7 +1,7 @@
 //! Environment variables, read one by one, with one error that lists every problem.
 
 mod mode;
-pub mod parse;
+pub(crate) mod parse;
 pub mod table;
 mod unknown;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// # Errors
 ///
 /// If `text` is neither.
-pub fn on_or_off(text: &str) -> Result<bool, &'static str> {
+pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
@@ -20,7 +20,7 @@ pub fn on_or_off(text: &str) -> Result<bool, &'static str> {
 /// # Errors
 ///
 /// If `text` is not a duration.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
 }
