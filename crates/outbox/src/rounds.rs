@@ -6,7 +6,6 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout_at};
 
 use crate::{
     Relay,
@@ -15,7 +14,14 @@ use crate::{
     stream::{Group, Pending},
     targets::Target,
 };
-use sqs_once::{Deadline, internal::is_contended, protocol::Timestamp};
+use sqs_once::{
+    Deadline,
+    internal::{
+        is_contended,
+        system::{self, Instant, timeout_at},
+    },
+    protocol::Timestamp,
+};
 
 /// Reason for an event whose name has no target.
 const NO_TARGET: &str = "NoTarget";
@@ -83,7 +89,7 @@ impl Relay {
     ) -> Vec<Unsent> {
         let mut unsent = Vec::new();
         while !groups.is_empty() {
-            if Instant::now() >= run.start_by {
+            if system::instant() >= run.start_by {
                 let rest = |events| Unsent {
                     events,
                     has_failed: false,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::protocol::Timestamp;
+use crate::{
+    protocol::Timestamp,
+    system::{self, Instant},
+};
 
 /// The time limits of an invocation.
 ///
@@ -79,7 +80,7 @@ impl Deadline {
     pub fn after(now: Timestamp, budget: Duration, reserve: Duration) -> Self {
         let budget = budget.min(MAX_BUDGET);
         let reserve = reserve.min(budget / 2);
-        let start = Instant::now();
+        let start = system::instant();
         let handler_cutoff = start + (budget - reserve);
         Self {
             invocation_end: now + budget,
@@ -131,7 +132,7 @@ impl Deadline {
         let more = more.min(self.time_left() / 2);
         let handler_cutoff = self.handler_cutoff - more;
         let start_by = self.start_by.checked_sub(more).unwrap_or(handler_cutoff);
-        let starts_none = self.may_start() && start_by <= Instant::now();
+        let starts_none = self.may_start() && start_by <= system::instant();
         Self {
             invocation_end: self.invocation_end,
             handler_cutoff,
@@ -160,7 +161,7 @@ impl Deadline {
     #[must_use]
     pub fn min_time_to_start(self, needed: Duration) -> Self {
         let start_by = match self.time_left().checked_sub(needed) {
-            Some(slack) => Instant::now() + slack,
+            Some(slack) => system::instant() + slack,
             None => self.handler_cutoff,
         };
         Self { start_by, ..self }
@@ -169,7 +170,7 @@ impl Deadline {
     /// Returns whether enough time is left to start a handler.
     #[must_use]
     pub fn may_start(&self) -> bool {
-        Instant::now() < self.start_by
+        system::instant() < self.start_by
     }
 
     /// Returns the time at which Lambda ends the process.
@@ -182,7 +183,7 @@ impl Deadline {
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.handler_cutoff
-            .saturating_duration_since(Instant::now())
+            .saturating_duration_since(system::instant())
     }
 
     /// Returns the time at which handlers are cut off.

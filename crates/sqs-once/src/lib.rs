@@ -94,9 +94,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock; the library reads it in `system` alone.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
-#![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock; the library reads it in `system` alone.
-#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod aws;
 mod deadline;
@@ -152,8 +149,14 @@ pub mod internal {
         },
         settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
         store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
-        system::random_fraction,
     };
+
+    /// Time, tasks and randomness.
+    pub mod system {
+        pub use crate::system::{
+            Instant, instant, random_fraction, sleep, spawn, timeout, timeout_at,
+        };
+    }
 }
 
 pub use deadline::Deadline;

@@ -6,7 +6,8 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use tokio::time::Instant;
+
+use crate::system;
 
 /// Measures the store requests of one message. Clones share the readings.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +26,7 @@ pub struct Readings {
 impl Meter {
     /// Runs a request and adds its latency.
     pub fn timed<F: Future>(&self, request: F) -> impl Future<Output = F::Output> {
-        let sent = Instant::now();
+        let sent = system::instant();
         request.inspect(move |_| self.lock().latencies.push(sent.elapsed()))
     }
 

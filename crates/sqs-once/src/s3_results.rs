@@ -7,12 +7,12 @@ use aws_sdk_s3::Client;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use futures_util::future::BoxFuture;
 use sha2::{Digest as _, Sha256};
-use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
     protocol::{Key, Owner, ResultPointer, StoredResult},
     s3::{Bucket, ReadError, client},
     store::ResultStore,
+    system::{self, Instant, timeout, timeout_at},
 };
 
 /// Longest output in S3. The whole output is in memory when it is written, and when it is read.
@@ -83,8 +83,8 @@ impl ResultStore for S3Results {
             let pointer = ResultPointer::of_digest(&*self.bucket, key, owner, &digest, bytes);
             let sha256 = BASE64_STANDARD.encode(digest);
             // We need the other half of the time left for the record.
-            let left = end.saturating_duration_since(Instant::now());
-            let limit = Instant::now() + MAX_PUT_TIME.min(left / 2);
+            let left = end.saturating_duration_since(system::instant());
+            let limit = system::instant() + MAX_PUT_TIME.min(left / 2);
             let bucket = self.bucket(&self.bucket);
             match timeout_at(limit, bucket.put(&pointer.key, sha256, json)).await {
                 Ok(Ok(())) => StoredResult::InS3(Box::new(pointer)),

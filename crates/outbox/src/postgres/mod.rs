@@ -6,12 +6,15 @@ use std::{collections::BTreeSet, time::Duration};
 
 use serde::Serialize;
 use sqlx::Error;
-use tokio::time::{Instant, timeout_at};
 
 use crate::report::RelayReport;
 use crate::{Relay, RelayError, relay::ASSUMED_TIMEOUT, rounds::Run, stream::Group};
 use locked::{Settled, groups, limits, send_groups};
-use sqs_once::{Deadline, protocol::Timestamp};
+use sqs_once::{
+    Deadline,
+    internal::system::{self, timeout_at},
+    protocol::Timestamp,
+};
 use sqs_once_postgres::{
     PostgresStore,
     relay::{
@@ -154,7 +157,7 @@ async fn send_all(
         if groups.is_empty() {
             return tx.roll_back().await;
         }
-        let next_look = Instant::now() + TIME_TO_NEXT_LOOK;
+        let next_look = system::instant() + TIME_TO_NEXT_LOOK;
         // If more groups are due than fit into one transaction, a few long groups must not delay the others.
         let enough = if groups.len() < MAX_GROUPS {
             1
@@ -176,7 +179,7 @@ async fn send_all(
                 return Ok(());
             }
             tx.open(limits(deadline)).await?;
-            if long.len() < enough || Instant::now() >= next_look {
+            if long.len() < enough || system::instant() >= next_look {
                 break;
             }
             groups = self::groups(lock_due(tx, Some(&Vec::from_iter(long)), MAX_ROWS).await?);

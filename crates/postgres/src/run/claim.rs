@@ -3,10 +3,12 @@
 use sqlx::Error;
 use sqs_once::{
     Outcome,
-    internal::{PriorState, may_claim, rejection},
+    internal::{
+        PriorState, may_claim, rejection,
+        system::{self, timeout_at},
+    },
     protocol::Record,
 };
-use tokio::time::{Instant, timeout_at};
 
 use super::Run;
 use crate::{
@@ -75,7 +77,7 @@ impl Run<'_> {
         let time_left = self
             .deadline
             .write_until()
-            .saturating_duration_since(Instant::now());
+            .saturating_duration_since(system::instant());
         let kept = insert_or_lock(tx, &request.key, &new, time_left).await?;
         let is_new = kept.record.owner == new.owner;
         if !is_new && !may_claim(Some(&kept.record), request) {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use sqs_once::{
     Failure, Outcome,
-    internal::{NoOutput, rejection},
+    internal::{NoOutput, rejection, system::timeout_at},
     protocol::Settlement,
     store::StoreError,
 };
-use tokio::{sync::Mutex, time::timeout_at};
+use tokio::sync::Mutex;
 
 use super::Run;
 use crate::{

@@ -6,11 +6,10 @@ mod failure;
 use sqlx::Error;
 use sqs_once::{
     Deadline, Outcome,
-    internal::{Meter, Published, Records},
+    internal::{Meter, Published, Records, system::timeout_at},
     protocol::{ClaimRequest, Key, Settlement, StoredResult},
     store::StoreError,
 };
-use tokio::time::timeout_at;
 
 use crate::{
     explain::{

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Error, PgConnection, Row as _, postgres::PgRow};
-use tokio::time::{Instant, timeout};
 
 use super::{
     PostgresStore, STORE,
@@ -17,7 +16,10 @@ use crate::{
     transaction_connection::{Limits, TransactionConnection},
 };
 use sqs_once::{
-    internal::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
+    internal::{
+        RecordFilter, RecordPage, RecordStatus, StoredRecord,
+        system::{self, timeout},
+    },
     protocol::{Key, Record, State, Timestamp},
     store::StoreError,
 };
@@ -199,7 +201,7 @@ impl PostgresStore {
     }
 
     async fn begin(&self) -> Result<TransactionConnection, Error> {
-        let now = Instant::now();
+        let now = system::instant();
         let limits = Limits {
             lock_until: now + MAX_LOCK_WAIT,
             end: now + MAX_TIME,

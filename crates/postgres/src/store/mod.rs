@@ -12,7 +12,6 @@ use std::{
 };
 
 use sqlx::{Error, Executor as _, PgConnection, PgPool, postgres::PgConnectOptions};
-use tokio::time::{Instant, timeout};
 
 use super::{
     connections::Connections,
@@ -21,7 +20,10 @@ use super::{
     transaction_connection::{Limits, TransactionConnection},
 };
 use sqs_once::{
-    internal::{RequestErrorKind, may_claim, may_settle},
+    internal::{
+        RequestErrorKind, may_claim, may_settle,
+        system::{Instant, timeout},
+    },
     protocol::{ClaimRequest, FencingToken, Key, Settlement, Timestamp},
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };

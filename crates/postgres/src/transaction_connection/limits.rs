@@ -3,9 +3,11 @@
 use std::{fmt::Write as _, time::Duration};
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
-use tokio::time::Instant;
 
-use sqs_once::Deadline;
+use sqs_once::{
+    Deadline,
+    internal::system::{self, Instant},
+};
 
 /// How long after the deadline the server ends the transaction of a frozen worker.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -35,7 +37,7 @@ impl Limits {
 
     /// Creates the limits of a request that has this much time.
     pub(super) fn of_request(time: Duration) -> Self {
-        let lock_until = Instant::now() + time;
+        let lock_until = system::instant() + time;
         Self {
             lock_until,
             end: lock_until + MARGIN,
@@ -46,7 +48,7 @@ impl Limits {
     /// Returns the statements that open a transaction with these limits, as one request. The transaction
     /// begins with the statement `first`. Send them at once: PostgreSQL counts the time from then on.
     pub(super) fn begin(self, first: Option<&str>, version: Option<u32>) -> SqlStr {
-        let now = Instant::now();
+        let now = system::instant();
         let left = |end: Instant| {
             let millis = end.saturating_duration_since(now).as_millis();
             millis.clamp(1, i32::MAX as u128)

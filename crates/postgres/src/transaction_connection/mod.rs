@@ -13,10 +13,7 @@ use sqlx::{
     postgres::PgTransactionManager,
 };
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout, timeout_at},
-};
+use sqs_once::internal::system::{self, Instant, timeout, timeout_at};
 
 use super::{connections::Connections, explain::is_connection_lost};
 
@@ -56,7 +53,7 @@ impl TransactionConnection {
             let connection = match timeout_at(until, connections.acquire()).await {
                 Ok(Ok(connection)) => connection,
                 // The pool's own limit may be shorter.
-                Ok(Err(Error::PoolTimedOut)) if Instant::now() < until => continue,
+                Ok(Err(Error::PoolTimedOut)) if system::instant() < until => continue,
                 Ok(Err(error)) => return Err(error),
                 Err(_elapsed) => return Err(Error::PoolTimedOut),
             };
@@ -138,7 +135,7 @@ impl TransactionConnection {
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let left = time_left.unwrap_or(ACQUIRE_TIME);
-        let until = Instant::now() + left;
+        let until = system::instant() + left;
         let mut tx = if connections.is_pooled() {
             Self::begin(connections, Limits::of_request(left), until).await?
         } else {
@@ -148,7 +145,7 @@ impl TransactionConnection {
             return tx.request(until, requests).await;
         }
         // The caller repeats the request on a different connection.
-        let half = until.saturating_duration_since(Instant::now()) / 2;
+        let half = until.saturating_duration_since(system::instant()) / 2;
         let answer = timeout(half.min(MAX_SILENCE), tx.request(until, requests)).await;
         answer.unwrap_or_else(|_elapsed| {
             tx.close();
@@ -185,7 +182,7 @@ impl TransactionConnection {
             return requests(&mut self.connection).await;
         }
         if self.depth() == 0 {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(system::instant());
             self.open(Limits::of_request(left)).await?;
         }
         let answer = requests(&mut self.connection).await?;
@@ -205,15 +202,15 @@ impl Drop for TransactionConnection {
         // Dropping this future closes the socket at once and frees the slot in the pool. `close_on_drop`
         // would keep the slot until the server has responded, for 5 seconds behind TLS.
         let returned = self.connection.return_to_pool();
-        if self.is_idle
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if self.is_idle {
             let time = if self.connections.is_pooled() {
                 RETURN_TIME_OF_POOLED
             } else {
                 RETURN_TIME
             };
-            runtime.spawn(timeout(time, returned));
+            system::spawn(async move {
+                let _in_time = timeout(time, returned).await;
+            });
         }
     }
 }

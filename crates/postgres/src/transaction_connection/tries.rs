@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use sqlx::Error;
-use tokio::time::{Instant, sleep, timeout_at};
+use sqs_once::internal::system::{self, Instant, sleep, timeout_at};
 
 use super::{Limits, TransactionConnection};
 use crate::{connections::Connections, explain::is_connection_lost};
-use sqs_once::internal::random_fraction;
 
 /// How long the first `BEGIN` waits for a response. Its connection may be an old one, and Lambda may have
 /// frozen the process for longer than the network keeps a silent connection. The next ones are new.
@@ -39,11 +38,11 @@ impl<'a> Tries<'a> {
     pub(crate) async fn begin(&mut self, limits: Limits) -> Result<TransactionConnection, Error> {
         loop {
             let mut tx = TransactionConnection::acquire(self.connections, self.until).await?;
-            let half = self.until.saturating_duration_since(Instant::now()) / 2;
+            let half = self.until.saturating_duration_since(system::instant()) / 2;
             let end = match self.failed {
                 // Behind a pooler, `BEGIN` waits for a server session.
-                0 if self.connections.is_pooled() => Instant::now() + half,
-                0 => Instant::now() + half.min(MAX_BEGIN_TIME),
+                0 if self.connections.is_pooled() => system::instant() + half,
+                0 => system::instant() + half.min(MAX_BEGIN_TIME),
                 _ => self.until,
             };
             let error = match timeout_at(end, tx.open(limits)).await {
@@ -70,9 +69,9 @@ impl<'a> Tries<'a> {
         }
         tx.close();
         drop(tx);
-        let pause = FIRST_PAUSE.mul_f64(random_fraction()) * 2_u32.pow(self.failed);
+        let pause = FIRST_PAUSE.mul_f64(system::random_fraction()) * 2_u32.pow(self.failed);
         self.failed += 1;
-        if self.failed == MAX_TRIES || Instant::now() + pause >= self.until {
+        if self.failed == MAX_TRIES || system::instant() + pause >= self.until {
             return Err(error);
         }
         sleep(pause).await;

@@ -14,9 +14,8 @@ use aws_smithy_runtime_api::client::{
     orchestrator::HttpRequest,
     result::ConnectorError,
 };
-use tokio::time::timeout;
 
-use crate::{dynamo::explain::NoResponse, protocol::Timestamp};
+use crate::{dynamo::explain::NoResponse, protocol::Timestamp, system::timeout};
 
 /// A connection has rested when it got no response for this long, by the wall clock. The monotonic clock
 /// stands still while Lambda has the process frozen.

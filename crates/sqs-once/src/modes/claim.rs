@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout_at};
-
 use super::{
     Mode, Once, Operation, Outcome,
     held::HeldClaim,
@@ -25,6 +23,7 @@ use crate::{
         isolation::{Standing, has_last_look_up, standing},
     },
     store::{ClaimResponse, RequestContext, Results, SettleResponse, Store, StoreError},
+    system::{self, timeout_at},
 };
 
 impl<S: Store> Once<S> {
@@ -214,7 +213,7 @@ impl<S: Store> Once<S> {
     /// This costs one request, or two after a takeover.
     async fn abandon(&self, request: &ClaimRequest, deadline: Deadline, meter: &Meter) {
         let now = self.records.now().max(request.now);
-        let end = deadline.write_until().min(Instant::now() + MAX_BRIEF);
+        let end = deadline.write_until().min(system::instant() + MAX_BRIEF);
         let context = RequestContext::until(end, meter);
         for (fence, settlement) in Settlement::abandon(request) {
             let settled = (self.records.store).settle(&fence, &settlement, now, &context);

@@ -5,9 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use tokio::time::Instant;
-
-use crate::deadline::Deadline;
+use crate::{deadline::Deadline, system::Instant};
 
 /// After this many claims in a row without a response, the worker stops claiming for the rest of the batch.
 const MOST_UNANSWERED: u32 = 20;

@@ -9,15 +9,13 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
-
 use super::health::Health;
 use crate::{
     deadline::Deadline,
     meter::Meter,
     protocol::{Key, RequestErrorKind},
     store::{RequestContext, StoreError},
-    system,
+    system::{self, Instant, sleep, timeout_at},
 };
 
 /// How long a contended claim is retried.
@@ -86,7 +84,7 @@ impl<'a> Effort<'a> {
 
     /// Effort for a write that records an effect. Without the record, a retry would repeat the effect.
     pub(crate) fn after_effect(end: Instant, meter: &Meter) -> Self {
-        let now = Instant::now();
+        let now = system::instant();
         let left = end.saturating_duration_since(now);
         // If we cut off a copy before its response arrives, we cannot know whether it was applied.
         let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
@@ -118,7 +116,7 @@ impl<'a> Effort<'a> {
 
     /// Effort for a write that only shortens somebody's wait. It must not occupy the worker for long.
     pub(crate) fn brief(end: Instant, meter: &Meter) -> Self {
-        Self::commit(end.min(Instant::now() + MAX_BRIEF), meter)
+        Self::commit(end.min(system::instant() + MAX_BRIEF), meter)
     }
 
     /// Returns the context for the store.
@@ -176,7 +174,7 @@ where
         let again = match error.kind() {
             Some(RequestErrorKind::Contended) => {
                 let pauses = contended.get_or_insert_with(|| {
-                    let end = effort.contended.map(|time| Instant::now() + time);
+                    let end = effort.contended.map(|time| system::instant() + time);
                     RetryPauses::until(end.unwrap_or(effort.until))
                 });
                 effort.budget.is_none_or(Health::take_repetition) && pauses.pause().await
@@ -241,7 +239,7 @@ impl RetryPauses {
     }
 
     fn is_time_left(&self) -> bool {
-        self.until.saturating_duration_since(Instant::now()) > MIN_TIME_FOR_TRY
+        self.until.saturating_duration_since(system::instant()) > MIN_TIME_FOR_TRY
     }
 
     /// Pauses and returns true. Returns false if no time is left for another copy.
@@ -249,7 +247,7 @@ impl RetryPauses {
         if !self.is_time_left() {
             return false;
         }
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.until.saturating_duration_since(system::instant());
         let pause = self.longest.mul_f64(system::random_fraction());
         sleep(pause.min(left / 2)).await;
         self.longest = (self.longest * 2).min(self.limit);

@@ -3,10 +3,9 @@
 use std::{fmt, sync::Arc};
 
 use futures_util::future::BoxFuture;
-use tokio::{
-    sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock},
-    time::{Instant, timeout_at},
-};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
+
+use crate::system::{Instant, timeout_at};
 
 /// The turns of a process. Handlers that come later queue behind a suspect. Clones share the turns.
 ///

@@ -3,10 +3,9 @@
 use std::panic::AssertUnwindSafe;
 
 use futures_util::FutureExt as _;
-use tokio::time::timeout_at;
 
 use super::Outcome;
-use crate::{deadline::Deadline, handler::Failure};
+use crate::{deadline::Deadline, handler::Failure, system::timeout_at};
 
 /// Why a handler produced no output.
 pub enum NoOutput {

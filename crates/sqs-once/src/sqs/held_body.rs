@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout_at,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{message::Message, s3_pointer::ReadBodies};
-use crate::{deadline::Deadline, modes::Outcome};
+use crate::{deadline::Deadline, modes::Outcome, system::timeout_at};
 
 /// The body of a message in memory. It occupies a slot if it is from S3.
 pub(super) struct HeldBody {

@@ -2,9 +2,7 @@
 
 use std::{future::poll_fn, pin::Pin, time::Duration};
 
-use tokio::time::Instant;
-
-use crate::telemetry::millis;
+use crate::{system, telemetry::millis};
 
 /// A poll longer than this blocks its thread. An `async` function that awaits its calls takes microseconds
 /// per poll.
@@ -17,7 +15,7 @@ const LONGEST_POLL: Duration = Duration::from_millis(100);
 pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Output = T>>) -> T {
     let mut warned = false;
     poll_fn(|context| {
-        let started = Instant::now();
+        let started = system::instant();
         let polled = handler.as_mut().poll(context);
         let blocked = started.elapsed();
         if blocked > LONGEST_POLL && !warned {

@@ -3,13 +3,12 @@
 use std::{collections::HashSet, sync::Arc};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
-use tokio::time::Instant;
 
 use super::{
     batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
     lanes::Lane, message::Message, message_outcome::MessageOutcome, report::BatchReport,
 };
-use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError};
+use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError, system};
 
 /// Why an invocation fails. SQS then keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,7 +81,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         request_id: Option<&str>,
     ) -> Result<SqsBatchResponse, BatchError> {
         self.check_key()?;
-        let started = Instant::now();
+        let started = system::instant();
         let mut report = BatchReport::new(self.mode.now());
         let size = u32::try_from(event.records.len()).unwrap_or(u32::MAX);
         let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));

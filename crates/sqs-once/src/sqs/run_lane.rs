@@ -3,8 +3,6 @@
 
 use std::{pin::pin, sync::Arc};
 
-use crate::modes::work::guard;
-use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::{
@@ -17,7 +15,8 @@ use super::{
 };
 use crate::{
     handler::{Attempt, Handler, History, Stored},
-    modes::{Mode, Outcome},
+    modes::{Mode, Outcome, work::guard},
+    system,
 };
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
@@ -39,7 +38,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             };
             let deadline = batch.deadline();
             let in_time = match shared {
-                Some(_) => Instant::now() < deadline.handler_cutoff(),
+                Some(_) => system::instant() < deadline.handler_cutoff(),
                 None => batch.may_start(),
             };
             if !in_time {

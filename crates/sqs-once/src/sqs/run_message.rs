@@ -2,9 +2,7 @@
 
 use std::{panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
-use crate::modes::OperationGate;
 use futures_util::FutureExt as _;
-use tokio::time::Instant;
 
 use super::{
     batch::{Batch, Progress},
@@ -16,8 +14,9 @@ use super::{
 };
 use crate::{
     handler::{Attempt, Failure, Handler, InvalidMessage},
-    modes::{Mode, Operation, Outcome},
+    modes::{Mode, Operation, OperationGate, Outcome},
     protocol::circuit::HandlerEnd,
+    system,
 };
 
 /// Pauses between the tries of a message while a different transaction is in the way.
@@ -51,10 +50,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             let outcome = self.run_once(prepared, progress).await;
             prepared.gate.end_turn();
             let is_contended = matches!(outcome, Outcome::Contended(_));
-            if !is_contended || Instant::now() + pause > deadline.start_by() || !batch.may_start() {
+            if !is_contended
+                || system::instant() + pause > deadline.start_by()
+                || !batch.may_start()
+            {
                 return outcome;
             }
-            tokio::time::sleep(pause).await;
+            system::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
     }

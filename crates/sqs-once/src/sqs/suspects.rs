@@ -5,14 +5,13 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::{
-    sync::oneshot,
-    time::{Instant, timeout_at},
+use tokio::sync::oneshot;
+
+use crate::{
+    modes::Turn,
+    protocol::isolation::{Waiting, next_suspect},
+    system::{Instant, timeout_at},
 };
-
-use crate::modes::Turn;
-
-use crate::protocol::isolation::{Waiting, next_suspect};
 
 /// The messages of a batch that wait to run alone, and the turns of its handlers.
 #[derive(Default)]

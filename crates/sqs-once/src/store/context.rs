@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::meter::Meter;
+use crate::{
+    meter::Meter,
+    system::{self, Instant},
+};
 
 /// How long the caller of a request waits for the response, and the meter that measures the request.
 ///
@@ -53,7 +54,7 @@ impl RequestContext {
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         let limit = self.limit?;
-        Some(limit.saturating_duration_since(Instant::now()))
+        Some(limit.saturating_duration_since(system::instant()))
     }
 
     /// Notes that the store gave up batched writes, for the metric `BatchedWritesOff`.

@@ -3,10 +3,11 @@
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use tokio::time::Instant;
 
-use crate::protocol::record::MAX_RESULT_BYTES;
-use crate::protocol::{Key, Owner, ResultPointer, StoredResult};
+use crate::{
+    protocol::{Key, Owner, ResultPointer, StoredResult, record::MAX_RESULT_BYTES},
+    system::Instant,
+};
 
 /// Where the outputs of completed operations are stored: in the record, in S3, or nowhere. Pass it to
 /// [`Once::results`](crate::Once::results).

@@ -22,10 +22,11 @@ pub use field::Field;
 pub use layout::Layout;
 pub(crate) use places::{Place, Places, Request};
 
-use crate::{dynamo::empty_response::reject_empty_responses, dynamo::without_retries};
 use crate::{
+    dynamo::{empty_response::reject_empty_responses, without_retries},
     protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+    system,
 };
 
 /// Records in a DynamoDB table.
@@ -182,7 +183,7 @@ impl DynamoStore {
             .projection_expression("#id")
             .expression_attribute_names("#id", self.layout.name(Field::Id))
             .send();
-        let reason = match tokio::time::timeout(timeout, read).await {
+        let reason = match system::timeout(timeout, read).await {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(error)) => self.explain(&error, "dynamodb:GetItem"),
             Err(_) => format!("no answer within {timeout:?}"),

@@ -5,22 +5,22 @@ use aws_sdk_dynamodb::{
     operation::{put_item::PutItemError, update_item::UpdateItemError},
     types::{Put, Update},
 };
-use tokio::time::timeout_at;
 
 use super::writer::ChangeWriter;
 use crate::{
-    dynamo::explain::{explain, unavailable},
-    dynamo::item::Item,
-    dynamo::store::Request,
-    dynamo::write::{put_item, update_item},
-};
-use crate::{
+    dynamo::{
+        explain::{explain, unavailable},
+        item::Item,
+        store::Request,
+        write::{put_item, update_item},
+    },
     modes::{
         Outcome,
         repeat::{Answered, Effort, GivenUp, repeat},
     },
     protocol::RequestErrorKind,
     store::StoreError,
+    system::timeout_at,
 };
 
 /// The result of sending a change, after retries.

@@ -18,7 +18,6 @@ use futures_util::future::{Either, select};
 use tokio::{
     sync::{Semaphore, mpsc, oneshot},
     task::JoinSet,
-    time::{Instant, timeout_at},
 };
 use tracing::Instrument as _;
 
@@ -29,7 +28,12 @@ use super::{
     message_result::MessageResult,
     suspects::Suspects,
 };
-use crate::{deadline::Deadline, modes::Outcome, protocol::isolation::may_start_beside};
+use crate::{
+    deadline::Deadline,
+    modes::Outcome,
+    protocol::isolation::may_start_beside,
+    system::{self, Instant, timeout_at},
+};
 use progress::HandlerRun;
 
 pub(super) use progress::Progress;
@@ -181,7 +185,7 @@ impl Batch {
 
     /// Records the start of a message. A message is in one lane, so it starts once.
     pub(super) fn start(&self, index: usize) {
-        let _first = self.progress[index].started.set(Instant::now());
+        let _first = self.progress[index].started.set(system::instant());
     }
 
     /// Logs and records the result of a message, in this order. So what another thread counts or answers has

@@ -2,9 +2,12 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use tokio::time::Instant;
-
-use crate::{handler::History, meter::Meter, sqs::message_result::MessageResult};
+use crate::{
+    handler::History,
+    meter::Meter,
+    sqs::message_result::MessageResult,
+    system::{self, Instant},
+};
 
 /// Progress of one message.
 #[derive(Default)]
@@ -51,7 +54,7 @@ impl Progress {
     pub(in crate::sqs) fn handler_starts(&self, history: &History) -> HandlerRunning<'_> {
         let _first = self.handler.set(HandlerRun {
             history: history.clone(),
-            started: Instant::now(),
+            started: system::instant(),
             duration: OnceLock::new(),
         });
         HandlerRunning(self.handler.get())

@@ -12,10 +12,9 @@ use std::{
 
 use aws_sdk_sqs::types::QueueAttributeName;
 use serde_json::Value;
-use tokio::{
-    sync::watch,
-    time::{Instant, timeout_at},
-};
+use tokio::sync::watch;
+
+use crate::system::{self, Instant, timeout_at};
 
 use super::queues::{Bound, CallError, Queues, lock};
 
@@ -103,7 +102,7 @@ impl Attributes {
         let begins = {
             let mut of_queue = lock(&self.of_queue);
             let look = of_queue.entry(arn.to_owned()).or_default();
-            let now = Instant::now();
+            let now = system::instant();
             look.send_if_modified(|look| {
                 let due = !look.reading && look.next.is_none_or(|next| next <= now);
                 look.reading |= due;
@@ -112,7 +111,7 @@ impl Attributes {
         };
         if begins {
             let (this, arn) = (Arc::clone(self), arn.to_owned());
-            tokio::spawn(async move {
+            system::spawn(async move {
                 let read = this.read(&arn).await;
                 this.store(&arn, read);
             });
@@ -166,7 +165,7 @@ impl Attributes {
     }
 
     fn store(&self, arn: &str, read: Result<Facts, CallError>) {
-        let now = Instant::now();
+        let now = system::instant();
         let next = match &read {
             Ok(facts) => {
                 self.compare_retention(arn, facts);

@@ -13,7 +13,6 @@ use aws_sdk_sqs::{
         builders::SendMessageBatchRequestEntryBuilder as EntryBuilder,
     },
 };
-use tokio::time::Instant;
 
 use super::{
     attributes::Attributes,
@@ -28,6 +27,7 @@ use crate::{
         message::{Message, MessageId},
         message_outcome::MessageOutcome,
     },
+    system::Instant,
 };
 
 const REASON: &str = "SqsOnceReason";

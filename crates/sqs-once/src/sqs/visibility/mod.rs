@@ -5,13 +5,13 @@ mod change;
 mod dead_letter;
 mod delay;
 mod queues;
+use crate::system::{self, Instant};
 #[cfg(test)]
 mod survival;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use aws_sdk_sqs::Client;
-use tokio::time::Instant;
 
 use attributes::Attributes;
 use dead_letter::DeadLetters;
@@ -19,7 +19,7 @@ use delay::{Backoff, LONGEST, Rule};
 use queues::{Bound, Queues};
 
 use super::{message::Message, message_outcome::MessageOutcome};
-use crate::{protocol::Timestamp, system};
+use crate::protocol::Timestamp;
 
 /// Time for all calls of a batch, however much of the invocation is left: enough for one attempt without a
 /// response ([`crate::aws::config`]) and a second one.
@@ -173,7 +173,7 @@ impl Visibility {
         if !self.dead_letter {
             return 0;
         }
-        let now = Instant::now();
+        let now = system::instant();
         let dead_letters = DeadLetters {
             queues: &self.queues,
             attributes: &self.attributes,
@@ -207,7 +207,7 @@ impl Visibility {
             jitter: self.jitter,
         };
         let changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
-        let bound = Bound::Until(answer.min(Instant::now() + BUDGET));
+        let bound = Bound::Until(answer.min(system::instant() + BUDGET));
         self.change_queues(changes, bound).await;
     }
 }

@@ -13,9 +13,11 @@ use aws_sdk_sqs::{
     error::{BuildError, ProvideErrorMetadata, SdkError},
     operation::RequestId as _,
 };
-use tokio::time::{Instant, timeout_at};
 
-use crate::dynamo::explain::{causes, reason_of_denial, unanswered};
+use crate::{
+    dynamo::explain::{causes, reason_of_denial, unanswered},
+    system::{self, Instant, timeout_at},
+};
 
 /// A call without a response for this long shows that the endpoint cannot be reached. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
@@ -85,7 +87,7 @@ pub(super) enum CallError {
 impl Known {
     fn is_paused(&self, region: &str) -> bool {
         let end = self.paused.get(region);
-        end.is_some_and(|end| Instant::now() < *end)
+        end.is_some_and(|end| system::instant() < *end)
     }
 }
 
@@ -172,7 +174,7 @@ impl Queues {
     where
         E: ProvideErrorMetadata + Error + 'static,
     {
-        let sent = Instant::now();
+        let sent = system::instant();
         if self.known().is_paused(region) {
             return Err(CallError::Paused);
         }
@@ -197,7 +199,7 @@ impl Queues {
         let Bound::Until(_) = bound else {
             return Err(CallError::NoResponse { region, cause });
         };
-        let end = Instant::now() + PAUSE;
+        let end = system::instant() + PAUSE;
         self.known().paused.insert(region.clone(), end);
         Err(CallError::Unreachable { region, cause })
     }

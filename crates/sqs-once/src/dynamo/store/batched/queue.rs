@@ -24,21 +24,20 @@ use std::{
 };
 
 use aws_sdk_dynamodb::{Client, types::BatchStatementRequest};
-use tokio::{
-    runtime::Handle,
-    sync::oneshot,
-    task::yield_now,
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::{sync::oneshot, task::yield_now};
 
 use tracing::Instrument as _;
 
 use super::response::{BatchResponse, BatchingEnd, StatementResponse};
 use crate::{
-    dynamo::item::Item,
-    dynamo::store::{DynamoStore, Place, Places, Request},
+    dynamo::{
+        item::Item,
+        store::{DynamoStore, Place, Places, Request},
+    },
+    protocol::RequestErrorKind,
+    store::RequestContext,
+    system::{self, Instant, timeout, timeout_at},
 };
-use crate::{protocol::RequestErrorKind, store::RequestContext};
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
@@ -150,7 +149,7 @@ impl Batcher {
         if self.0.off.load(Relaxed) || self.0.silence().is_rest() {
             return BatchResult::Ordinary(None);
         }
-        let until = Instant::now() + wait(context);
+        let until = system::instant() + wait(context);
         let (turn, mut answer) = oneshot::channel();
         self.0.queue().0.push_back(PendingWrite {
             key: key.to_owned(),
@@ -221,12 +220,12 @@ fn wait(context: &RequestContext) -> Duration {
 
 impl Silence {
     fn is_rest(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() < until)
+        self.until.is_some_and(|until| system::instant() < until)
     }
 
     /// Records that a batch sent at this time got no response.
     fn unanswered(&mut self, sent: Instant) {
-        let now = Instant::now();
+        let now = system::instant();
         match self.since {
             // This is the second copy of a batch, or it was sent after one that got no response.
             Some(since) if sent >= since => self.until = Some(now + REST),
@@ -274,16 +273,14 @@ impl Shared {
             if group.len() >= self.smallest {
                 // A separate task, because a caller may be dropped while the others still need their
                 // responses. Without a runtime, the calls are dropped and treated as if they got no response.
-                if let Ok(runtime) = Handle::try_current() {
-                    let shared = Arc::clone(self);
-                    let sent = async move {
-                        shared.send(group).await;
-                        drop(place);
-                        shared.dispatch(MOST_FOR_PART);
-                    };
-                    // In a trace, the batch is part of the message that started it.
-                    runtime.spawn(sent.in_current_span());
-                }
+                let shared = Arc::clone(self);
+                let sent = async move {
+                    shared.send(group).await;
+                    drop(place);
+                    shared.dispatch(MOST_FOR_PART);
+                };
+                // In a trace, the batch is part of the message that started it.
+                system::spawn(sent.in_current_span());
             } else if let Some(call) = group.pop() {
                 // If the caller is gone, this drops the slot.
                 let _gone = call.turn.send(WaitEnd::Alone(place));
@@ -292,13 +289,13 @@ impl Shared {
     }
 
     async fn send(&self, group: Vec<PendingWrite>) {
-        let sent = Instant::now();
+        let sent = system::instant();
         // No caller waits longer than this.
         let until = group
             .iter()
             .map(|call| call.until)
             .max()
-            .unwrap_or_else(Instant::now);
+            .unwrap_or_else(system::instant);
         let (turns, statements): (Vec<_>, Vec<_>) = group
             .into_iter()
             .map(|call| (call.turn, call.statement))
