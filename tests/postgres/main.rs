@@ -5,6 +5,10 @@
 //! names it.
 
 #![allow(
+    clippy::duplicate_mod,
+    reason = "two examples, each a program of its own, have the same login"
+)]
+#![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     reason = "tests fail by panicking"

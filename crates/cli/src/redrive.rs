@@ -65,7 +65,7 @@ pub(crate) struct Redrive {
 
 /// How a selected message ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Moved {
+enum Fate {
     /// A dry run would move it.
     Selected,
     /// Sent and deleted.
@@ -79,7 +79,7 @@ enum Moved {
     Unknown,
 }
 
-impl Moved {
+impl Fate {
     const fn name(self) -> &'static str {
         match self {
             Self::Selected => "selected",
@@ -116,7 +116,7 @@ struct Run<'a> {
     to: Queue,
     received: usize,
     /// Key and end of each selected message, by its id.
-    selected: BTreeMap<String, (Option<String>, Moved)>,
+    selected: BTreeMap<String, (Option<String>, Fate)>,
     /// Received messages that stay, hidden for now.
     left: Vec<DeadLetter>,
     /// Message groups of a FIFO queue from which a message stays.
@@ -158,7 +158,7 @@ impl Redrive {
         run.from.show_again(run.left.iter()).await;
         match run.error.take() {
             Some(error) if run.selected.is_empty() => Err(error),
-            error => run.report(format, more, error),
+            error => run.report(format, more, error.as_ref()),
         }
     }
 
@@ -250,7 +250,7 @@ impl Run<'_> {
     /// each of them would be uncertain.
     fn is_unsure(&self) -> bool {
         let mut ends = self.selected.values();
-        ends.any(|(_, end)| *end == Moved::Unknown)
+        ends.any(|(_, end)| *end == Fate::Unknown)
     }
 
     /// Moves a message that was received if it is selected. Otherwise it stays.
@@ -262,9 +262,9 @@ impl Run<'_> {
         let end = if !self.with.selects(&dead_letter) {
             None
         } else if self.with.dry_run {
-            Some(Moved::Selected)
+            Some(Fate::Selected)
         } else if self.is_unsure() || group.as_ref().is_some_and(|of| self.stopped.contains(of)) {
-            Some(known.unwrap_or(Moved::NotSent))
+            Some(known.unwrap_or(Fate::NotSent))
         } else {
             Some(self.move_one(&dead_letter, known).await)
         };
@@ -273,7 +273,7 @@ impl Run<'_> {
             self.selected.insert(id.to_owned(), (key, end));
         }
         if end.is_none_or(|end| !end.was_sent()) {
-            if end != Some(Moved::Selected) {
+            if end != Some(Fate::Selected) {
                 self.stopped.extend(group);
             }
             self.left.push(dead_letter);
@@ -282,23 +282,23 @@ impl Run<'_> {
 
     /// Sends and deletes a message. SQS may deliver a message again that was `known` to be sent: then only
     /// deletes it.
-    async fn move_one(&mut self, dead_letter: &DeadLetter, known: Option<Moved>) -> Moved {
-        if !known.is_some_and(Moved::was_sent)
+    async fn move_one(&mut self, dead_letter: &DeadLetter, known: Option<Fate>) -> Fate {
+        if !known.is_some_and(Fate::was_sent)
             && let Err((end, error)) = self.send(dead_letter).await
         {
             self.error.get_or_insert(error);
             return end;
         }
         match self.from.delete(dead_letter).await {
-            Ok(()) => Moved::Moved,
+            Ok(()) => Fate::Moved,
             Err(error) => {
                 self.error.get_or_insert(error);
-                Moved::SentNotDeleted
+                Fate::SentNotDeleted
             }
         }
     }
 
-    async fn send(&self, dead_letter: &DeadLetter) -> Result<(), (Moved, Error)> {
+    async fn send(&self, dead_letter: &DeadLetter) -> Result<(), (Fate, Error)> {
         let mut send = self
             .to
             .client
@@ -322,7 +322,7 @@ impl Run<'_> {
             // A proxy may respond with 200 in place of SQS.
             Ok(_) => {
                 let error = "could not send a message: the response names no new message";
-                Err((Moved::Unknown, Error::remote(error)))
+                Err((Fate::Unknown, Error::remote(error)))
             }
             Err(error) => {
                 let is_rejected = match &error {
@@ -331,22 +331,22 @@ impl Run<'_> {
                     _ => false,
                 };
                 let end = if is_rejected {
-                    Moved::NotSent
+                    Fate::NotSent
                 } else {
-                    Moved::Unknown
+                    Fate::Unknown
                 };
                 Err((end, failed("send a message", "sqs:SendMessage", &error)))
             }
         }
     }
 
-    fn report(&self, format: Format, more: bool, error: Option<Error>) -> Result<End, Error> {
+    fn report(&self, format: Format, more: bool, error: Option<&Error>) -> Result<End, Error> {
         let named = self.with.message.iter();
         let absent: Vec<_> = named
             .filter(|id| !self.selected.contains_key(*id))
             .collect();
         answer(format, || self.text(), || self.json(&absent, more))?;
-        if let Some(error) = &error {
+        if let Some(error) = error {
             eprintln!("sqs-once: {error}");
         }
         for id in &absent {
@@ -360,14 +360,14 @@ impl Run<'_> {
         if more {
             eprintln!("sqs-once: not all messages were received: there may be more");
         }
-        let is_done = |(_, end): &(_, Moved)| matches!(end, Moved::Moved | Moved::Selected);
+        let is_done = |(_, end): &(_, Fate)| matches!(end, Fate::Moved | Fate::Selected);
         let all_done = self.selected.values().all(is_done);
         let done = all_done && absent.is_empty() && !more && error.is_none();
         Ok(if done { End::Done } else { End::NotDone })
     }
 
     /// How many messages have this end.
-    fn counts(&self) -> BTreeMap<Moved, usize> {
+    fn counts(&self) -> BTreeMap<Fate, usize> {
         let mut counts = BTreeMap::new();
         for (_, end) in self.selected.values() {
             *counts.entry(*end).or_default() += 1;
@@ -381,7 +381,7 @@ impl Run<'_> {
             return format!("{received} received, and none selected.");
         }
         if self.with.dry_run {
-            let row = |(id, (key, _)): (&String, &(Option<String>, Moved))| {
+            let row = |(id, (key, _)): (&String, &(Option<String>, Fate))| {
                 [id.clone(), key.clone().unwrap_or_default()]
             };
             let messages = columns(["MESSAGE", "KEY"], self.selected.iter().map(row));
@@ -396,17 +396,17 @@ impl Run<'_> {
     }
 
     fn json(&self, absent: &[&String], more: bool) -> Value {
-        let message = |(id, (key, end)): (&String, &(Option<String>, Moved))| json!({"message_id": id, "key": key, "end": end.name()});
+        let message = |(id, (key, end)): (&String, &(Option<String>, Fate))| json!({"message_id": id, "key": key, "end": end.name()});
         let counts = self.counts();
         let of = |end| counts.get(&end).copied().unwrap_or(0);
         json!({
             "from": self.from.url,
             "to": self.to.url,
             "dry_run": self.with.dry_run,
-            "sent": of(Moved::Moved) + of(Moved::SentNotDeleted),
-            "not_sent": of(Moved::NotSent),
-            "unknown": of(Moved::Unknown),
-            "not_deleted": of(Moved::SentNotDeleted),
+            "sent": of(Fate::Moved) + of(Fate::SentNotDeleted),
+            "not_sent": of(Fate::NotSent),
+            "unknown": of(Fate::Unknown),
+            "not_deleted": of(Fate::SentNotDeleted),
             "messages": self.selected.iter().map(message).collect::<Vec<_>>(),
             "not_found": absent,
             "more": more,

@@ -142,6 +142,10 @@ impl Settings {
 /// One thread of the runtime waits for sockets and timers on behalf of all. If the handler that it then runs blocks
 /// it, Tokio's other threads sleep on, and nobody sees a response or a deadline (tokio issue 4730). A thread that is
 /// woken takes over.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "its task only wakes a thread, from outside the runtime"
+)]
 fn wake_a_thread_regularly(runtime: &Runtime) -> io::Result<()> {
     let (running, ended) = mpsc::channel::<Infallible>();
     runtime.spawn(async move {
