@@ -137,10 +137,6 @@ pub mod internal {
             circuit::{
                 Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
             },
-            decision::{
-                PriorState, failed_claim, failed_settlement, may_claim, may_settle, rejection,
-                settled_at,
-            },
             isolation::{
                 Standing, Waiting, has_last_look_up, lease_alone, may_start_beside, next_suspect,
                 standing,

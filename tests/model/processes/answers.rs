@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use sqs_once::{
-    internal::{Standing, failed_settlement, may_settle},
+    internal::Standing,
     protocol::{
         FailedClaim, FailedSettlement, FencingToken, PreviousRecord, PriorState, Rejection,
         Settlement, State as Status,
+        decision::{failed_settlement, may_settle},
     },
     store::{ClaimResponse, SettleResponse},
 };

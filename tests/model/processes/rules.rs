@@ -4,12 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use sqs_once::{
     internal::{
-        Circuit, CircuitChange, HandlerEnd, Standing, Waiting, failed_claim, has_last_look_up,
-        lease_alone, may_claim, may_settle, may_start_beside, next_suspect, settled_at, standing,
+        Circuit, CircuitChange, HandlerEnd, Standing, Waiting, has_last_look_up, lease_alone,
+        may_start_beside, next_suspect, standing,
     },
     protocol::{
         ClaimRequest, CrashWaits, FailedClaim, FencingToken, PriorState, Record, Rejection,
         Settlement, State, Timestamp,
+        decision::{failed_claim, may_claim, may_settle, settled_at},
     },
 };
 

@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashMap};
 use aws_sdk_dynamodb::types::AttributeValue;
 use proptest::prelude::*;
 use sqs_once::{
-    internal::{failed_claim, failed_settlement, may_claim, may_settle},
     protocol::{
         AfterFailure, AttemptEnd, ClaimRequest, FailedClaim, FailedSettlement, FencingToken,
         Fingerprint, Key, Namespace, Owner, PreviousRecord, PriorState, Record, Rejection,
         ResultPointer, Settlement, State, StoredResult, Timestamp,
+        decision::{failed_claim, failed_settlement, may_claim, may_settle},
     },
     store::{ClaimResponse, DynamoStore, SettleResponse, Store},
 };

@@ -7,12 +7,10 @@ use proptest::{
     test_runner::{TestError, TestRunner},
 };
 use sqs_once::{
-    internal::{
-        Standing, Waiting, lease_alone, may_claim, may_start_beside, next_suspect, standing,
-    },
+    internal::{Standing, Waiting, lease_alone, may_start_beside, next_suspect, standing},
     protocol::{
         AttemptEnd, ClaimRequest, CrashWaits, Key, Namespace, Owner, PriorState, Record,
-        Settlement, State, StoredResult, Timestamp,
+        Settlement, State, StoredResult, Timestamp, decision::may_claim,
     },
 };
 

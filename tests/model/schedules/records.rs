@@ -2,8 +2,10 @@
 
 use futures_util::FutureExt as _;
 use sqs_once::{
-    internal::{may_claim, may_settle},
-    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp},
+    protocol::{
+        ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp,
+        decision::{may_claim, may_settle},
+    },
     store::{ClaimResponse, MemoryStore, SettleResponse, Store as _, StoreError},
 };
 

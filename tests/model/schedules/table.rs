@@ -4,8 +4,11 @@
 //! token for ten minutes, and does not apply it again.
 
 use sqs_once::{
-    internal::{Commit, CommitResponse, RecordWrite, may_claim, may_settle},
-    protocol::{Key, Owner, Record, RequestErrorKind},
+    internal::{Commit, CommitResponse, RecordWrite},
+    protocol::{
+        Key, Owner, Record, RequestErrorKind,
+        decision::{may_claim, may_settle},
+    },
     store::{ClaimResponse, SettleResponse, StoreError},
 };
 

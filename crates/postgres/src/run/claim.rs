@@ -3,11 +3,11 @@
 use sqlx::Error;
 use sqs_once::{
     Outcome,
-    internal::{
-        PriorState, may_claim, rejection,
-        system::{self, timeout_at},
+    internal::system::{self, timeout_at},
+    protocol::{
+        Record,
+        decision::{PriorState, may_claim, rejection},
     },
-    protocol::Record,
 };
 
 use super::Run;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sqs_once::{
     Failure, Outcome,
-    internal::{NoOutput, rejection, system::timeout_at},
-    protocol::Settlement,
+    internal::{NoOutput, system::timeout_at},
+    protocol::{Settlement, decision::rejection},
     store::StoreError,
 };
 use tokio::sync::Mutex;

@@ -21,10 +21,13 @@ use super::{
 };
 use sqs_once::{
     internal::{
-        RequestErrorKind, may_claim, may_settle,
+        RequestErrorKind,
         system::{Instant, timeout},
     },
-    protocol::{ClaimRequest, FencingToken, Key, Settlement, Timestamp},
+    protocol::{
+        ClaimRequest, FencingToken, Key, Settlement, Timestamp,
+        decision::{may_claim, may_settle},
+    },
     store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
 };
 
@@ -47,9 +50,9 @@ use sqs_once::{
 ///
 /// 1. A claim is one `INSERT ... ON CONFLICT DO NOTHING`: one round trip for a new key.
 /// 2. If the key has a record, the store reads it, and
-///    [`may_claim`](sqs_once::internal::may_claim) decides. The `UPDATE` that follows has the
+///    [`may_claim`](sqs_once::protocol::decision::may_claim) decides. The `UPDATE` that follows has the
 ///    condition that the row is still as it was read. PostgreSQL's `xmin` identifies the version of a row.
-/// 3. A settlement reads the record, and [`may_settle`](sqs_once::internal::may_settle)
+/// 3. A settlement reads the record, and [`may_settle`](sqs_once::protocol::decision::may_settle)
 ///    decides. The write has the same condition.
 /// 4. If a different write came in between, the store reads again.
 ///

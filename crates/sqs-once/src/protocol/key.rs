@@ -29,7 +29,7 @@ pub(crate) const MAX_NAMESPACE_BYTES: usize = 256;
 pub struct Namespace(String);
 
 impl Namespace {
-    /// Creates a namespace from 1 to [`MAX_NAMESPACE_BYTES`] bytes of any text.
+    /// Creates a namespace from 1 to 256 bytes of any text.
     ///
     /// # Errors
     ///

@@ -2,16 +2,16 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`key`] | idempotency keys and payload fingerprints |
-//! | [`record`] | the record of an operation, and its limits |
+//! | `key` | idempotency keys and payload fingerprints |
+//! | `record` | the record of an operation, and its limits |
 //! | [`decision`] | conditions for claims and settlements, and what a failed condition means |
-//! | [`isolation`] | which messages run alone after a crash, and when |
+//! | `isolation` | which messages run alone after a crash, and when |
 //!
 //! Each decision is a pure function of its arguments. You can check it against the tables in
 //! `docs/protocol.md`, and the tests try every row.
 
 pub(crate) mod circuit;
-pub(crate) mod decision;
+pub mod decision;
 pub(crate) mod isolation;
 pub(crate) mod key;
 pub(crate) mod record;

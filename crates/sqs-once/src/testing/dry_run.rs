@@ -21,15 +21,15 @@ use crate::{
 
 use crate::testing::{Message, deadline};
 
-/// Runs handlers in memory, whether they return an output, a [`Done`](sqs_once::Done) or a
-/// [`Change`](sqs_once::Change).
+/// Runs handlers in memory, whether they return an output, a [`Done`](crate::Done) or a
+/// [`Change`](crate::Change).
 ///
 /// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It
 /// records the writes of a `Done` and the item of a `Change` and sends them nowhere. It does not evaluate
 /// conditions: they are met, unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions
 /// themselves, you need DynamoDB Local or a similar emulator.
 ///
-/// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](sqs_once::Consumer) takes it.
+/// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](crate::Consumer) takes it.
 ///
 /// ```
 /// use sqs_once::testing::{DryRun, Message};
@@ -62,7 +62,7 @@ impl DryRun {
         Self::default()
     }
 
-    /// Runs `handler` for `message`, as a [`Consumer`](sqs_once::Consumer) does in the namespace `test` with
+    /// Runs `handler` for `message`, as a [`Consumer`](crate::Consumer) does in the namespace `test` with
     /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](Handler::on_duplicate).
     ///
     /// If the body does not have the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
@@ -89,7 +89,7 @@ impl DryRun {
 
     /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
     /// crashed. This replaces the record that the operation has. So the handler sees a [prior attempt](Attempt::prior), and a handler with a
-    /// [look-up](sqs_once::Reconcile) looks up.
+    /// [look-up](crate::Reconcile) looks up.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message};
@@ -115,8 +115,8 @@ impl DryRun {
     }
 
     /// Returns the writes that would have been made so far, in their order: those of each
-    /// [`Done`](sqs_once::Done), with a put to the table `outbox` for the published events of each group, and
-    /// one for each [`Change`](sqs_once::Change), without the attributes in which an item remembers its keys.
+    /// [`Done`](crate::Done), with a put to the table `outbox` for the published events of each group, and
+    /// one for each [`Change`](crate::Change), without the attributes in which an item remembers its keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
         self.plans.writes()
@@ -146,7 +146,7 @@ impl DryRun {
         self.plans.fail_condition(name.into(), None);
     }
 
-    /// Does the same, and the handler finds `item` in [`FailedWrite::item`](sqs_once::FailedWrite::item).
+    /// Does the same, and the handler finds `item` in [`FailedWrite::item`](crate::FailedWrite::item).
     ///
     /// # Panics
     ///
@@ -155,7 +155,7 @@ impl DryRun {
         self.plans.fail_condition(name.into(), Some(to_item(item)));
     }
 
-    /// Puts an item into a table, for [`Change::modify`](sqs_once::Change::modify) to read. A planned write
+    /// Puts an item into a table, for [`Change::modify`](crate::Change::modify) to read. A planned write
     /// does not change it.
     ///
     /// # Panics

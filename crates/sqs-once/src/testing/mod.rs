@@ -7,7 +7,7 @@
 //! | [`output`] | the output of a completed operation |
 //! | [`event`], [`process`] | run a batch through a [`Consumer`], as Lambda delivers it |
 //! | [`attempt`] | an [`Attempt`], to call a handler directly |
-//! | [`conformance`] | the suite that every [`Store`](sqs_once::store::Store) passes |
+//! | [`conformance`] | the suite that every [`Store`](crate::store::Store) passes |
 //!
 //! A unit test of a handler:
 //!

@@ -164,7 +164,7 @@ pub struct Record {
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt. `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Number of attempts in a row that ran alone and have no recorded end ([`isolation`](super::isolation)).
+    /// Number of attempts in a row that ran alone and have no recorded end (isolation after a crash).
     pub exclusive_attempts: u64,
     /// Text of the last permanent failure. A record in progress keeps the text of an earlier
     /// message.
