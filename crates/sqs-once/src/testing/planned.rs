@@ -13,9 +13,6 @@ use serde::Serialize;
 use crate::{dynamo::done::Done, modes::item::Change, testing::plans::Plans};
 
 /// A type that a handler can return in a dry run: an output, a [`Done`] or a [`Change`].
-///
-/// The trait is in this crate and not in the one of the dry run, because of coherence: only the crate of
-/// `Done` and `Change` can implement a trait both for them and for all outputs.
 pub trait Planned: HandlerOutput + Sized {
     /// True if permanent failures are recorded.
     const RECORDS_FAILURES: bool = true;

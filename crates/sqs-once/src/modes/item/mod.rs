@@ -1,6 +1,8 @@
 //! [`ItemMode`]: one conditional write changes an item and stores the key on the item.
 
 mod change;
+#[cfg(feature = "testing")]
+mod plan;
 mod processed_keys;
 mod send;
 mod version;
