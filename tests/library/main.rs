@@ -17,6 +17,7 @@ mod dry_run;
 mod envelopes;
 mod fuzz_seeds;
 mod isolation;
+mod layers;
 mod mistakes;
 mod once;
 mod promises;

@@ -1,13 +1,10 @@
 //! Records and business writes in DynamoDB.
 
-pub(crate) mod claimed;
-pub(crate) mod commit;
 pub(crate) mod condition_failed;
 pub(crate) mod done;
 pub(crate) mod empty_response;
 pub(crate) mod explain;
 pub(crate) mod item;
-pub(crate) mod not_written;
 pub(crate) mod outbox;
 pub(crate) mod store;
 pub(crate) mod transactional;

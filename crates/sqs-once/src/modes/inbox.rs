@@ -22,10 +22,10 @@ use crate::{
     store::{Results, StoreError},
 };
 use crate::{
-    dynamo::commit::{Committed, commit},
     dynamo::done::{Done, ErasedDone, WriteSet},
-    dynamo::not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
     dynamo::transactional::{RecordWrite, TransactionalStore},
+    modes::commit::{Committed, commit},
+    modes::not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
 };
 
 /// The inbox mode: runs operations whose only effect is DynamoDB writes.

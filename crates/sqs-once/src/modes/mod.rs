@@ -38,11 +38,14 @@
 
 mod claim;
 mod claim_mode;
+mod claimed;
+mod commit;
 mod health;
 pub(crate) mod held;
 pub(crate) mod inbox;
 pub(crate) mod item;
 pub(crate) mod mode;
+mod not_written;
 mod operation;
 mod outcome;
 pub(crate) mod records;

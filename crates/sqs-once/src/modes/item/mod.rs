@@ -17,8 +17,8 @@ pub use change::Change;
 use writer::ChangeWriter;
 
 use crate::{
-    dynamo::empty_response::reject_empty_responses, dynamo::not_written::write_until_accepted,
-    dynamo::store::Places, dynamo::without_retries,
+    dynamo::empty_response::reject_empty_responses, dynamo::store::Places, dynamo::without_retries,
+    modes::not_written::write_until_accepted,
 };
 use crate::{
     handler::{Attempt, Failure, History},

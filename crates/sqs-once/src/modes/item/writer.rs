@@ -20,8 +20,8 @@ use crate::{
 use crate::{
     dynamo::condition_failed::{ConditionFailed, FailedWrite},
     dynamo::item::Item,
-    dynamo::not_written::{NotWritten, UnwrittenOutput},
     dynamo::write::{Action, Write},
+    modes::not_written::{NotWritten, UnwrittenOutput},
 };
 
 /// Maximum number of retries after other workers changed the item between read and write.

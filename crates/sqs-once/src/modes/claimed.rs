@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use crate::{
-    dynamo::commit::{Committed, commit},
     dynamo::done::{Done, ErasedDone},
-    dynamo::not_written::{UnwrittenOutput, write_until_accepted},
     dynamo::transactional::{RecordWrite, TransactionalStore},
+    modes::commit::{Committed, commit},
+    modes::not_written::{UnwrittenOutput, write_until_accepted},
 };
 use crate::{
     handler::{Attempt, Failure},

@@ -6,10 +6,10 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 
 use crate::{
     dynamo::done::WriteSet,
-    dynamo::not_written::NotWritten,
     dynamo::outbox,
     dynamo::transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
     dynamo::write::Write,
+    modes::not_written::NotWritten,
 };
 use crate::{
     event::{Event, Published},
