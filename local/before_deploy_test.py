@@ -172,7 +172,9 @@ class BeforeDeploy(unittest.TestCase):
         self.write(template)
         _, output = self.check()
         assert "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'message-id'" in output, output
-        assert "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'a value that CloudFormation computes'" in output, output
+        assert "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'a value that CloudFormation computes'" in output, (
+            output
+        )
         assert output.count(", and would be ") == 2, output
 
     def test_built_template_comes_first(self) -> None:
