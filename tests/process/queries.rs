@@ -90,7 +90,8 @@ async fn run() -> Vec<Value> {
     put(&stage, "held", json!({})).await;
     let other = json!({"lease_until": 1, "fingerprint": "00", "first_claimed_at": 1});
     put(&stage, "two-payloads", other).await;
-    put(&stage, "crashed", json!({"lease_until": 1})).await;
+    let crashed = json!({"lease_until": 1, "attempts": 1, "first_claimed_at": 1});
+    put(&stage, "crashed", crashed).await;
     for n in 1..=2 {
         let again = if n == 1 { "059f36b4" } else { "m-again" };
         let event = batch([
