@@ -123,6 +123,8 @@ fn pool(url: &str) -> Result<PgPool, &'static str> {
         // One for each running handler. Its first statement tests the connection.
         .max_connections(10)
         .test_before_acquire(false)
+        .idle_timeout(None)
+        .max_lifetime(None)
         .connect_lazy(url)
         // The error of the parser could quote the URL, and so a password.
         .map_err(|_| "is not a URL such as postgres://user@host/database")

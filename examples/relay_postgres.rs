@@ -17,6 +17,8 @@ fn pool(url: &str) -> Result<PgPool, &'static str> {
         // A relay needs one connection, and tests it with its first statement.
         .max_connections(1)
         .test_before_acquire(false)
+        .idle_timeout(None)
+        .max_lifetime(None)
         .connect_lazy(url)
         // The error of the parser could quote the URL, and so a password.
         .map_err(|_| "is not a URL such as postgres://user@host/database")

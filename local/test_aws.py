@@ -61,6 +61,8 @@ def services(account: str, region: str) -> Iterator[Cloud]:
     with contextlib.ExitStack() as running:
         if account == EMULATED:
             cloud = running.enter_context(local_cloud.cloud("test-aws"))
+        elif redirected := sorted(name for name in os.environ if name.startswith("AWS_ENDPOINT_URL")):
+            raise Unavailable(f"ACCOUNT={account} is one of AWS, and {', '.join(redirected)} names another endpoint")
         else:
             cloud = Aws("", boto3.Session(region_name=region))
         try:

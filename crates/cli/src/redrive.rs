@@ -414,11 +414,11 @@ impl Run<'_> {
     }
 }
 
-/// Returns the attributes of the copy: those of the message, without the ones that direct dead-lettering
-/// added, and with the id of the message if there is room.
+/// Returns the attributes of the copy: those of the message, without the ones that direct dead-lettering or an
+/// earlier redrive added, and with the id of the message if there is room.
 fn attributes(dead_letter: &DeadLetter) -> HashMap<String, Attribute> {
     let mut attributes = dead_letter.0.message_attributes.clone().unwrap_or_default();
-    for name in [REASON, ERROR, KEY] {
+    for name in [REASON, ERROR, KEY, REDRIVE_OF] {
         attributes.remove(name);
     }
     let id = Attribute::builder().data_type("String");

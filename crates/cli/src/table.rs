@@ -9,7 +9,10 @@ use sqs_once::{
     store::{DynamoStore, StoreError},
 };
 #[cfg(feature = "postgres")]
-use sqs_once_postgres::PostgresStore;
+use {
+    sqlx::postgres::{PgConnectOptions, PgSslMode},
+    sqs_once_postgres::PostgresStore,
+};
 
 use crate::{aws, output::Error};
 
@@ -96,13 +99,28 @@ fn named(option: &Option<String>) -> Option<&str> {
 #[cfg(feature = "postgres")]
 fn postgres(url: &str) -> Result<Records, Error> {
     // The parser's error may quote the URL, which may contain a password.
-    let options = url.parse().map_err(|_| {
+    let options: PgConnectOptions = url.parse().map_err(|_| {
         Error::usage("DATABASE_URL is not a URL such as postgres://user@host/database")
     })?;
     let pool = sqlx::postgres::PgPoolOptions::new()
         .max_connections(1)
-        .connect_lazy_with(options);
+        .connect_lazy_with(secured(options));
     Ok(Records::Postgres(PostgresStore::new(pool)))
+}
+
+/// Replaces PostgreSQL's default, `prefer`, which accepts any certificate, and also a connection without TLS.
+#[cfg(feature = "postgres")]
+fn secured(options: PgConnectOptions) -> PgConnectOptions {
+    let host = options.get_host();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+    let is_this_machine = options.get_socket().is_some()
+        || host == "localhost"
+        || address.is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    if matches!(options.get_ssl_mode(), PgSslMode::Prefer) && !is_this_machine {
+        options.ssl_mode(PgSslMode::VerifyFull)
+    } else {
+        options
+    }
 }
 
 #[cfg(not(feature = "postgres"))]
@@ -173,6 +191,26 @@ impl Records {
             Self::DynamoDb(store) => store.delete_record(shown).await,
             #[cfg(feature = "postgres")]
             Self::Postgres(store) => store.delete_record(shown).await,
+        }
+    }
+}
+
+#[cfg(all(test, feature = "postgres"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_host_needs_verified_tls() {
+        let mode = |url: &str| format!("{:?}", secured(url.parse().unwrap()).get_ssl_mode());
+        for (url, expected) in [
+            ("postgres://db.example/orders", "VerifyFull"),
+            ("postgres://10.0.0.1/orders?sslmode=prefer", "VerifyFull"),
+            ("postgres://db.example/orders?sslmode=require", "Require"),
+            ("postgres://127.0.0.1/orders", "Prefer"),
+            ("postgres://[::1]/orders", "Prefer"),
+            ("postgres://localhost/orders", "Prefer"),
+        ] {
+            assert_eq!(mode(url), expected, "{url}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! [`Connections`]: the user's pool, and how its new connections log in.
 
-use std::{error::Error as StdError, fmt, io, sync::Arc};
+use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
@@ -8,6 +8,7 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
+use sqs_once::internal::system::timeout;
 use tokio::sync::{Mutex, OnceCell};
 
 use super::explain::is_login_refused;
@@ -18,6 +19,9 @@ type BoxError = Box<dyn StdError + Send + Sync>;
 type Password = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectOptions, BoxError>>
     + Send
     + Sync;
+
+/// How long the test of an idle connection may take.
+const MAX_TEST: Duration = Duration::from_secs(2);
 
 /// A setting that only PostgreSQL accepts at a login and knows in the session, and no pooler passes on.
 const DIRECT: &str = "sqs_once.direct";
@@ -45,8 +49,7 @@ impl Connections {
         let options = pool.connect_options();
         let is_pooled = !keeps_statements(&options);
         if is_pooled {
-            // PgBouncer rejects this startup parameter of sqlx. PostgreSQL 12 and later do not need it.
-            pool.set_connect_options(PgConnectOptions::clone(&options).extra_float_digits(None));
+            pool.set_connect_options(of_pooler(PgConnectOptions::clone(&options)));
         }
         Self {
             pool,
@@ -96,7 +99,19 @@ impl Connections {
             let proven = || self.log_in(|| prove_direct(self.pool.connect_options()));
             self.is_direct.get_or_try_init(proven).await?;
         }
-        self.log_in(|| self.pool.acquire()).await
+        self.log_in(|| self.idle_or_new()).await
+    }
+
+    /// Takes an idle connection, or opens one. sqlx's test of an idle connection, if the user left it on, has no
+    /// time limit, and a connection that died in a freeze may be silent.
+    async fn idle_or_new(&self) -> Result<PoolConnection<Postgres>, Error> {
+        if self.pool.num_idle() > 0 {
+            if let Ok(tested) = timeout(MAX_TEST, self.pool.acquire()).await {
+                return tested;
+            }
+            self.close_idle();
+        }
+        self.pool.acquire().await
     }
 
     /// Connects. If the server rejects the login, asks for the next password and tries once more.
@@ -127,10 +142,20 @@ impl Connections {
             let next = password(PgConnectOptions::clone(&current)).await;
             // Not sent, so a request can be made again.
             let failed = |error| Error::Io(io::Error::other(format!("no password: {error}")));
-            self.pool.set_connect_options(next.map_err(failed)?);
+            let next = next.map_err(failed)?;
+            self.pool.set_connect_options(if self.is_pooled {
+                of_pooler(next).statement_cache_capacity(0)
+            } else {
+                next
+            });
         }
         Ok(())
     }
+}
+
+/// PgBouncer rejects this startup parameter of sqlx. PostgreSQL 12 and later do not need it.
+fn of_pooler(options: PgConnectOptions) -> PgConnectOptions {
+    options.extra_float_digits(None)
 }
 
 /// Fails if the server of these options is a pooler, on a connection of its own.

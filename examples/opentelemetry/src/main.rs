@@ -25,7 +25,7 @@ use tracing::{Span, field::Empty, level_filters::LevelFilter};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::{Layer as _, filter::Targets, prelude::*};
 
-/// How long spans may delay the response. Must be shorter than CONSUMER_DEADLINE_RESERVE, 500 ms by default.
+/// How long spans may delay the response. Must be shorter than `Consumer::deadline_reserve`, 500 ms by default.
 const LONGEST_FLUSH: Duration = Duration::from_millis(400);
 
 async fn handle(_: Value, attempt: Attempt) -> Result<(), Failure> {

@@ -43,7 +43,8 @@ const FORGET_STATEMENTS: &str = "DO $$ DECLARE kept text; BEGIN \
 /// Longest wait for a connection, of a request without a time limit.
 const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
-/// How long requests wait for a response, so that a connection that went silent in a freeze is replaced.
+/// How long requests on a used connection may take, so that one that went silent in a freeze is replaced. A new
+/// one has no prepared statements yet, and takes two round trips for each.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 impl TransactionConnection {
@@ -146,7 +147,9 @@ impl TransactionConnection {
         }
         // The caller repeats the request on a different connection.
         let half = until.saturating_duration_since(system::instant()) / 2;
-        let answer = timeout(half.min(MAX_SILENCE), tx.request(until, requests)).await;
+        let is_new = tx.connection.cached_statements_size() == 0;
+        let limit = if is_new { half } else { half.min(MAX_SILENCE) };
+        let answer = timeout(limit, tx.request(until, requests)).await;
         answer.unwrap_or_else(|_elapsed| {
             tx.close();
             Err(Error::Io(std::io::ErrorKind::TimedOut.into()))

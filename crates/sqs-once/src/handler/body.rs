@@ -40,7 +40,7 @@ use super::{DeliveryMetadata, InvalidMessage};
 /// ```
 ///
 /// Key and fingerprint come from the text of the body, and not from this value. If JSON pointers cannot read
-/// the body, [make the key in code](https://docs.rs/sqs-once/latest/sqs_once/sqs/enum.KeySource.html#method.from_fn).
+/// the body, [make the key in code](crate::sqs::KeySource::from_fn).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the message of a handler: it does not implement `serde::Deserialize`",
     label = "the body is read as JSON, so the message must implement `serde::Deserialize`",
@@ -49,8 +49,10 @@ use super::{DeliveryMetadata, InvalidMessage};
 pub trait FromMessage: Sized + Send {
     /// Makes the value of the body, without its envelope, and of the delivery with its message attributes.
     ///
-    /// This is part of the attempt: it happens after the claim, and if it ends the process, the next attempt sees
-    /// the prior one. Nothing but this code bounds how much time and memory it takes.
+    /// This is part of the attempt: it happens after the claim, and if it panics or ends the process, the message
+    /// is retried and the next attempt sees the prior one. Nothing but this code bounds how much time and memory
+    /// it takes. It must have the same answer for the same message, since an error is final: don't ask another
+    /// system here.
     ///
     /// # Errors
     ///

@@ -9,8 +9,8 @@ use crate::system::{Instant, timeout_at};
 
 /// The turns of a process. Handlers that come later queue behind a suspect. Clones share the turns.
 ///
-/// A message that occupies one of the concurrent slots may wait for a turn. A suspect occupies no slot while
-/// it waits, so the two never wait for each other.
+/// A message that has a worker may wait for a turn. A suspect gives its worker up while it waits, so the two
+/// never wait for each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Turns(Arc<RwLock<()>>);
 

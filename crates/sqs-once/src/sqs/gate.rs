@@ -45,8 +45,7 @@ impl MessageGate {
         self.state.is_alone.load(Relaxed)
     }
 
-    /// Waits for a turn beside the handlers of other batches, and for a slot in this batch. Returns false if
-    /// the handler must not start.
+    /// Waits for a turn beside the handlers of other batches. Returns false if the handler must not start.
     pub(super) async fn beside_others(&self) -> bool {
         let turn = self.turns.shared(self.batch.deadline().start_by()).await;
         let is_kept = |turn| self.batch.suspects().keep(self.index, turn);

@@ -37,10 +37,12 @@ impl ProcessedKeys<'_> {
     /// Returns an error text if the attribute of the processed keys has the wrong type, because a different
     /// program wrote it.
     pub(super) fn type_error(item: &Item) -> Option<String> {
-        let is_foreign = item.get(EVENTS).is_some_and(|events| !events.is_l());
+        let is_pair = |pair: &[AttributeValue]| matches!(pair, [at, key] if seconds(at).is_some() && key.is_s());
+        let is_foreign = (item.get(EVENTS))
+            .is_some_and(|events| !events.as_l().is_ok_and(|list| list.chunks(2).all(is_pair)));
         is_foreign.then(|| {
             format!(
-                "attribute `{EVENTS}` of the item must be a list of processed keys; nothing was written"
+                "attribute `{EVENTS}` of the item must be a list of times and processed keys; nothing was written"
             )
         })
     }

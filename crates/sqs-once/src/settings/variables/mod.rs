@@ -18,11 +18,10 @@ use table::Setting;
 
 /// Environment variables, and the errors found in them so far.
 ///
-/// `sqs_once::Settings` reads its variables from here, and your
-/// own settings can do so too. An empty variable is treated as if it were not set.
+/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can do so too. An empty variable is treated as if it were not set.
 ///
 /// ```
-/// use crate::settings::variables::Variables;
+/// use sqs_once::Variables;
 ///
 /// let mut variables = Variables::from_vars([("PORT", "x")]);
 /// let port = variables.required("PORT", "port of the printer", str::parse::<u16>);
@@ -138,7 +137,7 @@ impl Variables {
 
     /// Fixes the value of a variable in code. A different value in the environment is then an error.
     ///
-    /// Use it for key, fingerprint, envelope and encoding, which belong to the message format: with a
+    /// Use it for key, fingerprint and envelope, which belong to the message format: with a
     /// different value, every message in the queue would be a new operation. If the code fixes them, they
     /// change only together with the handler.
     ///

@@ -24,7 +24,7 @@ impl Variables {
     /// Settings of the other modes are not among them.
     ///
     /// ```
-    /// use crate::settings::variables::Variables;
+    /// use sqs_once::Variables;
     ///
     /// let variables = Variables::from_vars([("CONSUMER_CONCURENCY", "10")]);
     /// let [misspelt] = &variables.unknown()[..] else { panic!() };
