@@ -94,7 +94,7 @@ impl<S: Store> Once<S> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use sqs_once::{Once, protocol::isolation::CrashWaits, store::MemoryStore};
+    /// use sqs_once::{Once, protocol::CrashWaits, store::MemoryStore};
     ///
     /// let minute = Duration::from_secs(60);
     /// let once = Once::new(MemoryStore::default()).crash_waits(CrashWaits::new([minute, 10 * minute]));

@@ -26,7 +26,7 @@ use super::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use sqs_once::protocol::isolation::CrashWaits;
+/// use sqs_once::protocol::CrashWaits;
 ///
 /// let waits = CrashWaits::default();
 /// assert_eq!(waits.after_death(1), Some(Duration::from_secs(20 * 60)));

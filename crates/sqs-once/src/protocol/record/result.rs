@@ -132,7 +132,7 @@ impl StoredResult {
     /// Returns `json` if it has at most [`MAX_RESULT_BYTES`], otherwise [`StoredResult::Omitted`].
     ///
     /// ```
-    /// use sqs_once::protocol::{StoredResult, record::MAX_RESULT_BYTES};
+    /// use sqs_once::protocol::{MAX_RESULT_BYTES, StoredResult};
     ///
     /// assert_eq!(StoredResult::fit("1".into()), StoredResult::Json("1".into()));
     /// let long = "x".repeat(MAX_RESULT_BYTES + 1);
