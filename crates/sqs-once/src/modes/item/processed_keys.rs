@@ -194,4 +194,19 @@ mod tests {
         assert!(keys.is_outdated(&item(&[change(5399, "old")])));
         assert!(!keys.is_outdated(&Item::new()));
     }
+
+    #[test]
+    fn list_of_another_program_is_an_error() {
+        let item = |list| Item::from([(EVENTS.to_owned(), AttributeValue::L(list))]);
+        let pair = || vec![number(1), string("key")];
+        assert_eq!(ProcessedKeys::type_error(&item(pair())), None);
+        assert_eq!(ProcessedKeys::type_error(&Item::new()), None);
+        for list in [
+            vec![string("key"), number(1)],
+            vec![number(1)],
+            vec![AttributeValue::N("-1".into()), string("key")],
+        ] {
+            assert!(ProcessedKeys::type_error(&item(list)).is_some());
+        }
+    }
 }
