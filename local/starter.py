@@ -125,8 +125,9 @@ def check_deployment(cloud: MiniStack, project: Path) -> None:
         built.write_text(json.dumps(template))
         deployment.adapt(built)
         options = ("--template-file", str(built), "--capabilities", "CAPABILITY_IAM", "--resolve-s3")
-        deployment.deploy(cloud, project.name, *options, AlarmEmail="on-call@example.com")
-    doctor = [str(ROOT / "target/debug/sqs-once"), "doctor", project.name, "--skip", "ttl"]
+        stack = project.name.replace("_", "-")  # a stack's name has no underscores
+        deployment.deploy(cloud, stack, *options, AlarmEmail="on-call@example.com")
+    doctor = [str(ROOT / "target/debug/sqs-once"), "doctor", stack, "--skip", "ttl"]
     ended = subprocess.run(doctor, env=cloud.environment(), stdin=subprocess.DEVNULL, check=False)
     check(ended.returncode == 0, f"the doctor has findings in {project.name}")
 
