@@ -139,12 +139,12 @@ impl Connections {
         let current = self.pool.connect_options();
         if Arc::ptr_eq(used, &current) {
             tracing::info!("PostgreSQL rejected the login; asking for the next password");
-            let next = password(PgConnectOptions::clone(&current)).await;
             // Not sent, so a request can be made again.
             let failed = |error| Error::Io(io::Error::other(format!("no password: {error}")));
-            let next = next.map_err(failed)?;
+            let asked = password(PgConnectOptions::clone(&current)).await;
+            let next = asked.map_err(failed)?;
             self.pool.set_connect_options(if self.is_pooled {
-                of_pooler(next).statement_cache_capacity(0)
+                of_pooler(next)
             } else {
                 next
             });
@@ -153,9 +153,10 @@ impl Connections {
     }
 }
 
-/// PgBouncer rejects this startup parameter of sqlx. PostgreSQL 12 and later do not need it.
+/// Keeps no statements, whatever the user's closure says. PgBouncer rejects the startup parameter
+/// `extra_float_digits` of sqlx, which PostgreSQL 12 and later do not need.
 fn of_pooler(options: PgConnectOptions) -> PgConnectOptions {
-    options.extra_float_digits(None)
+    options.statement_cache_capacity(0).extra_float_digits(None)
 }
 
 /// Fails if the server of these options is a pooler, on a connection of its own.

@@ -117,7 +117,7 @@ pub mod telemetry;
 pub mod testing;
 mod unanswered;
 
-/// What the other crates of this project and its tests use. Not part of the API.
+/// Items that the other crates of this project and its tests use. Not part of the API.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::{

@@ -19,11 +19,11 @@ use aws_sdk_dynamodb::{
 use futures_util::future::join_all;
 
 use super::*;
-use crate::handler::Delivery;
 
 use crate::{
     Attempt, Deadline, Once, Operation,
     dynamo::store::{Batched, DynamoStore},
+    handler::Delivery,
     protocol::{Key, Namespace},
     settings::any_store::AnyStore,
 };

@@ -6,11 +6,11 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::Serialize;
 
 use crate::{
-    dynamo::condition_failed::ConditionFailed,
-    dynamo::outbox,
-    dynamo::write::{IntoWrite, MAX_WRITES, Write},
-};
-use crate::{
+    dynamo::{
+        condition_failed::ConditionFailed,
+        outbox,
+        write::{IntoWrite, MAX_WRITES, Write},
+    },
     event::{Event, first_fault},
     handler::{Failure, HandlerOutput, to_output},
     protocol::StoredResult,

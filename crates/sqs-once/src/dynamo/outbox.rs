@@ -21,10 +21,10 @@ use std::{collections::HashMap, time::Duration};
 use aws_sdk_dynamodb::types::{AttributeValue, Put};
 
 use crate::{
-    dynamo::item::{Item, number, string},
-    dynamo::write::Write,
-};
-use crate::{
+    dynamo::{
+        item::{Item, number, string},
+        write::Write,
+    },
     event::{Event, MAX_ID, Published},
     protocol::Timestamp,
 };

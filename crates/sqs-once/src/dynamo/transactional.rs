@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 
-use crate::{dynamo::condition_failed::ConditionFailed, dynamo::write::Write};
 use crate::{
+    dynamo::{condition_failed::ConditionFailed, write::Write},
     protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
     store::{RequestContext, Store, StoreError},
 };

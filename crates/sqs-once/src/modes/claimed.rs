@@ -3,14 +3,17 @@
 use serde::Serialize;
 
 use crate::{
-    dynamo::done::{Done, ErasedDone},
-    dynamo::transactional::{RecordWrite, TransactionalStore},
-    modes::commit::{Committed, commit},
-    modes::not_written::{UnwrittenOutput, write_until_accepted},
-};
-use crate::{
+    dynamo::{
+        done::{Done, ErasedDone},
+        transactional::{RecordWrite, TransactionalStore},
+    },
     handler::{Attempt, Failure},
-    modes::{Mode, Once, Operation, Outcome, held::HeldClaim},
+    modes::{
+        Mode, Once, Operation, Outcome,
+        commit::{Committed, commit},
+        held::HeldClaim,
+        not_written::{UnwrittenOutput, write_until_accepted},
+    },
     protocol::{FailedSettlement, Timestamp, decision::failed_settlement},
     store::Results,
 };

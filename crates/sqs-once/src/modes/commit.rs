@@ -5,16 +5,16 @@ use std::sync::OnceLock;
 use aws_sdk_dynamodb::types::TransactWriteItem;
 
 use crate::{
-    dynamo::done::WriteSet,
-    dynamo::outbox,
-    dynamo::transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
-    dynamo::write::Write,
-    modes::not_written::NotWritten,
-};
-use crate::{
+    dynamo::{
+        done::WriteSet,
+        outbox,
+        transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+        write::Write,
+    },
     event::{Event, Published},
     modes::{
         Outcome,
+        not_written::NotWritten,
         records::Records,
         repeat::{Answered, Effort, GivenUp, repeat},
     },

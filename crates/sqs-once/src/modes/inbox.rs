@@ -7,10 +7,16 @@ use serde::Serialize;
 
 use crate::{
     deadline::Deadline,
+    dynamo::{
+        done::{Done, ErasedDone, WriteSet},
+        transactional::{RecordWrite, TransactionalStore},
+    },
     handler::{Attempt, Failure, History},
     meter::Meter,
     modes::{
         Mode, Once, Operation, Outcome,
+        commit::{Committed, commit},
+        not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
         records::Records,
         repeat::Effort,
         work::{NoOutput, guard},
@@ -20,12 +26,6 @@ use crate::{
         decision::{failed_insert, may_claim},
     },
     store::{Results, StoreError},
-};
-use crate::{
-    dynamo::done::{Done, ErasedDone, WriteSet},
-    dynamo::transactional::{RecordWrite, TransactionalStore},
-    modes::commit::{Committed, commit},
-    modes::not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
 };
 
 /// The inbox mode: runs operations whose only effect is DynamoDB writes.

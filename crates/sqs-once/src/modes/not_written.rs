@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::{dynamo::condition_failed::ConditionFailed, dynamo::done::OnConditionFailed};
 use crate::{
+    dynamo::{condition_failed::ConditionFailed, done::OnConditionFailed},
     handler::Failure,
     modes::{Outcome, work::NoOutput},
 };

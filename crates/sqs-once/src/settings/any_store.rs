@@ -1,8 +1,10 @@
 //! [`AnyStore`]: the store that the environment selects.
 
 use crate::{
-    dynamo::store::{Batched, DynamoStore},
-    dynamo::transactional::{Commit, CommitResponse, TransactionalStore},
+    dynamo::{
+        store::{Batched, DynamoStore},
+        transactional::{Commit, CommitResponse, TransactionalStore},
+    },
     protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
 };

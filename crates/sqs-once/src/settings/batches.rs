@@ -5,16 +5,6 @@ use std::{
     time::Duration,
 };
 
-use crate::settings::variables::{
-    parse::{duration, on_or_off, positive},
-    table::{
-        CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
-        CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DIRECT_DEAD_LETTERING,
-        CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_MAX_BODY_BYTES,
-        CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS, CONSUMER_VISIBILITY,
-        IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
-    },
-};
 use aws_config::SdkConfig;
 
 use super::{
@@ -28,6 +18,16 @@ use crate::{
     handler::Handler,
     modes::Mode,
     protocol::{Namespace, isolation::CrashWaits},
+    settings::variables::{
+        parse::{duration, on_or_off, positive},
+        table::{
+            CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CIRCUIT_BREAKER,
+            CONSUMER_CONCURRENCY, CONSUMER_CRASH_ISOLATION, CONSUMER_DIRECT_DEAD_LETTERING,
+            CONSUMER_ENVELOPE, CONSUMER_FIFO_AFTER_PERMANENT, CONSUMER_MAX_BODY_BYTES,
+            CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START, CONSUMER_S3_BUCKETS, CONSUMER_VISIBILITY,
+            IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
+        },
+    },
     sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, Visibility},
     telemetry::{
         Metrics,

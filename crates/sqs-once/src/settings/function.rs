@@ -12,11 +12,10 @@ use std::{
     time::Duration,
 };
 
-use crate::settings::variables::table::IDEMPOTENCY_TABLE_NAME;
 use tokio::runtime::{Builder, Runtime};
 
 use super::Settings;
-use crate::deadline::MEMORY_OF_A_VCPU;
+use crate::{deadline::MEMORY_OF_A_VCPU, settings::variables::table::IDEMPOTENCY_TABLE_NAME};
 
 /// The name that cargo-lambda gives a function that is invoked without a name.
 const UNNAMED: &str = "_";

@@ -13,7 +13,6 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use crate::settings::variables::{ModeOptions, ModeSettings};
 use aws_config::SdkConfig;
 
 pub use crate::settings::variables::{SettingsError, UnknownVariable, Variables};
@@ -24,6 +23,7 @@ use crate::{
     handler::Handler,
     modes::{Mode, Once},
     protocol::AfterFailure,
+    settings::variables::{ModeOptions, ModeSettings},
     sqs::Consumer,
 };
 

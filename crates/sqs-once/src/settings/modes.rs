@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::settings::variables::table::CONSUMER_VISIBILITY;
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 use futures_util::future::join;
@@ -11,9 +10,8 @@ use super::{Settings, SettingsError, any_store::AnyStore};
 use crate::{
     dynamo::store::{Batched, DynamoStore},
     handler::Handler,
-    modes::inbox::Inbox,
-    modes::item::ItemMode,
-    modes::{Mode, Once},
+    modes::{Mode, Once, inbox::Inbox, item::ItemMode},
+    settings::variables::table::CONSUMER_VISIBILITY,
     sqs::Consumer,
     store::MemoryStore,
 };

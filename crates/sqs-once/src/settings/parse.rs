@@ -2,10 +2,9 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use crate::settings::variables::parse::positive;
-
 use crate::{
     dynamo::store::{Field, Layout},
+    settings::variables::parse::positive,
     sqs::Visibility,
 };
 

@@ -1,12 +1,5 @@
 //! Settings of the records and their table.
 
-use crate::settings::variables::{
-    parse::on_or_off,
-    table::{
-        IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES,
-        IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
-    },
-};
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 
@@ -19,6 +12,14 @@ use crate::{
     dynamo::store::{DynamoStore, Layout},
     modes::Once,
     protocol::AfterFailure,
+    settings::variables::{
+        parse::on_or_off,
+        table::{
+            IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES,
+            IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
+            OUTBOX_TABLE_NAME,
+        },
+    },
     store::{Results, Store},
 };
 

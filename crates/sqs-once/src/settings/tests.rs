@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use crate::settings::variables::table::{Reader, SETTINGS};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{
     Credentials,
@@ -24,11 +23,14 @@ use super::{
     *,
 };
 use crate::{
-    dynamo::done::Done,
-    dynamo::store::{DynamoStore, Field, Layout},
+    dynamo::{
+        done::Done,
+        store::{DynamoStore, Field, Layout},
+    },
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
     modes::item::Change,
     protocol::isolation::CrashWaits,
+    settings::variables::table::{Reader, SETTINGS},
     sqs::{FifoAfterPermanent, FingerprintSource, KeySource},
 };
 

@@ -7,12 +7,11 @@ use super::{
     fingerprint_source::FingerprintSource, key_source::KeySource, make_span::MakeSpan,
     observer::Observer, s3_pointer::ReadBodies, visibility::Visibility,
 };
-use crate::modes::Turns;
 
 use crate::{
     deadline::{Deadline, LEAST_MEMORY, reserve_per_message},
     handler::Handler,
-    modes::Mode,
+    modes::{Mode, Turns},
     protocol::{Namespace, Timestamp},
     telemetry::{Metrics, millis},
 };

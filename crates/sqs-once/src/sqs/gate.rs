@@ -8,11 +8,13 @@ use std::{
     },
 };
 
-use crate::modes::{Gate, Turns};
 use futures_util::future::BoxFuture;
 
 use super::{batch::Batch, held_body::HeldBody, s3_pointer::ReadBodies};
-use crate::{modes::Outcome, protocol::circuit::HandlerEnd};
+use crate::{
+    modes::{Gate, Outcome, Turns},
+    protocol::circuit::HandlerEnd,
+};
 
 /// Decides when the handler of a message starts.
 pub(super) struct MessageGate {

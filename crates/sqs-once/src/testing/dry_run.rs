@@ -7,19 +7,18 @@ use std::sync::{
 
 use serde::Serialize;
 
-use crate::modes::mode::sealed::Sealed;
 use crate::{
     Attempt, Failure, Handler, Mode, Operation, Outcome,
+    dynamo::item::Item,
+    modes::mode::sealed::Sealed,
     protocol::{Namespace, Timestamp},
     sqs::read_message,
+    testing::{
+        Message, deadline,
+        planned::Planned,
+        plans::{PlannedWrite, Plans},
+    },
 };
-use crate::{
-    dynamo::item::Item,
-    testing::planned::Planned,
-    testing::plans::{PlannedWrite, Plans},
-};
-
-use crate::testing::{Message, deadline};
 
 /// Runs handlers in memory, whether they return an output, a [`Done`](crate::Done) or a
 /// [`Change`](crate::Change).

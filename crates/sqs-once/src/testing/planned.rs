@@ -2,15 +2,16 @@
 
 use std::{panic::AssertUnwindSafe, slice};
 
-use crate::{
-    handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History},
-    modes::{Once, Operation, Outcome},
-    protocol::StoredResult,
-};
 use futures_util::FutureExt as _;
 use serde::Serialize;
 
-use crate::{dynamo::done::Done, modes::item::Change, testing::plans::Plans};
+use crate::{
+    dynamo::done::Done,
+    handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History},
+    modes::{Once, Operation, Outcome, item::Change},
+    protocol::StoredResult,
+    testing::plans::Plans,
+};
 
 /// A type that a handler can return in a dry run: an output, a [`Done`] or a [`Change`].
 pub trait Planned: HandlerOutput + Sized {

@@ -9,19 +9,18 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 use serde::de::DeserializeOwned;
 
 use crate::{
+    dynamo::{
+        condition_failed::{ConditionFailed, FailedWrite},
+        item::Item,
+        transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+        write::{Write, table},
+    },
     modes::Operation,
     protocol::{
         ClaimRequest, FencingToken, Key, Owner, Settlement, Timestamp,
         decision::{may_claim, may_settle},
     },
     store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
-};
-
-use crate::{
-    dynamo::condition_failed::{ConditionFailed, FailedWrite},
-    dynamo::item::Item,
-    dynamo::transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
-    dynamo::write::{Write, table},
 };
 
 /// A write that a handler planned, and that would have been sent.

@@ -9,10 +9,10 @@ use aws_sdk_dynamodb::{
 
 use super::{DynamoStore, expressions};
 use crate::{
-    dynamo::item::Item,
-    dynamo::write::{delete_item, update_item},
-};
-use crate::{
+    dynamo::{
+        item::Item,
+        write::{delete_item, update_item},
+    },
     protocol::{Key, Timestamp},
     store::{
         StoreError,

@@ -7,10 +7,10 @@ use aws_sdk_dynamodb::{
 
 use super::{DynamoStore, Field, Place, Request, expressions};
 use crate::{
-    dynamo::item::Item,
-    dynamo::write::{put_item, update_item},
-};
-use crate::{
+    dynamo::{
+        item::Item,
+        write::{put_item, update_item},
+    },
     protocol::{ClaimRequest, Record, decision::may_claim},
     store::{ClaimResponse, StoreError},
 };

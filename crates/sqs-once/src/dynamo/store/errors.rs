@@ -4,10 +4,10 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
 use super::DynamoStore;
 use crate::{
-    dynamo::explain::{explain, named, unavailable},
-    dynamo::item::Item,
-};
-use crate::{
+    dynamo::{
+        explain::{explain, named, unavailable},
+        item::Item,
+    },
     protocol::{Key, Record, RequestErrorKind},
     store::StoreError,
 };

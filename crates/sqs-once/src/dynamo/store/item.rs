@@ -5,9 +5,9 @@ use std::{borrow::Cow, collections::BTreeSet};
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::{field::Field, layout::Layout};
-use crate::dynamo::item::{Item, number, string};
-use crate::protocol::{
-    AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp,
+use crate::{
+    dynamo::item::{Item, number, string},
+    protocol::{AttemptEnd, Fingerprint, Key, Owner, Record, State, StoredResult, Timestamp},
 };
 
 /// Values of the attribute `status`.

@@ -1,9 +1,9 @@
 //! [`Layout`]: attribute names and key schema of records in the table.
 
 use super::field::Field;
-use crate::dynamo::item::{Item, string};
 use crate::{
     InvalidValue,
+    dynamo::item::{Item, string},
     protocol::{ClaimRequest, Fingerprint, key::MAX_KEY_BYTES},
 };
 

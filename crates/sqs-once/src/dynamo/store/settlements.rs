@@ -4,10 +4,10 @@ use aws_sdk_dynamodb::operation::{delete_item::DeleteItemError, update_item::Upd
 
 use super::{DynamoStore, Place, Request, expressions};
 use crate::{
-    dynamo::item::Item,
-    dynamo::write::{delete_item, update_item},
-};
-use crate::{
+    dynamo::{
+        item::Item,
+        write::{delete_item, update_item},
+    },
     protocol::{FencingToken, Settlement, Timestamp},
     store::{SettleResponse, StoreError},
 };

@@ -1,8 +1,8 @@
 //! Size limits of records and results, checked before a request is sent.
 
 use super::DynamoStore;
-use crate::dynamo::item as items;
 use crate::{
+    dynamo::item as items,
     protocol::{
         ClaimRequest, FencingToken, Key, Settlement, StoredResult,
         record::{MAX_ITEM_BYTES, MAX_RESULT_BYTES},

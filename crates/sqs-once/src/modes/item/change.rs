@@ -6,12 +6,12 @@ use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    dynamo::condition_failed::ConditionFailed,
-    dynamo::done::OnConditionFailed,
-    dynamo::item::Item,
-    dynamo::write::{IntoWrite, Write},
-};
-use crate::{
+    dynamo::{
+        condition_failed::ConditionFailed,
+        done::OnConditionFailed,
+        item::Item,
+        write::{IntoWrite, Write},
+    },
     handler::{Failure, HandlerOutput, to_result},
     protocol::StoredResult,
 };

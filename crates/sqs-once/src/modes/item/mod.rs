@@ -17,12 +17,9 @@ pub use change::Change;
 use writer::ChangeWriter;
 
 use crate::{
-    dynamo::empty_response::reject_empty_responses, dynamo::store::Places, dynamo::without_retries,
-    modes::not_written::write_until_accepted,
-};
-use crate::{
+    dynamo::{empty_response::reject_empty_responses, store::Places, without_retries},
     handler::{Attempt, Failure, History},
-    modes::{Mode, Operation, Outcome, work::guard},
+    modes::{Mode, Operation, Outcome, not_written::write_until_accepted, work::guard},
     protocol::Timestamp,
 };
 
@@ -45,7 +42,7 @@ use crate::{
 /// # Retention
 ///
 /// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item
-/// never fills up for good. We chose an age and not a number of keys, because after a number of keys a busy item
+/// never fills up and then fails for ever. We chose an age and not a number of keys, because after a number of keys a busy item
 /// would forget a message that SQS can still deliver again, and change twice.
 ///
 /// # Requirements for the handler

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::{AttributeValue, Put, Update};
 
-use crate::protocol::{Key, Timestamp};
 use crate::{
-    dynamo::item::{Item, number, string},
-    dynamo::write::{Action, Write},
+    dynamo::{
+        item::{Item, number, string},
+        write::{Action, Write},
+    },
+    protocol::{Key, Timestamp},
 };
 
 /// List of the item's changes, the oldest first. Each is the time in epoch seconds, and then the key.

@@ -2,9 +2,9 @@
 
 use aws_sdk_dynamodb::types::Put;
 
-use crate::{
-    dynamo::item::{Item, number},
-    dynamo::write::Write,
+use crate::dynamo::{
+    item::{Item, number},
+    write::Write,
 };
 
 /// Name of the attribute that counts an item's changes.

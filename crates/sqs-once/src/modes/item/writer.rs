@@ -13,15 +13,18 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    dynamo::{
+        condition_failed::{ConditionFailed, FailedWrite},
+        item::Item,
+        write::{Action, Write},
+    },
     meter::Meter,
-    modes::{Outcome, repeat::RetryPauses},
+    modes::{
+        Outcome,
+        not_written::{NotWritten, UnwrittenOutput},
+        repeat::RetryPauses,
+    },
     protocol::{Key, StoredResult},
-};
-use crate::{
-    dynamo::condition_failed::{ConditionFailed, FailedWrite},
-    dynamo::item::Item,
-    dynamo::write::{Action, Write},
-    modes::not_written::{NotWritten, UnwrittenOutput},
 };
 
 /// Maximum number of retries after other workers changed the item between read and write.

@@ -4,14 +4,14 @@ mod queue;
 mod response;
 mod statement;
 
-use crate::{
-    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
-    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
-};
 use queue::{BatchResult, Batcher};
 
 use super::{DynamoStore, Request};
-use crate::dynamo::transactional::{Commit, CommitResponse, TransactionalStore};
+use crate::{
+    dynamo::transactional::{Commit, CommitResponse, TransactionalStore},
+    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
+    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+};
 
 /// A [`DynamoStore`] with batched writes: it sends up to 25 claims and settlements of concurrent messages in
 /// one request (`BatchExecuteStatement`).

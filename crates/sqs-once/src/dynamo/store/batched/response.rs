@@ -8,10 +8,12 @@ use aws_sdk_dynamodb::{
     types::{BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementResponse},
 };
 
-use crate::protocol::RequestErrorKind;
 use crate::{
-    dynamo::explain::{explain, kind},
-    dynamo::item::Item,
+    dynamo::{
+        explain::{explain, kind},
+        item::Item,
+    },
+    protocol::RequestErrorKind,
 };
 
 /// The response to a statement.

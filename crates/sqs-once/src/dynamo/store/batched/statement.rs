@@ -7,15 +7,17 @@ use aws_sdk_dynamodb::types::{
     AttributeValue, BatchStatementRequest, ReturnValuesOnConditionCheckFailure::AllOld,
 };
 
-use crate::protocol::{FencingToken, Settlement, Timestamp};
 use crate::{
-    dynamo::item::{Item, number, string},
-    dynamo::store::{
-        expressions::REMOVED_BY_COMPLETION,
-        field::Field,
-        item::{COMPLETED, FAILED, IN_PROGRESS, millis, result_field},
-        layout::Layout,
+    dynamo::{
+        item::{Item, number, string},
+        store::{
+            expressions::REMOVED_BY_COMPLETION,
+            field::Field,
+            item::{COMPLETED, FAILED, IN_PROGRESS, millis, result_field},
+            layout::Layout,
+        },
     },
+    protocol::{FencingToken, Settlement, Timestamp},
 };
 
 /// Settlements with a longer text go out as ordinary requests. A large write gains little from batching, and

@@ -6,14 +6,14 @@ use aws_sdk_dynamodb::types::{AttributeValue, Delete, Update};
 
 use super::builder::Expression;
 use crate::{
-    dynamo::item::{Item, number, string},
-    dynamo::store::{
-        field::Field,
-        item::{COMPLETED, millis},
-        layout::Layout,
+    dynamo::{
+        item::{Item, number, string},
+        store::{
+            field::Field,
+            item::{COMPLETED, millis},
+            layout::Layout,
+        },
     },
-};
-use crate::{
     protocol::Timestamp,
     store::admin::{RecordFilter, RecordStatus},
 };

@@ -6,9 +6,9 @@ use aws_sdk_dynamodb::types::{
     AttributeValue, Put, ReturnValuesOnConditionCheckFailure::AllOld, Update,
 };
 
-use crate::{
-    dynamo::item::Item,
-    dynamo::store::{field::Field, layout::Layout},
+use crate::dynamo::{
+    item::Item,
+    store::{field::Field, layout::Layout},
 };
 
 /// Builds update and condition expressions, with names and values of their placeholders.

@@ -3,12 +3,12 @@
 use aws_sdk_dynamodb::types::{AttributeValue, Put, Update};
 
 use super::builder::Expression;
-use crate::protocol::{
-    AfterFailure, ClaimRequest, Fingerprint, Record, record::MAX_FAILED_MESSAGES,
-};
 use crate::{
-    dynamo::item::{Item, number, string},
-    dynamo::store::{field::Field, item::millis, layout::Layout},
+    dynamo::{
+        item::{Item, number, string},
+        store::{field::Field, item::millis, layout::Layout},
+    },
+    protocol::{AfterFailure, ClaimRequest, Fingerprint, Record, record::MAX_FAILED_MESSAGES},
 };
 
 /// Placeholder of the request's time in epoch milliseconds.

@@ -5,16 +5,16 @@ use aws_sdk_dynamodb::types::{
 };
 
 use super::builder::Expression;
-use crate::protocol::{
-    FencingToken, PreviousRecord, Settlement, State, Timestamp, decision::PriorState,
-};
 use crate::{
-    dynamo::item::{number, string},
-    dynamo::store::{
-        field::Field,
-        item::{COMPLETED, millis, result_field},
-        layout::Layout,
+    dynamo::{
+        item::{number, string},
+        store::{
+            field::Field,
+            item::{COMPLETED, millis, result_field},
+            layout::Layout,
+        },
     },
+    protocol::{FencingToken, PreviousRecord, Settlement, State, Timestamp, decision::PriorState},
 };
 
 /// Attributes that a completion removes: those of the claim and of earlier attempts.

@@ -1,9 +1,9 @@
 //! Conditions on the status of a record, and the update that sets FAILED.
 
 use super::builder::Expression;
-use crate::{
-    dynamo::item::string,
-    dynamo::store::{
+use crate::dynamo::{
+    item::string,
+    store::{
         field::Field,
         item::{FAILED, IN_PROGRESS},
     },

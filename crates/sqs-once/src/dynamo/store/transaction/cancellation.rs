@@ -3,13 +3,15 @@
 use aws_sdk_dynamodb::types::CancellationReason;
 
 use super::Sent;
-use crate::store::StoreError;
 use crate::{
-    dynamo::condition_failed::{ConditionFailed, FailedWrite},
-    dynamo::explain::without_quotes,
-    dynamo::store::DynamoStore,
-    dynamo::transactional::{Commit, CommitResponse},
-    dynamo::write::{Place, table},
+    dynamo::{
+        condition_failed::{ConditionFailed, FailedWrite},
+        explain::without_quotes,
+        store::DynamoStore,
+        transactional::{Commit, CommitResponse},
+        write::{Place, table},
+    },
+    store::StoreError,
 };
 
 /// Why a transaction was cancelled. Nothing was written.

@@ -15,12 +15,12 @@ use super::{
     size::{check_result, check_size},
 };
 use crate::{
-    dynamo::explain::{explain, kind},
-    dynamo::item::{self as items, Item},
-    dynamo::transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
-    dynamo::write::table,
-};
-use crate::{
+    dynamo::{
+        explain::{explain, kind},
+        item::{self as items, Item},
+        transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+        write::table,
+    },
     protocol::{
         ClaimRequest, Record, RequestErrorKind, Settlement, decision::may_claim,
         record::MAX_ITEM_BYTES,
