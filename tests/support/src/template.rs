@@ -83,9 +83,24 @@ impl Template {
                 parameter => self.text(&parameter["Default"]),
             };
         }
-        if let Some([condition, yes, no]) = argument("!If").as_array().map(Vec::as_slice) {
-            let condition = &self.parsed["Conditions"][condition.as_str().unwrap()];
-            return self.text(if self.is_met(condition) { yes } else { no });
+        if !argument("!If").is_null() {
+            return self
+                .chosen(expression)
+                .map_or_else(String::new, |of| self.text(of));
+        }
+        if let Some(text) = argument("!Sub").as_str() {
+            let name = Regex::new(r"\$\{(\w+)\}").unwrap();
+            let value = |found: &regex_lite::Captures<'_>| self.text(&json!({"!Ref": found[1]}));
+            return name.replace_all(text, value).into_owned();
+        }
+        if let Some([index, parts]) = argument("!Select").as_array().map(Vec::as_slice) {
+            let [delimiter, of] = parts["!Split"].as_array().unwrap().as_slice() else {
+                panic!("not evaluated here: {expression}");
+            };
+            let text = self.text(of);
+            let index = index.as_u64().unwrap().try_into().unwrap();
+            let part = text.split(delimiter.as_str().unwrap()).nth(index);
+            return part.unwrap().to_owned();
         }
         if let Some([map, row, column]) = argument("!FindInMap").as_array().map(Vec::as_slice) {
             let row = self.text(row);
@@ -97,6 +112,15 @@ impl Template {
             Value::Number(number) => number.to_string(),
             other => panic!("not evaluated here: {other}"),
         }
+    }
+
+    /// What the conditions choose in place of a value, or `None` for `AWS::NoValue`.
+    pub fn chosen<'a>(&self, mut value: &'a Value) -> Option<&'a Value> {
+        while let Some([condition, yes, no]) = value["!If"].as_array().map(Vec::as_slice) {
+            let condition = &self.parsed["Conditions"][condition.as_str().unwrap()];
+            value = if self.is_met(condition) { yes } else { no };
+        }
+        (*value != json!({"!Ref": "AWS::NoValue"})).then_some(value)
     }
 
     fn is_met(&self, condition: &Value) -> bool {
@@ -137,9 +161,19 @@ impl Template {
     }
 
     pub fn property(&self, path: &str) -> String {
+        self.text(self.value(path))
+    }
+
+    /// The items of a property that the conditions leave in it.
+    pub fn list(&self, path: &str) -> Vec<&Value> {
+        let items = list(self.value(path)).into_iter();
+        items.filter_map(|item| self.chosen(item)).collect()
+    }
+
+    fn value(&self, path: &str) -> &Value {
         let (resource, property) = path.split_once('/').unwrap();
         let property = format!("/Resources/{resource}/Properties/{property}");
-        self.text(self.parsed.pointer(&property).unwrap())
+        self.parsed.pointer(&property).unwrap()
     }
 }
 
