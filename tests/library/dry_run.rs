@@ -119,7 +119,7 @@ async fn refused_change_sees_item() {
     let Outcome::RetryableFailure(why) = outcome else {
         panic!("{outcome}")
     };
-    assert_eq!(why, "there is no such user yet");
+    assert_eq!(why.text, "there is no such user yet");
 
     dry_run.fail_condition_with("user", json!({ "id": "u-1", "n": 1 }));
     let same = Message::new("m-2", &json!({ "id": "u-1", "other": "u-1" }));

@@ -197,7 +197,7 @@ async fn retryable_failure_keeps_the_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     let outcome = run(&store, operation("m-1", "p"), &runs, busy()).await;
-    assert!(matches!(outcome, Outcome::RetryableFailure(error) if error == "busy"));
+    assert!(matches!(outcome, Outcome::RetryableFailure(error) if error.text == "busy"));
     assert_eq!(lease_until(&store), now());
     assert_eq!(record(&store).last_end, Some(AttemptEnd::Retryable));
     assert_eq!(store.sent(), ["claim", "release"]);
@@ -216,7 +216,7 @@ async fn retryable_failure_keeps_the_record() {
 async fn failure_without_effect_deletes_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let outcome = run(&store, operation("m-1", "p"), &runs, unsent()).await;
-    assert!(matches!(outcome, Outcome::NoEffect(error) if error == "connection refused"));
+    assert!(matches!(outcome, Outcome::NoEffect(error) if error.text == "connection refused"));
     assert!(store.store.is_empty());
     assert_eq!(store.sent(), ["claim", "restore"]);
 }

@@ -276,7 +276,10 @@ async fn ignored_error_of_statement_commits_nothing() {
     let Outcome::RetryableFailure(why) = &outcome else {
         panic!("{outcome:?}")
     };
-    assert!(why.contains("a statement of the handler failed"), "{why}");
+    assert!(
+        why.text.contains("a statement of the handler failed"),
+        "{why}"
+    );
     assert_eq!(
         (world.effect("o-1").await, world.status("o-1").await),
         (0, None)
@@ -300,7 +303,7 @@ async fn deferred_constraint_fails_at_commit() {
     let Outcome::RetryableFailure(why) = &outcome else {
         panic!("{outcome:?}")
     };
-    assert!(why.contains("things_n_key"), "{why}");
+    assert!(why.text.contains("things_n_key"), "{why}");
     assert_eq!(
         (world.effect("o-1").await, world.status("o-1").await),
         (0, None)

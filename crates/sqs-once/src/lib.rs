@@ -168,6 +168,8 @@ pub use handler::{
     Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use invalid::InvalidValue;
-pub use modes::{Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, Severity};
+pub use modes::{
+    Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, RetryableError, Severity,
+};
 pub use settings::{Settings, SettingsError, UnknownVariable, Variables};
 pub use sqs::{BatchError, Consumer, run};

@@ -135,5 +135,5 @@ async fn anyhow_error_passes_question_mark() {
     let Outcome::RetryableFailure(error) = outcome else {
         panic!("{outcome}")
     };
-    assert_eq!(error, "no amount: invalid digit found in string");
+    assert_eq!(error.text, "no amount: invalid digit found in string");
 }

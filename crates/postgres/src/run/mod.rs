@@ -126,7 +126,7 @@ impl Run<'_> {
             Outcome::Contended(explain(&error))
         } else {
             // A deferred constraint of the handler's tables failed.
-            Outcome::RetryableFailure(explain(&error))
+            Outcome::RetryableFailure(explain(&error).into())
         })
     }
 

@@ -131,7 +131,7 @@ impl<S: Store> HeldClaim<'_, S> {
         };
         self.began = false;
         let why = format!("the look-up of the earlier attempt {why}");
-        self.restore(Outcome::NoEffect(why)).await
+        self.restore(Outcome::NoEffect(why.into())).await
     }
 
     async fn fail(self, error: String) -> Outcome {

@@ -160,7 +160,8 @@ impl<S: TransactionalStore> Insert<'_, S> {
         match self.insert(round, settlement, effects, failed).await {
             // The commit has no other writes, so the record itself is invalid: the table has a different key
             // schema. That is not the message's fault.
-            Err(NotWritten::Invalid(why)) | Ok(Outcome::RetryableFailure(why)) => unrecorded(why),
+            Err(NotWritten::Invalid(why)) => unrecorded(why),
+            Ok(Outcome::RetryableFailure(error)) => unrecorded(error.text),
             Err(NotWritten::Conditions(refused)) => unrecorded(refused.to_string()),
             Ok(Outcome::CommitUnknown(cause) | Outcome::StoreUnavailable(cause)) => {
                 Outcome::FailureUnrecorded { error, cause }
@@ -207,7 +208,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
                 kind: RequestErrorKind::Contended,
                 reason,
                 ..
-            }) => Ok(Outcome::RetryableFailure(reason)),
+            }) => Ok(Outcome::RetryableFailure(reason.into())),
             Committed::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
         }
     }

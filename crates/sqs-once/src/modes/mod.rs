@@ -58,5 +58,5 @@ pub use inbox::Inbox;
 pub use item::{Change, ItemMode};
 pub use mode::Mode;
 pub use operation::Operation;
-pub use outcome::{Outcome, Retry, Severity};
+pub use outcome::{Outcome, Retry, RetryableError, Severity};
 pub(crate) use turns::{Gate, OperationGate, Turn, Turns};

@@ -113,7 +113,7 @@ impl ReadBodies for S3Bodies {
                      CONSUMER_MAX_BODY_BYTES is {limit}"
                 )),
                 ReadError::Failed(why) => {
-                    Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}"))
+                    Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}").into())
                 }
             })?;
             String::from_utf8(body).map_err(|_| {

@@ -192,7 +192,7 @@ impl ChangeWriter<'_> {
                 ])))
             }
             Sent::Invalid(why) => Err(NotWritten::Invalid(why)),
-            Sent::Contended(why) => Ok(Outcome::RetryableFailure(why)),
+            Sent::Contended(why) => Ok(Outcome::RetryableFailure(why.into())),
             Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
             Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
         }
@@ -225,7 +225,6 @@ fn known_outcome(keys: &ProcessedKeys<'_>, item: Option<&Item>) -> Option<Outcom
 }
 
 fn contended(table: &str) -> Outcome {
-    Outcome::RetryableFailure(format!(
-        "other workers changed the item of table `{table}` before each write"
-    ))
+    let why = format!("other workers changed the item of table `{table}` before each write");
+    Outcome::RetryableFailure(why.into())
 }

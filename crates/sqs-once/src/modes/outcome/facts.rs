@@ -1,6 +1,6 @@
 //! Name, metric, severity, retry and HTTP status of each [`Outcome`].
 
-use super::{Outcome, Retry, Severity};
+use super::{Outcome, Retry, RetryableError, Severity};
 
 /// Properties of one kind of outcome.
 struct Facts {
@@ -22,8 +22,8 @@ impl Outcome {
             Self::Reconciled(_) => ("reconciled", "Reconciled", Info, Never, 200),
             Self::Conflict { lease_until, .. } => ("conflict", "Conflicts", Info, At(*lease_until), 409),
             Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff, 409),
-            Self::RetryableFailure(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
-            Self::NoEffect(_) => ("no_effect", "RetryableFailures", Warn, Backoff, 503),
+            Self::RetryableFailure(error) => ("retryable_failure", "RetryableFailures", Warn, error.retry(), 503),
+            Self::NoEffect(error) => ("no_effect", "RetryableFailures", Warn, error.retry(), 503),
             Self::Contended(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
             Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
             Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never, 422),
@@ -110,9 +110,18 @@ impl Outcome {
     }
 }
 
+impl RetryableError {
+    const fn retry(&self) -> Retry {
+        match self.retry_after {
+            Some(wanted) => Retry::BackoffAtLeast(wanted),
+            None => Retry::Backoff,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use super::*;
     use crate::{
@@ -138,8 +147,11 @@ mod tests {
                 lease_until: Timestamp::from_millis(7),
             },
             Outcome::PayloadConflict { open_since: None },
-            Outcome::RetryableFailure(text()),
-            Outcome::NoEffect(text()),
+            Outcome::RetryableFailure(text().into()),
+            Outcome::NoEffect(RetryableError {
+                text: text(),
+                retry_after: Some(Duration::from_secs(30)),
+            }),
             Outcome::Contended(text()),
             Outcome::PermanentFailure(text()),
             Outcome::FailedBefore(text()),
@@ -181,7 +193,11 @@ mod tests {
         for outcome in every().iter().filter(|outcome| !outcome.is_success()) {
             let statuses: &[u16] = match outcome.retry() {
                 Retry::Never => &[400, 422],
-                Retry::Now | Retry::Backoff | Retry::BackoffUntil(_) | Retry::At(_) => &[409, 503],
+                Retry::Now
+                | Retry::Backoff
+                | Retry::BackoffAtLeast(_)
+                | Retry::BackoffUntil(_)
+                | Retry::At(_) => &[409, 503],
             };
             assert!(statuses.contains(&outcome.http_status()), "{outcome:?}");
             assert_eq!(outcome.is_permanent(), outcome.retry() == Retry::Never);
@@ -227,7 +243,7 @@ mod tests {
                 Retry::Never if outcome.is_success() => "acknowledged",
                 Retry::Never => "to the dead-letter queue",
                 Retry::Now => "returns at once",
-                Retry::Backoff | Retry::BackoffUntil(_) => "back-off",
+                Retry::Backoff | Retry::BackoffAtLeast(_) | Retry::BackoffUntil(_) => "back-off",
                 Retry::At(_) => "at the end of the lease",
             };
             let severity = format!("{:?}", outcome.severity()).to_uppercase();

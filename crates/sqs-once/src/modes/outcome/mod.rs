@@ -3,7 +3,7 @@
 mod display;
 mod facts;
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     handler::Failure,
@@ -61,10 +61,10 @@ pub enum Outcome {
         open_since: Option<Timestamp>,
     },
     /// The handler returned a retryable failure. The attempt may have had its effect.
-    RetryableFailure(String),
+    RetryableFailure(RetryableError),
     /// The handler returned a retryable failure without an effect, or the message's body could not be
     /// read from S3.
-    NoEffect(String),
+    NoEffect(RetryableError),
     /// The transaction collided with a different one: a serialization failure or a deadlock. Nothing was
     /// written. A consumer runs the handler again while there is time.
     Contended(String),
@@ -127,6 +127,39 @@ pub enum Outcome {
     StoreUnavailable(Arc<StoreError>),
 }
 
+/// Why an attempt failed whose successor may succeed, and how long the called system wants us to wait.
+///
+/// ```
+/// use sqs_once::{Outcome, Retry};
+///
+/// let busy = Outcome::NoEffect("the gateway answered 503".into());
+/// assert_eq!(busy.retry(), Retry::Backoff);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RetryableError {
+    /// The error and its causes in one line.
+    pub text: String,
+    /// The handler asked to wait this long before the next attempt.
+    pub retry_after: Option<Duration>,
+}
+
+impl<T: Into<String>> From<T> for RetryableError {
+    fn from(text: T) -> Self {
+        Self {
+            text: text.into(),
+            retry_after: None,
+        }
+    }
+}
+
+/// Shows the text.
+impl fmt::Display for RetryableError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
 /// Log level of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
@@ -147,6 +180,9 @@ pub enum Retry {
     Now,
     /// After a back-off.
     Backoff,
+    /// After a back-off, and not before this much time has passed. A consumer waits for its longest back-off
+    /// at most.
+    BackoffAtLeast(Duration),
     /// After a back-off, and not before this time.
     BackoffUntil(Timestamp),
     /// At this time, when another worker's lease ends.
@@ -172,8 +208,8 @@ impl Outcome {
             Self::Completed(result) | Self::Duplicate(result) | Self::Reconciled(result) => {
                 drop(result.take());
             }
-            Self::RetryableFailure(text)
-            | Self::NoEffect(text)
+            Self::RetryableFailure(RetryableError { text, .. })
+            | Self::NoEffect(RetryableError { text, .. })
             | Self::Contended(text)
             | Self::PermanentFailure(text)
             | Self::FailedBefore(text)
@@ -208,8 +244,8 @@ impl Outcome {
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Retryable(_) => Self::RetryableFailure(failure.to_string()),
-            Failure::NoEffect(_) => Self::NoEffect(failure.to_string()),
+            Failure::Retryable(_) => Self::RetryableFailure(failure.to_string().into()),
+            Failure::NoEffect(_) => Self::NoEffect(failure.to_string().into()),
             Failure::Permanent(_) => Self::PermanentFailure(failure.to_string()),
         }
     }

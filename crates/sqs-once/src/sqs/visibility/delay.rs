@@ -118,6 +118,10 @@ impl Rule {
                 let lease = ceil(self.now.until(end));
                 lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
             }
+            // A system that asks for an hour may recover sooner, and we must not run out of hours either.
+            Retry::BackoffAtLeast(wanted) => backoff()
+                .max(ceil(wanted.min(self.backoff.cap)))
+                .max(self.after_quarantine()),
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             // Also for a conflict with a lease that has ended: the record stays as it is until another
             // attempt or a person changes it.
@@ -210,6 +214,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        modes::RetryableError,
         protocol::{Owner, StoredResult},
         sqs::batch::tests::batch_of,
         store::StoreError,
@@ -258,6 +263,39 @@ mod tests {
 
     fn retryable() -> Outcome {
         Outcome::RetryableFailure("busy".into())
+    }
+
+    #[test]
+    fn wait_is_at_least_what_the_handler_asks_for() {
+        let asks = |seconds| {
+            let mut error = RetryableError::from("503");
+            error.retry_after = Some(Duration::from_secs_f64(seconds));
+            [
+                Outcome::NoEffect(error.clone()),
+                Outcome::RetryableFailure(error),
+            ]
+        };
+        for (seconds, count, least, most) in [
+            (0.0, 1, 2, 4),
+            (3.0, 1, 3, 4),
+            (29.1, 1, 30, 30),
+            (29.1, 5, 30, 60),
+            // Up to the longest back-off.
+            (3600.0, 1, 60, 60),
+            (1e9, 5, 60, 60),
+        ] {
+            for outcome in asks(seconds) {
+                let range = range(&outcome, count);
+                assert_eq!(range, Some((least, most)), "{seconds} {count}");
+            }
+        }
+        let rule = Rule {
+            quarantine: Some(Duration::from_secs(30)),
+            ..rule(BACKOFF, least)
+        };
+        for outcome in asks(3.0) {
+            assert_eq!(rule.seconds(&outcome, STANDARD), Some(32));
+        }
     }
 
     #[test]
