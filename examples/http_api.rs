@@ -59,7 +59,9 @@ impl Gateway {
     /// Charges a payment. The gateway recognizes a repetition by the attempt's key.
     async fn pay(self, payment: Payment, attempt: Attempt) -> Result<Reply, Failure> {
         if payment.cents == 0 {
-            return Err(Failure::permanent("the payment is not more than 0"));
+            return Err(Failure::permanent_no_effect(
+                "the payment is not more than 0",
+            ));
         }
         let key = Fingerprint::of(attempt.key().as_str().as_bytes());
         let request = self.client.post(&self.charges);

@@ -24,7 +24,7 @@ impl Reconcile for Charge {
     type Output = Box<RawValue>; // the gateway's response, stored with the record
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<Box<RawValue>, Failure> {
-        order.check().permanent()?; // to the dead-letter queue
+        order.check().permanent_no_effect()?; // to the dead-letter queue
         self.0.charge(&order, &attempt).await
     }
 

@@ -21,7 +21,7 @@
 //!
 //! async fn charge(order: Order, attempt: Attempt) -> Result<String, Failure> {
 //!     if order.amount_cents == 0 {
-//!         return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+//!         return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
 //!     }
 //!     let request = GATEWAY
 //!         .post("https://payments.example/charges")
@@ -163,9 +163,9 @@ pub use dynamo::{
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Attribute, AttributeValue, DeliveryMetadata, EnvelopeMetadata, Failure, FromMessage,
-    Handler, HandlerFn, InvalidMessage, Json, LookUp, PriorAttempt, Reconcile, Reconciled,
-    Reconciling, ResultExt, Stored, Text, handler_fn,
+    Attempt, Attribute, AttributeValue, DeliveryMetadata, EnvelopeMetadata, Failure, FailureKind,
+    FromMessage, Handler, HandlerFn, InvalidMessage, Json, LookUp, PriorAttempt, Reconcile,
+    Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
 };
 pub use invalid::InvalidValue;
 pub use modes::{

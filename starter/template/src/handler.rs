@@ -41,7 +41,7 @@ impl Handler for PlaceOrder {
     /// Plans the writes. All of them commit once, together with the record, or none.
     async fn handle(&self, order: Order, _: Attempt) -> Result<Done<String>, Failure> {
         if order.cents == 0 {
-            return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+            return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
         }
         // The order is kept longer than its record. A message that returns later must not replace it.
         let put = Write::put(&self.orders, &order)
@@ -76,7 +76,7 @@ impl Handler for PlaceOrder {
     /// Plans the item. It stores the key of its message, so that a duplicate changes nothing.
     async fn handle(&self, order: Order, _: Attempt) -> Result<Change<()>, Failure> {
         if order.cents == 0 {
-            return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+            return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
         }
         let put = Write::put(&self.orders, &order).label("order");
         // Refused only if another operation made the item; after this one, it is a duplicate.
@@ -103,7 +103,7 @@ impl Handler for Charge {
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
         if order.cents == 0 {
-            return Err(Failure::permanent("the amount is 0")); // to the dead-letter queue
+            return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
         }
         if attempt.prior().is_some() {
             // An earlier attempt may have had its effect: look for the effect before you repeat it.

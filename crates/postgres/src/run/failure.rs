@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sqs_once::{
-    Failure, Outcome,
+    Outcome,
     internal::{NoOutput, system::timeout_at},
     protocol::{Settlement, decision::rejection},
     store::StoreError,
@@ -28,15 +28,16 @@ impl Run<'_> {
         // reference is dropped.
         let mut tx = tx.try_lock_owned().ok();
         if let (Some(tx), NoOutput::Failed(failure)) = (&mut tx, &end)
-            && is_caused_by_connection(cause(failure))
+            && is_caused_by_connection(failure.error())
         {
             tx.close();
         }
         let outcome = match end {
-            NoOutput::Failed(failure) if is_contended_failure(&failure) => {
+            // Contention and a lost connection are never permanent.
+            NoOutput::Failed(failure) if is_caused_by_contention(failure.error()) => {
                 Outcome::Contended(failure.to_string())
             }
-            NoOutput::Failed(failure @ Failure::Permanent(_)) => {
+            NoOutput::Failed(failure) if failure.kind().is_permanent() => {
                 let error = failure.to_string();
                 return match &mut tx {
                     Some(tx) => self.fail(tx, error).await,
@@ -107,15 +108,4 @@ impl Run<'_> {
             cause: Arc::new(cause),
         }
     }
-}
-
-/// Returns whether the failure comes from contention or from the connection, so that it is never permanent.
-fn is_contended_failure(failure: &Failure) -> bool {
-    is_caused_by_contention(cause(failure))
-}
-
-fn cause(failure: &Failure) -> &(dyn std::error::Error + 'static) {
-    let (Failure::Retryable(error) | Failure::NoEffect(error) | Failure::Permanent(error)) =
-        failure;
-    &**error
 }

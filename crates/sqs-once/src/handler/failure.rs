@@ -1,16 +1,17 @@
 //! [`Failure`]: why a handler failed, which decides about the next attempt.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, time::Duration};
 
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Why a handler failed, which decides about the record and the next attempt.
 ///
-/// | failure | written as | the record | the next attempt |
+/// | kind | written as | the record | the next attempt |
 /// | --- | --- | --- | --- |
-/// | [`Retryable`](Self::Retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [sees this prior attempt](crate::Attempt::prior), which may have had its effect |
-/// | [`NoEffect`](Self::NoEffect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and does not see this attempt |
-/// | [`Permanent`](Self::Permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error | does not run for this message |
+/// | [retryable](Self::retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [sees this prior attempt](crate::Attempt::prior), which may have had its effect |
+/// | [no effect](Self::no_effect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and does not see this attempt |
+/// | [permanent](Self::permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error | does not run for this message |
+/// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message |
 ///
 /// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
 /// *retryable* failure, because a request that timed out may have had its effect.
@@ -20,28 +21,49 @@ type BoxError = Box<dyn Error + Send + Sync>;
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};
-/// use sqs_once::{Failure, ResultExt};
+/// use sqs_once::{Failure, FailureKind, ResultExt};
 ///
 /// fn charge(amount: &str, gateway: SocketAddr) -> Result<u64, Failure> {
-///     let cents: u64 = amount.parse().permanent()?; // not a number in any attempt
+///     let cents: u64 = amount.parse().permanent_no_effect()?; // not a number in any attempt
 ///     let connection = TcpStream::connect(gateway).no_effect()?; // nothing was sent
 ///     connection.set_nodelay(true)?; // from here on: retryable
 ///     Ok(cents)
 /// }
 /// let closed_port = SocketAddr::from(([127, 0, 0, 1], 1));
-/// assert!(matches!(charge("one", closed_port), Err(Failure::Permanent(_))));
-/// assert!(matches!(charge("150", closed_port), Err(Failure::NoEffect(_))));
+/// let kind = |amount| charge(amount, closed_port).unwrap_err().kind();
+/// assert_eq!(kind("one"), FailureKind::PermanentNoEffect);
+/// assert_eq!(kind("150"), FailureKind::NoEffect);
 /// ```
 #[derive(Debug)]
-pub enum Failure {
+pub struct Failure {
+    kind: FailureKind,
+    error: BoxError,
+    retry_after: Option<Duration>,
+}
+
+/// The kind of a [`Failure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
     /// A later attempt may succeed (timeout, 5xx, throttling, deadlock). This attempt may have had its
     /// effect.
-    Retryable(BoxError),
+    Retryable,
     /// A later attempt may succeed. This attempt certainly had no effect: the request was never sent, or the
     /// called system rejected it first.
-    NoEffect(BoxError),
-    /// Every attempt with this message would fail: a validation error, a declined card.
-    Permanent(BoxError),
+    NoEffect,
+    /// Every attempt with this message would fail, for example a declined card.
+    Permanent,
+    /// Every attempt with this message would fail, and this one certainly had no effect, for example a
+    /// validation error before the request.
+    PermanentNoEffect,
+}
+
+impl FailureKind {
+    /// Returns whether every attempt with this message would fail.
+    #[must_use]
+    pub const fn is_permanent(self) -> bool {
+        matches!(self, Self::Permanent | Self::PermanentNoEffect)
+    }
 }
 
 impl Failure {
@@ -52,7 +74,7 @@ impl Failure {
     /// assert_eq!(failure.to_string(), "the gateway answered 503");
     /// ```
     pub fn retryable(why: impl Into<BoxError>) -> Self {
-        Self::Retryable(why.into())
+        Self::new(FailureKind::Retryable, why)
     }
 
     /// Creates a failure without an effect, from an error or a text.
@@ -62,7 +84,7 @@ impl Failure {
     /// assert_eq!(failure.to_string(), "the gateway refused the connection");
     /// ```
     pub fn no_effect(why: impl Into<BoxError>) -> Self {
-        Self::NoEffect(why.into())
+        Self::new(FailureKind::NoEffect, why)
     }
 
     /// Creates a permanent failure from an error or a text.
@@ -72,16 +94,78 @@ impl Failure {
     /// assert_eq!(failure.to_string(), "the card was declined");
     /// ```
     pub fn permanent(why: impl Into<BoxError>) -> Self {
-        Self::Permanent(why.into())
+        Self::new(FailureKind::Permanent, why)
+    }
+
+    /// Creates a permanent failure of an attempt that certainly had no effect, from an error or a text.
+    ///
+    /// ```
+    /// let failure = sqs_once::Failure::permanent_no_effect("the amount is 0");
+    /// assert!(failure.kind().is_permanent());
+    /// ```
+    pub fn permanent_no_effect(why: impl Into<BoxError>) -> Self {
+        Self::new(FailureKind::PermanentNoEffect, why)
+    }
+
+    fn new(kind: FailureKind, why: impl Into<BoxError>) -> Self {
+        Self {
+            kind,
+            error: why.into(),
+            retry_after: None,
+        }
+    }
+
+    /// Returns this failure as one without an effect.
+    pub(crate) fn without_effect(self) -> Self {
+        Self {
+            kind: FailureKind::NoEffect,
+            ..self
+        }
+    }
+
+    /// Asks for at least this long until the message is visible again, for example the `Retry-After` of a 429
+    /// or a 503. The consumer waits for the longer of this and its back-off, at most for the back-off's cap
+    /// (`CONSUMER_BACKOFF_CAP`). A permanent failure ignores it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let failure = sqs_once::Failure::retryable("the gateway answered 429").retry_after(minute);
+    /// assert_eq!(failure.requested_wait(), Some(minute));
+    /// ```
+    #[must_use]
+    pub fn retry_after(self, wait: Duration) -> Self {
+        Self {
+            retry_after: Some(wait),
+            ..self
+        }
+    }
+
+    /// Returns the wait that [`retry_after`](Self::retry_after) asked for.
+    #[must_use]
+    pub const fn requested_wait(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Returns the kind, for tests and for code around a handler.
+    #[must_use]
+    pub const fn kind(&self) -> FailureKind {
+        self.kind
+    }
+
+    /// Returns the error, which can be downcast.
+    #[must_use]
+    pub fn error(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.error
     }
 }
 
 /// Shows the error and its causes in one line.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Retryable(error) | Self::NoEffect(error) | Self::Permanent(error)) = self;
-        write!(f, "{error}")?;
-        let mut cause = error.source();
+        write!(f, "{}", self.error)?;
+        let mut cause = self.error.source();
         while let Some(error) = cause {
             write!(f, ": {error}")?;
             cause = error.source();
@@ -93,32 +177,41 @@ impl fmt::Display for Failure {
 // `Failure` does not implement `Error`, so that `?` can accept every error.
 impl<E: Into<BoxError>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::Retryable(error.into())
+        Self::retryable(error)
     }
 }
 
 /// Converts errors to failures that are not simply retryable.
 ///
 /// ```
-/// use sqs_once::{Failure, ResultExt};
+/// use sqs_once::{FailureKind, ResultExt};
 ///
-/// let failed = "12x".parse::<u32>().permanent();
-/// assert!(matches!(failed, Err(Failure::Permanent(_))));
+/// let failed = "12x".parse::<u32>().permanent().unwrap_err();
+/// assert_eq!(failed.kind(), FailureKind::Permanent);
 /// ```
 pub trait ResultExt<T>: sealed::Sealed {
-    /// Converts the error to a [`Failure::Permanent`].
+    /// Converts the error to a [permanent](Failure::permanent) failure.
     ///
     /// # Errors
     ///
     /// If `self` is an error.
     fn permanent(self) -> Result<T, Failure>;
 
-    /// Converts the error to a [`Failure::NoEffect`]. Use it only where no side effect can have happened.
+    /// Converts the error to a failure [without an effect](Failure::no_effect). Use it only where no side
+    /// effect can have happened.
     ///
     /// # Errors
     ///
     /// If `self` is an error.
     fn no_effect(self) -> Result<T, Failure>;
+
+    /// Converts the error to a permanent failure [without an effect](Failure::permanent_no_effect): a check
+    /// before the first side effect.
+    ///
+    /// # Errors
+    ///
+    /// If `self` is an error.
+    fn permanent_no_effect(self) -> Result<T, Failure>;
 }
 
 mod sealed {
@@ -134,6 +227,10 @@ impl<T, E: Into<BoxError>> ResultExt<T> for Result<T, E> {
 
     fn no_effect(self) -> Result<T, Failure> {
         self.map_err(Failure::no_effect)
+    }
+
+    fn permanent_no_effect(self) -> Result<T, Failure> {
+        self.map_err(Failure::permanent_no_effect)
     }
 }
 
@@ -158,7 +255,7 @@ mod tests {
             (question_mark("text"), "text".to_owned()),
             (question_mark(String::from("text")), "text".to_owned()),
         ] {
-            assert!(matches!(failure, Failure::Retryable(_)), "{failure:?}");
+            assert_eq!(failure.kind(), FailureKind::Retryable, "{failure:?}");
             assert_eq!(failure.to_string(), text);
         }
     }

@@ -17,7 +17,7 @@ pub use attempt::Attempt;
 pub use body::{FromMessage, Json, Text};
 pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
 pub use delivery::{Delivery, EnvelopeMetadata};
-pub use failure::{Failure, ResultExt};
+pub use failure::{Failure, FailureKind, ResultExt};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
 pub(crate) use output::to_result;
@@ -90,10 +90,12 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - [`Failure::Retryable`] if a later attempt may succeed, and this attempt may have had its
+    /// - [`Failure::retryable`] if a later attempt may succeed, and this attempt may have had its
     ///   effect;
-    /// - [`Failure::NoEffect`] if this attempt certainly had no effect;
-    /// - [`Failure::Permanent`] if every attempt with this message fails.
+    /// - [`Failure::no_effect`] if a later attempt may succeed, and this one certainly had no effect;
+    /// - [`Failure::permanent`] if every attempt with this message fails;
+    /// - [`Failure::permanent_no_effect`] if every attempt with this message fails, and this one certainly had
+    ///   no effect.
     fn handle(
         &self,
         message: Self::Message,
@@ -190,7 +192,7 @@ impl<O> Stored<O> {
     ///
     /// # Errors
     ///
-    /// [`Failure::NoEffect`] if the output is in S3 and cannot be read: S3 does not respond or denies access,
+    /// [`Failure::no_effect`] if the output is in S3 and cannot be read: S3 does not respond or denies access,
     /// or the object is lost or altered. With `?`, [`on_duplicate`](Handler::on_duplicate) sends the message
     /// back to the queue. The operation stays completed, so the failure is never permanent. Handle the error
     /// if you can do without the output.

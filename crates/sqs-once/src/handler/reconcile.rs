@@ -200,8 +200,8 @@ impl<R: Reconcile> Handler for Reconciling<R> {
                 // If the look-up does not return, the mode sees that it was still running.
                 stage.is_running.store(true, Relaxed);
                 // Even a permanent failure says nothing about the message: only the effect is unknown.
-                let found = (work.look_up(&message, &attempt).await)
-                    .map_err(|unknown| Failure::no_effect(unknown.to_string()))?;
+                let found =
+                    (work.look_up(&message, &attempt).await).map_err(Failure::without_effect)?;
                 stage.is_running.store(false, Relaxed);
                 let effect = match found {
                     LookUp::Found(_) => "found",

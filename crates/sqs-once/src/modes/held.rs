@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Outcome,
+    Outcome, RetryableError,
     records::Records,
     repeat::{Answered, Effort, repeat},
     turns::{Gate, Turn, Turns},
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    handler::{Failure, LookUpStage},
+    handler::{FailureKind, LookUpStage},
     meter::Meter,
     protocol::{
         AttemptEnd, FailedSettlement, FencingToken, PriorState, Settlement, StoredResult,
@@ -107,11 +107,13 @@ impl<S: Store> HeldClaim<'_, S> {
             return self.not_looked_up(end).await;
         }
         let last_end = match &end {
-            NoOutput::Failed(failure @ Failure::Permanent(_)) => {
-                return self.fail(failure.to_string()).await;
-            }
-            NoOutput::Failed(Failure::NoEffect(_)) => return self.restore(end.into()).await,
-            NoOutput::Failed(Failure::Retryable(_)) => AttemptEnd::Retryable,
+            NoOutput::Failed(failure) => match failure.kind() {
+                FailureKind::Permanent | FailureKind::PermanentNoEffect => {
+                    return self.fail(failure.to_string()).await;
+                }
+                FailureKind::NoEffect => return self.restore(end.into()).await,
+                FailureKind::Retryable => AttemptEnd::Retryable,
+            },
             NoOutput::Panicked => AttemptEnd::Panic,
             NoOutput::OutOfTime => AttemptEnd::Deadline,
         };
@@ -124,14 +126,15 @@ impl<S: Store> HeldClaim<'_, S> {
     /// Undoes the claim after a look-up that did not say whether there was an effect. The handler did not
     /// run.
     async fn not_looked_up(mut self, end: NoOutput) -> Outcome {
-        let why = match end {
-            NoOutput::Failed(failure) => format!("failed: {failure}"),
-            NoOutput::Panicked => "panicked".into(),
-            NoOutput::OutOfTime => "was cut off at the deadline".into(),
+        let (why, retry_after) = match end {
+            NoOutput::Failed(failure) => (format!("failed: {failure}"), failure.requested_wait()),
+            NoOutput::Panicked => ("panicked".into(), None),
+            NoOutput::OutOfTime => ("was cut off at the deadline".into(), None),
         };
         self.began = false;
-        let why = format!("the look-up of the earlier attempt {why}");
-        self.restore(Outcome::NoEffect(why.into())).await
+        let text = format!("the look-up of the earlier attempt {why}");
+        let error = RetryableError { text, retry_after };
+        self.restore(Outcome::NoEffect(error)).await
     }
 
     async fn fail(self, error: String) -> Outcome {

@@ -103,7 +103,7 @@ impl<S: TransactionalStore> Inbox<S> {
         let write = |round, plan| insert.complete(round, plan);
         match write_until_accepted(plan, write).await {
             Ok(outcome) => outcome,
-            Err((round, NoOutput::Failed(failure @ Failure::Permanent(_)))) => {
+            Err((round, NoOutput::Failed(failure))) if failure.kind().is_permanent() => {
                 insert.fail(round, failure.to_string()).await
             }
             Err((_, end)) => end.into(),

@@ -123,14 +123,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Ok(input) => input,
             Err(InvalidMessage(why)) => {
                 let invalid = self.invalid(prepared.message, &why);
-                return not_called(invalid, Failure::permanent(why));
+                return not_called(invalid, Failure::permanent_no_effect(why));
             }
         };
         drop(body);
         // If it is cut off, that is its end.
         gate.handler_ends(HandlerEnd::Failed);
         let answer = warn_of_long_polls(pin!(self.handler.handle(input, attempt))).await;
-        if matches!(answer, Ok(_) | Err(Failure::Permanent(_))) {
+        if (answer.as_ref()).map_or_else(|failure| failure.kind().is_permanent(), |_| true) {
             gate.handler_ends(HandlerEnd::Answered);
         }
         answer

@@ -6,7 +6,7 @@ mod facts;
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    handler::Failure,
+    handler::{Failure, FailureKind},
     protocol::{Owner, Rejection, StoredResult, Timestamp, record::MAX_ERROR_BYTES},
     store::StoreError,
 };
@@ -243,10 +243,13 @@ impl Outcome {
 /// Converts a handler's failure to the outcome, when no record is needed.
 impl From<Failure> for Outcome {
     fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Retryable(_) => Self::RetryableFailure(failure.to_string().into()),
-            Failure::NoEffect(_) => Self::NoEffect(failure.to_string().into()),
-            Failure::Permanent(_) => Self::PermanentFailure(failure.to_string()),
+        let text = failure.to_string();
+        let retry_after = failure.requested_wait();
+        let retryable = |text| RetryableError { text, retry_after };
+        match failure.kind() {
+            FailureKind::Retryable => Self::RetryableFailure(retryable(text)),
+            FailureKind::NoEffect => Self::NoEffect(retryable(text)),
+            FailureKind::Permanent | FailureKind::PermanentNoEffect => Self::PermanentFailure(text),
         }
     }
 }
