@@ -25,7 +25,9 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
     match order.as_str() {
         "succeed" => Ok(()),
         "fail" => Err(Failure::retryable("scripted")),
-        "decline" => Err(Failure::permanent("scripted")),
+        "wait" => Err(Failure::retryable("429").retry_after(30 * SECOND)),
+        "wait, no effect" => Err(Failure::no_effect("503").retry_after(20 * SECOND)),
+        "decline" => Err(Failure::permanent("scripted").retry_after(30 * SECOND)),
         "hang" => std::future::pending().await,
         "take a second" => {
             tokio::time::sleep(SECOND).await;
@@ -76,22 +78,28 @@ async fn each_failure_sets_its_visibility_timeout() {
         order("first", "fail", 1),
         order("third", "fail", 3),
         order("tenth", "fail", 10),
+        order("asks", "wait", 1),
+        order("asks-too", "wait, no effect", 2),
+        order("asks-for-less", "wait", 5),
         order("declined", "decline", 3),
         order("panics", "panic", 2),
         order("busy", "succeed", 4),
         received("malformed", "{", 2),
     ]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed.len(), 7);
+    assert_eq!(failed.len(), 10);
 
     let mut changes = sqs.changes();
-    let conflict = changes.remove(5);
+    let conflict = changes.remove(8);
     assert_eq!(conflict.0, "receipt-busy-4");
     assert!((31..=33).contains(&conflict.1), "{conflict:?}");
     let expected = [
         change("first", 1, 4),
         change("third", 3, 16),
         change("tenth", 10, 60),
+        change("asks", 1, 30),
+        change("asks-too", 2, 20),
+        change("asks-for-less", 5, 60),
         change("declined", 3, 0),
         change("panics", 2, 8),
         change("malformed", 2, 0),
