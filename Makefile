@@ -39,7 +39,6 @@ demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers an
 
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
-dev: export IDEMPOTENCY_KEY ?= body:/orderId
 dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
 	@python local/dev.py watch consumer $(or $(EVENT),events/mixed.json)
 

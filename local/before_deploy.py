@@ -37,6 +37,8 @@ NOT_COMPARED = """\
 The consumer does not compare the payloads of these messages with those in the records, so it misses
     keys that were reused."""
 
+COMPUTED = "a value that CloudFormation computes"
+
 # The settings with which a consumer finds and compares the record of a message: default, and effect of a change.
 SETTINGS = {
     "IDEMPOTENCY_KEY": ("message-id", NOT_FOUND),
@@ -102,8 +104,13 @@ def planned(template: Json, function: Json, parameters: dict[str, str]) -> dict[
         match value:
             case {"Ref": str(parameter)} if parameter in parameters:
                 return parameters[parameter]
+            case {"Fn::If": [condition, given, empty]}:
+                match template["Conditions"][condition]:
+                    case {"Fn::Not": [{"Fn::Equals": [{"Ref": str(parameter)}, ""]}]} if parameter in parameters:
+                        return text(given if parameters[parameter] else empty)
+                return COMPUTED
             case dict():
-                return "a value that CloudFormation computes"
+                return COMPUTED
         return str(value)
 
     variables: Json = {}
@@ -119,8 +126,7 @@ def changes(aws: Aws, name: str, planned: dict[str, str]) -> list[str]:
         raise Unknown(f"Lambda hides the variables of {name}. You may need kms:Decrypt. {error.get('Message', '')}")
     lines = []
     for setting, (default, effect) in SETTINGS.items():
-        implied = name if setting == "IDEMPOTENCY_NAMESPACE" else default
-        old, new = (values.get(setting) or implied for values in (environment.get("Variables", {}), planned))
+        old, new = (values.get(setting) or default for values in (environment.get("Variables", {}), planned))
         if old != new:
             lines.append(f"  {setting} is {old!r}, and would be {new!r}.\n    {effect}")
     return lines

@@ -152,7 +152,7 @@ class BeforeDeploy(unittest.TestCase):
 
     def test_each_setting_is_compared(self) -> None:
         for words, line in (
-            ("IdempotencyNamespace=other", f"IDEMPOTENCY_NAMESPACE is '{STACK}-consumer', and would be 'other'"),
+            ("IdempotencyNamespace=other", "IDEMPOTENCY_NAMESPACE is 'payments', and would be 'other'"),
             ("ConsumerEnvelope=sns", "CONSUMER_ENVELOPE is 'none', and would be 'sns'"),
             ("IdempotencyFingerprint=off", "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
             ("IdempotencyAttributes=id=PK", "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
@@ -168,7 +168,7 @@ class BeforeDeploy(unittest.TestCase):
         variables = template["Resources"]["Consumer"]["Properties"]["Environment"]["Variables"]
         del variables["IDEMPOTENCY_KEY"], variables["CONSUMER_ENVELOPE"]
         variables["IDEMPOTENCY_FINGERPRINT"] = {"Fn::Sub": "body"}
-        variables["IDEMPOTENCY_NAMESPACE"] = f"{STACK}-consumer"
+        variables["IDEMPOTENCY_NAMESPACE"] = "payments"
         self.write(template)
         _, output = self.check()
         assert "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'message-id'" in output, output

@@ -406,7 +406,7 @@ def look_closer(stack: Stack) -> None:
         *(f"export {name}={CREDENTIALS[name]}" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
         f"export IDEMPOTENCY_TABLE_NAME={stack.table}",
         f"{tool} record list --status failed",
-        f"{tool} record show {stack.name}-consumer#{order}",
+        f"{tool} record show payments#{order}",
         f"{tool} dlq list {stack.dead_letters} --messages",
         f"{tool} doctor {stack.name}",
     ):

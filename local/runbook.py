@@ -34,7 +34,6 @@ STACK = "orders"
 PARAMETERS = {
     "FunctionTimeout": "2",
     "PaymentGatewayTimeout": "1s",
-    "IdempotencyKey": "body:/orderId",
     "ConsumerDirectDeadLettering": "on",
     "AlarmEmail": "on-call@example.com",
 }

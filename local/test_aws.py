@@ -31,7 +31,6 @@ NAME = "sqs-once-test-"
 SETTLE_WITHIN = 180.0
 PARAMETERS = {
     "PaymentGatewayUrl": "sandbox",
-    "IdempotencyKey": "body:/orderId",
     "LogRetentionDays": "1",
     "MaximumConcurrency": "2",  # the least: an account may have ten concurrent executions
 }

@@ -24,8 +24,8 @@ PORT = 9000  # the default of cargo-lambda
 DEFAULTS = {
     "PAYMENT_GATEWAY_URL": "sandbox",
     "IDEMPOTENCY_TABLE_NAME": "sqs-once",
-    # cargo-lambda names the function "_".
     "IDEMPOTENCY_NAMESPACE": "payments",
+    "IDEMPOTENCY_KEY": "body:/orderId",
     "CONSUMER_VISIBILITY": "off",  # no queue holds the messages of an event file
 }
 

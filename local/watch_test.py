@@ -119,7 +119,7 @@ class PlainWatch(unittest.TestCase):
             terminal([*invoke, "consumer", "--data-file", NEW_ORDERS], without_settings()),
         ):
             error = watch.line("could not start")
-            for variable in ("IDEMPOTENCY_TABLE_NAME", "PAYMENT_GATEWAY_URL"):
+            for variable in ("IDEMPOTENCY_TABLE_NAME", "IDEMPOTENCY_NAMESPACE", "PAYMENT_GATEWAY_URL"):
                 assert f"{variable} is not set" in error
             assert "make watch" in error
 

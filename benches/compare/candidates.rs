@@ -68,6 +68,7 @@ impl Candidate {
         let mut env = settings([
             ("AWS_ENDPOINT_URL", endpoint.to_owned()),
             ("IDEMPOTENCY_TABLE_NAME", "orders".to_owned()),
+            ("IDEMPOTENCY_NAMESPACE", "orders".to_owned()),
             ("PAYMENT_GATEWAY_URL", "sandbox".to_owned()),
             // That of a whole vCPU, which the program has unless it is throttled.
             ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "1769".to_owned()),

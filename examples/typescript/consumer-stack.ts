@@ -71,7 +71,7 @@ class ConsumerStack extends Stack {
 
     // CDK would add an AWS-managed policy to a role of its own, and wider permissions with `grant` methods.
     const consumer = new lambda.Function(this, "Consumer", {
-      functionName: `${Aws.STACK_NAME}-consumer`, // prefixes every idempotency key: a replacement keeps it
+      functionName: `${Aws.STACK_NAME}-consumer`,
       runtime: lambda.Runtime.PROVIDED_AL2023,
       architecture: lambda.Architecture.ARM_64,
       handler: "bootstrap",
@@ -154,6 +154,7 @@ new ConsumerStack(app, "orders", {
   alarmTopicArn: process.env.ALARM_TOPIC_ARN,
   zip: process.env.BOOTSTRAP_ZIP ?? "../../target/dist/consumer-arm64.zip",
   environment: {
+    IDEMPOTENCY_NAMESPACE: "payments", // first part of every key: it never changes
     IDEMPOTENCY_KEY: "body:/orderId",
     PAYMENT_GATEWAY_URL: "sandbox", // of the shipped sample; charges nothing
   },

@@ -22,7 +22,7 @@ use support::{
     event::{batch, failed, order, polled},
     gateway::{Gateway, Reply},
     prerequisite::skip_suite,
-    runtime_api::{Answer, FUNCTION_NAME, Lambda},
+    runtime_api::{Answer, Lambda, NAMESPACE},
 };
 use tokio::{
     join,
@@ -151,6 +151,7 @@ impl World {
     async fn consumer_with(&self, settings: &[(&str, &str)]) -> Lambda {
         let env = [
             ("IDEMPOTENCY_TABLE_NAME", self.table.as_str()),
+            ("IDEMPOTENCY_NAMESPACE", NAMESPACE),
             ("IDEMPOTENCY_KEY", self.key.source()),
             ("CONSUMER_BACKOFF_BASE", "1s"),
             ("PAYMENT_GATEWAY_URL", self.gateway.url()),
@@ -274,7 +275,7 @@ impl World {
             Key::MessageId => &sent.message_id,
             Key::OrderId => &sent.order,
         };
-        format!("{FUNCTION_NAME}#{key}")
+        format!("{NAMESPACE}#{key}")
     }
 
     async fn status(&self, sent: &Sent) -> String {

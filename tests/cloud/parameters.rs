@@ -149,6 +149,12 @@ fn template_sets_each_setting_to_its_default() {
                 assert_eq!(met(variable, &[]), Some(&existing));
                 continue;
             }
+            "IDEMPOTENCY_NAMESPACE" => {
+                let given = json!({"!Ref": parameter});
+                assert_eq!(met(variable, &["HasNamespace"]), Some(&given));
+                assert_eq!(met(variable, &[]), Some(&json!("payments")));
+                continue;
+            }
             "IDEMPOTENCY_RESULT_BUCKET" => {
                 let own = json!({"!Ref": "ResultBucket"});
                 let in_s3 = ["StoresResultsInS3", "MakesResultBucket"];
@@ -173,7 +179,12 @@ fn template_sets_each_setting_to_its_default() {
         let default = default
             .as_str()
             .map_or_else(|| default.to_string(), str::to_owned);
-        assert_eq!(default, setting.default, "{name}");
+        let expected = match name {
+            // The sample's messages name their operation.
+            "IDEMPOTENCY_KEY" => "body:/orderId",
+            _ => setting.default,
+        };
+        assert_eq!(default, expected, "{name}");
         let literal = format!("`{parameter}`");
         let row = rows
             .iter()
@@ -486,10 +497,7 @@ fn environment(values: &[(&str, &str)]) -> Vec<(String, String)> {
     let template = Template::with(values);
     let variables = variables(&read(CONSUMER));
     let variables = variables.as_object().unwrap().iter();
-    let of_lambda = [
-        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
-        ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
-    ];
+    let of_lambda = [("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")];
     let of_lambda = of_lambda.map(|(name, value)| (name.to_owned(), value.to_owned()));
     variables
         .map(|(name, value)| (name.clone(), template.text(value)))

@@ -1163,7 +1163,7 @@ async fn unknown_variable_is_warned_of_without_value() {
     let dynamo = Dynamo::start().await;
     let variables = [
         ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
-        ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+        ("IDEMPOTENCY_NAMESPACE", "payments"),
         ("IDEMPOTENCY_TABLE_NAME", "records"),
         ("CONSUMER_CONCURENCY", "4111-1111"),
         ("CONSUMER_OF", "4111-1111"),

@@ -53,6 +53,28 @@ async fn third_attempt_after_kills_gets_first_claim_time() {
     assert_eq!(outcomes(&survivor, 1).await, [outcome::COMPLETED]);
 }
 
+/// A stack under another name gives its function another name.
+#[tokio::test]
+async fn function_under_another_name_charges_nothing_again() {
+    let stage = Stage::set().await;
+    for (name, namespace, charges) in [
+        ("payments-consumer", "payments", 1),
+        ("payments-2-consumer", "payments", 1),
+        // Another operation with the same order, in the same table.
+        ("payments-2-consumer", "invoices", 2),
+        ("payments-consumer", "invoices", 2),
+    ] {
+        let settings = [
+            ("AWS_LAMBDA_FUNCTION_NAME", name),
+            ("IDEMPOTENCY_NAMESPACE", namespace),
+        ];
+        let lambda = stage.consumer(&settings).await;
+        let answer = lambda.invoke(first_message(1), TIME).await;
+        assert_eq!(failed(&answer.response()), [""; 0]);
+        assert_eq!(stage.charges("o-1"), charges, "{name}, {namespace}");
+    }
+}
+
 #[tokio::test]
 async fn dynamodb_outage_fails_invocation() {
     let missing = ("IDEMPOTENCY_TABLE_NAME", "missing");

@@ -29,7 +29,7 @@ use support::{
     dynamo::{Dynamo, text},
     event::{batch, failed, received},
     faults::cut,
-    runtime_api::{Answer, Env, Lambda, consumer_missing, of_message, program},
+    runtime_api::{Answer, Env, Lambda, NAMESPACE, consumer_missing, of_message, program},
 };
 use tokio::{
     sync::Notify,
@@ -287,6 +287,7 @@ impl Run {
         let settings = [
             ("AWS_ENDPOINT_URL_DYNAMODB", self.dynamo.endpoint()),
             ("IDEMPOTENCY_TABLE_NAME", TABLE),
+            ("IDEMPOTENCY_NAMESPACE", NAMESPACE),
             ("IDEMPOTENCY_KEY", "body:/orderId"),
             ("CONSUMER_VISIBILITY", "off"),
             ("PAYMENT_GATEWAY_URL", &gateway),

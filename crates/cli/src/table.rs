@@ -65,7 +65,7 @@ impl Table {
     fn dynamodb(&self, config: &SdkConfig) -> Result<DynamoStore, Error> {
         if self.sort_key.as_ref().is_some_and(|key| !key.contains('=')) {
             return Err(Error::usage(
-                "--sort-key must name the partition too, as in SK=idempotency#payments-consumer",
+                "--sort-key must name the partition too, as in SK=idempotency#payments",
             ));
         }
         let variables = [

@@ -10,7 +10,7 @@ use support::{
     dynamo::{Dynamo, number, text},
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, FUNCTION_NAME, Lambda, consumer, of_message, of_takeover, program},
+    runtime_api::{Answer, Env, Lambda, NAMESPACE, consumer, of_message, of_takeover, program},
     stage::{Stage, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
@@ -41,7 +41,7 @@ async fn redelivered_batches_charge_each_order_once() {
         let calls = stage.gateway.calls_for(&format!("o-{n}"));
         assert_eq!(calls.len(), 1);
         assert_eq!(calls[0].body, order(&format!("o-{n}")));
-        let key = format!("{FUNCTION_NAME}#m-{n}");
+        let key = format!("{NAMESPACE}#m-{n}");
         assert_eq!(calls[0].key.as_deref(), Some(key.as_str()));
         assert_eq!(stage.status(&format!("m-{n}")).await, "COMPLETED");
     }
@@ -328,6 +328,7 @@ async fn lease_without_deadline_is_five_minutes() {
 async fn settings_errors_are_reported_together() {
     let faults = [
         ("IDEMPOTENCY_TABLE_NAME", ""),
+        ("IDEMPOTENCY_NAMESPACE", ""),
         ("IDEMPOTENCY_RETENTION", "soon"),
         ("IDEMPOTENCY_KEY", "orderId"),
         ("CONSUMER_CONCURRENCY", "0"),
@@ -351,7 +352,12 @@ async fn required_settings_have_no_default() {
     let exit = lambda.exit().await;
     assert!(!exit.status.success());
     let output = exit.output.concat();
-    for required in ["IDEMPOTENCY_TABLE_NAME", "PAYMENT_GATEWAY_URL"] {
+    let required = [
+        "IDEMPOTENCY_TABLE_NAME",
+        "IDEMPOTENCY_NAMESPACE",
+        "PAYMENT_GATEWAY_URL",
+    ];
+    for required in required {
         assert!(output.contains(required), "{exit:#?}");
     }
     assert!(!output.contains("IDEMPOTENCY_RETENTION"), "{exit:#?}");
@@ -372,7 +378,7 @@ async fn each_message_logs_one_json_line() {
     assert!(time.elapsed().unwrap() < PATIENCE);
     assert_eq!(line["level"], "INFO");
     assert_eq!(line["outcome"], outcome::COMPLETED);
-    assert_eq!(line["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(line["key"], format!("{NAMESPACE}#m-1"));
     assert_eq!(line["message_id"], "m-1");
     assert_eq!(line["receive_count"], 3);
     assert!(line["duration_ms"].is_number(), "{line}");
@@ -392,7 +398,7 @@ async fn handler_lines_name_message_and_invocation() {
     let lines = lambda.logged(1, panicked).await;
     let span = &lines[0]["span"];
     assert_eq!(span["message_id"], "m-1");
-    assert_eq!(span["key"], format!("{FUNCTION_NAME}#m-1"));
+    assert_eq!(span["key"], format!("{NAMESPACE}#m-1"));
     assert_eq!(span["receive_count"], 3);
     let of_message = lambda.logged(1, of_message).await;
     assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);

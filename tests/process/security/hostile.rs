@@ -18,7 +18,7 @@ use support::{
     PATIENCE,
     dynamo::{Dynamo, Item, request_name, text},
     event::{batch, failed, order, record},
-    runtime_api::{Env, FUNCTION_NAME, Lambda, consumer_missing, of_message},
+    runtime_api::{Env, Lambda, NAMESPACE, consumer_missing, of_message},
     throttle::{Throttle, share},
 };
 
@@ -47,6 +47,7 @@ async fn consumer_with(dynamo: &Dynamo, more: &[(&str, &str)]) -> Lambda {
 async fn start(settings: &[(&str, &str)]) -> Lambda {
     let always = [
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("IDEMPOTENCY_NAMESPACE", NAMESPACE),
         ("IDEMPOTENCY_KEY", "body:/orderId"),
         ("PAYMENT_GATEWAY_URL", "sandbox"),
         ("CONSUMER_VISIBILITY", "off"),
@@ -252,7 +253,7 @@ async fn hostile_message_fails_alone_with_clear_outcome() {
     for record in dynamo.records(TABLE).await {
         let id = record["id"].as_s().unwrap();
         assert!(
-            id.len() <= 2_048 && id.starts_with(&format!("{FUNCTION_NAME}#")),
+            id.len() <= 2_048 && id.starts_with(&format!("{NAMESPACE}#")),
             "{id}"
         );
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::{
     PATIENCE,
     event::{batch, failed, received, record},
-    runtime_api::{Env, Lambda, consumer_missing, of_message},
+    runtime_api::{Env, Lambda, NAMESPACE, consumer_missing, of_message},
     template::{DEAD_LETTERS, consumer_may},
 };
 
@@ -120,6 +120,7 @@ fn env(quoting_server: &QuotingServer, url: &str, level: &str, grouping: bool) -
         ("AWS_ENDPOINT_URL_SQS", url),
         ("PAYMENT_GATEWAY_API_KEY", API_KEY),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("IDEMPOTENCY_NAMESPACE", NAMESPACE),
         ("PAYMENT_GATEWAY_URL", &gateway),
         ("PAYMENT_GATEWAY_TIMEOUT", "1s"),
         ("CONSUMER_MIN_TIME_TO_START", "1s"),

@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use support::{dynamo::Dynamo, faults::Fault, runtime_api::FUNCTION_NAME};
+use support::{dynamo::Dynamo, faults::Fault, runtime_api::NAMESPACE};
 
 pub(super) const TABLE: &str = "idempotency";
 
@@ -139,7 +139,7 @@ impl QuotingServer {
 
     /// Another worker's record.
     async fn put(&self, message_id: &str, mut record: Value) {
-        record["id"] = json!(format!("{FUNCTION_NAME}#{message_id}"));
+        record["id"] = json!(format!("{NAMESPACE}#{message_id}"));
         record["owner"] = json!("another");
         if record["expires_at"].is_null() {
             record["expires_at"] = json!(4_000_000_000_u64);

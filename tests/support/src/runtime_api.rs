@@ -37,6 +37,8 @@ use super::{
 };
 
 pub const FUNCTION_NAME: &str = "charge-orders";
+/// The namespace of consumers under test.
+pub const NAMESPACE: &str = "payments";
 
 /// Lambda's own limit of a payload.
 const PAYLOAD_LIMIT: usize = 6 * 1024 * 1024;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     dynamo::{Dynamo, Item, number, text},
     gateway::Gateway,
-    runtime_api::{Env, FUNCTION_NAME, Lambda, of_message, program},
+    runtime_api::{Env, Lambda, NAMESPACE, of_message, program},
     sqs::{Sqs, SqsBehaviour},
 };
 
@@ -68,7 +68,7 @@ impl Stage {
             .await
     }
 
-    /// The record of a key, under the default namespace.
+    /// The record of a key, under the namespace of the tests.
     pub async fn record(&self, key: &str) -> Option<Item> {
         self.dynamo.record(TABLE, &id(key)).await
     }
@@ -91,9 +91,9 @@ impl Stage {
     }
 }
 
-/// The `id` of a key's record, under the default namespace.
+/// The `id` of a key's record, under the namespace of the tests.
 pub fn id(key: &str) -> String {
-    format!("{FUNCTION_NAME}#{key}")
+    format!("{NAMESPACE}#{key}")
 }
 
 /// Settings that point a consumer to a table and a gateway. The given settings come last, and
@@ -102,6 +102,7 @@ pub fn env(dynamo: &str, gateway: &str, settings: &[(&str, &str)]) -> Env {
     let always = [
         ("AWS_ENDPOINT_URL", dynamo),
         ("IDEMPOTENCY_TABLE_NAME", TABLE),
+        ("IDEMPOTENCY_NAMESPACE", NAMESPACE),
         // Permanent failures are reported. Tests of direct dead-lettering switch it on.
         ("CONSUMER_DIRECT_DEAD_LETTERING", "off"),
         ("PAYMENT_GATEWAY_URL", gateway),

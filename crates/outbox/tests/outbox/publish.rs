@@ -294,7 +294,7 @@ async fn setting_names_the_outbox() {
     let dynamo = start().await;
     let settings = Settings::from_vars([
         ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:1"),
-        ("AWS_LAMBDA_FUNCTION_NAME", "orders"),
+        ("IDEMPOTENCY_NAMESPACE", "orders"),
         ("IDEMPOTENCY_TABLE_NAME", RECORDS),
         ("OUTBOX_TABLE_NAME", OUTBOX),
         ("CONSUMER_VISIBILITY", "off"),

@@ -54,10 +54,12 @@ impl Settings {
             "Lambda sets it; on your own machine, `make watch` or `cargo lambda watch` does",
             |_| Ok::<_, String>(()),
         );
-        let function = self.function();
-        let namespace = self.optional(IDEMPOTENCY_NAMESPACE.name, &function, |text| {
-            Namespace::new(text)
-        });
+        let namespace = self.required(
+            IDEMPOTENCY_NAMESPACE.name,
+            "first part of every key: name the operation, such as `payments`, and keep that name; \
+             under another one, what is done would be done again",
+            |text| Namespace::new(text),
+        );
         let key = self.setting(&IDEMPOTENCY_KEY, str::parse::<KeySource>);
         let envelope = self.setting(&CONSUMER_ENVELOPE, str::parse::<Envelope>);
         let max_body_bytes = self.setting(&CONSUMER_MAX_BODY_BYTES, bytes);

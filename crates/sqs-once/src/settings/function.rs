@@ -2,11 +2,8 @@
 
 use std::{
     convert::Infallible,
-    env,
-    ffi::OsStr,
     future::pending,
     io,
-    path::Path,
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
@@ -122,19 +119,9 @@ impl Settings {
             && self.value("AWS_LAMBDA_INITIALIZATION_TYPE").is_none()
     }
 
-    /// Returns the function's name. Under `cargo lambda watch`, the function without a name gets the name of
-    /// its program, so that a message has the same key if you invoke the function by that name.
+    /// Returns the function's name, or an empty text if Lambda did not set it.
     pub fn function(&mut self) -> String {
-        let program = if self.is_unnamed_under_watch() {
-            env::current_exe().ok()
-        } else {
-            None
-        };
-        let program = program.as_deref().and_then(Path::file_stem);
-        match program.and_then(OsStr::to_str) {
-            Some(program) => program.to_owned(),
-            None => self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default(),
-        }
+        self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
     }
 }
 

@@ -72,8 +72,8 @@ use crate::{
 /// | --- | --- | --- |
 /// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, in memory |
 /// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | other attribute names, as `id=PK,expires_at=ttl`; the native names are in the protocol |
-/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT` |
-/// | `IDEMPOTENCY_NAMESPACE` | the function's name; the program's, if cargo-lambda runs it without a name | first part of every key; separates consumers that share a table |
+/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT` |
+/// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key: names the operation, such as `payments`. Under another namespace every message is a new operation, so it never changes, and two consumers never share one |
 /// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key |
 /// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
 /// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
@@ -94,8 +94,6 @@ use crate::{
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
 /// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: isolation after a crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
-///
-/// Under `cargo lambda watch` a function that is invoked without a name takes the name of its program.
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
 ///

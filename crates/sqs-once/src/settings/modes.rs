@@ -11,7 +11,7 @@ use crate::{
     dynamo::store::{Batched, DynamoStore},
     handler::Handler,
     modes::{Mode, Once, inbox::Inbox, item::ItemMode},
-    settings::variables::table::CONSUMER_VISIBILITY,
+    settings::variables::table::{CONSUMER_VISIBILITY, IDEMPOTENCY_NAMESPACE},
     sqs::Consumer,
     store::MemoryStore,
 };
@@ -37,6 +37,8 @@ impl Settings {
         let table = if self.in_memory() {
             // Messages from an event file are in no queue.
             self.set_default(CONSUMER_VISIBILITY.name, "off");
+            // The records end with the process, and no other consumer sees them.
+            self.set_default(IDEMPOTENCY_NAMESPACE.name, "local");
             Ok(None)
         } else {
             self.table().map(Some)

@@ -16,8 +16,8 @@ use crate::{
         parse::on_or_off,
         table::{
             IDEMPOTENCY_AFTER_FAILURE, IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES,
-            IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
-            OUTBOX_TABLE_NAME,
+            IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RESULT_BUCKET, IDEMPOTENCY_SORT_KEY,
+            IDEMPOTENCY_TABLE_NAME, OUTBOX_TABLE_NAME,
         },
     },
     store::{Results, Store},
@@ -80,9 +80,10 @@ impl Settings {
         let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, Layout::native(), rename);
         // After an error we go on with the native names, so that the next variable is read too.
         let layout = renamed.clone().unwrap_or_default();
-        let function = self.function();
+        // `batches` reports a missing namespace.
+        let namespace = self.value(IDEMPOTENCY_NAMESPACE.name).unwrap_or_default();
         let sorted = self.changed(IDEMPOTENCY_SORT_KEY.name, layout, |layout, text| {
-            let partition = format!("idempotency#{function}");
+            let partition = format!("idempotency#{namespace}");
             let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
             let layout = layout.sort_key(name, partition);
             layout.map_err(|error| error.to_string())

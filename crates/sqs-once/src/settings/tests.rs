@@ -1,5 +1,4 @@
 use std::{
-    env,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -36,7 +35,7 @@ use crate::{
 
 const REQUIRED: [(&str, &str); 3] = [
     ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001"),
-    ("AWS_LAMBDA_FUNCTION_NAME", "payments"),
+    ("IDEMPOTENCY_NAMESPACE", "payments"),
     ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
 ];
 
@@ -111,34 +110,55 @@ async fn watched_inbox_needs_a_table() {
         .await
         .err()
         .unwrap();
-    assert_eq!(error.errors().len(), 1, "{error}");
+    let names = ["IDEMPOTENCY_TABLE_NAME", "IDEMPOTENCY_NAMESPACE"];
+    assert_eq!(error.errors().len(), names.len(), "{error}");
+    for (error, name) in error.errors().iter().zip(names) {
+        assert!(error.starts_with(name), "{error}");
+    }
 }
 
 #[tokio::test]
 async fn watched_function_with_table_uses_it() {
-    let table = ("IDEMPOTENCY_TABLE_NAME", "records");
-    let variables = [&WATCHED[..], &[table]].concat();
+    let variables = [&WATCHED[..], &REQUIRED[1..]].concat();
     let settings = offline(&variables).warm_up(false);
     let consumer = settings.once(Ok(unused::<()>())).await.unwrap();
     let consumer = format!("{consumer:?}");
     assert!(consumer.contains("Batched("), "{consumer}");
 }
 
-#[test]
-fn watched_function_is_named_after_its_program() {
-    let mut settings = Settings::from_vars(WATCHED);
-    let program = env::current_exe().unwrap();
-    let program = program.file_stem().unwrap().to_str().unwrap();
-    let batches = settings.batches().unwrap();
-    assert_eq!(batches.namespace.as_str(), program);
-    // On AWS the name stays.
-    let mut settings = Settings::from_vars([WATCHED[1], REQUIRED[0]]);
-    assert_eq!(settings.batches().unwrap().namespace.as_str(), "_");
+/// A function under another name must not do again what was done: its name is no namespace.
+#[tokio::test]
+async fn missing_namespace_is_an_error_in_every_mode() {
+    let [runtime_api, _, table] = REQUIRED;
+    let name = ("AWS_LAMBDA_FUNCTION_NAME", "payments");
+    let without = || offline(&[runtime_api, name, table]).warm_up(false);
+    let errors = [
+        without().once(Ok(unused::<()>())).await.err(),
+        without().inbox(Ok(unused::<Done<()>>())).await.err(),
+        without().item_mode(Ok(unused::<Change<()>>())).await.err(),
+        // A watched function whose records outlive it.
+        offline(&[&WATCHED[..], &[table]].concat())
+            .warm_up(false)
+            .once(Ok(unused::<()>()))
+            .await
+            .err(),
+    ];
+    for error in errors {
+        let error = error.expect("no consumer without a namespace");
+        let [error] = error.errors() else {
+            panic!("{error}");
+        };
+        assert!(
+            error.starts_with("IDEMPOTENCY_NAMESPACE is not set (first part of every key"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
 fn defaults_match_the_documented_table() {
-    let (table, records, batches) = read(&REQUIRED).unwrap();
+    let name = ("AWS_LAMBDA_FUNCTION_NAME", "charge-orders");
+    let (table, records, batches) = with(&[name]).unwrap();
     assert_eq!(table.name, "idempotency");
     assert_eq!(table.layout, Layout::native());
     assert!(table.grouping);
@@ -146,7 +166,7 @@ fn defaults_match_the_documented_table() {
     assert_eq!(records.results, ResultPlace { bucket: None });
     assert_eq!(batches.namespace.as_str(), "payments");
     let metrics = batches.metrics.as_ref().unwrap();
-    assert_eq!(metrics.names(), ("sqs-once", "payments"));
+    assert_eq!(metrics.names(), ("sqs-once", "charge-orders"));
     assert_eq!(batches.key, KeySource::MessageId);
     assert_eq!(batches.max_body_bytes.get(), 2 << 20);
     assert_eq!(batches.fingerprint, FingerprintSource::Body);

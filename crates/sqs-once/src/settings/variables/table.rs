@@ -82,8 +82,8 @@ settings! {
     IDEMPOTENCY_TABLE_NAME: Consumer, "ExistingTableName", "", "required; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, [in memory](local-testing.md#cargo-lambda-alone)"
 
-    IDEMPOTENCY_NAMESPACE: Consumer, "IdempotencyNamespace", "", "the function's name; the program's, if cargo-lambda runs it without a name";
-    "first part of every key; separates consumers that share a table"
+    IDEMPOTENCY_NAMESPACE: Consumer, "IdempotencyNamespace", "", "required";
+    "first part of every key: names the operation, such as `payments`. Under another namespace every message is a new operation, so it never changes, and two consumers never share one"
 
     IDEMPOTENCY_KEY: Consumer, "IdempotencyKey", "message-id";
     "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](keys.md)"
@@ -119,7 +119,7 @@ settings! {
     "other attribute names, as `id=PK,expires_at=ttl`; the native names are in the [protocol](protocol.md#record)"
 
     IDEMPOTENCY_SORT_KEY: Consumer, "IdempotencySortKey", "", "not set; not used by `item_mode` and `PostgresMode`";
-    "`SK`: this sort key holds the key, in the partition `idempotency#<function's name>`; `SK=TEXT`: in the partition `TEXT`"
+    "`SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
     "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
