@@ -1,15 +1,17 @@
 //! The payment gateway over HTTP, and the sandbox, which charges nothing.
 
+#[path = "connections.rs"]
+mod connections;
 #[cfg(test)]
 #[path = "gateway_tests.rs"]
 mod tests;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use connections::Connections;
 use reqwest::{
-    Client, Response, StatusCode, Url,
-    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue},
-    redirect::Policy,
+    Method, Request, Response, Url,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
 };
 use serde_json::{json, value::RawValue};
 use sqs_once::{Attempt, Failure, LookUp, Settings, SettingsError, protocol::Key};
@@ -18,6 +20,11 @@ use crate::order::Order;
 
 /// Largest response body that is stored.
 pub(crate) const MAX_BODY: usize = 1024 * 1024;
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const TRACE_ID: HeaderName = HeaderName::from_static("x-amzn-trace-id");
+/// Of a response that the gateway has stored for a key and sends again.
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The payment token that the sandbox declines.
 const DECLINED: &str = "tok_chargeDeclined";
@@ -32,7 +39,7 @@ pub(crate) enum Gateway {
 
 /// A payment gateway over HTTP.
 pub(crate) struct Http {
-    pub(crate) client: Client,
+    pub(crate) connections: Connections,
     pub(crate) charges: Url,
     /// How long after its lease an attempt may still charge. `None` if the gateway has idempotency keys.
     reconcile_after: Option<Duration>,
@@ -59,22 +66,8 @@ impl Gateway {
         let Some(charges) = charges else {
             return Ok(Self::Sandbox);
         };
-        // The provider of cryptography that the AWS SDK uses.
-        let _already_set = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder()
-            .user_agent(concat!("sqs-once/", env!("CARGO_PKG_VERSION")))
-            .default_headers(headers)
-            // We do not shorten this to the time left, because a charge that the deadline ends must be
-            // recorded as such.
-            .timeout(timeout)
-            // Shorter, so that a slow connection becomes a failed connection, which had no effect.
-            .connect_timeout(timeout / 2)
-            // A redirected POST could charge somewhere else.
-            .redirect(Policy::none())
-            .build()
-            .map_err(|error| SettingsError::new(error.to_string()))?;
         Ok(Self::Http(Http {
-            client,
+            connections: Connections::new(headers, timeout)?,
             charges,
             reconcile_after,
         }))
@@ -111,22 +104,24 @@ impl Gateway {
         let Self::Http(http) = self else {
             return sandbox(&key, order);
         };
-        let mut request = (http.client)
-            .post(http.charges.clone())
-            .header(CONTENT_TYPE, "application/json")
-            .body(order.json.get().to_owned());
-        if http.reconcile_after.is_none() {
-            request = request.header("Idempotency-Key", &*key);
+        let mut request = Request::new(Method::POST, http.charges.clone());
+        *request.body_mut() = Some(order.json.get().to_owned().into());
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        // With its key, a charge may be sent twice.
+        let has_keys = http.reconcile_after.is_none();
+        if has_keys {
+            headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_str(&key)?);
         }
         // An order must not fail because its producer sent a text that no header can have.
         if let Some(Ok(trace)) = attempt.trace_header().map(HeaderValue::from_str) {
-            request = request.header("X-Amzn-Trace-Id", trace);
+            headers.insert(TRACE_ID, trace);
         }
-        let response = request.send().await.map_err(unanswered)?;
+        let response = http.connections.send(request, has_keys).await?;
         if response.status().is_success() {
             Ok(receipt(response).await)
         } else {
-            Err(refused(response.status()))
+            Err(refused(&response))
         }
     }
 }
@@ -195,27 +190,40 @@ fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     Ok(Some(url))
 }
 
-/// Returns the failure of a request without a response. If there was no connection, nothing was sent.
-fn unanswered(error: reqwest::Error) -> Failure {
-    let error = error.without_url(); // errors are logged
-    if error.is_connect() {
-        Failure::no_effect(error)
-    } else {
-        Failure::retryable(error)
-    }
-}
-
 /// Returns the failure for a status other than 2xx. A 4xx concerns the order and is permanent, unless it
 /// concerns the API key, the URL, or the moment.
-fn refused(status: StatusCode) -> Failure {
-    let answered = format!("the payment gateway answered {status}");
-    match status.as_u16() {
+fn refused(response: &Response) -> Failure {
+    let (status, headers) = (response.status(), response.headers());
+    let mut answered = format!("the payment gateway answered {status}");
+    // The key stays: the stored error may hide a charge.
+    if headers.get(REPLAYED).is_some_and(|value| value == "true") {
+        answered += ", replayed: the answer that it stored for this key";
+    }
+    let failure = match status.as_u16() {
         401 | 403 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_API_KEY"),
         300..=399 | 404 | 405 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_URL"),
         407 | 408 | 409 | 425 | 429 => Failure::retryable(answered),
         400..=499 => Failure::permanent(answered),
         _ => Failure::retryable(answered),
+    };
+    match retry_after(headers, SystemTime::now()) {
+        Some(wait) => failure.retry_after(wait),
+        None => failure,
     }
+}
+
+/// Returns the wait that `Retry-After` asks for, in seconds or as a date (RFC 9110, 10.2.3). `None` if it is none of
+/// these, or over.
+pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        // The consumer waits for its longest back-off at most.
+        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+    }
+    httpdate::parse_http_date(value)
+        .ok()?
+        .duration_since(now)
+        .ok()
 }
 
 /// Returns the body of a 2xx response: JSON unchanged, any other text as a JSON string. The card has been

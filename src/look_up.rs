@@ -1,10 +1,15 @@
 //! Looks up the charges of an order, at a gateway without idempotency keys.
 
-use reqwest::{StatusCode, Url};
+use std::time::SystemTime;
+
+use reqwest::{Method, Request, StatusCode, Url};
 use serde_json::{Value, value::RawValue};
 use sqs_once::{Failure, LookUp, protocol::Key};
 
-use crate::{gateway::Http, order::Order};
+use crate::{
+    gateway::{Http, retry_after},
+    order::Order,
+};
 
 impl Http {
     /// Looks up the charges of `order`: `GET {PAYMENT_GATEWAY_URL}/charges?orderId={orderId}`, whose response
@@ -21,19 +26,23 @@ impl Http {
         order: &Order,
     ) -> Result<LookUp<Box<RawValue>>, Failure> {
         let url = charges_of(self.charges.clone(), &order.fields.order_id);
-        let response = self.client.get(url).send().await;
-        // Errors are logged, and the URL has the order's id.
-        let mut response = response.map_err(reqwest::Error::without_url)?;
+        let request = Request::new(Method::GET, url);
+        let mut response = self.connections.send(request, true).await?;
         if response.status() != StatusCode::OK {
             let status = response.status();
-            return Err(Failure::retryable(format!(
+            let unknown = Failure::retryable(format!(
                 "the payment gateway answered {status} to GET /charges: check that it lists charges there"
-            )));
+            ));
+            return Err(match retry_after(response.headers(), SystemTime::now()) {
+                Some(wait) => unknown.retry_after(wait),
+                None => unknown,
+            });
         }
         let mut body = Vec::new();
         while let Some(chunk) = response
             .chunk()
             .await
+            // Errors are logged, and the URL has the order's id.
             .map_err(reqwest::Error::without_url)?
         {
             if body.len() + chunk.len() > crate::gateway::MAX_BODY {
