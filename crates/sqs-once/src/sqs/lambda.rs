@@ -2,11 +2,11 @@
 
 use std::task::{Context, Poll};
 
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use aws_lambda_events::sqs::SqsBatchResponse;
 use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
-use super::{BatchError, Consumer};
+use super::{BatchError, Consumer, record::Record};
 use crate::{handler::Handler, modes::Mode, protocol::Timestamp};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
@@ -49,8 +49,10 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
 /// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent invocations,
 /// and you can wrap it in `tower` layers.
 ///
-/// The request is the raw JSON of the event, because the Lambda runtime would log the payload of an event
-/// that it cannot parse. [`BatchError::NotSqs`] reports such an event without its payload.
+/// The request is the raw JSON of the event: that of an event source mapping, or the bare list of records that
+/// a pipe of EventBridge sends. The Lambda runtime would log the payload of an event that it cannot parse.
+/// [`BatchError::NotSqs`] reports such an event without its payload. A record that has a message id and
+/// cannot be read fails alone, as a permanent failure with the outcome `invalid`.
 ///
 /// A layer that cuts off an invocation has the effect of a crash: messages in progress are received again and
 /// run when their lease has ended. To limit an invocation, set the function's timeout.
@@ -104,14 +106,14 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
         Box::pin(async move {
             let LambdaEvent { payload, context } = event;
             let deadline = consumer.deadline(Timestamp::from_millis(context.deadline));
-            let event = serde_json::from_str::<SqsEvent>(payload.get()).map_err(|error| {
-                BatchError::NotSqs {
-                    line: error.line(),
-                    column: error.column(),
-                }
+            let records = Record::parse_all(payload.get()).map_err(|error| BatchError::NotSqs {
+                line: error.line(),
+                column: error.column(),
             })?;
+            // The records have their own copies of the bodies.
+            drop(payload);
             let request_id = Some(context.request_id.as_str());
-            consumer.process_batch(event, deadline, request_id).await
+            consumer.process_batch(records, deadline, request_id).await
         })
     }
 }
@@ -205,9 +207,87 @@ mod tests {
 
     #[tokio::test]
     async fn event_of_another_source_is_reported_without_payload() {
-        let error = consumer().oneshot(event(&json!({"Records": "SECRET"})));
-        let error = error.await.unwrap_err();
-        assert!(matches!(error, BatchError::NotSqs { .. }), "{error}");
-        assert!(!error.to_string().contains("SECRET"), "{error}");
+        for other in [
+            json!({"Records": "SECRET"}),
+            json!({"Records": null}),
+            json!("SECRET"),
+        ] {
+            let error = consumer().oneshot(event(&other)).await.unwrap_err();
+            assert!(matches!(error, BatchError::NotSqs { .. }), "{error}");
+            assert!(!error.to_string().contains("SECRET"), "{error}");
+        }
+    }
+
+    /// The identifiers that the response to this event names, and how often the handler ran.
+    async fn failed(payload: &serde_json::Value) -> Result<(Vec<String>, usize), BatchError> {
+        let consumer = consumer();
+        let response = consumer.clone().oneshot(event(payload)).await?;
+        let failures = response.batch_item_failures.into_iter();
+        let ids = failures.map(|failure| failure.item_identifier).collect();
+        Ok((ids, consumer.handler.0.load(SeqCst)))
+    }
+
+    #[tokio::test]
+    async fn list_of_records_is_an_event_of_a_pipe() {
+        let records = json!([
+            {"messageId": "m-1", "body": "1"},
+            {"messageId": "m-2", "body": "not JSON"},
+        ]);
+        assert_eq!(failed(&records).await, Ok((vec!["m-2".into()], 1)));
+        assert_eq!(failed(&json!([])).await, Ok((vec![], 0)));
+    }
+
+    #[tokio::test]
+    async fn record_of_odd_shape_fails_alone() {
+        let attribute = |value| json!({"messageAttributes": {"a": value}});
+        for odd in [
+            attribute(json!({"binaryValue": "no base64?", "dataType": "Binary"})),
+            attribute(json!({"stringValue": "1", "binaryValue": "?", "dataType": "Number"})),
+            attribute(json!({"stringValue": "x", "stringListValues": null, "dataType": "String"})),
+            attribute(json!({"stringValue": "x", "binaryListValues": null, "dataType": "String"})),
+            attribute(json!({"stringValue": 7, "dataType": "Number"})),
+            attribute(json!(null)),
+            attribute(json!("SECRET")),
+            json!({"messageAttributes": []}),
+            json!({"attributes": {"ApproximateReceiveCount": 1}}),
+            json!({"attributes": {"SentTimestamp": null}}),
+            json!({"attributes": "SECRET"}),
+            json!({"body": {"orderId": "SECRET"}}),
+            json!({"body": 5}),
+            json!({"body": null}),
+            json!({"receiptHandle": 1}),
+            json!({"eventSourceARN": ["SECRET"]}),
+            json!({"awsRegion": 1}),
+            json!({"md5OfBody": {}}),
+        ] {
+            let mut records: Vec<_> = (0..10)
+                .map(|n| json!({"messageId": format!("m-{n}"), "body": n.to_string()}))
+                .collect();
+            let odd = odd.as_object().unwrap().clone();
+            records[4].as_object_mut().unwrap().extend(odd);
+            let record = records[4].to_string();
+            let failed = failed(&json!({ "Records": records })).await;
+            assert_eq!(failed, Ok((vec!["m-4".into()], 9)), "{record}");
+        }
+    }
+
+    #[tokio::test]
+    async fn record_that_cannot_be_named_fails_the_invocation() {
+        for record in [
+            json!({"body": "SECRET"}),
+            json!({"messageId": null, "body": "SECRET"}),
+            json!({"messageId": "", "body": "SECRET"}),
+            json!({"messageId": 7, "body": "SECRET"}),
+            json!(["m-2", "receipt", "2"]),
+            json!("SECRET"),
+            json!(null),
+            json!([]),
+        ] {
+            let good = json!({"messageId": "m-1", "body": "1"});
+            for event in [json!({"Records": [good, record]}), json!([good, record])] {
+                let error = failed(&event).await.unwrap_err();
+                assert_eq!(error, BatchError::NoMessageId { index: 1 }, "{record}");
+            }
+        }
     }
 }

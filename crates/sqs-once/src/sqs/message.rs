@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
+use aws_lambda_events::sqs::SqsMessageAttribute;
 use tracing::{Span, field};
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     identity::{Identity, IdentitySources},
     key_fn::NoIdentity,
     make_span::MakeSpan,
+    record::Record,
     s3_pointer::S3Pointer,
 };
 use crate::{
@@ -57,14 +58,21 @@ impl Message {
     /// Creates a message from a record. `None` if the record has no id. With `reads_s3`, a body that is a
     /// pointer to S3 is to be read there.
     pub(crate) fn new(
-        mut record: SqsMessage,
+        record: impl Into<Record>,
         request_id: Option<&Arc<str>>,
         envelope: Envelope,
         reads_s3: bool,
     ) -> Option<Self> {
-        let (opened, no_envelope) = match envelope.open(&mut record) {
-            Ok(opened) => (opened, None),
-            Err(invalid) => (None, Some(invalid)),
+        let Record {
+            message: mut record,
+            fault,
+        } = record.into();
+        let (opened, fault) = match fault {
+            Some(fault) => (None, Some(fault)),
+            None => match envelope.open(&mut record) {
+                Ok(opened) => (opened, None),
+                Err(invalid) => (None, Some(invalid)),
+            },
         };
         let (sent, envelope) = opened.unzip();
         let id = record.message_id.filter(|id| !id.is_empty())?;
@@ -90,7 +98,7 @@ impl Message {
             envelope,
             request_id: request_id.cloned(),
         };
-        let s3_pointer = match no_envelope {
+        let s3_pointer = match fault {
             Some(invalid) => Err(invalid),
             None => (record.body.as_deref().filter(|_| reads_s3))
                 .and_then(S3Pointer::find)
@@ -259,6 +267,7 @@ fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
 
 #[cfg(test)]
 mod tests {
+    use aws_lambda_events::sqs::SqsMessage;
     use serde::Deserialize;
 
     use super::{

@@ -2,7 +2,8 @@
 //!
 //! | module | task |
 //! | --- | --- |
-//! | `message` | one record of the event: its ids, its body, its delivery |
+//! | `record` | one record of the event, even of an odd shape |
+//! | `message` | the message of a record: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `read_message` | reads one message, without a batch |
 //! | `identity` | key and fingerprint of a message |
@@ -60,6 +61,7 @@ mod pointer;
 mod prepare;
 mod process;
 mod read_message;
+mod record;
 mod report;
 mod run_lane;
 mod run_message;

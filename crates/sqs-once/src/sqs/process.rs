@@ -6,7 +6,8 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
 use super::{
     batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
-    lanes::Lane, message::Message, message_outcome::MessageOutcome, report::BatchReport,
+    lanes::Lane, message::Message, message_outcome::MessageOutcome, record::Record,
+    report::BatchReport,
 };
 use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError, system};
 
@@ -70,22 +71,23 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         event: SqsEvent,
         deadline: Deadline,
     ) -> Result<SqsBatchResponse, BatchError> {
-        self.process_batch(event, deadline, None).await
+        let records = event.records.into_iter().map(Record::from).collect();
+        self.process_batch(records, deadline, None).await
     }
 
     /// Processes the batch of an invocation. The request id goes into its log line.
     pub(super) async fn process_batch(
         &self,
-        event: SqsEvent,
+        records: Vec<Record>,
         deadline: Deadline,
         request_id: Option<&str>,
     ) -> Result<SqsBatchResponse, BatchError> {
         self.check_key()?;
         let started = system::instant();
         let mut report = BatchReport::new(self.mode.now());
-        let size = u32::try_from(event.records.len()).unwrap_or(u32::MAX);
+        let size = u32::try_from(records.len()).unwrap_or(u32::MAX);
         let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
-        let messages = self.read(event, deadline, request_id).await?;
+        let messages = self.read(records, deadline, request_id).await?;
         let batch = Arc::new(Batch::new(messages, deadline));
         self.run_lanes(&batch).await;
         batch.close();
@@ -139,15 +141,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Turns records into messages. Bodies that are read in the first half of the time get their keys here.
     async fn read(
         &self,
-        event: SqsEvent,
+        records: Vec<Record>,
         deadline: Deadline,
         request_id: Option<&str>,
     ) -> Result<Vec<Message>, BatchError> {
         let (sources, request_id) = (self.identity_sources(), request_id.map(Arc::from));
         let reads_s3 = self.s3_bodies.is_some();
-        let mut messages = Vec::with_capacity(event.records.len());
+        let mut messages = Vec::with_capacity(records.len());
         let kept_for_handlers = deadline.time_left() / 2;
-        for (index, record) in event.records.into_iter().enumerate() {
+        for (index, record) in records.into_iter().enumerate() {
             let message = Message::new(record, request_id.as_ref(), self.envelope, reads_s3)
                 .ok_or(BatchError::NoMessageId { index })?;
             // Lanes need keys. But if keys are slow to make, they must not use up the time of the other
