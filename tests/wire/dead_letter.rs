@@ -226,7 +226,7 @@ async fn copy_keeps_trace_header_and_tenant() {
 
 #[tokio::test]
 async fn copy_keeps_the_envelope() {
-    let world = World::with(|consumer| consumer.envelope(sqs_once::sqs::Envelope::Sns)).await;
+    let world = World::with(|consumer| consumer.envelope("auto".parse().unwrap())).await;
     let order = json!({"id": "m-1", "act": "decline"}).to_string();
     let notification = json!({
         "Type": "Notification", "MessageId": "s-1", "TopicArn": "arn", "Message": order,
@@ -280,6 +280,36 @@ async fn permanent_outcomes_are_copied_with_reason() {
     assert_eq!((all[1].2, all[2].2), (None, None), "no key");
     assert_eq!(all[3].2, Some("test#o-1"));
     assert_eq!(world.runs(), 2);
+}
+
+/// Promise 5.
+#[tokio::test]
+async fn contents_under_one_id_are_both_reported() {
+    let mut body = declined("m-1");
+    body["body"] = json!(json!({"id": "m-1", "act": "decline", "amount": 2}).to_string());
+    let mut attribute = declined("m-1");
+    attribute["messageAttributes"] = json!({"tenant": string("String", "acme")});
+    let mut failing = declined("m-1");
+    failing["body"] = json!(json!({"id": "m-1", "act": "fail"}).to_string());
+    for key in ["message-id", "body:/act"] {
+        for twin in [&body, &attribute, &failing] {
+            let world = World::with(|it| {
+                it.key(key.parse().unwrap())
+                    .fingerprint("off".parse().unwrap())
+            })
+            .await;
+            let messages = [declined("m-1"), twin.clone(), order("m-2", "decline")];
+            assert_eq!(world.process(messages).await, ["m-1"], "{key}: {twin}");
+            assert_eq!(world.copied(), ["m-2"], "{key}: {twin}");
+        }
+    }
+    // Two receives of one message.
+    let world = World::start().await;
+    assert_eq!(
+        world.process([declined("m-1"), declined("m-1")]).await,
+        [""; 0]
+    );
+    assert_eq!(world.copied(), ["m-1"]);
 }
 
 /// Promise 5.

@@ -63,7 +63,7 @@ struct MessageCopy<'a> {
 /// Why a message cannot be copied.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum NoCopy {
-    #[error("it has no body")]
+    #[error("it has no body, or its body or an attribute can't be read")]
     NoBody,
     #[error("it would have {0} message attributes, and SQS takes at most {MAX_ATTRIBUTES}")]
     TooManyAttributes(usize),

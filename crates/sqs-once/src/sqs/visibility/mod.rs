@@ -9,7 +9,11 @@ use crate::system::{self, Instant};
 #[cfg(test)]
 mod survival;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use aws_sdk_sqs::Client;
 
@@ -183,7 +187,22 @@ impl Visibility {
         let failed = |of: &&MessageOutcome<'_>| of.processed.is_recorded_failure(true);
         let failed: Vec<_> = batch.iter().filter(failed).collect();
         let ids: HashSet<_> = failed.iter().map(|of| of.message_id).collect();
-        let confirmed = dead_letters.send(&failed).await;
+        let shared = if ids.is_empty() {
+            HashSet::new()
+        } else {
+            shared_ids(batch)
+        };
+        for message_id in ids.intersection(&shared) {
+            tracing::warn!(
+                message_id,
+                "the messages are reported as failed: they have one id and different contents"
+            );
+        }
+        let failed = failed.into_iter();
+        let alone: Vec<_> = failed
+            .filter(|of| !shared.contains(of.message_id))
+            .collect();
+        let confirmed = dead_letters.send(&alone).await;
         let not_sent = ids.len() - confirmed.len();
         for of in batch {
             of.dead_lettered = confirmed.contains(of.message.id());
@@ -210,4 +229,20 @@ impl Visibility {
         let bound = Bound::Until(answer.min(system::instant() + BUDGET));
         self.change_queues(changes, bound).await;
     }
+}
+
+/// Returns the ids that several messages of the batch share, although their contents differ. The response
+/// names ids, so it can't acknowledge one of them alone, and a FIFO queue would drop the second copy.
+fn shared_ids<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a str> {
+    let mut first = HashMap::new();
+    let differs = |of: &&MessageOutcome<'a>| {
+        let first: &Message = first.entry(of.message_id).or_insert(of.message);
+        first.sent_body() != of.message.sent_body()
+            || first.sent_attributes() != of.message.sent_attributes()
+    };
+    batch
+        .iter()
+        .filter(differs)
+        .map(|of| of.message_id)
+        .collect()
 }
