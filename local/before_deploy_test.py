@@ -153,7 +153,7 @@ class BeforeDeploy(unittest.TestCase):
     def test_each_setting_is_compared(self) -> None:
         for words, line in (
             ("IdempotencyNamespace=other", "IDEMPOTENCY_NAMESPACE is 'payments', and would be 'other'"),
-            ("ConsumerEnvelope=sns", "CONSUMER_ENVELOPE is 'none', and would be 'sns'"),
+            ("ConsumerEnvelope=auto", "CONSUMER_ENVELOPE is 'none', and would be 'auto'"),
             ("IdempotencyFingerprint=off", "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
             ("IdempotencyAttributes=id=PK", "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
             ("IdempotencySortKey=SK", "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),

@@ -644,7 +644,7 @@ fn bucket_that_sends_belongs_to_the_account() {
         ),
     ] {
         // Whatever the messages are wrapped in.
-        for envelope in ["none", "s3"] {
+        for envelope in ["none", "auto"] {
             let values = [("ProducerSourceArn", arn), ("ConsumerEnvelope", envelope)];
             let template = Template::with(&values);
             let statements = template.list("OrdersQueuePolicy/PolicyDocument/Statement");

@@ -18,7 +18,7 @@ use sqs_once::{
     Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, ItemMode, Once, Settings,
     Stored, handler_fn,
     protocol::{Key, State, StoredResult, Timestamp},
-    sqs::{Envelope, FifoAfterPermanent, KeySource},
+    sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
 use support::{
@@ -244,8 +244,10 @@ async fn deliveries_of_one_s3_test_event_are_acknowledged() {
         "RequestId": "5582815E1AEA5ADF",
         "HostId": "8cLeGAmw098X5cv4Zkwcmo8vvZa3eH3eKxsPzbB9wrR+YstdA6Knx4Ip8EXAMPLE",
     });
-    let consumer = consumer(MemoryStore::default(), &ScriptedHandler::default());
-    let consumer = Arc::new(consumer.envelope(Envelope::S3));
+    let consumer = Arc::new(consumer(
+        MemoryStore::default(),
+        &ScriptedHandler::default(),
+    ));
     let event = batch([record("m-1", &event), record("m-1", &event)]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,

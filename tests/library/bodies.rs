@@ -8,9 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, DeliveryMetadata, Failure, FromMessage, Handler, InvalidMessage, Json, Mode,
-    Once, Text, handler_fn,
-    sqs::{Envelope, KeySource},
-    store::MemoryStore,
+    Once, Text, handler_fn, sqs::KeySource, store::MemoryStore,
 };
 use support::{
     consumer::{namespace, process, within},
@@ -168,7 +166,7 @@ async fn own_type_sees_body_attributes_and_delivery() {
         "Timestamp": "2026-11-22T08:00:00.000Z",
         "MessageAttributes": {"tenant": {"Type": "String", "Value": "acme"}},
     });
-    let consumer = consumer.envelope(Envelope::Sns);
+    let consumer = consumer.envelope("auto".parse().unwrap());
     run(consumer, [record("m-2", &notification.to_string(), [])]).await;
     assert_eq!(taken(&seen), [price(Some("arn"))]);
 }

@@ -7,8 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, EnvelopeMetadata, Failure, Handler, Once, handler_fn, sqs::Envelope,
-    store::MemoryStore,
+    Attempt, Consumer, EnvelopeMetadata, Failure, Handler, Once, handler_fn, store::MemoryStore,
 };
 use support::{
     consumer::{namespace, process, within},
@@ -48,11 +47,13 @@ fn sample(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn consumer(envelope: Envelope, key: &str) -> (Arc<Consumer<Once<MemoryStore>, Seen>>, Seen) {
+fn consumer(envelope: &str, key: &str) -> (Arc<Consumer<Once<MemoryStore>, Seen>>, Seen) {
     let seen = Seen::default();
     let once = Once::new(MemoryStore::default());
     let consumer = Consumer::new(once, namespace(), seen.clone());
-    let consumer = consumer.key(key.parse().unwrap()).envelope(envelope);
+    let consumer = consumer
+        .key(key.parse().unwrap())
+        .envelope(envelope.parse().unwrap());
     (Arc::new(consumer), seen)
 }
 
@@ -65,11 +66,8 @@ fn outcomes() -> Vec<String> {
 
 #[tokio::test]
 async fn order_published_twice_runs_once() {
-    for (envelope, name) in [
-        (Envelope::Sns, "sns"),
-        (Envelope::EventBridge, "eventbridge"),
-    ] {
-        let (consumer, seen) = consumer(envelope, "body:/orderId");
+    for name in ["sns", "eventbridge"] {
+        let (consumer, seen) = consumer("auto", "body:/orderId");
         log::start();
         let failed = process(&consumer, sample(name), within(ONE_MINUTE)).await;
         assert_eq!(failed, [""; 0], "{name}");
@@ -86,7 +84,7 @@ async fn order_published_twice_runs_once() {
 
 #[tokio::test]
 async fn envelope_facts_reach_the_handler() {
-    let (consumer, seen) = consumer(Envelope::EventBridge, "message-id");
+    let (consumer, seen) = consumer("auto", "message-id");
     process(&consumer, sample("eventbridge"), within(ONE_MINUTE)).await;
     let (_, facts, _) = seen.take().remove(0);
     let facts = facts.unwrap();
@@ -101,7 +99,7 @@ async fn envelope_facts_reach_the_handler() {
 
 #[tokio::test]
 async fn sns_attributes_are_keys_and_attributes() {
-    let (consumer, seen) = consumer(Envelope::Sns, "attribute:tenant");
+    let (consumer, seen) = consumer("auto", "attribute:tenant");
     log::start();
     process(&consumer, sample("sns"), within(ONE_MINUTE)).await;
     assert_eq!(outcomes(), ["completed", "duplicate"]);
@@ -114,7 +112,7 @@ async fn sns_attributes_are_keys_and_attributes() {
 #[tokio::test]
 async fn s3_test_event_is_acknowledged_without_handler() {
     for key in ["message-id", "body:/0/s3/object/key"] {
-        let (consumer, seen) = consumer(Envelope::S3, key);
+        let (consumer, seen) = consumer("auto", key);
         log::start();
         let failed = process(&consumer, sample("s3"), within(ONE_MINUTE)).await;
         assert_eq!(failed, [""; 0]);
@@ -148,16 +146,146 @@ async fn without_envelope_setting_the_body_is_as_sent() {
     );
 }
 
-#[tokio::test]
-async fn message_without_envelope_is_invalid() {
-    let (consumer, seen) = consumer(Envelope::Sns, "message-id");
-    log::start();
-    let event = batch([record("m-1", &json!({"orderId": "SECRET"}))]);
-    assert_eq!(process(&consumer, event, within(ONE_MINUTE)).await, ["m-1"]);
+fn sns(message: &str, n: u32) -> Value {
+    json!({
+        "Type": "Notification", "MessageId": format!("s-{n}"),
+        "TopicArn": "arn:aws:sns:us-east-1:123456789012:orders", "Message": message,
+        "Timestamp": format!("2026-05-01T10:00:0{n}.000Z"), "Signature": format!("signed-{n}"),
+    })
+}
+
+fn event_bridge(detail: &Value, n: u32) -> Value {
+    json!({
+        "version": "0", "id": format!("e-{n}"), "detail-type": "OrderPlaced", "source": "shop",
+        "account": "123456789012", "time": format!("2026-05-01T10:00:0{n}Z"), "region": "us-east-1",
+        "resources": [], "detail": detail,
+    })
+}
+
+fn order(id: &str, amount: u32) -> Value {
+    json!({"orderId": id, "amount": amount})
+}
+
+/// Outcomes by message id.
+fn outcomes_of(ids: &[&str]) -> Vec<String> {
     let lines = log::lines_of("message processed");
-    assert_eq!(lines[0]["fields"]["outcome"], "invalid");
-    let detail = lines[0]["fields"]["detail"].as_str().unwrap();
-    assert!(detail.contains("CONSUMER_ENVELOPE is sns"), "{detail}");
-    assert!(!detail.contains("SECRET"), "{detail}");
-    assert!(seen.take().is_empty());
+    let of = |id: &&str| {
+        let line = lines
+            .iter()
+            .find(|line| line["fields"]["message_id"] == **id);
+        line.unwrap()["fields"]["outcome"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    ids.iter().map(of).collect()
+}
+
+#[tokio::test]
+async fn wrapped_and_plain_messages_share_a_queue() {
+    let (consumer, seen) = consumer("auto", "body:/orderId");
+    log::start();
+    let event = batch([
+        record("m-1", &sns(&order("o-1", 1).to_string(), 1)),
+        record("m-2", &order("o-2", 2)),
+        record("m-3", &event_bridge(&order("o-3", 3), 3)),
+        record(
+            "m-4",
+            &sns(&event_bridge(&order("o-4", 4), 4).to_string(), 4),
+        ),
+        record("m-5", &order("o-1", 1)),
+        record("m-6", &event_bridge(&order("o-4", 4), 6)),
+    ]);
+    let failed = process(&consumer, event, within(ONE_MINUTE)).await;
+    assert_eq!(failed, [""; 0]);
+    let outcomes = outcomes_of(&["m-1", "m-2", "m-3", "m-4", "m-5", "m-6"]);
+    assert_eq!(outcomes[..4], ["completed"; 4]);
+    assert_eq!(outcomes[4..], ["duplicate"; 2]);
+    let mut orders: Vec<_> = seen
+        .take()
+        .into_iter()
+        .map(|(order, ..)| order.to_string())
+        .collect();
+    orders.sort();
+    let sent = [1, 2, 3, 4].map(|n| order(&format!("o-{n}"), n).to_string());
+    assert_eq!(orders, sent);
+}
+
+/// An envelope has its own id and time whenever the order is published.
+#[tokio::test]
+async fn key_inside_an_envelope_finds_duplicates() {
+    let publish: [(&str, fn(u32, u32) -> Value); 3] = [
+        ("body:/Message/orderId", |amount, n| {
+            sns(&order("o-1", amount).to_string(), n)
+        }),
+        ("body:/detail/orderId", |amount, n| {
+            event_bridge(&order("o-1", amount), n)
+        }),
+        ("body:/Message/detail/orderId", |amount, n| {
+            sns(&event_bridge(&order("o-1", amount), n).to_string(), n)
+        }),
+    ];
+    for (key, publish) in publish {
+        let (consumer, seen) = consumer("none", key);
+        log::start();
+        let event = batch([
+            record("m-1", &publish(1, 1)),
+            record("m-2", &publish(1, 2)),
+            record("m-3", &publish(7, 3)),
+        ]);
+        assert_eq!(
+            process(&consumer, event, within(ONE_MINUTE)).await,
+            ["m-3"],
+            "{key}"
+        );
+        let outcomes = outcomes_of(&["m-1", "m-2", "m-3"]);
+        assert_eq!(outcomes, ["completed", "duplicate", "key_reused"], "{key}");
+        // The handler gets the body as it is.
+        assert_eq!(seen.take()[0].0, publish(1, 1));
+    }
+    // A body of the producer's own that only looks like one.
+    let (consumer, _) = consumer("none", "body:/detail/orderId");
+    log::start();
+    let own = |n: u32| json!({"detail": order("o-1", 1), "id": "e-1", "n": n});
+    let event = batch([record("m-1", &own(1)), record("m-2", &own(2))]);
+    assert_eq!(process(&consumer, event, within(ONE_MINUTE)).await, ["m-2"]);
+    assert_eq!(outcomes_of(&["m-2"]), ["key_reused"]);
+}
+
+#[tokio::test]
+async fn control_messages_reach_no_handler() {
+    let confirmation = |kind: &str| {
+        let mut body = sns("You have chosen to subscribe", 1);
+        body["Type"] = json!(kind);
+        body["Token"] = json!("SECRET");
+        body
+    };
+    let test = json!({
+        "Service": "Amazon S3", "Event": "s3:TestEvent", "Time": "2026-05-01T10:00:00.000Z",
+        "Bucket": "orders-example", "RequestId": "r", "HostId": "h",
+    });
+    for envelope in ["none", "auto"] {
+        for key in ["message-id", "body:/MessageId", "attribute:missing"] {
+            let (consumer, seen) = consumer(envelope, key);
+            log::start();
+            let event = batch([
+                record("m-1", &confirmation("SubscriptionConfirmation")),
+                record("m-2", &confirmation("UnsubscribeConfirmation")),
+                record("m-3", &test),
+                record("m-4", &sns(&test.to_string(), 4)),
+            ]);
+            let failed = process(&consumer, event, within(ONE_MINUTE)).await;
+            assert_eq!(failed, ["m-1", "m-2"], "{envelope} {key}");
+            assert!(seen.take().is_empty());
+            let lines = log::lines_of("message processed");
+            for line in lines.iter().map(|line| &line["fields"]) {
+                let is_test = ["m-3", "m-4"].iter().any(|id| line["message_id"] == *id);
+                let outcome = if is_test { "ignored" } else { "invalid" };
+                assert_eq!(line["outcome"], outcome, "{envelope} {key}");
+                let detail = line["detail"].as_str().unwrap_or_default();
+                let asks = detail.contains("aws sns confirm-subscription");
+                assert!(asks != is_test && !detail.contains("SECRET"), "{detail}");
+            }
+        }
+    }
 }

@@ -15,6 +15,7 @@ mod batch;
 mod bodies;
 mod dry_run;
 mod envelopes;
+mod events;
 mod fuzz_seeds;
 mod isolation;
 mod layers;

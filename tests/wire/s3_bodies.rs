@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Settings, handler_fn,
     protocol::{Key, State, Timestamp},
-    sqs::{Envelope, S3Bodies, Visibility},
+    sqs::{S3Bodies, Visibility},
     store::{DynamoStore, MemoryStore},
 };
 use support::{
@@ -207,7 +207,7 @@ async fn pointer_of_a_changed_body_reuses_its_key() {
 
 #[tokio::test]
 async fn pointer_inside_an_sns_envelope_is_read() {
-    let world = World::with(|consumer| consumer.envelope(Envelope::Sns)).await;
+    let world = World::with(|consumer| consumer.envelope("auto".parse().unwrap())).await;
     world.s3.put_object("k", &order("o-1"));
     let notification = json!({
         "Type": "Notification",
@@ -593,41 +593,47 @@ async fn settings_name_buckets_and_limit() {
     assert_eq!(s3.requests(), ["/order-bodies/k"]);
 }
 
-#[tokio::test]
-async fn without_buckets_a_pointer_is_a_body() {
-    async fn look(body: Value, _: Attempt) -> Result<(), Failure> {
-        assert_eq!(body[1]["s3Key"], "k");
-        Ok(())
-    }
-    let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
-    let event = batch([record("m-1", &pointer("k"))]);
-    assert_eq!(process(&consumer, event, within(ONE_MINUTE)).await, [""; 0]);
+/// A record with the pointer of a client that is not written in Java.
+fn bare_pointer(id: &str, attribute: &str) -> Value {
+    let mut message = record(id, &json!({"s3BucketName": BUCKET, "s3Key": "k"}));
+    message["messageAttributes"][attribute] =
+        json!({"stringValue": "300000", "dataType": "Number"});
+    message
 }
 
 #[tokio::test]
-async fn unreadable_pointer_without_buckets_names_the_setting() {
-    #[derive(serde::Deserialize)]
-    struct Order {
-        #[serde(rename = "orderId")]
-        _id: String,
+async fn pointer_without_class_is_read() {
+    let world = World::start().await;
+    world.s3.put_object("k", &order("o-1"));
+    for attribute in ["ExtendedPayloadSize", "SQSLargePayloadSize"] {
+        let failed = world.process([bare_pointer("m-1", attribute)]).await;
+        assert_eq!(failed, [""; 0]);
     }
-    async fn charge(_: Order, _: Attempt) -> Result<(), Failure> {
-        Ok(())
-    }
-    for key in ["message-id", "body:/orderId"] {
+    assert_eq!(names(), ["completed", "duplicate"]);
+    let failed = world.process([bare_pointer("m-2", "size")]).await;
+    assert_eq!(failed, ["m-2"]);
+    assert_eq!(world.seen.orders(), ["o-1"]);
+}
+
+#[tokio::test]
+async fn pointer_without_buckets_is_never_handled() {
+    for key in ["message-id", "attribute:ExtendedPayloadSize", "body:/s3Key"] {
         log::start();
-        let once = Once::new(MemoryStore::default());
-        let consumer = Consumer::new(once, namespace(), handler_fn(charge));
+        let (once, seen) = (Once::new(MemoryStore::default()), Seen::default());
+        let consumer = Consumer::new(once, namespace(), seen.clone());
         let consumer = Arc::new(consumer.key(key.parse().unwrap()));
-        let event = batch([record("m-1", &pointer("k")), record("m-2", "[7]")]);
+        let mut of_java = bare_pointer("m-1", "ExtendedPayloadSize");
+        of_java["body"] = json!(pointer("k"));
+        let event = batch([of_java, bare_pointer("m-2", "ExtendedPayloadSize")]);
         let failed = process(&consumer, event, within(ONE_MINUTE)).await;
-        assert_eq!(failed, ["m-1", "m-2"]);
-        let [(_, pointer), (_, other)] = &outcomes()[..] else {
-            panic!("two outcomes");
-        };
-        assert!(pointer.contains("CONSUMER_S3_BUCKETS"), "{pointer}");
-        assert!(!other.contains("CONSUMER_S3_BUCKETS"), "{other}");
+        assert_eq!(failed, ["m-1", "m-2"], "{key}");
+        for (outcome, detail) in outcomes() {
+            assert_eq!(outcome, "invalid");
+            for part in ["extended client", "CONSUMER_S3_BUCKETS"] {
+                assert!(detail.contains(part), "{detail}");
+            }
+        }
+        assert!(seen.0.lock().unwrap().is_empty(), "{key}");
     }
 }
 

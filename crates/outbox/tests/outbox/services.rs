@@ -187,7 +187,7 @@ async fn event_reaches_consumers_behind_each_service() {
         ),
         (
             &wrapped,
-            Envelope::Sns,
+            Envelope::Auto,
             "attribute:idempotencyKey",
             1,
             &order,
@@ -195,7 +195,7 @@ async fn event_reaches_consumers_behind_each_service() {
         (&raw, Envelope::None, "attribute:idempotencyKey", 1, &order),
         (
             &ruled,
-            Envelope::EventBridge,
+            Envelope::Auto,
             "body:/metadata/idempotencyKey",
             2,
             &json!({"metadata": {"idempotencyKey": "test#o-1#02", "group": "c-1"}, "data": order}),

@@ -145,8 +145,8 @@ impl Attempt {
         attributes.keys().map(String::as_str)
     }
 
-    /// Returns what the removed envelope said about the message (`CONSUMER_ENVELOPE`). `None` if there was no
-    /// envelope.
+    /// Returns what the removed envelope said about the message (`CONSUMER_ENVELOPE=auto`): of several, the
+    /// innermost. `None` if there was no envelope.
     #[must_use]
     pub fn envelope(&self) -> Option<&EnvelopeMetadata> {
         self.delivery.facts().envelope.as_ref()

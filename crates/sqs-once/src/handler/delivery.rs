@@ -42,7 +42,8 @@ pub struct DeliveryMetadata {
     pub request_id: Option<Arc<str>>,
 }
 
-/// The facts of the envelope in which SNS, EventBridge or S3 sent a message.
+/// The facts of the envelope in which SNS, EventBridge or S3 sent a message. Of several envelopes, one inside
+/// the other, these are the facts of the innermost: of the service that the message came from.
 ///
 /// | field | SNS | EventBridge | S3 |
 /// | --- | --- | --- | --- |
@@ -62,9 +63,6 @@ pub struct EnvelopeMetadata {
     pub detail_type: Option<String>,
     /// Time at which the service received the message, in the service's own format (ISO 8601).
     pub time: Option<String>,
-    /// True for the test event that S3 sends when notifications are set up.
-    #[doc(hidden)]
-    pub is_test: bool,
 }
 
 /// A message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").

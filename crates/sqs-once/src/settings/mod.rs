@@ -75,7 +75,7 @@ use crate::{
 /// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT` |
 /// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key: names the operation, such as `payments`. Under another namespace every message is a new operation, so it never changes, and two consumers never share one |
 /// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key |
-/// | `CONSUMER_ENVELOPE` | `none` | service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer removes it before it looks for the key |
+/// | `CONSUMER_ENVELOPE` | `none` | `auto` removes the JSON that SNS, EventBridge or S3 put around a message, before the consumer looks for the key; `none` leaves it |
 /// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in memory at a time |
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |

@@ -17,14 +17,14 @@ impl<M, H> Consumer<M, H> {
         Self { key, ..self }
     }
 
-    /// Sets which service wraps each message in JSON. The consumer removes this envelope before it looks for
-    /// the key. By default there is none.
+    /// Sets whether the consumer removes the JSON that SNS, EventBridge or S3 put around a message, before it
+    /// looks for the key. By default it does not.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::Envelope};
     ///
     /// # fn of_topic<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    /// consumer.envelope(Envelope::Sns)
+    /// consumer.envelope(Envelope::Auto)
     /// # }
     /// ```
     #[must_use]
@@ -33,7 +33,7 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`.
-    /// By default, the consumer treats a pointer to such a body like any other body.
+    /// By default, a message with a pointer to such a body is a permanent failure.
     #[must_use]
     pub fn s3_bodies(self, s3_bodies: impl ReadBodies + 'static) -> Self {
         Self {

@@ -1,121 +1,164 @@
-//! [`Envelope`]: removes the JSON that a service put around the producer's message.
+//! [`Envelope`]: removes the JSON that SNS, EventBridge and S3 put around the producer's message.
 
-use std::{collections::HashMap, mem, str::FromStr};
-
-use aws_lambda_events::{
-    encodings::Base64Data,
-    sqs::{SqsMessage, SqsMessageAttribute},
+use std::{
+    collections::{BTreeMap, HashMap},
+    str::FromStr,
 };
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::{Value, value::RawValue};
+
+use aws_lambda_events::encodings::Base64Data;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::{
     InvalidValue,
-    handler::{EnvelopeMetadata, InvalidMessage},
+    handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage},
 };
 
-/// The service that wraps each message of the queue in JSON.
+/// Most envelopes around one message. A message from S3 through EventBridge and SNS has two.
+const MAX_DEPTH: usize = 8;
+/// Most attributes of one SNS notification.
+const MAX_ATTRIBUTES: usize = 100;
+
+/// Whether the consumer removes the JSON that a service put around a message.
 ///
-/// The consumer removes the envelope before anything else: key, fingerprint and handler see the message
-/// inside, and JSON pointers start there. So if the key comes from the body, an order that a producer
-/// published twice is one operation. [`Attempt::envelope`](crate::Attempt::envelope) returns what the
-/// envelope said.
+/// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, one
+/// inside the other too (S3 → SNS → SQS). A body without an envelope stays as it is, so one queue can have
+/// both. Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key
+/// comes from the body, an order that a producer published twice is one operation.
+/// [`Attempt::envelope`](crate::Attempt::envelope) returns what the innermost envelope said.
 ///
-/// | setting | queue | the message inside |
+/// | envelope | the body is a JSON object with | the message inside |
 /// | --- | --- | --- |
-/// | `none` | producers send to it, or SNS with raw message delivery | the body |
-/// | `sns` | a subscription to an SNS topic (*Amazon SNS Developer Guide*, "Fanout to Amazon SQS queues") | `Message`, with `MessageAttributes` as the message attributes |
-/// | `eventbridge` | a target of an EventBridge rule (*Amazon EventBridge User Guide*, "Event structure") | `detail` |
-/// | `s3` | S3 event notifications (*Amazon S3 User Guide*, "Event message structure") | the list `Records`, with object keys URL-decoded |
+/// | SNS notification (*Amazon SNS Developer Guide*, "Fanout to Amazon SQS queues") | `Type` = `Notification`, and the texts `TopicArn`, `MessageId` and `Message` | `Message`, with `MessageAttributes` as message attributes |
+/// | EventBridge event (*Amazon EventBridge User Guide*, "Event structure") | the texts `id`, `source`, `detail-type` and `time`, and the object `detail` | `detail` |
+/// | S3 event notification (*Amazon S3 User Guide*, "Event message structure") | `Records`, a list that is not empty, each an object with `eventSource` = `aws:s3` and an object `s3` | the list `Records`, with object keys URL-decoded |
 ///
-/// When you set up notifications, S3 sends `s3:TestEvent`. The consumer acknowledges it without calling the
-/// handler. A body without the envelope is a permanent failure.
+/// Two kinds of messages never reach a handler, with [`None`](Self::None) neither:
+///
+/// - The test event that S3 sends when you set up notifications (`Service` = `Amazon S3`, `Event` =
+///   `s3:TestEvent`, and a text `Bucket`) is acknowledged.
+/// - SNS's request to confirm a subscription or its end (`Type` = `SubscriptionConfirmation` or
+///   `UnsubscribeConfirmation`, and a text `TopicArn`) is a permanent failure that says what to do.
+///
+/// With `None`, the handler gets a body with its envelope, and pointers start at the envelope. The fingerprint
+/// of the whole body then is that of the innermost message, because an envelope differs each time a message is
+/// published.
 ///
 /// ```
 /// use sqs_once::sqs::Envelope;
 ///
-/// assert_eq!("sns".parse(), Ok(Envelope::Sns));
-/// assert!("SNS".parse::<Envelope>().is_err());
+/// assert_eq!("auto".parse(), Ok(Envelope::Auto));
+/// assert!("sns".parse::<Envelope>().is_err());
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Envelope {
-    /// The body is the producer's.
+    /// The handler gets each body as it is.
     #[default]
     None,
-    /// An SNS notification.
-    Sns,
-    /// An EventBridge event.
-    EventBridge,
-    /// An S3 event notification.
-    S3,
-}
-
-/// A message as SQS stores it. A copy must carry it unchanged.
-#[derive(Debug)]
-pub(super) struct Sent {
-    pub(super) body: Option<String>,
-    pub(super) attributes: HashMap<String, SqsMessageAttribute>,
+    /// The handler gets the message inside the envelopes, if there are any.
+    Auto,
 }
 
 /// The content of an envelope.
-#[derive(Default)]
-struct Content {
-    body: String,
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) body: String,
     /// Attributes inside the envelope.
-    attributes: HashMap<String, SqsMessageAttribute>,
-    facts: EnvelopeMetadata,
+    pub(super) attributes: HashMap<String, Attribute>,
+    pub(super) facts: EnvelopeMetadata,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Notification {
-    message_id: String,
-    topic_arn: String,
-    subject: Option<String>,
-    message: String,
-    timestamp: String,
-    #[serde(default)]
-    message_attributes: HashMap<String, SnsAttribute>,
+/// Why a body has no message for a handler.
+#[derive(Debug)]
+pub(super) enum NoMessage {
+    /// S3 tests its notifications.
+    S3Test,
+    /// SNS asks for something.
+    Confirmation(InvalidMessage),
+    /// Its envelope cannot be removed.
+    Invalid(InvalidMessage),
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct SnsAttribute {
-    #[serde(rename = "Type")]
-    kind: String,
-    value: String,
-}
-
-#[derive(Deserialize)]
-struct Event {
-    id: String,
-    source: String,
+/// The members of an envelope, each as its text. We don't use the types of `aws_lambda_events`: they need
+/// members that emulators leave out, refuse the whole for one odd member, and lose the members of an S3 record
+/// that they don't know.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase", bound(deserialize = "'de: 'a"))]
+struct Members<'a> {
+    // SNS
+    r#type: Raw<'a>,
+    topic_arn: Raw<'a>,
+    message_id: Raw<'a>,
+    subject: Raw<'a>,
+    message: Raw<'a>,
+    timestamp: Raw<'a>,
+    message_attributes: Raw<'a>,
+    // EventBridge
+    #[serde(rename = "id")]
+    id: Raw<'a>,
+    #[serde(rename = "source")]
+    source: Raw<'a>,
     #[serde(rename = "detail-type")]
-    detail_type: String,
-    time: String,
-    detail: Box<RawValue>,
+    detail_type: Raw<'a>,
+    #[serde(rename = "time")]
+    time: Raw<'a>,
+    #[serde(rename = "detail")]
+    detail: Raw<'a>,
+    // S3
+    records: Raw<'a>,
+    service: Raw<'a>,
+    event: Raw<'a>,
+    bucket: Raw<'a>,
+}
+
+type Raw<'a> = Option<&'a RawValue>;
+
+#[derive(Deserialize)]
+struct SnsAttribute<'a> {
+    #[serde(rename = "Type")]
+    data_type: String,
+    #[serde(rename = "Value", borrow)]
+    value: &'a RawValue,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum S3Notification {
-    Events {
-        #[serde(rename = "Records")]
-        records: Vec<Value>,
-    },
-    Test {
-        #[serde(rename = "Event")]
-        event: TestEvent,
-        #[serde(rename = "Time")]
-        time: Option<String>,
-    },
+#[serde(rename_all = "camelCase")]
+struct S3Record<'a> {
+    #[serde(rename = "eventSource")]
+    _source: S3,
+    #[serde(borrow)]
+    event_name: Raw<'a>,
+    #[serde(borrow)]
+    event_time: Raw<'a>,
+    #[serde(borrow)]
+    s3: S3Entity<'a>,
 }
 
 #[derive(Deserialize)]
-enum TestEvent {
-    #[serde(rename = "s3:TestEvent")]
-    TestEvent,
+enum S3 {
+    #[serde(rename = "aws:s3")]
+    S3,
+}
+
+#[derive(Deserialize)]
+struct S3Entity<'a> {
+    #[serde(borrow)]
+    bucket: Option<S3Bucket<'a>>,
+    #[serde(borrow)]
+    object: Option<S3Object<'a>>,
+}
+
+#[derive(Deserialize)]
+struct S3Bucket<'a> {
+    #[serde(borrow)]
+    arn: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct S3Object<'a> {
+    #[serde(borrow)]
+    key: Raw<'a>,
 }
 
 impl FromStr for Envelope {
@@ -124,161 +167,183 @@ impl FromStr for Envelope {
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         match text {
             "none" => Ok(Self::None),
-            "sns" => Ok(Self::Sns),
-            "eventbridge" => Ok(Self::EventBridge),
-            "s3" => Ok(Self::S3),
-            _ => Err(InvalidValue::new(
-                "must be `none`, `sns`, `eventbridge` or `s3`",
-            )),
+            "auto" => Ok(Self::Auto),
+            _ => Err(InvalidValue::new("must be `none` or `auto`")),
         }
     }
 }
 
-impl Envelope {
-    /// Replaces body and attributes of `record` by those in the envelope. Returns the original ones, and the
-    /// facts of the envelope. `None` if there is no envelope.
-    pub(super) fn open(
-        self,
-        record: &mut SqsMessage,
-    ) -> Result<Option<(Sent, EnvelopeMetadata)>, InvalidMessage> {
-        let Some(body) = record.body.as_deref() else {
-            return Ok(None); // reported as a message without a body
+/// Removes the envelopes around the innermost message. `None` if there are none.
+pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
+    let mut opened: Option<Content> = None;
+    for _ in 0..=MAX_DEPTH {
+        let outer = opened.as_ref().map_or(body, |content| &content.body);
+        let Some(mut inner) = remove_one(outer)? else {
+            return Ok(opened);
         };
-        let content: Content = match self {
-            Self::None => return Ok(None),
-            Self::Sns => self
-                .parse::<Notification>(body, "an SNS notification")?
-                .into(),
-            Self::EventBridge => self.parse::<Event>(body, "an EventBridge event")?.into(),
-            Self::S3 => self
-                .parse::<S3Notification>(body, "an S3 event notification")?
-                .try_into()?,
-        };
-        // Attributes of the queue win, because a copy in a dead-letter queue has attributes that the consumer
-        // added.
-        let mut attributes = content.attributes;
-        attributes.extend(record.message_attributes.clone());
-        let sent = Sent {
-            body: record.body.replace(content.body),
-            attributes: mem::replace(&mut record.message_attributes, attributes),
-        };
-        Ok(Some((sent, content.facts)))
+        // Attributes of the outer envelope win, as those of the queue do.
+        inner
+            .attributes
+            .extend(opened.into_iter().flat_map(|it| it.attributes));
+        opened = Some(inner);
     }
-
-    /// Parses the envelope. The error contains no payload.
-    fn parse<T: DeserializeOwned>(self, body: &str, what: &str) -> Result<T, InvalidMessage> {
-        serde_json::from_str(body).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            let setting = match self {
-                Self::Sns => "sns: for raw message delivery set CONSUMER_ENVELOPE=none",
-                Self::EventBridge => "eventbridge",
-                Self::S3 => "s3",
-                Self::None => "none",
-            };
-            InvalidMessage(format!(
-                "the body is not {what}, at line {line}, column {column}: CONSUMER_ENVELOPE is {setting}"
-            ))
-        })
-    }
+    Err(NoMessage::Invalid(InvalidMessage(format!(
+        "the message is in more than {MAX_DEPTH} envelopes of SNS, EventBridge or S3"
+    ))))
 }
 
-impl From<Notification> for Content {
-    fn from(notification: Notification) -> Self {
-        let attributes = notification.message_attributes.into_iter();
-        Self {
-            body: notification.message,
-            attributes: attributes
-                .filter_map(|(name, attribute)| Some((name, attribute.into_sqs()?)))
-                .collect(),
-            facts: EnvelopeMetadata {
-                id: Some(notification.message_id),
-                source: Some(notification.topic_arn),
-                detail_type: notification.subject,
-                time: Some(notification.timestamp),
-                is_test: false,
-            },
-        }
+fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
+    let json = body.trim_start_matches('\u{feff}').trim_start();
+    // serde would take the elements of a list for the members of a struct.
+    let members = json
+        .strip_prefix('{')
+        .and_then(|_| serde_json::from_str(json).ok());
+    let Some(members): Option<Members<'_>> = members else {
+        return Ok(None);
+    };
+    if let Some(why) = members.confirmation() {
+        return Err(NoMessage::Confirmation(why));
     }
+    if members.is_s3_test() {
+        return Err(NoMessage::S3Test);
+    }
+    let content = members.sns();
+    let content = content.or_else(|| members.event_bridge().map(Ok));
+    let content = content.or_else(|| members.s3());
+    content.transpose().map_err(NoMessage::Invalid)
 }
 
-impl SnsAttribute {
-    /// Converts the attribute to the form that SQS uses. `None` for a binary value that is not base64.
-    fn into_sqs(self) -> Option<SqsMessageAttribute> {
-        let mut attribute = SqsMessageAttribute::default();
-        if self.kind == "Binary" {
-            let value = Value::String(self.value);
-            attribute.binary_value = Some(serde_json::from_value::<Base64Data>(value).ok()?);
-        } else {
-            attribute.string_value = Some(self.value);
-        }
-        attribute.data_type = Some(self.kind);
-        Some(attribute)
-    }
-}
-
-impl From<Event> for Content {
-    fn from(event: Event) -> Self {
-        Self {
-            body: Box::<str>::from(event.detail).into_string(),
-            attributes: HashMap::new(),
-            facts: EnvelopeMetadata {
-                id: Some(event.id),
-                source: Some(event.source),
-                detail_type: Some(event.detail_type),
-                time: Some(event.time),
-                is_test: false,
-            },
-        }
-    }
-}
-
-impl TryFrom<S3Notification> for Content {
-    type Error = InvalidMessage;
-
-    fn try_from(notification: S3Notification) -> Result<Self, InvalidMessage> {
-        let mut records = match notification {
-            S3Notification::Events { records } => records,
-            S3Notification::Test {
-                event: TestEvent::TestEvent,
-                time,
-            } => {
-                return Ok(Self {
-                    body: "[]".to_owned(),
-                    facts: EnvelopeMetadata {
-                        time,
-                        is_test: true,
-                        ..EnvelopeMetadata::default()
-                    },
-                    ..Self::default()
-                });
+impl Members<'_> {
+    fn confirmation(&self) -> Option<InvalidMessage> {
+        text(self.topic_arn)?;
+        let asks = match text(self.r#type)?.as_str() {
+            "SubscriptionConfirmation" => {
+                "SNS asks to confirm the subscription of this queue (SubscriptionConfirmation) and sends no \
+                 message before that: confirm it"
             }
-        };
-        for (index, record) in records.iter_mut().enumerate() {
-            if let Some(key) = record.pointer_mut("/s3/object/key") {
-                let decoded = key.as_str().and_then(decode_object_key);
-                *key = decoded.map(Value::String).ok_or_else(|| {
-                    InvalidMessage(format!(
-                        "the object key of record {index} of the S3 event notification is not URL-encoded UTF-8"
-                    ))
-                })?;
+            "UnsubscribeConfirmation" => {
+                "SNS ended the subscription of this queue (UnsubscribeConfirmation): if that was wrong, \
+                 confirm it again"
             }
+            _ => return None,
+        };
+        Some(InvalidMessage(format!(
+            "{asks} with `aws sns confirm-subscription`, with the TopicArn and the Token of this body, or \
+             visit its SubscribeURL"
+        )))
+    }
+
+    fn is_s3_test(&self) -> bool {
+        let is = |member, value| text(member).is_some_and(|text| text == value);
+        is(self.service, "Amazon S3")
+            && is(self.event, "s3:TestEvent")
+            && text(self.bucket).is_some()
+    }
+
+    fn sns(&self) -> Option<Result<Content, InvalidMessage>> {
+        if text(self.r#type)? != "Notification" {
+            return None;
         }
-        let text = |name: &str| records.first()?[name].as_str().map(str::to_owned);
         let facts = EnvelopeMetadata {
-            id: None,
-            source: records
-                .first()
-                .and_then(|record| Some(record.pointer("/s3/bucket/arn")?.as_str()?.to_owned())),
-            detail_type: text("eventName"),
-            time: text("eventTime"),
-            is_test: false,
+            id: Some(text(self.message_id)?),
+            source: Some(text(self.topic_arn)?),
+            detail_type: text(self.subject),
+            time: text(self.timestamp),
         };
-        Ok(Self {
-            body: Value::from(records).to_string(),
+        let body = text(self.message)?;
+        Some(
+            sns_attributes(self.message_attributes).map(|attributes| Content {
+                body,
+                attributes,
+                facts,
+            }),
+        )
+    }
+
+    fn event_bridge(&self) -> Option<Content> {
+        let facts = EnvelopeMetadata {
+            id: Some(text(self.id)?),
+            source: Some(text(self.source)?),
+            detail_type: Some(text(self.detail_type)?),
+            time: Some(text(self.time)?),
+        };
+        let detail = self.detail?.get();
+        detail.starts_with('{').then(|| Content {
+            body: detail.to_owned(),
             attributes: HashMap::new(),
             facts,
         })
     }
+
+    /// Takes the list of records, with decoded object keys. All else of it stays as S3 wrote it.
+    fn s3(&self) -> Option<Result<Content, InvalidMessage>> {
+        let list = self.records?.get();
+        let records: Vec<S3Record<'_>> = serde_json::from_str(list).ok()?;
+        let first = records.first()?;
+        let bucket = first.s3.bucket.as_ref();
+        let facts = EnvelopeMetadata {
+            id: None,
+            source: bucket.and_then(|bucket| text(bucket.arn)),
+            detail_type: text(first.event_name),
+            time: text(first.event_time),
+        };
+        Some(with_decoded_keys(list, &records).map(|body| Content {
+            body,
+            attributes: HashMap::new(),
+            facts,
+        }))
+    }
+}
+
+fn text(member: Raw<'_>) -> Option<String> {
+    serde_json::from_str(member?.get()).ok()
+}
+
+/// Converts attributes to the form that SQS uses. Leaves out those that can't be read.
+fn sns_attributes(attributes: Raw<'_>) -> Result<HashMap<String, Attribute>, InvalidMessage> {
+    let attributes = attributes.and_then(|all| serde_json::from_str(all.get()).ok());
+    let attributes: BTreeMap<String, &RawValue> = attributes.unwrap_or_default();
+    if attributes.len() > MAX_ATTRIBUTES {
+        return Err(InvalidMessage(format!(
+            "the SNS notification has more than {MAX_ATTRIBUTES} message attributes"
+        )));
+    }
+    let attribute = |text: &RawValue| {
+        let SnsAttribute { data_type, value } = serde_json::from_str(text.get()).ok()?;
+        let value = if data_type == "Binary" {
+            let bytes: Base64Data = serde_json::from_str(value.get()).ok()?;
+            AttributeValue::Binary(bytes.0)
+        } else {
+            AttributeValue::Text(serde_json::from_str(value.get()).ok()?)
+        };
+        Some(Attribute { data_type, value })
+    };
+    Ok(attributes
+        .into_iter()
+        .filter_map(|(name, text)| Some((name, attribute(text)?)))
+        .collect())
+}
+
+/// Decodes the object key of each record. The keys are parts of `list`.
+fn with_decoded_keys(list: &str, records: &[S3Record<'_>]) -> Result<String, InvalidMessage> {
+    let (mut decoded, mut rest) = (String::with_capacity(list.len()), list);
+    for (index, record) in records.iter().enumerate() {
+        let Some(raw) = record.s3.object.as_ref().and_then(|object| object.key) else {
+            continue;
+        };
+        let key = text(Some(raw)).as_deref().and_then(decode_object_key);
+        let key = key.and_then(|key| serde_json::to_string(&key).ok());
+        let key = key.ok_or_else(|| {
+            InvalidMessage(format!(
+                "the object key of record {index} of the S3 event notification is not URL-encoded UTF-8"
+            ))
+        })?;
+        let (before, from_key) = rest.split_at(raw.get().as_ptr().addr() - rest.as_ptr().addr());
+        decoded.extend([before, &key]);
+        rest = &from_key[raw.get().len()..];
+    }
+    decoded.push_str(rest);
+    Ok(decoded)
 }
 
 /// Decodes an object key of an S3 event notification: `+` is a space, and `%XX` a byte of UTF-8.
@@ -301,14 +366,39 @@ fn decode_object_key(key: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn record(body: &str) -> SqsMessage {
-        let mut record = SqsMessage::default();
-        record.body = Some(body.into());
-        record
+    fn opened(body: &Value) -> Option<Content> {
+        open(&body.to_string()).unwrap()
+    }
+
+    fn sns(message: &Value) -> Value {
+        json!({
+            "Type": "Notification", "MessageId": "s-1", "TopicArn": "arn:topic",
+            "Message": message.to_string(), "Timestamp": "2026-11-22T08:00:00.000Z",
+        })
+    }
+
+    fn event_bridge(detail: &Value) -> Value {
+        json!({
+            "version": "0", "id": "e-1", "detail-type": "OrderPlaced", "source": "shop",
+            "account": "123456789012", "time": "2026-11-22T08:00:00Z", "region": "us-east-1",
+            "resources": [], "detail": detail,
+        })
+    }
+
+    fn s3(key: &str) -> Value {
+        json!({"Records": [{
+            "eventVersion": "2.1", "eventSource": "aws:s3", "eventName": "ObjectCreated:Put",
+            "eventTime": "2026-11-22T08:00:00.000Z",
+            "s3": {"bucket": {"name": "b", "arn": "arn:aws:s3:::b"}, "object": {"key": key, "size": 1}},
+        }]})
+    }
+
+    fn s3_test() -> Value {
+        json!({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "b", "RequestId": "r"})
     }
 
     #[test]
@@ -318,52 +408,170 @@ mod tests {
             ("my+photo%281%29.jpg", Some("my photo(1).jpg")),
             ("Bestellungen/%C3%A4.csv", Some("Bestellungen/ä.csv")),
             ("a%2Bb", Some("a+b")),
+            ("a%22%5Cb", Some("a\"\\b")),
             ("%", None),
             ("%4", None),
             ("%GG", None),
             ("%FF", None),
         ] {
             assert_eq!(decode_object_key(encoded).as_deref(), decoded, "{encoded}");
+            let key = open(&s3(encoded).to_string()).map(|content| {
+                let list: Value = serde_json::from_str(&content.unwrap().body).unwrap();
+                list[0]["s3"]["object"]["key"].as_str().map(str::to_owned)
+            });
+            assert_eq!(key.ok().flatten().as_deref(), decoded, "{encoded}");
         }
     }
 
     #[test]
-    fn body_without_envelope_names_the_setting() {
-        for (envelope, name) in [
+    fn records_of_s3_stay_as_written_but_for_keys() {
+        let list = r#"[ {"s3":{"object":{ "key" : "a+b","size":1E3},"x":[{}]}, "eventSource":"aws:s3"},
+            {"eventSource":"aws:s3","s3":{}},{"eventSource":"aws:s3","s3":{"object":{"key":"%41"}}} ]"#;
+        let content = open(&format!(r#"{{"Records":{list}}}"#)).unwrap().unwrap();
+        let decoded = list.replace("a+b", "a b").replace("%41", "A");
+        assert_eq!(content.body, decoded);
+    }
+
+    #[test]
+    fn innermost_message_and_its_envelope_are_found() {
+        let order = json!({"orderId": "o-1"});
+        let list = s3("a b")["Records"].clone();
+        for (body, inner, source) in [
+            (sns(&order), &order, "arn:topic"),
+            (event_bridge(&order), &order, "shop"),
+            (s3("a+b"), &list, "arn:aws:s3:::b"),
+            (sns(&s3("a+b")), &list, "arn:aws:s3:::b"),
+            (sns(&event_bridge(&order)), &order, "shop"),
+            (event_bridge(&sns(&order)), &order, "arn:topic"),
             (
-                Envelope::Sns,
-                "is sns: for raw message delivery set CONSUMER_ENVELOPE=none",
+                sns(&event_bridge(&sns(&sns(&s3("a+b"))))),
+                &list,
+                "arn:aws:s3:::b",
             ),
-            (Envelope::EventBridge, "CONSUMER_ENVELOPE is eventbridge"),
-            (Envelope::S3, "CONSUMER_ENVELOPE is s3"),
+            // EventBridge does not encode keys.
+            (
+                sns(&event_bridge(&json!({"object": {"key": "a+b"}}))),
+                &json!({"object": {"key": "a+b"}}),
+                "shop",
+            ),
         ] {
-            for body in ["SECRET", r#"{"orderId":"SECRET"}"#, r#"["SECRET"]"#] {
-                let InvalidMessage(error) = envelope.open(&mut record(body)).unwrap_err();
-                assert!(error.ends_with(name), "{error}");
-                assert!(!error.contains("SECRET"), "{error}");
+            let content = opened(&body).unwrap();
+            assert_eq!(
+                serde_json::from_str::<Value>(&content.body).unwrap(),
+                *inner
+            );
+            assert_eq!(content.facts.source.as_deref(), Some(source), "{body}");
+            let marked = format!("\u{feff} {body}");
+            assert_eq!(open(&marked).unwrap().unwrap().body, content.body);
+        }
+    }
+
+    #[test]
+    fn body_that_lacks_a_mark_stays_as_it_is() {
+        let without = |mut body: Value, name: &str| {
+            body.as_object_mut().unwrap().remove(name);
+            body
+        };
+        let with = |mut body: Value, pointer: &str, value: Value| {
+            *body.pointer_mut(pointer).unwrap() = value;
+            body
+        };
+        let order = json!({"orderId": "o-1"});
+        let (sns, event_bridge, s3) = (sns(&order), event_bridge(&order), s3("%GG"));
+        let mut bodies = vec![
+            order,
+            json!("text"),
+            json!(["Notification", "arn:topic", "s-1", null, "{}"]),
+            json!({"Records": []}),
+            json!({"Records": [1, 2]}),
+            json!({"Records": {"eventSource": "aws:s3", "s3": {}}}),
+            with(sns.clone(), "/Type", json!("notification")),
+            with(sns.clone(), "/Message", json!({"orderId": "o-1"})),
+            with(sns.clone(), "/TopicArn", json!(7)),
+            with(event_bridge.clone(), "/detail", json!("{}")),
+            with(event_bridge.clone(), "/detail-type", json!(null)),
+            with(s3.clone(), "/Records/0/eventSource", json!("aws:sqs")),
+            with(s3, "/Records/0/s3", json!("key")),
+            with(s3_test(), "/Event", json!("s3:ObjectCreated:Put")),
+        ];
+        let names = ["Type", "TopicArn", "MessageId", "Message"];
+        bodies.extend(names.map(|name| without(sns.clone(), name)));
+        let names = ["id", "source", "detail-type", "time", "detail"];
+        bodies.extend(names.map(|name| without(event_bridge.clone(), name)));
+        bodies.extend(["Service", "Event", "Bucket"].map(|name| without(s3_test(), name)));
+        for body in bodies {
+            assert!(opened(&body).is_none(), "{body}");
+        }
+        for text in [
+            "",
+            "{",
+            "text",
+            "\u{feff}",
+            r#"{"Type":"Notification","Type":1}"#,
+        ] {
+            assert!(open(text).unwrap().is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn control_messages_are_found_at_every_depth() {
+        let mut confirmation = sns(&json!("You have chosen to subscribe"));
+        for kind in ["SubscriptionConfirmation", "UnsubscribeConfirmation"] {
+            confirmation["Type"] = json!(kind);
+            for body in [
+                &confirmation,
+                &sns(&confirmation),
+                &event_bridge(&confirmation),
+            ] {
+                let Err(NoMessage::Confirmation(InvalidMessage(why))) = open(&body.to_string())
+                else {
+                    panic!("{body}");
+                };
+                for part in [kind, "aws sns confirm-subscription", "SubscribeURL"] {
+                    assert!(why.contains(part), "{why}");
+                }
+                assert!(!why.contains("arn:topic"), "{why}");
             }
         }
+        for body in [s3_test(), sns(&s3_test()), sns(&event_bridge(&s3_test()))] {
+            let opened = open(&body.to_string());
+            assert!(matches!(opened, Err(NoMessage::S3Test)), "{body}");
+        }
     }
 
     #[test]
-    fn binary_attributes_of_sns_are_decoded() {
-        let notification = json!({
-            "Type": "Notification", "MessageId": "s-1", "TopicArn": "arn", "Message": "{}",
-            "Timestamp": "2026-11-22T08:00:00.000Z",
-            "MessageAttributes": {
-                "blob": {"Type": "Binary", "Value": "AAE="},
-                "broken": {"Type": "Binary", "Value": "?"},
-                "count": {"Type": "Number", "Value": "7"},
-            },
+    fn nesting_has_a_bound() {
+        let nested = |depth| (0..depth).fold(json!({}), |inner, _| event_bridge(&inner));
+        assert_eq!(opened(&nested(MAX_DEPTH)).unwrap().body, "{}");
+        let beyond = open(&nested(MAX_DEPTH + 1).to_string());
+        assert!(matches!(beyond, Err(NoMessage::Invalid(_))), "{beyond:?}");
+    }
+
+    #[test]
+    fn attributes_of_sns_are_converted() {
+        let mut inner = sns(&json!({}));
+        inner["MessageAttributes"] = json!({
+            "blob": {"Type": "Binary", "Value": "AAE="},
+            "broken": {"Type": "Binary", "Value": "?"},
+            "odd": 7,
+            "count": {"Type": "Number", "Value": "7"},
         });
-        let mut record = record(&notification.to_string());
-        let (sent, facts) = Envelope::Sns.open(&mut record).unwrap().unwrap();
-        assert_eq!(facts.id.as_deref(), Some("s-1"));
-        assert_eq!(sent.body, Some(notification.to_string()));
-        assert!(sent.attributes.is_empty());
-        let attributes = &record.message_attributes;
-        assert_eq!(attributes["blob"].binary_value.as_ref().unwrap().0, [0, 1]);
-        assert_eq!(attributes["count"].string_value.as_deref(), Some("7"));
-        assert!(!attributes.contains_key("broken"));
+        let mut outer = sns(&inner);
+        outer["MessageAttributes"] = json!({"count": {"Type": "Number", "Value": "8"}});
+        let attributes = opened(&outer).unwrap().attributes;
+        let value = |name: &str| &attributes[name].value;
+        assert_eq!(*value("blob"), AttributeValue::Binary(vec![0, 1]));
+        assert_eq!(*value("count"), AttributeValue::Text("8".into()));
+        assert_eq!(attributes.len(), 2);
+        for odd in [json!(null), json!([]), json!("x")] {
+            inner["MessageAttributes"] = odd;
+            assert!(opened(&inner).unwrap().attributes.is_empty());
+        }
+        let many = (0..=MAX_ATTRIBUTES).map(|n| (format!("a{n}"), json!(0)));
+        inner["MessageAttributes"] = Value::Object(many.collect());
+        assert!(matches!(
+            open(&inner.to_string()),
+            Err(NoMessage::Invalid(_))
+        ));
     }
 }

@@ -9,9 +9,11 @@ use aws_lambda_events::sqs::SqsMessageAttribute;
 use tracing::{Span, field};
 
 use super::{
-    envelope::{Envelope, Sent},
+    envelope::{self, Envelope, NoMessage},
+    fingerprint_source::FingerprintSource,
     identity::{Identity, IdentitySources},
     key_fn::NoIdentity,
+    key_source::KeySource,
     make_span::MakeSpan,
     record::Record,
     s3_pointer::S3Pointer,
@@ -29,6 +31,10 @@ pub(crate) struct Message {
     identity: OnceLock<Result<Identity, NoIdentity>>,
     /// Body without its envelope.
     body: Option<String>,
+    /// The innermost message, if the body is in an envelope that the handler gets too.
+    inside: Option<String>,
+    /// Whether S3 sent the message to test its notifications.
+    is_s3_test: bool,
     /// Where in S3 the body is, if the consumer reads it there.
     s3_pointer: Option<S3Pointer>,
     receipt_handle: Option<String>,
@@ -64,18 +70,36 @@ impl Message {
         reads_s3: bool,
     ) -> Option<Self> {
         let Record {
-            message: mut record,
-            fault,
+            message: record,
+            mut fault,
         } = record.into();
-        let (opened, fault) = match fault {
-            Some(fault) => (None, Some(fault)),
-            None => match envelope.open(&mut record) {
-                Ok(opened) => (opened, None),
-                Err(invalid) => (None, Some(invalid)),
-            },
-        };
-        let (sent, envelope) = opened.unzip();
         let id = record.message_id.filter(|id| !id.is_empty())?;
+        let body = record.body.as_deref().filter(|_| fault.is_none());
+        let (mut opened, mut is_s3_test) = (None, false);
+        match body.map_or(Ok(None), envelope::open) {
+            Ok(content) => opened = content,
+            Err(NoMessage::S3Test) => is_s3_test = true,
+            Err(NoMessage::Confirmation(why)) => fault = Some(why),
+            Err(NoMessage::Invalid(why)) => {
+                fault = Some(why).filter(|_| envelope == Envelope::Auto)
+            }
+        }
+        let mut all_attributes = attributes(record.message_attributes);
+        let (mut body, mut inside, mut sent, mut facts_of_envelope) =
+            (record.body, None, None, None);
+        match (envelope, opened) {
+            (_, None) => {}
+            (Envelope::None, Some(content)) => inside = Some(content.body),
+            (Envelope::Auto, Some(content)) => {
+                // Attributes of the queue win, because a copy in a dead-letter queue has attributes that the
+                // consumer added.
+                let mut attributes = content.attributes;
+                attributes.extend(all_attributes.clone());
+                sent = Some((body, all_attributes));
+                (body, all_attributes) = (Some(content.body), attributes);
+                facts_of_envelope = Some(content.facts);
+            }
+        }
         let mut system = record.attributes;
         let mut text = |name| system.remove(name);
         let time = |text: Option<String>| Some(Timestamp::from_millis(text?.parse().ok()?));
@@ -85,7 +109,7 @@ impl Message {
             receive_count: receive_count
                 .and_then(|count| count.parse().ok())
                 .unwrap_or(1),
-            attributes: attributes(record.message_attributes),
+            attributes: all_attributes,
             queue_arn: record.event_source_arn,
             group_id: text("MessageGroupId"),
             deduplication_id: text("MessageDeduplicationId"),
@@ -95,38 +119,38 @@ impl Message {
             sender_id: text("SenderId"),
             trace_header: text("AWSTraceHeader"),
             dead_letter_source_arn: text("DeadLetterQueueSourceArn"),
-            envelope,
+            envelope: facts_of_envelope,
             request_id: request_id.cloned(),
         };
-        let s3_pointer = match fault {
-            Some(invalid) => Err(invalid),
-            None => (record.body.as_deref().filter(|_| reads_s3))
-                .and_then(S3Pointer::find)
-                .transpose(),
-        };
-        let (identity, s3_pointer) = match s3_pointer {
-            Ok(pointer) => (OnceLock::new(), pointer),
-            Err(invalid) => (OnceLock::from(Err(invalid.into())), None),
+        let found = body.as_deref().filter(|_| fault.is_none());
+        let s3_pointer = match found.and_then(|body| S3Pointer::find(body, &facts.attributes)) {
+            Some(_) if !reads_s3 => {
+                fault = Some(S3Pointer::not_read());
+                None
+            }
+            Some(Err(unsound)) => {
+                fault = Some(unsound);
+                None
+            }
+            Some(Ok(pointer)) => Some(pointer),
+            None => None,
         };
         Some(Self {
             id: MessageId(id),
-            identity,
-            body: record.body,
+            identity: fault.map_or_else(OnceLock::new, |fault| Err(fault.into()).into()),
+            body,
+            inside,
+            is_s3_test,
             s3_pointer,
             receipt_handle: record.receipt_handle,
             delivery: facts.into(),
-            sent: sent.map(
-                |Sent {
-                     body,
-                     attributes: of,
-                 }| (body, attributes(of)),
-            ),
+            sent,
         })
     }
 
-    /// Makes key and fingerprint from the body in the queue, unless the body is in S3.
+    /// Makes key and fingerprint from the body in the queue, unless the body is in S3 or needs neither.
     pub(crate) fn identify_body(&self, sources: &IdentitySources<'_>) {
-        if self.s3_pointer.is_none() {
+        if self.s3_pointer.is_none() && !self.is_s3_test {
             let _identity = self.identify(self.body(), sources);
         }
     }
@@ -175,7 +199,24 @@ impl Message {
     ) -> Result<&Identity, &NoIdentity> {
         let identify = || {
             let body = body.ok_or_else(InvalidMessage::no_body)?;
-            sources.identity(body, self.delivery.facts())
+            let facts = self.delivery.facts();
+            let (FingerprintSource::Body, Some(inside)) = (sources.fingerprint, &self.inside)
+            else {
+                return sources.identity(body, facts);
+            };
+            // An envelope has an id and a time of its own each time that the message is published.
+            let of_body = IdentitySources {
+                fingerprint: &FingerprintSource::Off,
+                ..*sources
+            };
+            let of_inside = IdentitySources {
+                key: &KeySource::MessageId,
+                ..*sources
+            };
+            Ok(Identity {
+                key: of_body.identity(body, facts)?.key,
+                fingerprint: of_inside.identity(inside, facts)?.fingerprint,
+            })
         };
         self.identity.get_or_init(identify).as_ref()
     }
@@ -233,8 +274,12 @@ impl Message {
 
     /// Returns whether S3 sent the message to test its notifications.
     pub(crate) fn is_s3_test(&self) -> bool {
-        let envelope = self.delivery.facts().envelope.as_ref();
-        envelope.is_some_and(|envelope| envelope.is_test)
+        self.is_s3_test
+    }
+
+    /// Returns whether the handler gets an envelope with the message.
+    pub(crate) fn is_in_envelope(&self) -> bool {
+        self.inside.is_some()
     }
 
     /// Makes the handler's message from this body, which may be from S3.

@@ -12,7 +12,6 @@ use super::{
     identity::Identity,
     key_fn::NoIdentity,
     message::Message,
-    s3_pointer::S3Pointer,
 };
 use crate::{
     handler::{Handler, InvalidMessage},
@@ -50,7 +49,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let body = gate.body().await?;
         let identity = match message.identify(body.text(message), &self.identity_sources()) {
             Ok(identity) => identity,
-            Err(NoIdentity::Invalid(InvalidMessage(why))) => return Err(self.invalid(message, why)),
+            Err(NoIdentity::Invalid(InvalidMessage(why))) => {
+                return Err(Self::invalid(message, why));
+            }
             Err(NoIdentity::KeyPanicked) => return Err(Outcome::Panicked),
         };
         if !had_key {
@@ -85,14 +86,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 
     /// Returns the outcome of a message that can never be processed.
-    pub(super) fn invalid(&self, message: &Message, why: &str) -> Outcome {
-        let pointer = message.body().and_then(S3Pointer::find);
-        if pointer.is_none() || self.s3_bodies.is_some() {
-            return Outcome::Invalid(why.to_owned());
-        }
-        Outcome::Invalid(format!(
-            "{why}; the body is in S3: set CONSUMER_S3_BUCKETS, which needs the feature `s3`"
-        ))
+    pub(super) fn invalid(message: &Message, why: &str) -> Outcome {
+        Outcome::Invalid(if message.is_in_envelope() {
+            format!(
+                "{why}; the message is in an envelope of SNS, EventBridge or S3, which \
+                 CONSUMER_ENVELOPE=auto removes"
+            )
+        } else {
+            why.to_owned()
+        })
     }
 
     /// Makes the handler's message from the body.

@@ -122,7 +122,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let input = match self.parse(prepared.message, &body) {
             Ok(input) => input,
             Err(InvalidMessage(why)) => {
-                let invalid = self.invalid(prepared.message, &why);
+                let invalid = Self::invalid(prepared.message, &why);
                 return not_called(invalid, Failure::permanent_no_effect(why));
             }
         };

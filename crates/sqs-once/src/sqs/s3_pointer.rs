@@ -1,12 +1,18 @@
 //! [`S3Pointer`]: says where in S3 the Amazon SQS Extended Client stored the body of a message.
 
-use std::fmt::Debug;
+use std::{collections::HashMap, fmt::Debug};
 
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{handler::InvalidMessage, modes::Outcome};
+use crate::{
+    handler::{Attribute, InvalidMessage},
+    modes::Outcome,
+};
+
+/// Message attributes that the extended clients add: the newer and the older name.
+const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"];
 
 /// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
 pub trait ReadBodies: Debug + Send + Sync {
@@ -20,6 +26,9 @@ pub trait ReadBodies: Debug + Send + Sync {
 
 /// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
 /// `["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "...", "s3Key": "..."}]`.
+///
+/// Clients in other languages may leave out the name of the Java class. Their pointer is the object alone,
+/// with the message attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct S3Pointer {
@@ -44,12 +53,24 @@ enum PointerClass {
 impl S3Pointer {
     /// Parses a body that is a pointer. `None` for other bodies.
     ///
-    /// The clients add the attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`. We look only for the
-    /// class name, which survives services that drop attributes.
-    pub(super) fn find(body: &str) -> Option<Result<Self, InvalidMessage>> {
-        // Parsing stops at the first character that a pointer cannot have.
-        let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(body).ok()?;
-        let pointer = serde_json::from_str::<Self>(place.get())
+    /// With the class name, we need no attribute: services drop attributes on the way.
+    pub(super) fn find(
+        body: &str,
+        attributes: &HashMap<String, Attribute>,
+    ) -> Option<Result<Self, InvalidMessage>> {
+        let json = body.trim_start_matches('\u{feff}').trim();
+        let place = if json.starts_with('[') {
+            // Parsing stops at the first character that a pointer cannot have.
+            let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(json).ok()?;
+            place.get()
+        } else {
+            let has_size = SIZE_ATTRIBUTES
+                .iter()
+                .any(|name| attributes.contains_key(*name));
+            let is_pointer = || json.starts_with('{') && json.contains("\"s3Key\"");
+            (has_size && is_pointer()).then_some(json)?
+        };
+        let pointer = serde_json::from_str::<Self>(place)
             .ok()
             .filter(Self::is_sound);
         Some(pointer.ok_or_else(|| {
@@ -59,6 +80,14 @@ impl S3Pointer {
                     .into(),
             )
         }))
+    }
+
+    /// Creates the error of a pointer that the consumer does not follow. The pointer must not run as if it
+    /// were the message.
+    pub(super) fn not_read() -> InvalidMessage {
+        "the body is in S3, where an Amazon SQS extended client put it: set CONSUMER_S3_BUCKETS, which \
+         needs the feature `s3`"
+            .into()
     }
 
     /// Returns whether the key is safe to request. A request without a key would list the bucket, and a proxy
@@ -72,6 +101,7 @@ impl S3Pointer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handler::AttributeValue;
 
     fn pointer(bucket: &str, key: &str) -> Option<Result<S3Pointer, InvalidMessage>> {
         let (bucket, key) = (bucket.to_owned(), key.to_owned());
@@ -102,8 +132,32 @@ mod tests {
                 "a..b",
             ),
         ] {
-            assert_eq!(S3Pointer::find(body), pointer("bodies", key), "{body}");
+            let found = S3Pointer::find(body, &HashMap::new());
+            assert_eq!(found, pointer("bodies", key), "{body}");
         }
+    }
+
+    /// The attributes of a message with a body in S3.
+    fn size(name: &str) -> HashMap<String, Attribute> {
+        let size = Attribute {
+            data_type: "Number".to_owned(),
+            value: AttributeValue::Text("300000".to_owned()),
+        };
+        HashMap::from([(name.to_owned(), size)])
+    }
+
+    #[test]
+    fn pointer_without_class_needs_the_size_attribute() {
+        let body = r#" {"s3BucketName": "bodies", "s3Key": "o-1"}"#;
+        for name in SIZE_ATTRIBUTES {
+            assert_eq!(S3Pointer::find(body, &size(name)), pointer("bodies", "o-1"));
+            for other in ["", "[]", "7", "{}", "{", r#"{"orderId":"o-1"}"#] {
+                assert_eq!(S3Pointer::find(other, &size(name)), None, "{other}");
+            }
+            let unsound = S3Pointer::find(r#"{"s3Key":7}"#, &size(name));
+            assert!(matches!(unsound, Some(Err(_))));
+        }
+        assert_eq!(S3Pointer::find(body, &size("size")), None);
     }
 
     #[test]
@@ -118,7 +172,7 @@ mod tests {
             r#"["software.amazon.payloadoffloading.PayloadS3Pointer"]"#,
             r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{},{}]"#,
         ] {
-            assert_eq!(S3Pointer::find(body), None, "{body}");
+            assert_eq!(S3Pointer::find(body, &HashMap::new()), None, "{body}");
         }
     }
 
@@ -134,7 +188,8 @@ mod tests {
             r#"{"s3BucketName":"SECRET","s3Key":"a/./b"}"#,
         ] {
             let body = format!(r#"["software.amazon.payloadoffloading.PayloadS3Pointer",{place}]"#);
-            let InvalidMessage(error) = S3Pointer::find(&body).unwrap().unwrap_err();
+            let found = S3Pointer::find(&body, &HashMap::new());
+            let InvalidMessage(error) = found.unwrap().unwrap_err();
             assert!(error.contains("s3Key"), "{error}");
             assert!(!error.contains("SECRET"), "{error}");
         }

@@ -89,7 +89,7 @@ settings! {
     "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](keys.md)"
 
     CONSUMER_ENVELOPE: Consumer, "ConsumerEnvelope", "none";
-    "service that puts its own JSON around each message: `none`, `sns`, `eventbridge` or `s3`. The consumer [removes it](handlers.md#envelopes) before it looks for the key"
+    "`auto` [removes the JSON](handlers.md#envelopes) that SNS, EventBridge or S3 put around a message, before the consumer looks for the key; `none` leaves it"
 
     CONSUMER_MAX_BODY_BYTES: Consumer, "ConsumerMaxBodyBytes", "2097152";
     "largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in [memory](large-messages.md#memory) at a time"
