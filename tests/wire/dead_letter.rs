@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt as _};
+use serde_json::{Value, json, value::to_raw_value};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once,
     protocol::{Key, State},
@@ -280,6 +281,38 @@ async fn permanent_outcomes_are_copied_with_reason() {
     assert_eq!((all[1].2, all[2].2), (None, None), "no key");
     assert_eq!(all[3].2, Some("test#o-1"));
     assert_eq!(world.runs(), 2);
+}
+
+/// Promise 5.
+#[tokio::test]
+async fn odd_record_is_copied_if_it_is_complete() {
+    let world = World::start().await;
+    let with = |id: &str, attribute: Value| {
+        let mut record = declined(id);
+        record["messageAttributes"] = json!({ "a": attribute });
+        record
+    };
+    let event = batch([
+        with(
+            "m-1",
+            json!({"stringValue": "x", "stringListValues": null, "dataType": "String"}),
+        ),
+        with(
+            "m-2",
+            json!({"binaryValue": "no base64?", "dataType": "Binary"}),
+        ),
+    ]);
+    let event = LambdaEvent::new(to_raw_value(&event).unwrap(), Context::default());
+    let consumer = Consumer::clone(&world.consumer);
+    let response = consumer.oneshot(event).await.unwrap();
+    // SQS keeps what a copy would lack.
+    assert_eq!(response.batch_item_failures.len(), 1);
+    assert_eq!(response.batch_item_failures[0].item_identifier, "m-2");
+    assert_eq!(world.copied(), ["m-1"]);
+    let copy = world.copies().remove(0);
+    assert_eq!(text(&copy, "a"), Some("x"));
+    assert_eq!(text(&copy, "SqsOnceReason"), Some("invalid"));
+    assert_eq!(world.runs(), 0);
 }
 
 /// Promise 5.

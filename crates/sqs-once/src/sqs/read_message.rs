@@ -19,7 +19,8 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`Outcome::Invalid`] for a message without an id, or with a body that is not a `T`.
+/// [`Outcome::Invalid`] for a message without an id, or with a body that is not a `T`; [`Outcome::Ignored`]
+/// for a test event of S3.
 ///
 /// ```
 /// use std::time::Duration;
@@ -47,6 +48,9 @@ pub fn read_message<T: FromMessage>(
     };
     let message = Message::new(record, None, Envelope::None, false)
         .ok_or_else(|| Outcome::Invalid("the message has no id".to_owned()))?;
+    if message.is_s3_test() {
+        return Err(Outcome::Ignored);
+    }
     read(&message, &sources, deadline).map_err(|why| match why {
         NoIdentity::Invalid(InvalidMessage(why)) => Outcome::Invalid(why),
         NoIdentity::KeyPanicked => Outcome::Panicked,

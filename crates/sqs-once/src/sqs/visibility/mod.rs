@@ -131,8 +131,9 @@ impl Visibility {
     ///
     /// If no copy can be made, the message is reported as failed, as with `false`. That happens if the queue
     /// has no dead-letter queue or we do not know it, if the role may not send to it, if the copy would have
-    /// more than ten attributes or 1 MiB, or if there was no time. The metric `DeadLettersNotSent` counts
-    /// these messages, and a process warns once of a missing queue or permission. A message that took its
+    /// more than ten attributes or 1 MiB, if the batch has another message with its id and different content,
+    /// or if there was no time. The metric `DeadLettersNotSent` counts these messages, and a process warns
+    /// once of a missing queue or permission. A message that took its
     /// outcome from another message of its batch is reported as failed too. After a crash between copy and
     /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
     ///
