@@ -567,13 +567,27 @@ async fn claim_is_abandoned_after_three_copies_without_answer() {
 }
 
 #[tokio::test]
-async fn answered_failure_of_claim_sends_no_second_write() {
-    for fate in [Fate::Denied, Fate::Invalid] {
-        let (store, runs) = (Lossy::fates([fate]), Runs::default());
-        let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-        assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
-        assert_eq!(store.sent(), ["claim"], "{fate:?}");
-    }
+async fn invalid_claim_sends_no_second_write() {
+    let (store, runs) = (Lossy::fates([Fate::Invalid]), Runs::default());
+    let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+    assert_eq!(store.sent(), ["claim"]);
+}
+
+/// A process that was frozen signs its first request with an old clock.
+#[tokio::test(start_paused = true)]
+async fn denied_claim_is_sent_once_more() {
+    let (store, runs) = (Lossy::fates([Fate::Denied]), Runs::default());
+    let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)));
+    assert_eq!(store.sent(), ["claim", "claim", "complete"]);
+
+    let started = tokio::time::Instant::now();
+    let store = Lossy::fates([Fate::Denied; 2]);
+    let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+    assert_eq!(store.sent(), ["claim", "claim"]);
+    assert!(started.elapsed() <= SECOND / 2);
 }
 
 /// A message with its own key.
@@ -593,62 +607,33 @@ async fn contention_three_times_on_a_claim_is_outlasted() {
     );
 }
 
-/// Each claim earns three repetitions, at most thirty are saved, and none at the start.
 #[tokio::test(start_paused = true)]
-async fn throttled_claims_share_a_budget() {
+async fn throttled_claim_is_sent_at_most_four_times() {
     let store = Lossy::default();
     let once = once(&store);
     let started = tokio::time::Instant::now();
     store.throttle("claim", started + 600 * SECOND);
-    let batch = async |messages: std::ops::Range<usize>| {
-        let sent = store.sent().len();
-        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
-        let runs = messages.map(|n| once.run(other_operation(n, deadline), async |_| Ok(1)));
-        for outcome in futures_util::future::join_all(runs).await {
-            assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
-        }
-        store.sent().len() - sent
-    };
-    assert_eq!(batch(0..10).await, 40);
-    assert_eq!(batch(10..20).await, 40);
-    assert!(store.sent().iter().all(|request| *request == "claim"));
-
-    // No claim is throttled for a while.
-    store.throttle("claim", started);
-    for n in 20..100 {
-        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
-        let _ = once
-            .run(other_operation(n, deadline), async |_| Ok(1))
-            .await;
+    let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
+    let runs = (0..10).map(|n| once.run(other_operation(n, deadline), async |_| Ok(1)));
+    for outcome in futures_util::future::join_all(runs).await {
+        assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
     }
-    store.throttle("claim", started + 600 * SECOND);
-    // Those saved, and what the ten earn while others spend.
-    let sent = batch(100..110).await;
-    assert!((40..=70).contains(&sent), "{sent} requests");
+    assert_eq!(store.sent(), ["claim"; 40]);
+    assert!(started.elapsed() <= 2 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
 async fn contended_claim_is_repeated_for_tenth_of_time() {
     let store = Lossy::default();
-    let once = once(&store);
-    for n in 0..10 {
-        let deadline = Deadline::after(now(), 30 * SECOND, SECOND);
-        let _ = once
-            .run(other_operation(n, deadline), async |_| Ok(1))
-            .await;
-    }
-    let (started, sent) = (tokio::time::Instant::now(), store.sent().len());
+    let started = tokio::time::Instant::now();
     store.throttle("claim", started + 60 * SECOND);
-    let outcome = once.run(operation("m-1", "p"), async |_| Ok(1)).await;
+    let deadline = Deadline::after(now(), 2 * SECOND, SECOND);
+    let operation = other_operation(1, deadline);
+    let outcome = once(&store).run(operation, async |_| Ok(1)).await;
     assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
-    // Handlers are cut off after nine seconds.
-    let took = started.elapsed();
-    assert!(
-        (800 * MILLISECOND..=910 * MILLISECOND).contains(&took),
-        "{took:?}"
-    );
-    let sent = store.sent().len() - sent;
-    assert!(sent <= 20, "{sent} requests");
+    // Handlers are cut off after a second.
+    assert!(started.elapsed() <= SECOND / 10);
+    assert!(store.sent().len() <= 4, "{:?}", store.sent());
 }
 
 /// After twenty claims in a row without an answer, the rest of the batch fails at once. The next batch

@@ -10,7 +10,7 @@ use aws_sdk_s3::{
     operation::{RequestId as _, get_object::GetObjectOutput},
 };
 
-use crate::dynamo::explain::{causes, explain};
+use crate::dynamo::explain::{causes, refused_signature, unanswered};
 
 /// How long a read of an object waits for its next bytes.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
@@ -53,7 +53,6 @@ impl Bucket<'_> {
             }
             ReadError::Failed(self.refused(
                 &error,
-                "s3:GetObject",
                 "the role may not read the object; grant s3:GetObject, kms:Decrypt if the bucket \
                  has a KMS key, and s3:ListBucket, without which a missing object is denied too",
             ))
@@ -76,7 +75,6 @@ impl Bucket<'_> {
         let stored = put.send().await.map_err(|error| {
             self.refused(
                 &error,
-                "s3:PutObject",
                 "the role may not write the object; grant s3:PutObject, and kms:GenerateDataKey \
                  if the bucket has a KMS key",
             )
@@ -90,21 +88,17 @@ impl Bucket<'_> {
 
     /// Explains a failed request. We leave out S3's texts, because they may quote the object key, which can
     /// be payload.
-    fn refused<E>(
-        &self,
-        error: &SdkError<E, HttpResponse>,
-        action: &str,
-        denied: &'static str,
-    ) -> String
+    fn refused<E>(&self, error: &SdkError<E, HttpResponse>, denied: &'static str) -> String
     where
         E: ProvideErrorMetadata + Error + 'static,
     {
         if error.as_service_error().is_none() {
-            return explain(error, action);
+            return unanswered(error);
         }
         let code = code(error).unwrap_or("unknown error");
         let status = error.raw_response().map(|answer| answer.status().as_u16());
         let why = match (code, status) {
+            _ if let Some(advice) = refused_signature(code) => advice.to_owned(),
             ("NoSuchBucket", _) => format!("there is no such bucket; check {}", self.setting),
             (_, Some(403)) => denied.to_owned(),
             (_, Some(301 | 400)) => "check the Region of the bucket and the credentials".to_owned(),

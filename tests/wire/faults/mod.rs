@@ -31,24 +31,24 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A fault, whether DynamoDB applies the request, and whether SDK or worker retries a claim.
-type Row = (Fault, bool, bool);
+/// A fault, and whether DynamoDB applies the request. Each is repeated at least once.
+type Row = (Fault, bool);
 
 const FAULTS: [Row; 14] = [
-    (Fault::CutBefore, false, true),
-    (Fault::CutAfter, true, true),
-    (Fault::HalfAnswer, true, true),
-    (Fault::Garbage, true, true),
-    (Fault::GarbageInstead, false, true),
-    (Fault::HoldRequest, false, true),
-    (Fault::HoldAnswer, true, true),
-    (Fault::Throttle, false, true),
-    (Fault::ThroughputExceeded, false, true),
-    (Fault::InternalError, false, true),
-    (Fault::Unavailable, false, true),
-    (Fault::Refuse, false, true),
-    (Fault::TransactionConflict, false, true),
-    (Fault::Denied, false, false),
+    (Fault::CutBefore, false),
+    (Fault::CutAfter, true),
+    (Fault::HalfAnswer, true),
+    (Fault::Garbage, true),
+    (Fault::GarbageInstead, false),
+    (Fault::HoldRequest, false),
+    (Fault::HoldAnswer, true),
+    (Fault::Throttle, false),
+    (Fault::ThroughputExceeded, false),
+    (Fault::InternalError, false),
+    (Fault::Unavailable, false),
+    (Fault::Refuse, false),
+    (Fault::TransactionConflict, false),
+    (Fault::Denied, false),
 ];
 
 #[rustfmt::skip]
@@ -125,18 +125,13 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
 }
 
 /// True if the failed request received a response in the end.
-fn answered(story: &Story, (fault, _, retried): Row) -> bool {
+fn answered(story: &Story) -> bool {
     let step = &story.step;
     // The ordinary request follows a group.
     if story.grouping == Grouping::On {
         return story.lasting != FaultDuration::Throughout;
     }
-    let repeated = match step.request {
-        "Claim" => retried,
-        _ if step.before == Before::UnansweredClaim => false,
-        // Denied is repeated if an effect would be repeated otherwise.
-        _ => fault != Fault::Denied || step.records_an_effect(),
-    };
+    let repeated = step.request == "Claim" || step.before != Before::UnansweredClaim;
     story.lasting == FaultDuration::Once && repeated
 }
 
@@ -200,10 +195,7 @@ fn assert_informed_of_effects(story: &Story) {
 
 #[test]
 fn retried_fault_changes_nothing() {
-    for (story, row) in stories()
-        .iter()
-        .filter(|(story, row)| answered(story, *row))
-    {
+    for (story, row) in stories().iter().filter(|(story, _)| answered(story)) {
         let (step, first) = (&story.step, story.first());
         let succeeds = step.answered == RecordState::Completed;
         let runs = step.before != Before::UnansweredClaim && first.found != RecordState::Completed;
@@ -218,12 +210,9 @@ fn retried_fault_changes_nothing() {
 
 #[test]
 fn unanswered_request_fails_message_and_keeps_write() {
-    for (story, row) in stories()
-        .iter()
-        .filter(|(story, row)| !answered(story, *row))
-    {
+    for (story, row) in stories().iter().filter(|(story, _)| !answered(story)) {
         let (step, first) = (&story.step, story.first());
-        let (_, applied, _) = *row;
+        let (_, applied) = *row;
         let left = if applied {
             step.applied
         } else {
@@ -277,10 +266,7 @@ fn every_message_settles_after_lease_ends() {
 
 #[test]
 fn empty_response_is_rejected() {
-    let empty = [
-        (Fault::Empty, true, false),
-        (Fault::EmptyInstead, false, false),
-    ];
+    let empty = [(Fault::Empty, true), (Fault::EmptyInstead, false)];
     for (story, _) in live(&empty) {
         acknowledged_only_if_completed(&story);
         assert_informed_of_effects(&story);
@@ -308,14 +294,13 @@ async fn fault_of_one_message_spares_others() {
         ![HoldRequest, HoldAnswer, Refuse].contains(fault)
     });
     let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);
-    let stories = stories.map(|(request, &(fault, _, retried))| async move {
+    let stories = stories.map(|(request, &(fault, _))| async move {
         let dynamo = Dynamo::start().await;
         dynamo.create_table(TABLE).await;
-        let tries = if retried { Dynamo::CLAIM_COPIES } else { 1 };
         // The worker outlasts contention, and every fault of a settlement.
         let outlasted = [Throttle, ThroughputExceeded, TransactionConflict].contains(&fault)
             || request == "UpdateItem";
-        (0..tries).for_each(|_| dynamo.fail(request, fault));
+        (0..Dynamo::CLAIM_COPIES).for_each(|_| dynamo.fail(request, fault));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
         let handler = |(): (), _: Attempt| async { Ok(()) };
         let consumer =
@@ -331,26 +316,47 @@ async fn fault_of_one_message_spares_others() {
 
 /// A rejected claim was not applied, so no lease has to end.
 #[tokio::test]
-async fn rejected_claim_sends_no_second_write() {
+async fn rejected_claim_is_sent_once_more() {
     let dynamo = Dynamo::start().await;
     // The table does not exist.
     for (fault, code) in [
         (Some(Fault::Denied), "AccessDeniedException"),
         (None, "ResourceNotFoundException"),
     ] {
-        fault
-            .into_iter()
-            .for_each(|fault| dynamo.fail("Claim", fault));
+        if let Some(fault) = fault {
+            dynamo.fail_all("Claim", fault);
+        }
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
         let outcome = once.run(operation("m-1", PATIENCE), async |_| Ok(())).await;
         assert_eq!(outcome.name(), "store_unavailable");
         assert!(outcome.to_string().contains(code), "{outcome}");
         let sent: Vec<_> = dynamo.reset_counts().into_iter().collect();
-        assert_eq!(sent, [("Claim".to_owned(), 1)]);
+        assert_eq!(sent, [("Claim".to_owned(), 2)]);
     }
 }
 
-/// Ten messages while every write is throttled: ten claims, and the three repetitions that each earns.
+/// The process was frozen after it had signed. A batch of one sends a single request, a larger one a batch.
+#[tokio::test]
+async fn signature_refused_once_fails_no_message() {
+    for messages in [1, 2, 3] {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(TABLE).await;
+        let refused = Fault::Code("InvalidSignatureException");
+        for claim in ["Claim", "ClaimGroup"] {
+            dynamo.fail(claim, refused);
+        }
+        let consumer = Consumer::new(
+            Once::new(store(&dynamo, true)),
+            namespace(),
+            handler_fn(async |(): (), _: Attempt| Ok(())),
+        );
+        let event = batch((1..=messages).map(|n| record(&format!("m-{n}"), "null")));
+        let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
+        assert_eq!(failed, [""; 0], "{messages} messages");
+    }
+}
+
+/// Ten messages while every write is throttled: ten claims, and three repetitions of each.
 #[tokio::test]
 async fn throttled_batch_sends_at_most_forty_requests() {
     for grouping in [false, true] {
@@ -381,6 +387,9 @@ async fn throttled_batch_sends_at_most_forty_requests() {
 async fn passing_errors_are_outlasted() {
     for (request, code, times) in [
         ("Claim", "ReplicatedWriteConflictException", 3),
+        ("Claim", "InvalidSignatureException", 1),
+        ("Claim", "ExpiredTokenException", 1),
+        ("UpdateItem", "InvalidSignatureException", 3),
         ("UpdateItem", "ReplicatedWriteConflictException", 3),
         ("UpdateItem", "ExpiredTokenException", 3),
         ("UpdateItem", "UnrecognizedClientException", 3),

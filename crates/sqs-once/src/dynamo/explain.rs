@@ -1,6 +1,6 @@
 //! Explains failed requests, for logs and errors.
 
-use std::error::Error;
+use std::{env, error::Error};
 
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::{
@@ -23,10 +23,11 @@ where
     E: ProvideErrorMetadata + Error + 'static,
 {
     let Some(service) = error.as_service_error() else {
-        return unanswered(error);
+        return about_account(unanswered(error), env::var_os(ACCOUNT_ID).is_some());
     };
     let code = service.code().unwrap_or("unknown error");
     let advice = match code {
+        _ if let Some(advice) = refused_signature(code) => advice.into(),
         "ResourceNotFoundException" => {
             "there is no such table in this account and region; check the table name".into()
         }
@@ -34,7 +35,7 @@ where
             let reason = reason_of_denial(service.message());
             format!("this role may not {permission} on this table; {reason}")
         }
-        "UnrecognizedClientException" | "InvalidSignatureException" | "ExpiredTokenException" => {
+        "UnrecognizedClientException" | "ExpiredTokenException" => {
             "the credentials are invalid or expired".into()
         }
         "ProvisionedThroughputExceededException"
@@ -52,6 +53,32 @@ where
     };
     let request_id = error.request_id().unwrap_or("none");
     format!("{code}: {advice} (request id {request_id})")
+}
+
+/// The variable from which the SDK takes the account of DynamoDB's endpoint.
+const ACCOUNT_ID: &str = "AWS_ACCOUNT_ID";
+
+/// Adds to the text of a request that was not sent that its host comes from [`ACCOUNT_ID`], if that is set.
+fn about_account(why: String, is_set: bool) -> String {
+    if !is_set || why == NoResponse.to_string() {
+        return why;
+    }
+    format!(
+        "{why}; {ACCOUNT_ID} is set, so without an endpoint of your own the SDK calls `ACCOUNT.ddb.REGION.amazonaws.com`: check it, unset it, or set AWS_ACCOUNT_ID_ENDPOINT_MODE=disabled"
+    )
+}
+
+/// Returns what to do about a request whose signature was refused, or `None` for other codes.
+pub(crate) fn refused_signature(code: &str) -> Option<&'static str> {
+    const CODES: [&str; 4] = [
+        "InvalidSignatureException",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+    ];
+    CODES.contains(&code).then_some(
+        "the signature was refused: the clock of this machine differs from that of AWS, or the process was frozen after it had signed; if it happens again, set the clock, and check AWS_SECRET_ACCESS_KEY",
+    )
 }
 
 /// Returns why a service denied a request: user, action, resource, and the kind of policy that denies it. A
@@ -216,6 +243,19 @@ mod tests {
     }
 
     #[test]
+    fn request_to_endpoint_of_account_names_variable() {
+        let refused = || "could not connect; check the endpoint (refused)".to_owned();
+        let named = about_account(refused(), true);
+        assert!(
+            named.starts_with(&refused()) && named.contains("AWS_ACCOUNT_ID is set"),
+            "{named}"
+        );
+        assert_eq!(about_account(refused(), false), refused());
+        let slow = NoResponse.to_string();
+        assert_eq!(about_account(slow.clone(), true), slow, "it was sent");
+    }
+
+    #[test]
     fn refused_request_is_explained_by_code() {
         let of = |code: &str| {
             let said = ErrorMetadata::builder().code(code).message("said").build();
@@ -236,12 +276,12 @@ mod tests {
                 "this role may not dynamodb:PutItem on this table; the reason of AWS: said",
             ),
             (
-                &[
-                    "UnrecognizedClientException",
-                    "InvalidSignatureException",
-                    "ExpiredTokenException",
-                ],
+                &["UnrecognizedClientException", "ExpiredTokenException"],
                 "the credentials are invalid or expired",
+            ),
+            (
+                &["InvalidSignatureException", "RequestTimeTooSkewed"],
+                "the signature was refused: the clock of this machine differs from that of AWS, or the process was frozen after it had signed; if it happens again, set the clock, and check AWS_SECRET_ACCESS_KEY",
             ),
             (
                 &[

@@ -143,9 +143,8 @@ impl<S: Store> Once<S> {
             let error = StoreError::unanswered("claim", &request.key, "the table", why);
             return Err(Outcome::store_unavailable(error));
         }
-        self.health.earn_repetitions();
         let meter = context.meter.clone();
-        let effort = Effort::claim(deadline, &self.health, context);
+        let effort = Effort::claim(deadline, context);
         let send = || self.records.store.claim(request, effort.context());
         let answered = match repeat(&effort, "claim", &request.key, send).await {
             Ok(answered) => answered,

@@ -45,7 +45,7 @@ pub(crate) async fn commit<S: TransactionalStore>(
     round: usize,
     record: RecordWrite,
     effects: WriteSet,
-    effort: &Effort<'_>,
+    effort: &Effort,
 ) -> Committed {
     let (store, key) = (&records.store, record.key().clone());
     // 32 characters and the round, at most 35 in total.

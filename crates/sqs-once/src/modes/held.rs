@@ -284,11 +284,11 @@ impl<S: Store> HeldClaim<'_, S> {
     }
 
     /// Returns the effort for recording an effect, or a failure that may have followed one.
-    pub fn after_effect(&self) -> Effort<'static> {
+    pub fn after_effect(&self) -> Effort {
         Effort::after_effect(self.deadline.write_until(), &self.meter)
     }
 
-    async fn settle(&self, effort: &Effort<'_>, settlement: &Settlement) -> Settled {
+    async fn settle(&self, effort: &Effort, settlement: &Settlement) -> Settled {
         self.settle_by(effort, &self.fence, settlement).await
     }
 
@@ -296,7 +296,7 @@ impl<S: Store> HeldClaim<'_, S> {
     /// harmless.
     pub(crate) async fn settle_by(
         &self,
-        effort: &Effort<'_>,
+        effort: &Effort,
         fence: &FencingToken,
         settlement: &Settlement,
     ) -> Settled {

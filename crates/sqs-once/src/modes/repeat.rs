@@ -2,14 +2,13 @@
 //!
 //! | kind of failure | a claim | a write that follows |
 //! | --- | --- | --- |
-//! | contended | for at most two seconds or a tenth of the time left, within the budget of `Health` | until its end |
-//! | denied | no | after an effect, for at most a minute |
+//! | contended | three times, for at most two seconds or a tenth of the time left | until its end |
+//! | denied | once, after a moment | after an effect, for at most a minute; without one, once |
 //! | invalid | no | no |
 //! | unanswered | twice | until its end |
 
 use std::time::Duration;
 
-use super::health::Health;
 use crate::{
     deadline::Deadline,
     meter::Meter,
@@ -18,10 +17,15 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// How long a contended claim is retried.
+/// How long and how often a contended claim is retried. So lasting throttling at most quadruples the number of
+/// claims.
 const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
+const CONTENDED_REPETITIONS: u32 = 3;
 /// How often an unanswered claim is retried.
 const CLAIM_REPETITIONS: u32 = 2;
+/// How often a denied write is retried before there was an effect. A process that was frozen signs with an
+/// old clock or old credentials once.
+const DENIED_REPETITIONS: u32 = 1;
 /// How long a denied write is retried after an effect. New credentials and permissions take seconds.
 const MAX_DENIED: Duration = Duration::from_secs(60);
 /// How long the last retry of a denied write waits for its response.
@@ -30,6 +34,8 @@ const TIME_FOR_A_DENIAL: Duration = Duration::from_secs(1);
 pub(crate) const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The same for a contended claim, which has few of them.
+const CLAIM_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// The same after a denied request.
 const LONG_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
@@ -55,30 +61,31 @@ pub(crate) struct GivenUp {
 
 /// How long a request is repeated.
 #[derive(Clone, Debug)]
-pub struct Effort<'a> {
+pub struct Effort {
     /// When the last copy stops waiting for a response.
     until: Instant,
     /// Context that the store gets with each request.
     context: RequestContext,
-    /// How long to retry after the first contention. `None`: until `until`.
-    contended: Option<Duration>,
-    /// When to stop retrying a denied write. `None`: it is not retried.
-    denied: Option<Instant>,
+    /// How often to retry a contended request, and how long after the first contention. `None`: until
+    /// `until`.
+    contended: Option<(u32, Duration)>,
+    /// How often a denied write is retried, and until when.
+    denied: (u32, Instant),
     /// How often an unanswered request is retried. `None`: until `until`.
     unanswered: Option<u32>,
-    budget: Option<&'a Health>,
 }
 
-impl<'a> Effort<'a> {
+impl Effort {
     /// Effort for a claim. Nothing has happened yet, and the message returns to the queue anyway.
-    pub(super) fn claim(deadline: Deadline, budget: &'a Health, context: RequestContext) -> Self {
+    pub(super) fn claim(deadline: Deadline, context: RequestContext) -> Self {
+        let until = deadline.handler_cutoff();
+        let contended = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
         Self {
-            until: deadline.handler_cutoff(),
+            until,
             context,
-            contended: Some(MAX_CLAIM_TIME.min(deadline.time_left() / 10)),
-            denied: None,
+            contended: Some((CONTENDED_REPETITIONS, contended)),
+            denied: (DENIED_REPETITIONS, until),
             unanswered: Some(CLAIM_REPETITIONS),
-            budget: Some(budget),
         }
     }
 
@@ -89,7 +96,7 @@ impl<'a> Effort<'a> {
         // If we cut off a copy before its response arrives, we cannot know whether it was applied.
         let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
         Self {
-            denied: Some(now + (left - for_last_answer).min(MAX_DENIED)),
+            denied: (u32::MAX, now + (left - for_last_answer).min(MAX_DENIED)),
             ..Self::commit(end, meter)
         }
     }
@@ -97,7 +104,7 @@ impl<'a> Effort<'a> {
     /// Effort for counting an attempt alone, without which the handler must not start.
     pub(crate) fn attempt_alone(latest: Instant, meter: &Meter) -> Self {
         Self {
-            denied: Some(latest),
+            denied: (u32::MAX, latest),
             ..Self::commit(latest, meter)
         }
     }
@@ -108,9 +115,8 @@ impl<'a> Effort<'a> {
             until: end,
             context: RequestContext::until(end, meter),
             contended: None,
-            denied: None,
+            denied: (DENIED_REPETITIONS, end),
             unanswered: None,
-            budget: None,
         }
     }
 
@@ -131,7 +137,7 @@ impl<'a> Effort<'a> {
 ///
 /// [`GivenUp`] after an error that a repetition cannot change, or when the effort ends.
 pub(crate) async fn repeat<T, F>(
-    effort: &Effort<'_>,
+    effort: &Effort,
     action: &'static str,
     key: &Key,
     send: impl Fn() -> F,
@@ -142,7 +148,8 @@ where
     let meter = &effort.context.meter;
     let mut contended = None;
     let mut unanswered_pauses = RetryPauses::until(effort.until);
-    let mut denied = effort.denied.map(RetryPauses::long_until);
+    let mut denied_pauses = RetryPauses::new(LONG_PAUSES, effort.denied.1);
+    let (mut copies_contended, mut copies_denied) = (0, 0);
     // The last rejection explains most: throttling, or a missing permission.
     let (mut unanswered, mut rejected) = (None, None);
     let mut copies_unanswered = 0;
@@ -173,16 +180,20 @@ where
         copies_unanswered += u32::from(may_have_been_applied);
         let again = match error.kind() {
             Some(RequestErrorKind::Contended) => {
-                let pauses = contended.get_or_insert_with(|| {
-                    let end = effort.contended.map(|time| system::instant() + time);
-                    RetryPauses::until(end.unwrap_or(effort.until))
+                copies_contended += 1;
+                let pauses = contended.get_or_insert_with(|| match effort.contended {
+                    Some((_, time)) => RetryPauses::new(CLAIM_PAUSES, system::instant() + time),
+                    None => RetryPauses::until(effort.until),
                 });
-                effort.budget.is_none_or(Health::take_repetition) && pauses.pause().await
+                effort
+                    .contended
+                    .is_none_or(|(most, _)| copies_contended <= most)
+                    && pauses.pause().await
             }
-            Some(RequestErrorKind::Denied) => match &mut denied {
-                Some(pauses) => pauses.pause().await,
-                None => false,
-            },
+            Some(RequestErrorKind::Denied) => {
+                copies_denied += 1;
+                copies_denied <= effort.denied.0 && denied_pauses.pause().await
+            }
             Some(RequestErrorKind::Unanswered) => match effort.unanswered {
                 Some(most) if copies_unanswered > most => false,
                 // At once: the connection was dead. The calls of a batched write fail together, and so become
@@ -224,10 +235,6 @@ impl RetryPauses {
     #[must_use]
     pub(crate) const fn until(until: Instant) -> Self {
         Self::new(PAUSES, until)
-    }
-
-    const fn long_until(until: Instant) -> Self {
-        Self::new(LONG_PAUSES, until)
     }
 
     const fn new((first, limit): (Duration, Duration), until: Instant) -> Self {
