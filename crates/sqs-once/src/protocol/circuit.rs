@@ -88,7 +88,7 @@ impl Circuit {
     pub fn admit(&mut self, now: Timestamp, receive_count: u32) -> Result<(), Timestamp> {
         match self {
             Self::Open { until, wait } if !runs_while_open(receive_count) => {
-                if now < *until {
+                if now.is_in_pause(*wait, *until) {
                     return Err(*until);
                 }
                 *wait = LONGEST_WAIT.min(*wait * 2);
@@ -217,6 +217,14 @@ mod tests {
             assert_eq!(circuit.admit(at, 2), Ok(()));
             assert_eq!(circuit.handler_ended(at, &key(0), Failed), None);
         }
+    }
+
+    #[test]
+    fn clock_that_steps_back_lets_a_probe_run() {
+        let mut circuit = open();
+        let before = Timestamp::from_millis(NOW.as_millis() - 1);
+        assert_eq!(circuit.admit(before, 2), Ok(()));
+        assert!(circuit.admit(before, 2).is_err(), "one probe");
     }
 
     #[test]

@@ -48,6 +48,15 @@ impl Timestamp {
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
     }
+
+    /// Returns whether this time is in a pause of this `length` that ends at `end`. A time before the pause is
+    /// not: the clock was set back, and the pause must not last longer for that.
+    ///
+    /// Pauses of a process run by the wall clock, because the monotonic clock may stand still while Lambda has
+    /// the process frozen.
+    pub(crate) fn is_in_pause(self, length: Duration, end: Self) -> bool {
+        self < end && self.until(end) <= length
+    }
 }
 
 /// Displays the time in RFC 3339, to the second: `2026-11-21T10:50:00Z`.
@@ -75,6 +84,22 @@ impl std::ops::Add<Duration> for Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clock_that_steps_back_ends_a_pause() {
+        let (begin, length) = (Timestamp::from_millis(100_000), Duration::from_secs(10));
+        let is_in_pause = |millis| Timestamp(millis).is_in_pause(length, begin + length);
+        for (millis, expected) in [
+            (0, false),
+            (99_999, false),
+            (100_000, true),
+            (109_999, true),
+            (110_000, false),
+            (u64::MAX, false),
+        ] {
+            assert_eq!(is_in_pause(millis), expected, "{millis}");
+        }
+    }
 
     #[test]
     fn timestamp_is_shown_in_rfc_3339() {

@@ -34,7 +34,7 @@ use crate::{
         item::Item,
         store::{DynamoStore, Place, Places, Request},
     },
-    protocol::RequestErrorKind,
+    protocol::{RequestErrorKind, Timestamp},
     store::RequestContext,
     system::{self, Instant, timeout, timeout_at},
 };
@@ -112,8 +112,8 @@ pub(super) enum BatchResult {
 struct Silence {
     /// Since then, no batch got a response.
     since: Option<Instant>,
-    /// Until then, writes are not batched.
-    until: Option<Instant>,
+    /// Until then, writes are not batched. By the wall clock: [`Timestamp::is_in_pause`].
+    until: Option<Timestamp>,
 }
 
 impl fmt::Debug for Batcher {
@@ -146,7 +146,7 @@ impl Batcher {
         statement: BatchStatementRequest,
         context: &RequestContext,
     ) -> BatchResult {
-        if self.0.off.load(Relaxed) || self.0.silence().is_rest() {
+        if self.0.off.load(Relaxed) || self.0.silence().is_rest(Timestamp::now()) {
             return BatchResult::Ordinary(None);
         }
         let until = system::instant() + wait(context);
@@ -219,18 +219,17 @@ fn wait(context: &RequestContext) -> Duration {
 }
 
 impl Silence {
-    fn is_rest(&self) -> bool {
-        self.until.is_some_and(|until| system::instant() < until)
+    fn is_rest(&self, now: Timestamp) -> bool {
+        self.until.is_some_and(|until| now.is_in_pause(REST, until))
     }
 
     /// Records that a batch sent at this time got no response.
-    fn unanswered(&mut self, sent: Instant) {
-        let now = system::instant();
+    fn unanswered(&mut self, sent: Instant, now: Timestamp) {
         match self.since {
             // This is the second copy of a batch, or it was sent after one that got no response.
             Some(since) if sent >= since => self.until = Some(now + REST),
             Some(_) => {}
-            None => self.since = Some(now),
+            None => self.since = Some(system::instant()),
         }
     }
 
@@ -316,7 +315,7 @@ impl Shared {
             )
         };
         if answers.iter().all(is_unanswered) {
-            self.silence().unanswered(sent);
+            self.silence().unanswered(sent, Timestamp::now());
         } else {
             self.silence().answered();
         }
@@ -487,21 +486,22 @@ mod tests {
         assert!(shared.next_group(MOST_FOR_PART).is_none());
     }
 
+    /// The monotonic clock stands still during the rest, as in a process that Lambda has frozen.
     #[tokio::test(start_paused = true)]
     async fn groups_rest_after_two_without_answer() {
         let mut silence = Silence::default();
-        let sent = Instant::now();
+        let (sent, now) = (Instant::now(), Timestamp::from_millis(1_000_000));
         tokio::time::advance(Duration::from_secs(1)).await;
         // Two in one turn.
-        silence.unanswered(sent);
-        silence.unanswered(sent);
-        assert!(!silence.is_rest());
-        silence.unanswered(Instant::now());
-        assert!(silence.is_rest());
-        tokio::time::advance(REST).await;
-        assert!(!silence.is_rest());
+        silence.unanswered(sent, now);
+        silence.unanswered(sent, now);
+        assert!(!silence.is_rest(now));
+        silence.unanswered(Instant::now(), now);
+        assert!(silence.is_rest(now));
+        assert!(!silence.is_rest(now + REST));
+        assert!(!silence.is_rest(Timestamp::default()), "set back");
         silence.answered();
-        silence.unanswered(Instant::now());
-        assert!(!silence.is_rest());
+        silence.unanswered(Instant::now(), now);
+        assert!(!silence.is_rest(now));
     }
 }
