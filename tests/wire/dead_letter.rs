@@ -25,6 +25,8 @@ use support::{
     stopwatch::Stopwatch,
 };
 
+use crate::visibility::{clock, later};
+
 const SECOND: Duration = Duration::from_secs(1);
 const DEAD: &str = "/orders-dead";
 const SEND: &str = "SendMessageBatch";
@@ -71,7 +73,7 @@ impl World {
         log::start();
         let sqs = Sqs::start(SqsBehaviour::Willing).await;
         let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
-        let visibility = Visibility::new(sqs.client());
+        let visibility = Visibility::new(sqs.client()).clock(clock);
         let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone());
         let consumer = Arc::new(set(consumer.visibility(visibility)));
         Self {
@@ -429,7 +431,7 @@ async fn lost_responses_leave_message_unacknowledged() {
         );
         assert!(!world.copies().is_empty());
         // The endpoint gave no response.
-        later(301 * SECOND).await;
+        later(301 * SECOND);
     }
     world.sqs.turn_for(SEND, SqsBehaviour::Willing);
     assert_eq!(world.process([declined("m-1")]).await, [""; 0]);
@@ -452,26 +454,118 @@ async fn partial_response_acknowledges_confirmed_copies() {
 }
 
 #[tokio::test]
-async fn message_that_cannot_be_copied_is_failed() {
-    let mut crowded = declined("crowded");
-    for n in 0..8 {
-        crowded["messageAttributes"][format!("a{n}")] = string("String", "x");
-    }
-    let mut full = declined("full");
-    for n in 0..7 {
-        full["messageAttributes"][format!("a{n}")] = string("String", "x");
-    }
-    let mut large = declined("large");
-    let padding = "x".repeat(1024 * 1024 - 120);
-    large["body"] = json!(json!({"id": "large", "act": "decline", "pad": padding}).to_string());
+async fn message_without_body_is_failed() {
     let mut bodiless = declined("bodiless");
     bodiless["body"] = Value::Null;
     let world = World::start().await;
-    let failed = world
-        .process([crowded, full, large, bodiless, declined("m-1")])
-        .await;
-    assert_eq!(failed, ["crowded", "large", "bodiless"]);
-    assert_eq!(world.copied(), ["full", "m-1"]);
+    let failed = world.process([bodiless, declined("m-1")]).await;
+    assert_eq!(failed, ["bodiless"]);
+    assert_eq!(world.copied(), ["m-1"]);
+}
+
+fn with_attributes(mut message: Value, number: usize) -> Value {
+    for n in 0..number {
+        message["messageAttributes"][format!("a{n}")] = string("String", "x");
+    }
+    message
+}
+
+/// The attributes of a copy that we add, by the last word of their names.
+fn ours(copy: &Value) -> Vec<&str> {
+    ["Reason", "Key", "Error", "DeduplicationId"]
+        .into_iter()
+        .filter(|name| text(copy, &format!("SqsOnce{name}")).is_some())
+        .collect()
+}
+
+#[tokio::test]
+async fn copy_with_ten_attributes_goes_without_ours() {
+    let world = World::start().await;
+    let numbers = [7, 8, 9, 10];
+    let messages = numbers.map(|n| with_attributes(declined(&format!("with-{n}")), n));
+    assert_eq!(world.process(messages).await, [""; 0]);
+    let copies = world.copies();
+    let left: Vec<_> = copies.iter().map(ours).collect();
+    let expected: [&[&str]; 4] = [
+        &["Reason", "Key", "Error"],
+        &["Reason", "Key"],
+        &["Reason"],
+        &[],
+    ];
+    assert_eq!(left, expected);
+    for (copy, number) in copies.iter().zip(numbers) {
+        let attributes = copy["MessageAttributes"].as_object().unwrap();
+        assert_eq!(attributes.len(), 10, "{number}");
+    }
+}
+
+/// The limit is that of SQS, or the queue's own.
+#[tokio::test]
+async fn copy_of_largest_message_goes_without_ours() {
+    let spent = |name: &str, value: usize| name.len() + "String".len() + value;
+    let reason = spent("SqsOnceReason", "permanent_failure".len());
+    let key = spent("SqsOnceKey", "test#m-1".len());
+    let error = spent("SqsOnceError", 1);
+    for limit in [1024 * 1024, 256 * 1024] {
+        let world = World::start().await;
+        world.sqs.takes(limit);
+        for (n, (left, expected, error_bytes)) in [
+            (0, &[][..], 0),
+            (reason - 1, &[], 0),
+            (reason, &["Reason"], 0),
+            (reason + key - 1, &["Reason"], 0),
+            (reason + key + error - 1, &["Reason", "Key"], 0),
+            (reason + key + error, &["Reason", "Key", "Error"], 1),
+            (reason + key + error + 4, &["Reason", "Key", "Error"], 5),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let id = format!("m-{n}");
+            let mut message = declined(&id);
+            let body = |pad: usize| {
+                json!({"id": id, "act": "decline", "pad": "x".repeat(pad)}).to_string()
+            };
+            message["body"] = json!(body(limit - left - body(0).len()));
+            message["messageAttributes"] = json!({});
+            let before = world.copies().len();
+            assert_eq!(world.process([message]).await, [""; 0], "{left} bytes");
+            let copy = &world.copies()[before];
+            assert_eq!(ours(copy), expected, "{left} bytes");
+            let text = text(copy, "SqsOnceError").map_or(0, str::len);
+            assert_eq!(text, error_bytes, "{left} bytes");
+        }
+    }
+}
+
+/// Without its deduplication id, the copy would have another key.
+#[tokio::test]
+async fn copy_keeps_the_deduplication_id_that_is_its_key() {
+    for (key, failed) in [("deduplication-id", &["with-10"][..]), ("message-id", &[])] {
+        let keys: KeySource = key.parse().unwrap();
+        let world = World::with(|consumer| consumer.key(keys)).await;
+        let messages = [8, 9, 10].map(|n| {
+            let message = fifo(declined(&format!("with-{n}")));
+            with_attributes(message, n)
+        });
+        assert_eq!(world.process(messages).await, failed, "{key}");
+        let copies = world.copies();
+        assert_eq!(ours(&copies[0]), ["Reason", "DeduplicationId"], "{key}");
+        assert_eq!(ours(&copies[1]), ["DeduplicationId"], "{key}");
+        assert_eq!(copies.len(), 3 - failed.len(), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn refused_call_does_not_stop_other_copies() {
+    let world = World::start().await;
+    world.sqs.turn_for(SEND, SqsBehaviour::Invalid("m-3"));
+    let messages = (0..23).map(|n| declined(&format!("m-{n}")));
+    assert_eq!(world.process(messages).await, ["m-3"]);
+    assert_eq!(world.copied().len(), 22);
+    let refused = log::lines_containing("did not take its copy");
+    assert_eq!(refused.len(), 1, "{refused:#?}");
+    assert_eq!(refused[0]["fields"]["message_id"], "m-3");
 }
 
 #[tokio::test]
@@ -482,7 +576,7 @@ async fn missing_permission_is_warned_of_once() {
         for _ in 0..3 {
             assert_eq!(world.process([declined("m-1")]).await, ["m-1"], "{denied}");
             // The policy is read again after five minutes.
-            later(301 * SECOND).await;
+            later(301 * SECOND);
         }
         assert_eq!(world.copied(), [""; 0]);
         assert_eq!(world.runs(), 1);
@@ -719,11 +813,4 @@ async fn error_and_key_attributes_fit_sqs() {
         hash.len() == 64 && hash.chars().all(|c| c.is_ascii_hexdigit()),
         "{hash}"
     );
-}
-
-/// Moves the consumer's clock.
-async fn later(by: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(by).await;
-    tokio::time::resume();
 }

@@ -1,6 +1,6 @@
 //! Visibility timeouts of failed messages: the calls that the consumer sends to SQS for a batch.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::Cell, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use sqs_once::{
@@ -29,6 +29,10 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
         "wait, no effect" => Err(Failure::no_effect("503").retry_after(20 * SECOND)),
         "decline" => Err(Failure::permanent("scripted").retry_after(30 * SECOND)),
         "hang" => std::future::pending().await,
+        "an hour passes" => {
+            later(3600 * SECOND);
+            Ok(())
+        }
         "take a second" => {
             tokio::time::sleep(SECOND).await;
             Ok(())
@@ -39,8 +43,10 @@ async fn obey(order: String, _: Attempt) -> Result<(), Failure> {
 
 /// The longest possible waits: full jitter.
 fn visibility(sqs: &Sqs) -> Visibility {
-    let visibility = Visibility::new(sqs.client()).jitter(|most| most);
-    let visibility = visibility.backoff(4 * SECOND, 60 * SECOND);
+    let visibility = Visibility::new(sqs.client())
+        .clock(clock)
+        .jitter(|most| most)
+        .backoff(4 * SECOND, 60 * SECOND);
     // Declined messages stay: tests/wire/dead_letter.rs has direct dead-lettering.
     visibility.dead_letter(false)
 }
@@ -49,8 +55,25 @@ fn consumer(
     store: MemoryStore,
     visibility: Visibility,
 ) -> Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>> {
-    let consumer = Consumer::new(Once::new(store), namespace(), handler_fn(obey));
+    let once = Once::new(store).clock(clock);
+    let consumer = Consumer::new(once, namespace(), handler_fn(obey));
     Arc::new(consumer.visibility(visibility))
+}
+
+/// Another worker claims the key `busy` for so long.
+async fn hold(store: &MemoryStore, lease: Duration) {
+    let now = Timestamp::now();
+    let lease_until = now + lease;
+    let key = Key::new(&namespace(), ["busy"]).unwrap();
+    let other = ClaimRequest::new(
+        key,
+        Owner::fresh(),
+        "busy",
+        now,
+        lease_until,
+        lease_until.as_secs() + 60,
+    );
+    let _ = store.claim(&other, &CONTEXT).await.unwrap();
 }
 
 fn order(id: &str, order: &str, receive_count: u32) -> Value {
@@ -67,11 +90,7 @@ async fn each_failure_sets_its_visibility_timeout() {
         Sqs::start(SqsBehaviour::Willing).await,
         MemoryStore::default(),
     );
-    let now = Timestamp::now();
-    let (lease_until, expires_at) = (now + 30 * SECOND, now.as_secs() + 60);
-    let key = Key::new(&namespace(), ["busy"]).unwrap();
-    let other = ClaimRequest::new(key, Owner::fresh(), "busy", now, lease_until, expires_at);
-    let _ = store.claim(&other, &CONTEXT).await.unwrap();
+    hold(&store, 30 * SECOND).await;
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("done", "succeed", 5),
@@ -89,10 +108,6 @@ async fn each_failure_sets_its_visibility_timeout() {
     let failed = process(&consumer, event, within(10 * SECOND)).await;
     assert_eq!(failed.len(), 10);
 
-    let mut changes = sqs.changes();
-    let conflict = changes.remove(8);
-    assert_eq!(conflict.0, "receipt-busy-4");
-    assert!((31..=33).contains(&conflict.1), "{conflict:?}");
     let expected = [
         change("first", 1, 4),
         change("third", 3, 16),
@@ -102,9 +117,52 @@ async fn each_failure_sets_its_visibility_timeout() {
         change("asks-for-less", 5, 60),
         change("declined", 3, 0),
         change("panics", 2, 8),
+        // The lease ends after 30 s.
+        change("busy", 4, 32),
         change("malformed", 2, 0),
     ];
+    let mut changes = sqs.changes();
+    let conflict = &mut changes[8].1;
+    assert!((31..=33).contains(conflict), "{conflict}");
+    *conflict = 32;
     assert_eq!(changes, expected);
+}
+
+/// A conflict at the 100th receive with a lease that ends in a second.
+#[tokio::test]
+async fn conflict_of_many_receives_backs_off() {
+    let (sqs, store) = (
+        Sqs::start(SqsBehaviour::Willing).await,
+        MemoryStore::default(),
+    );
+    hold(&store, SECOND).await;
+    let consumer = consumer(store, visibility(&sqs));
+    let event = batch([order("busy", "succeed", 100)]);
+    process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(sqs.changes(), [change("busy", 100, 60)]);
+}
+
+/// Another program holds the key for so long that SQS would reject the wait.
+#[tokio::test]
+async fn longest_wait_counts_from_the_invocation() {
+    let (sqs, store) = (
+        Sqs::start(SqsBehaviour::Willing).await,
+        MemoryStore::default(),
+    );
+    hold(&store, 20 * 3600 * SECOND).await;
+    let consumer = consumer(store, visibility(&sqs));
+    let event = batch([
+        order("busy", "succeed", 1),
+        order("slow", "an hour passes", 1),
+    ]);
+    let failed = process(&consumer, event, within(2 * 3600 * SECOND)).await;
+    assert_eq!(failed, ["busy"]);
+    let longest = Visibility::LONGEST_BACKOFF.as_secs();
+    let (_, waits) = sqs.changes().remove(0);
+    assert!(
+        (longest - 3610..=longest - 3600).contains(&waits),
+        "{waits}"
+    );
 }
 
 /// Ten handlers wait for a gateway that does not answer, and the other ninety messages never start.
@@ -290,15 +348,32 @@ async fn silent_sqs_is_not_called_for_five_minutes() {
     assert!(logged[0].contains("no answer within 2"), "{logged:#?}");
 
     assert!(fails().await < SECOND);
-    later(290 * SECOND).await;
+    // The monotonic clock stands still, as in a process that Lambda has frozen.
+    later(290 * SECOND);
     assert!(fails().await < SECOND);
     assert_eq!(asked(), 1);
     assert_eq!(not_changed(), [""; 0], "logged once");
-    later(11 * SECOND).await;
+    later(11 * SECOND);
     sqs.turn(SqsBehaviour::Willing);
     fails().await;
     assert_eq!(asked(), 2);
     assert_eq!(sqs.changes().len(), 1);
+}
+
+#[tokio::test]
+async fn clock_that_steps_back_ends_the_pause() {
+    let sqs = Sqs::start(SqsBehaviour::Hanging).await;
+    let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+    let fails = async |id| {
+        let event = batch([order(id, "fail", 1)]);
+        assert_eq!(process(&consumer, event, within(60 * SECOND)).await, [id]);
+    };
+    later(3600 * SECOND);
+    fails("m-1").await;
+    AHEAD.set(Duration::ZERO);
+    sqs.turn(SqsBehaviour::Willing);
+    fails("m-2").await;
+    assert_eq!(sqs.changes(), [change("m-2", 1, 4)]);
 }
 
 #[tokio::test]
@@ -385,10 +460,10 @@ async fn poison_with_dlq_is_visible_at_once_three_times() {
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1);
 
     sqs.has(None, 345_600);
-    later(3599 * SECOND).await;
+    later(3599 * SECOND);
     assert_eq!(decline(&sqs, &consumer, 3).await, 0);
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1);
-    later(SECOND).await;
+    later(SECOND);
     let settled = async { while decline(&sqs, &consumer, 3).await == 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
         .await
@@ -408,7 +483,7 @@ async fn poison_without_dlq_backs_off_and_warns_once() {
     assert_eq!(warning["fields"]["queue"], QUEUE_ARN);
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
 
-    later(3601 * SECOND).await;
+    later(3601 * SECOND);
     decline(&sqs, &consumer, 5).await;
     sqs.called("GetQueueAttributes", 2).await;
     assert_eq!(decline(&sqs, &consumer, 40).await, 60);
@@ -428,7 +503,7 @@ async fn poison_with_unreadable_dlq_backs_off() {
     assert_eq!(decline(&sqs, &consumer, 4).await, 32);
     assert_eq!(sqs.calls("GetQueueAttributes").len(), 1, "for five minutes");
     sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
-    later(301 * SECOND).await;
+    later(301 * SECOND);
     decline(&sqs, &consumer, 4).await;
     sqs.called("GetQueueAttributes", 2).await;
 }
@@ -450,12 +525,14 @@ async fn queue_attributes_never_delay_response() {
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
 
     // Simulates a process frozen by Lambda: the call times out as soon as the process continues.
-    later(600 * SECOND).await;
+    tokio::time::pause();
+    tokio::time::advance(600 * SECOND).await;
+    tokio::time::resume();
     let backed_off = async { while decline(&sqs, &consumer, 3).await == 0 {} };
     tokio::time::timeout(support::PATIENCE, backed_off)
         .await
         .unwrap();
-    later(600 * SECOND).await;
+    later(600 * SECOND);
     sqs.turn_for("GetQueueAttributes", SqsBehaviour::Willing);
     let settled = async { while decline(&sqs, &consumer, 3).await != 0 {} };
     tokio::time::timeout(support::PATIENCE, settled)
@@ -499,11 +576,18 @@ async fn queue_outliving_records_warns_once() {
     }
 }
 
-/// Moves the consumer's clock.
-async fn later(by: Duration) {
-    tokio::time::pause();
-    tokio::time::advance(by).await;
-    tokio::time::resume();
+thread_local! {
+    /// How far the wall clock of the test's thread is ahead.
+    static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+pub fn clock() -> Timestamp {
+    Timestamp::now() + AHEAD.get()
+}
+
+/// Moves the wall clock of the consumer, and not the monotonic one.
+pub fn later(by: Duration) {
+    AHEAD.set(AHEAD.get() + by);
 }
 
 /// Errors of failed calls, since the last look.

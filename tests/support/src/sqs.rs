@@ -108,6 +108,12 @@ impl Sqs {
         *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
     }
 
+    /// Every queue takes messages of so many bytes.
+    pub fn takes(&self, max_bytes: usize) {
+        let mut attributes = self.desk.attributes.lock().unwrap();
+        attributes["Attributes"]["MaximumMessageSize"] = json!(max_bytes.to_string());
+    }
+
     /// For `AWS_ENDPOINT_URL_SQS`.
     pub fn endpoint(&self) -> &str {
         &self.endpoint

@@ -1,12 +1,13 @@
 //! Processes a batch: each message once, and then the response to Lambda.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
 use super::{
     batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
-    lanes::Lane, message::Message, message_outcome::MessageOutcome, record::Record,
+    key_source::KeySource, lanes::Lane, message::Message, message_outcome::MessageOutcome,
+    record::Record,
     report::BatchReport,
 };
 use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError, system};
@@ -42,6 +43,19 @@ pub enum BatchError {
     KeyChangesOnRedrive {
         /// The key source: `message-id` or `deduplication-id`.
         key: &'static str,
+    },
+    /// `CONSUMER_MIN_TIME_TO_START` is longer than the function's timeout, or than half of it where the process
+    /// runs several invocations at once. Most messages would never start.
+    #[error(
+        "CONSUMER_MIN_TIME_TO_START is {setting:?}, and with the function's timeout of {timeout:?} it may be at most {longest:?} (half of the timeout if AWS_LAMBDA_MAX_CONCURRENCY is above 1): lower it, or raise the timeout; nothing was processed"
+    )]
+    MinTimeToStart {
+        /// The setting.
+        setting: Duration,
+        /// The function's timeout.
+        timeout: Duration,
+        /// The longest value that the setting may have.
+        longest: Duration,
     },
     /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
     /// batch failed. Lambda counts the invocation in its Errors metric.
@@ -84,7 +98,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ) -> Result<SqsBatchResponse, BatchError> {
         self.check_key()?;
         let started = system::instant();
-        let mut report = BatchReport::new(self.mode.now());
+        let begun = self.mode.now();
+        let mut report = BatchReport::new(begun);
         let size = u32::try_from(records.len()).unwrap_or(u32::MAX);
         let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
         let messages = self.read(records, deadline, request_id).await?;
@@ -94,7 +109,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let mut ended = batch.outcomes();
         let answer = deadline.respond_by();
         if let Some(visibility) = &self.visibility {
-            let not_sent = visibility.dead_letter_all(&mut ended, answer).await;
+            let keyed_by_id = matches!(self.key, KeySource::DeduplicationId);
+            let not_sent = visibility
+                .dead_letter_all(&mut ended, keyed_by_id, answer)
+                .await;
             report.dead_letters_not_sent(not_sent);
         }
         let response = response(&ended);
@@ -105,8 +123,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
         }
         if let Some(visibility) = &self.visibility {
-            let (now, quarantine) = (self.mode.now(), self.handler.quarantine());
-            visibility.apply(&ended, now, quarantine, answer).await;
+            let (times, quarantine) = ((begun, self.mode.now()), self.handler.quarantine());
+            visibility.apply(&ended, times, quarantine, answer).await;
         }
         report.log(
             response.batch_item_failures.len(),

@@ -14,7 +14,10 @@ use aws_sdk_sqs::types::QueueAttributeName;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::system::{self, Instant, timeout_at};
+use crate::{
+    protocol::Timestamp,
+    system::{self, Instant, timeout_at},
+};
 
 use super::queues::{Bound, CallError, Queues, lock};
 
@@ -39,8 +42,8 @@ struct Known {
     reading: bool,
     /// True if a read has ended, with or without the attributes.
     was_read: bool,
-    /// Earliest time of the next read.
-    next: Option<Instant>,
+    /// When and how long no read begins, by the wall clock: [`Timestamp::is_in_pause`].
+    rest: Option<(Duration, Timestamp)>,
     warned_of_no_dead_letter_queue: bool,
     /// True if SQS refused the last read. We warn only of the first refusal.
     refused: bool,
@@ -52,6 +55,8 @@ struct Known {
 pub(super) struct Facts {
     /// The ARN of its dead-letter queue.
     pub(super) dead_letter_queue: Option<String>,
+    /// The queue's own limit for the bytes of a message. A dead-letter queue rarely has a lower one.
+    pub(super) max_bytes: Option<usize>,
     retention: Option<Duration>,
 }
 
@@ -62,6 +67,14 @@ impl Attributes {
             record_retention: None,
             of_queue: Mutex::default(),
             warned_of_retention: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns attributes that nobody has read, of these queues.
+    pub(super) fn with_queues(&self, queues: Arc<Queues>) -> Self {
+        Self {
+            record_retention: self.record_retention,
+            ..Self::new(queues)
         }
     }
 
@@ -102,9 +115,11 @@ impl Attributes {
         let begins = {
             let mut of_queue = lock(&self.of_queue);
             let look = of_queue.entry(arn.to_owned()).or_default();
-            let now = system::instant();
+            let now = self.queues.now();
             look.send_if_modified(|look| {
-                let due = !look.reading && look.next.is_none_or(|next| next <= now);
+                let rests = look.rest;
+                let rests = rests.is_some_and(|(length, end)| now.is_in_pause(length, end));
+                let due = !look.reading && !rests;
                 look.reading |= due;
                 due
             })
@@ -151,6 +166,7 @@ impl Attributes {
             .get_queue_attributes()
             .queue_url(&queue.url)
             .attribute_names(QueueAttributeName::RedrivePolicy)
+            .attribute_names(QueueAttributeName::MaximumMessageSize)
             .attribute_names(QueueAttributeName::MessageRetentionPeriod);
         let permission = "sqs:GetQueueAttributes";
         let answer = (self.queues)
@@ -159,32 +175,33 @@ impl Attributes {
         let attribute = |name| Some(answer.attributes()?.get(&name)?.as_str());
         Facts::of(
             attribute(QueueAttributeName::RedrivePolicy),
+            attribute(QueueAttributeName::MaximumMessageSize),
             attribute(QueueAttributeName::MessageRetentionPeriod),
         )
         .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
     }
 
     fn store(&self, arn: &str, read: Result<Facts, CallError>) {
-        let now = system::instant();
-        let next = match &read {
+        let length = match &read {
             Ok(facts) => {
                 self.compare_retention(arn, facts);
-                Some(now + VALID)
+                Some(VALID)
             }
-            Err(CallError::Refused(_)) => Some(now + REFUSED),
+            Err(CallError::Denied(_) | CallError::Refused(_)) => Some(REFUSED),
             // Other calls log that SQS cannot be reached.
             Err(_) => None,
         };
+        let now = self.queues.now();
         let of_queue = lock(&self.of_queue);
         let Some(look) = of_queue.get(arn) else {
             return;
         };
         look.send_modify(|look| {
             (look.reading, look.was_read) = (false, true);
-            look.next = next;
+            look.rest = length.map(|length| (length, now + length));
             let facts = match read {
                 Ok(facts) => facts,
-                Err(error @ CallError::Refused(_)) if !look.refused => {
+                Err(error @ (CallError::Denied(_) | CallError::Refused(_))) if !look.refused => {
                     look.refused = true;
                     return tracing::warn!(
                         queue = arn,
@@ -223,7 +240,11 @@ impl Attributes {
 }
 
 impl Facts {
-    fn of(redrive_policy: Option<&str>, retention: Option<&str>) -> Option<Self> {
+    fn of(
+        redrive_policy: Option<&str>,
+        max_bytes: Option<&str>,
+        retention: Option<&str>,
+    ) -> Option<Self> {
         let dead_letter_queue = match redrive_policy {
             None => None,
             Some(policy) => {
@@ -234,6 +255,7 @@ impl Facts {
         let seconds = retention.and_then(|text| text.parse().ok());
         Some(Self {
             dead_letter_queue,
+            max_bytes: max_bytes.and_then(|text| text.parse().ok()),
             retention: seconds.map(Duration::from_secs),
         })
     }
@@ -250,17 +272,24 @@ mod tests {
             let policy = format!(r#"{{"deadLetterTargetArn":"{arn}","maxReceiveCount":{count}}}"#);
             let wanted = Facts {
                 dead_letter_queue: Some(arn.into()),
+                max_bytes: Some(262_144),
                 retention: Some(Duration::from_secs(345_600)),
             };
-            assert_eq!(Facts::of(Some(&policy), Some("345600")), Some(wanted));
+            let of = Facts::of(Some(&policy), Some("262144"), Some("345600"));
+            assert_eq!(of, Some(wanted));
         }
         let none = Facts {
             dead_letter_queue: None,
+            max_bytes: None,
             retention: None,
         };
-        assert_eq!(Facts::of(None, None), Some(none));
+        assert_eq!(Facts::of(None, None, None), Some(none));
         for unreadable in ["", "{}", r#"{"deadLetterTargetArn":7}"#] {
-            assert_eq!(Facts::of(Some(unreadable), None), None, "{unreadable}");
+            assert_eq!(
+                Facts::of(Some(unreadable), None, None),
+                None,
+                "{unreadable}"
+            );
         }
     }
 }

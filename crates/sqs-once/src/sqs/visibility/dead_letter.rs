@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
 };
 
 use aws_sdk_sqs::{
@@ -33,6 +33,8 @@ use crate::{
 const REASON: &str = "SqsOnceReason";
 const ERROR: &str = "SqsOnceError";
 const KEY: &str = "SqsOnceKey";
+/// Type of our attributes.
+const TEXT: &str = "String";
 
 /// How many bytes of the error a copy carries.
 const MAX_ERROR_BYTES: usize = 1024;
@@ -50,6 +52,8 @@ const MAX_CALL_BYTES: usize = 256 * 1024;
 pub(super) struct DeadLetters<'a> {
     pub(super) queues: &'a Queues,
     pub(super) attributes: &'a Attributes,
+    /// True if the keys of FIFO queues are made of deduplication ids.
+    pub(super) needs_deduplication_id: bool,
     pub(super) until: Instant,
 }
 
@@ -65,10 +69,18 @@ struct MessageCopy<'a> {
 enum NoCopy {
     #[error("it has no body, or its body or an attribute can't be read")]
     NoBody,
-    #[error("it would have {0} message attributes, and SQS takes at most {MAX_ATTRIBUTES}")]
-    TooManyAttributes(usize),
-    #[error("it would have {0} bytes, and SQS takes at most {MAX_BYTES}")]
-    TooLarge(usize),
+    #[error(
+        "its key is its deduplication id, and there is no room for the attribute {ORIGINAL_DEDUPLICATION_ID}: SQS takes {MAX_ATTRIBUTES} attributes and {0} bytes"
+    )]
+    NoRoom(usize),
+}
+
+/// The attributes of a copy, within the limits of SQS.
+struct Room {
+    attributes: HashMap<String, Attribute>,
+    /// Size of the copy so far.
+    bytes: usize,
+    max_bytes: usize,
 }
 
 impl DeadLetters<'_> {
@@ -90,7 +102,7 @@ impl DeadLetters<'_> {
             let Err(error) = sent else { continue };
             let is_news = match error {
                 // A missing permission or queue stays missing, so one warning and the metric are enough.
-                CallError::Refused(_) => self.attributes.is_first_refused_copy(arn),
+                CallError::Denied(_) => self.attributes.is_first_refused_copy(arn),
                 // The first call that got no response was already logged.
                 CallError::Paused => false,
                 _ => true,
@@ -125,8 +137,15 @@ impl DeadLetters<'_> {
         let bound = Bound::Until(self.until);
         let queue = self.queues.queue(dead_letter_queue, bound).await?;
         let mut copies = Vec::new();
+        let max_bytes = facts.max_bytes.map_or(MAX_BYTES, |of| of.min(MAX_BYTES));
         for of in failed {
-            match MessageCopy::of(of.message, of.outcome) {
+            let copy = MessageCopy::of(
+                of.message,
+                of.outcome,
+                max_bytes,
+                self.needs_deduplication_id,
+            );
+            match copy {
                 Ok(copy) => copies.push(copy),
                 Err(why) => tracing::warn!(
                     message_id = of.message_id,
@@ -136,8 +155,22 @@ impl DeadLetters<'_> {
             }
         }
         // One call after the other, so that a message group keeps its order.
-        for call in calls(copies) {
-            self.call(&queue, call, confirmed).await?;
+        let mut calls = VecDeque::from(calls(copies));
+        while let Some(call) = calls.pop_front() {
+            match (self.call(&queue, &call, confirmed).await, &*call) {
+                (Ok(()), _) => {}
+                (Err(CallError::Refused(error)), [copy]) => tracing::warn!(
+                    message_id = copy.id.as_str(),
+                    error,
+                    "the message is reported as failed: the dead-letter queue did not take its copy"
+                ),
+                // One of the copies may be the reason, and the others must not stay behind with it.
+                (Err(CallError::Refused(_)), _) => {
+                    let alone = call.into_iter().rev().map(|copy| vec![copy]);
+                    alone.for_each(|call| calls.push_front(call));
+                }
+                (Err(error), _) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -145,15 +178,14 @@ impl DeadLetters<'_> {
     async fn call<'a>(
         &self,
         queue: &Queue,
-        copies: Vec<MessageCopy<'a>>,
+        copies: &[MessageCopy<'a>],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
-        let (mut ids, mut entries) = (Vec::new(), Vec::new());
-        for (index, copy) in copies.into_iter().enumerate() {
-            ids.push(copy.id);
-            let entry: Result<Entry, _> = copy.entry.id(index.to_string()).build();
-            entries.push(entry.map_err(CallError::not_made)?);
-        }
+        let entry = |(index, copy): (usize, &MessageCopy<'_>)| -> Result<Entry, _> {
+            copy.entry.clone().id(index.to_string()).build()
+        };
+        let entries: Result<Vec<_>, _> = copies.iter().enumerate().map(entry).collect();
+        let entries = entries.map_err(CallError::not_made)?;
         let call = queue
             .client
             .send_message_batch()
@@ -168,7 +200,7 @@ impl DeadLetters<'_> {
                 call.send(),
             )
             .await?;
-        let message_id = |index: &str| ids.get(index.parse::<usize>().ok()?).copied();
+        let message_id = |index: &str| Some(copies.get(index.parse::<usize>().ok()?)?.id);
         let successful = answer.successful().iter();
         confirmed.extend(successful.filter_map(|entry| message_id(entry.id())));
         for entry in answer.failed() {
@@ -184,39 +216,43 @@ impl DeadLetters<'_> {
 }
 
 impl<'a> MessageCopy<'a> {
-    fn of(message: &'a Message, outcome: &Outcome) -> Result<Self, NoCopy> {
+    /// Creates the copy. Our own attributes are left out where the message has no room for them: the error,
+    /// which is shortened first, then the key, then the reason.
+    fn of(
+        message: &'a Message,
+        outcome: &Outcome,
+        max_bytes: usize,
+        needs_deduplication_id: bool,
+    ) -> Result<Self, NoCopy> {
         let body = message.sent_body().ok_or(NoCopy::NoBody)?;
         let sent = message.delivery().facts();
         let mut attributes = message.sent_attributes().clone();
         for ours in [REASON, ERROR, KEY] {
             attributes.remove(ours);
         }
-        let mut set = |name: &str, value: &str| {
-            if !value.is_empty() {
-                attributes.insert(name.to_owned(), text(value));
-            }
+        let mut room = Room {
+            bytes: body.len() + attributes.iter().map(size).sum::<usize>(),
+            attributes,
+            max_bytes,
         };
-        set(REASON, outcome.name());
-        set(ERROR, &error(outcome));
-        if let Some(key) = message.key() {
-            set(KEY, &printable(key));
-        }
         // The id that the producer chose. An earlier copy already carries it.
         if let Some(id) = &sent.deduplication_id
             && message.fifo_group().is_some()
-            && !message
-                .sent_attributes()
-                .contains_key(ORIGINAL_DEDUPLICATION_ID)
+            && !room.attributes.contains_key(ORIGINAL_DEDUPLICATION_ID)
+            && !room.add(ORIGINAL_DEDUPLICATION_ID, id)
+            && needs_deduplication_id
         {
-            set(ORIGINAL_DEDUPLICATION_ID, id);
+            return Err(NoCopy::NoRoom(max_bytes));
         }
-        if attributes.len() > MAX_ATTRIBUTES {
-            return Err(NoCopy::TooManyAttributes(attributes.len()));
+        let key = message.key().map_or(Cow::Borrowed(""), printable);
+        if room.add(REASON, outcome.name()) && room.add(KEY, &key) {
+            let mut error = error(outcome);
+            error.truncate(error.floor_char_boundary(room.left(ERROR)));
+            room.add(ERROR, &error);
         }
-        let bytes = body.len() + attributes.iter().map(size).sum::<usize>();
-        if bytes > MAX_BYTES {
-            return Err(NoCopy::TooLarge(bytes));
-        }
+        let Room {
+            attributes, bytes, ..
+        } = room;
         let values = attributes
             .into_iter()
             .filter_map(|(name, attribute)| Some((name, value(attribute)?)))
@@ -242,6 +278,35 @@ impl<'a> MessageCopy<'a> {
             entry,
             bytes,
         })
+    }
+}
+
+impl Room {
+    /// Returns the most bytes that the value of one more attribute may have.
+    fn left(&self, name: &str) -> usize {
+        if self.attributes.len() >= MAX_ATTRIBUTES {
+            return 0;
+        }
+        let used = self.bytes + name.len() + TEXT.len();
+        self.max_bytes.saturating_sub(used)
+    }
+
+    /// Adds an attribute, unless it is empty, which SQS rejects. Returns false if there is no room.
+    fn add(&mut self, name: &str, value: &str) -> bool {
+        if value.is_empty() {
+            return true;
+        }
+        if value.len() > self.left(name) {
+            return false;
+        }
+        let attribute = Attribute {
+            data_type: TEXT.to_owned(),
+            value: AttributeValue::Text(value.to_owned()),
+        };
+        let name = name.to_owned();
+        self.bytes += size((&name, &attribute));
+        self.attributes.insert(name, attribute);
+        true
     }
 }
 
@@ -288,13 +353,6 @@ fn printable(key: &Key) -> Cow<'_, str> {
 /// Returns whether SQS accepts a character in a body or an attribute. It accepts only those of XML 1.0.
 fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
-}
-
-fn text(value: &str) -> Attribute {
-    Attribute {
-        data_type: "String".to_owned(),
-        value: AttributeValue::Text(value.to_owned()),
-    }
 }
 
 /// Converts an attribute exactly as it was sent, with the same type.

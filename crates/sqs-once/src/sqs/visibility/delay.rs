@@ -11,8 +11,10 @@ use crate::{
     sqs::{message::MessageId, message_outcome::MessageOutcome},
 };
 
-/// SQS hides a message for at most 12 hours from its *receive*, and rejects a longer timeout. A batching
-/// window (5 minutes) and an invocation (15) may be over by now.
+/// The longest timeout at the start of an invocation. SQS hides a message for at most 12 hours from its
+/// *receive*, and rejects a longer timeout. We don't know the time of a later receive, but before the
+/// invocation the message has waited for a batching window of up to 5 minutes, and perhaps for a free
+/// function.
 pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
 
 /// Seconds to add to another worker's lease, because the next worker's clock may be behind ours.
@@ -86,6 +88,8 @@ impl Receive {
 /// How long failed messages wait.
 pub(super) struct Rule {
     pub(super) now: Timestamp,
+    /// When the invocation began.
+    pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
     /// Quarantine of a handler with a look-up. An earlier delivery of a failed message would be a conflict,
     /// and use up a receive.
@@ -116,7 +120,14 @@ impl Rule {
             },
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
-                lease.saturating_add(CLOCKS + (self.jitter)(SPREAD))
+                let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
+                // A plain duplicate finds the result then. Many copies of a key whose handler fails would
+                // come back after each lease, and use up their receives within an hour.
+                if receive.count <= 1 {
+                    after_lease
+                } else {
+                    after_lease.max(backoff())
+                }
             }
             // A system that asks for an hour may recover sooner, and we must not run out of hours either.
             Retry::BackoffAtLeast(wanted) => backoff()
@@ -127,7 +138,8 @@ impl Rule {
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),
         };
-        Some(u16::try_from(seconds).map_or(LONGEST, |seconds| seconds.min(LONGEST)))
+        let longest = u64::from(LONGEST).saturating_sub(ceil(self.begun.until(self.now)));
+        u16::try_from(seconds.min(longest)).ok()
     }
 
     /// Returns the seconds until the quarantine of an attempt that ends now is over. 0 without a look-up.
@@ -239,6 +251,7 @@ mod tests {
     fn rule(backoff: Backoff, jitter: fn(u64) -> u64) -> Rule {
         Rule {
             now: NOW,
+            begun: NOW,
             backoff,
             quarantine: None,
             jitter,
@@ -522,11 +535,21 @@ mod tests {
     }
 
     #[test]
-    fn conflict_waits_until_lease_ends() {
+    fn conflict_waits_until_lease_ends_then_backs_off() {
         for (lease_until, least, most) in
             [(1_000_001, 2, 4), (1_030_000, 31, 33), (1_030_001, 32, 34)]
         {
-            assert_eq!(range(&conflict(lease_until), 5), Some((least, most)));
+            assert_eq!(range(&conflict(lease_until), 1), Some((least, most)));
+        }
+        for (lease_until, count, least, most) in [
+            (1_000_001, 2, 4, 8),
+            (1_030_000, 2, 31, 33),
+            (1_000_001, 5, 30, 60),
+            (1_050_000, 5, 51, 60),
+            (1_100_000, 40, 101, 103),
+        ] {
+            let range = range(&conflict(lease_until), count);
+            assert_eq!(range, Some((least, most)), "{lease_until} {count}");
         }
     }
 
@@ -552,6 +575,28 @@ mod tests {
         let receive = Receive::of_standard_queue(u32::MAX);
         let wait = rule(backoff, most).seconds(&retryable(), receive);
         assert_eq!(wait, Some(LONGEST));
+    }
+
+    /// SQS rejects a timeout that ends more than 12 hours after the receive.
+    #[test]
+    fn longest_wait_counts_from_the_invocation() {
+        let at = |minutes: u64| NOW + Duration::from_secs(60 * minutes);
+        for (now, longest) in [
+            (at(0), LONGEST),
+            (at(1), LONGEST - 60),
+            (at(1) + Duration::from_millis(1), LONGEST - 61),
+            (at(90), LONGEST - 5400),
+            (at(13 * 60), 0),
+            // The clock was set back.
+            (Timestamp::default(), LONGEST),
+        ] {
+            let rule = Rule {
+                now,
+                ..rule(BACKOFF, most)
+            };
+            let wait = rule.seconds(&conflict(u64::MAX), STANDARD);
+            assert_eq!(wait, Some(longest), "{now}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// This is best effort. It happens after the outcomes are recorded, takes at most two seconds, and ends
 /// before the response is due. If a timeout cannot be changed, the consumer logs that, and the message comes
 /// back after the queue's own visibility timeout. If an endpoint cannot be reached or does not respond within
-/// a second and a half, the consumer does not call it again for five minutes.
+/// a second and a half, the consumer does not call it again for five minutes of wall time.
 ///
 /// At the first permanent failure, the consumer reads the queue's redrive policy and retention, and it reads
 /// them again after an hour. The response to Lambda does not wait for them. The consumer warns once of a
@@ -65,7 +65,7 @@ pub struct Visibility {
 
 impl Visibility {
     /// The longest back-off. SQS hides a message for at most 12 hours from its receive, and we leave half an
-    /// hour of that for the batch.
+    /// hour of that for the time before the invocation. The time since its start is subtracted too.
     pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
 
     /// Sets visibility timeouts with a back-off from 10 seconds to 15 minutes, and with [direct
@@ -108,7 +108,7 @@ impl Visibility {
     /// ```
     #[must_use]
     pub fn record_retention(self, record_retention: Duration) -> Self {
-        let attributes = Attributes::new(Arc::clone(&self.queues));
+        let attributes = self.attributes.with_queues(Arc::clone(&self.queues));
         Self {
             attributes: Arc::new(attributes.record_retention(record_retention)),
             ..self
@@ -130,9 +130,11 @@ impl Visibility {
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
     /// If no copy can be made, the message is reported as failed, as with `false`. That happens if the queue
-    /// has no dead-letter queue or we do not know it, if the role may not send to it, if the copy would have
-    /// more than ten attributes or 1 MiB, if the batch has another message with its id and different content,
-    /// or if there was no time. The metric `DeadLettersNotSent` counts these messages, and a process warns
+    /// has no dead-letter queue or we do not know it, if the role may not send to it, if the batch has another
+    /// message with its id and different content, or if there was no time. A copy that would have more than
+    /// ten attributes or more bytes than the queue takes has a shorter `SqsOnceError`, or goes without error,
+    /// key and reason, in this order. Only if the key is made of `SqsOnceDeduplicationId` and even that does
+    /// not fit, there is no copy. The metric `DeadLettersNotSent` counts these messages, and a process warns
     /// once of a missing queue or permission. A message that took its
     /// outcome from another message of its batch is reported as failed too. After a crash between copy and
     /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
@@ -154,6 +156,18 @@ impl Visibility {
         }
     }
 
+    /// Replaces the wall clock, for tests. The pauses after a silent endpoint and between reads of a queue's
+    /// attributes run by it.
+    #[must_use]
+    pub fn clock(self, clock: fn() -> Timestamp) -> Self {
+        let queues = Arc::new(self.queues.with_clock(clock));
+        Self {
+            attributes: Arc::new(self.attributes.with_queues(Arc::clone(&queues))),
+            queues,
+            ..self
+        }
+    }
+
     /// Replaces the random numbers, for tests. The function returns a number up to the given one.
     #[must_use]
     pub fn jitter(self, jitter: fn(u64) -> u64) -> Self {
@@ -169,10 +183,12 @@ impl Visibility {
 
     /// Sends messages that failed permanently to their dead-letter queue, if that is switched on, and marks
     /// those whose copies are confirmed. Returns how many could not be sent. Uses at most half of the time
-    /// until `answer`.
+    /// until `answer`. With `needs_deduplication_id`, a copy on a FIFO queue has the message's deduplication id,
+    /// which is its key.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],
+        needs_deduplication_id: bool,
         answer: Instant,
     ) -> usize {
         if !self.dead_letter {
@@ -182,6 +198,7 @@ impl Visibility {
         let dead_letters = DeadLetters {
             queues: &self.queues,
             attributes: &self.attributes,
+            needs_deduplication_id,
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
         // If the mode records no failures, nothing has to be recorded first.
@@ -213,15 +230,17 @@ impl Visibility {
 
     /// Changes the visibility timeouts of a batch, except for messages that are in the dead-letter queue, as
     /// long as there is time until `answer`. With a `quarantine`, no failed attempt is repeated before that.
+    /// The invocation began at `begun`.
     pub(super) async fn apply(
         &self,
         batch: &[MessageOutcome<'_>],
-        now: Timestamp,
+        (begun, now): (Timestamp, Timestamp),
         quarantine: Option<Duration>,
         answer: Instant,
     ) {
         let rule = Rule {
             now,
+            begun,
             backoff: self.backoff,
             quarantine,
             jitter: self.jitter,

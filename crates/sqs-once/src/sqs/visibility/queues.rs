@@ -15,7 +15,8 @@ use aws_sdk_sqs::{
 };
 
 use crate::{
-    dynamo::explain::{causes, reason_of_denial, unanswered},
+    dynamo::explain::{causes, reason_of_denial, refused_signature, unanswered},
+    protocol::Timestamp,
     system::{self, Instant, timeout_at},
 };
 
@@ -34,14 +35,15 @@ const BACKGROUND: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Queues {
     client: Client,
+    clock: fn() -> Timestamp,
     known: Mutex<Known>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     queues: BTreeMap<String, Queue>,
-    /// When each Region's endpoint may be called again.
-    paused: BTreeMap<String, Instant>,
+    /// When each Region's endpoint may be called again, by the wall clock: [`Timestamp::is_in_pause`].
+    paused: BTreeMap<String, Timestamp>,
 }
 
 /// A queue, with everything that a call needs.
@@ -65,7 +67,10 @@ pub(super) enum Bound {
 /// Why a call has no response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CallError {
-    /// SQS rejected the call, or the SDK did so before it was sent.
+    /// The role may not make the call, or there is no such queue. Every further call meets the same.
+    #[error("{0}")]
+    Denied(String),
+    /// SQS rejected this call, or the SDK did so before it was sent.
     #[error("{0}")]
     Refused(String),
     /// The endpoint did not respond, and is not called again for [`PAUSE`].
@@ -84,13 +89,6 @@ pub(super) enum CallError {
     OutOfTime,
 }
 
-impl Known {
-    fn is_paused(&self, region: &str) -> bool {
-        let end = self.paused.get(region);
-        end.is_some_and(|end| system::instant() < *end)
-    }
-}
-
 impl CallError {
     /// Creates the error of a request that lacks a member that SQS requires.
     #[expect(clippy::needless_pass_by_value, reason = "passed by `map_err`")]
@@ -103,8 +101,22 @@ impl Queues {
     pub(super) fn new(client: Client) -> Self {
         Self {
             client,
+            clock: Timestamp::now,
             known: Mutex::default(),
         }
+    }
+
+    /// Returns queues of the same client that nobody has called, with this clock.
+    pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
+        Self {
+            clock,
+            ..Self::new(self.client.clone())
+        }
+    }
+
+    /// Returns the time of the wall clock.
+    pub(super) fn now(&self) -> Timestamp {
+        (self.clock)()
     }
 
     /// Locks the known queues, for a lookup or an insertion and never during a call.
@@ -114,7 +126,12 @@ impl Queues {
 
     /// Returns whether calls to this queue's endpoint are paused ([`CallError::Paused`]).
     pub(super) fn is_paused(&self, arn: &str) -> bool {
-        parse(arn).is_some_and(|(region, ..)| self.known().is_paused(region))
+        parse(arn).is_some_and(|(region, ..)| self.is_region_paused(region))
+    }
+
+    fn is_region_paused(&self, region: &str) -> bool {
+        let end = self.known().paused.get(region).copied();
+        end.is_some_and(|end| self.now().is_in_pause(PAUSE, end))
     }
 
     /// Returns the queue of an ARN. Looks the URL up once, except that concurrent callers may each do so.
@@ -175,7 +192,7 @@ impl Queues {
         E: ProvideErrorMetadata + Error + 'static,
     {
         let sent = system::instant();
-        if self.known().is_paused(region) {
+        if self.is_region_paused(region) {
             return Err(CallError::Paused);
         }
         let until = match bound {
@@ -189,7 +206,7 @@ impl Queues {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => match no_answer(&error) {
                 Some(cause) => cause,
-                None => return Err(CallError::Refused(explain_rejection(&error, permission))),
+                None => return Err(rejection(&error, permission)),
             },
             // Too soon to say anything about the endpoint.
             Err(_elapsed) if sent.elapsed() < NO_ANSWER => return Err(CallError::OutOfTime),
@@ -199,7 +216,7 @@ impl Queues {
         let Bound::Until(_) = bound else {
             return Err(CallError::NoResponse { region, cause });
         };
-        let end = system::instant() + PAUSE;
+        let end = self.now() + PAUSE;
         self.known().paused.insert(region.clone(), end);
         Err(CallError::Unreachable { region, cause })
     }
@@ -235,24 +252,31 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     (whole && parts.next().is_none()).then_some((region, account, name))
 }
 
-/// Returns code and advice, without the request, which may contain payload.
-fn explain_rejection<E>(error: &SdkError<E>, permission: &str) -> String
+/// Returns the error of a rejected call: code and advice, without the request, which may contain payload.
+fn rejection<E>(error: &SdkError<E>, permission: &str) -> CallError
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
     let Some(service) = error.as_service_error() else {
-        return unanswered(error);
+        return CallError::Refused(unanswered(error));
     };
     let code = service.code().unwrap_or("unknown error");
     // Includes `KmsAccessDenied`: the queue's key denies access, and the reason names the KMS action.
-    let advice = if code.contains("AccessDenied") {
+    let is_denied = code.contains("AccessDenied");
+    let advice = if is_denied {
         let reason = reason_of_denial(service.message());
         format!(": this role may not {permission} on it; {reason}")
     } else {
-        String::new()
+        refused_signature(code).map_or_else(String::new, |advice| format!(": {advice}"))
     };
     let request_id = error.request_id().unwrap_or("none");
-    format!("{code}{advice} (request id {request_id})")
+    let text = format!("{code}{advice} (request id {request_id})");
+    // `QueueDoesNotExist`, or `AWS.SimpleQueueService.NonExistentQueue`.
+    if is_denied || code.contains("NotExist") || code.contains("NonExistent") {
+        CallError::Denied(text)
+    } else {
+        CallError::Refused(text)
+    }
 }
 
 #[cfg(test)]
@@ -270,17 +294,25 @@ mod tests {
             let said = ErrorMetadata::builder().code(code).message(message).build();
             let response = HttpResponse::new(403.try_into().unwrap(), "".into());
             let error = SdkError::service_error(SendMessageError::generic(said), response);
-            explain_rejection(&error, "sqs:SendMessage")
+            rejection(&error, "sqs:SendMessage")
         };
         for code in ["AccessDenied", "AccessDeniedException", "KmsAccessDenied"] {
-            assert_eq!(
-                of(code),
-                format!(
-                    "{code}: this role may not sqs:SendMessage on it; the reason of AWS: not authorized to perform: kms:Decrypt on ... (request id none)"
-                )
+            let wanted = format!(
+                "{code}: this role may not sqs:SendMessage on it; the reason of AWS: not authorized to perform: kms:Decrypt on ... (request id none)"
             );
+            assert_eq!(of(code), CallError::Denied(wanted));
         }
-        assert_eq!(of("OverLimit"), "OverLimit (request id none)");
+        let refused = |text: &str| CallError::Refused(text.into());
+        assert_eq!(of("OverLimit"), refused("OverLimit (request id none)"));
+        let skewed = of("RequestTimeTooSkewed").to_string();
+        assert!(skewed.contains("clock"), "{skewed}");
+        for code in [
+            "QueueDoesNotExist",
+            "AWS.SimpleQueueService.NonExistentQueue",
+        ] {
+            let missing = format!("{code} (request id none)");
+            assert_eq!(of(code), CallError::Denied(missing));
+        }
     }
 
     #[test]

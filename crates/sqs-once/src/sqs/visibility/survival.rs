@@ -5,7 +5,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, VecDeque},
+    collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque},
     sync::Arc,
     thread,
     time::Duration,
@@ -79,6 +79,7 @@ impl Queue {
     fn wait(&self, outcome: &Outcome, count: u32, jitter: fn(u64) -> u64) -> u64 {
         let rule = Rule {
             now: Timestamp::default(),
+            begun: Timestamp::default(),
             backoff: self.backoff,
             quarantine: None,
             jitter,
@@ -539,6 +540,64 @@ fn every_message_survives_an_outage_of_twelve_hours() {
 #[ignore = "takes a minute: make outage"]
 fn every_message_survives_with_every_function_timeout() {
     assert_all_survive(&timeouts(), &[10, 100, 1000]);
+}
+
+// ---- many copies of one key ----------------------------------------------------------------------
+
+/// Returns how many copies of one message use up their receives within twelve hours, while the handler of
+/// this key lasts this many seconds and fails. Each batch is received at once, with copies of this key only.
+fn dead_copies(queue: &Queue, copies: usize, handler: u64) -> usize {
+    fastrand::seed(10);
+    let jitter = |most| fastrand::u64(..=most);
+    let mut visible: BTreeSet<_> = (0..copies).map(|copy| (0, copy)).collect();
+    let (mut receives, mut dead) = (vec![0; copies], 0);
+    let (mut lease_until, mut held_until) = (0, 0);
+    while let Some(&(now, _)) = visible.first()
+        && now < SHORTEST
+    {
+        let mut batch = Vec::new();
+        while batch.len() < 10
+            && let Some(&(at, copy)) = visible.first()
+            && at == now
+        {
+            visible.pop_first();
+            if receives[copy] == queue.receives {
+                dead += 1;
+            } else {
+                receives[copy] += 1;
+                batch.push(copy);
+            }
+        }
+        let mut end = now;
+        let outcome = if now < held_until {
+            Outcome::Conflict {
+                owner: None,
+                lease_until: Timestamp::from_millis((lease_until - now) * SECOND),
+            }
+        } else {
+            // The failure ends the lease.
+            (lease_until, held_until) = (now + queue.timeout + 1, now + handler);
+            end = held_until;
+            retryable()
+        };
+        for copy in batch {
+            let wait = queue.wait(&outcome, receives[copy], jitter);
+            visible.insert((end + wait, copy));
+        }
+    }
+    dead
+}
+
+/// Promise 7.
+#[test]
+fn copies_of_one_key_survive_twelve_hours() {
+    let queue = queue(&Template::with(&[("FunctionTimeout", "30")]));
+    for copies in [50, 200, 1000] {
+        for handler in [5, 29] {
+            let dead = dead_copies(&queue, copies, handler);
+            assert_eq!(dead, 0, "{copies} copies, handler of {handler} s");
+        }
+    }
 }
 
 /// With too few receives, and in batches that circle, messages end in the dead-letter queue.
