@@ -74,6 +74,14 @@ impl Settings {
         });
         let memory = self.memory();
         let min_time_to_start = self.setting(&CONSUMER_MIN_TIME_TO_START, duration);
+        // A default that the code sets is only a hint.
+        let min_time_divisor = self.is_set(CONSUMER_MIN_TIME_TO_START.name).then(|| {
+            if self.runs_several_invocations() {
+                2
+            } else {
+                1
+            }
+        });
         let fifo_after_permanent = self.setting(
             &CONSUMER_FIFO_AFTER_PERMANENT,
             str::parse::<FifoAfterPermanent>,
@@ -94,6 +102,7 @@ impl Settings {
             concurrency: concurrency?,
             memory,
             min_time_to_start: min_time_to_start?,
+            min_time_divisor,
             fifo_after_permanent: fifo_after_permanent?,
             circuit_breaker: circuit_breaker?,
             crash_isolation: crash_isolation?,
@@ -174,6 +183,8 @@ pub(super) struct Batches {
     /// Memory of the function in MB; `None` where Lambda did not set it.
     pub(super) memory: Option<u32>,
     pub(super) min_time_to_start: Duration,
+    /// `None`: the minimum is not checked.
+    pub(super) min_time_divisor: Option<u32>,
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) circuit_breaker: bool,
     pub(super) crash_isolation: bool,
@@ -233,6 +244,10 @@ impl Batches {
             .metrics(self.metrics);
         let consumer = match self.memory.map(reserve_per_message) {
             Some(time) => consumer.deadline_reserve_per_message(time),
+            None => consumer,
+        };
+        let consumer = match self.min_time_divisor {
+            Some(divisor) => consumer.limit_min_time_to_start(divisor),
             None => consumer,
         };
         #[cfg(feature = "s3")]

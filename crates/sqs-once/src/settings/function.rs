@@ -75,10 +75,15 @@ impl Settings {
     }
 
     fn has_threads(&mut self) -> bool {
-        let at_once = self.number("AWS_LAMBDA_MAX_CONCURRENCY");
         let memory = self.memory();
         memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)
-            || at_once.is_some_and(|at_once| at_once > 1)
+            || self.runs_several_invocations()
+    }
+
+    /// Returns whether Lambda runs several invocations at once in this process.
+    pub(super) fn runs_several_invocations(&mut self) -> bool {
+        let at_once = self.number("AWS_LAMBDA_MAX_CONCURRENCY");
+        at_once.is_some_and(|at_once| at_once > 1)
     }
 
     /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`,

@@ -156,6 +156,24 @@ async fn missing_namespace_is_an_error_in_every_mode() {
 }
 
 #[test]
+fn variable_for_min_time_is_checked_and_default_is_not() {
+    let (min_time, several) = (
+        ("CONSUMER_MIN_TIME_TO_START", "5s"),
+        ("AWS_LAMBDA_MAX_CONCURRENCY", "2"),
+    );
+    for (variables, divisor) in [
+        (&[several][..], None),
+        (&[min_time], Some(1)),
+        (&[min_time, several], Some(2)),
+    ] {
+        let variables = [&REQUIRED[..], variables].concat();
+        let mut settings = Settings::from_vars(variables);
+        settings.set_default("CONSUMER_MIN_TIME_TO_START", "9s");
+        assert_eq!(settings.batches().unwrap().min_time_divisor, divisor);
+    }
+}
+
+#[test]
 fn defaults_match_the_documented_table() {
     let name = ("AWS_LAMBDA_FUNCTION_NAME", "charge-orders");
     let (table, records, batches) = with(&[name]).unwrap();
@@ -173,6 +191,7 @@ fn defaults_match_the_documented_table() {
     assert_eq!(batches.retention, Duration::from_secs(20 * 86_400));
     assert_eq!(batches.concurrency, None);
     assert_eq!(batches.min_time_to_start, Duration::ZERO);
+    assert_eq!(batches.min_time_divisor, None);
     assert!(batches.circuit_breaker);
     assert_eq!(batches.crash_waits(), CrashWaits::default());
     assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);

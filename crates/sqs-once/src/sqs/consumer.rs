@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use super::{
-    Envelope, breaker::CircuitBreaker, fifo_after_permanent::FifoAfterPermanent,
+    BatchError, Envelope, breaker::CircuitBreaker, fifo_after_permanent::FifoAfterPermanent,
     fingerprint_source::FingerprintSource, key_source::KeySource, make_span::MakeSpan,
     observer::Observer, s3_pointer::ReadBodies, visibility::Visibility,
 };
@@ -58,6 +58,9 @@ pub struct Consumer<M, H> {
     pub(super) reserve_per_message: Duration,
     pub(super) assumed_timeout: Duration,
     pub(super) min_time_to_start: Duration,
+    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
+    /// `None`: it is a hint, and ignored where it is too long.
+    pub(super) min_time_divisor: Option<u32>,
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) fail_when_store_unavailable: bool,
     /// Circuit breaker. `None`: every message runs.
@@ -87,6 +90,7 @@ impl<M, H> Clone for Consumer<M, H> {
             reserve_per_message: self.reserve_per_message,
             assumed_timeout: self.assumed_timeout,
             min_time_to_start: self.min_time_to_start,
+            min_time_divisor: self.min_time_divisor,
             fifo_after_permanent: self.fifo_after_permanent,
             fail_when_store_unavailable: self.fail_when_store_unavailable,
             breaker: self.breaker.clone(),
@@ -123,6 +127,7 @@ impl<M, H> Consumer<M, H> {
             reserve_per_message: reserve_per_message(LEAST_MEMORY),
             assumed_timeout: Duration::from_secs(300),
             min_time_to_start: Duration::ZERO,
+            min_time_divisor: None,
             fifo_after_permanent: FifoAfterPermanent::default(),
             fail_when_store_unavailable: true,
             breaker: Some(CircuitBreaker::default()),
@@ -156,5 +161,71 @@ impl<M, H> Consumer<M, H> {
             );
         }
         deadline.min_time_to_start(self.min_time_to_start)
+    }
+
+    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only an invocation shows the
+    /// function's timeout, which counts in seconds.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::MinTimeToStart`].
+    pub(super) fn check_min_time(&self, deadline: &Deadline) -> Result<(), BatchError>
+    where
+        M: Mode<H::Output>,
+        H: Handler,
+    {
+        let left = self.mode.now().until(deadline.invocation_end());
+        let timeout = Duration::from_secs((Timestamp::default() + left).as_secs_ceil());
+        match self.min_time_divisor {
+            Some(divisor) if self.min_time_to_start > timeout / divisor => {
+                Err(BatchError::MinTimeToStart {
+                    setting: self.min_time_to_start,
+                    timeout,
+                    longest: timeout / divisor,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        handler::{Attempt, Failure, handler_fn},
+        modes::Once,
+        store::MemoryStore,
+    };
+
+    #[test]
+    fn min_time_above_the_timeout_is_refused() {
+        let second = Duration::from_secs(1);
+        let checked = |min_time: Duration, divisor, left: Duration| {
+            let once = Once::new(MemoryStore::default());
+            let handler = handler_fn(async |(): (), _: Attempt| Ok::<(), Failure>(()));
+            let consumer = Consumer::new(once, Namespace::new("test").unwrap(), handler);
+            let consumer = Consumer {
+                min_time_divisor: divisor,
+                ..consumer.min_time_to_start(min_time)
+            };
+            consumer.check_min_time(&consumer.deadline(Timestamp::now() + left))
+        };
+        // A little of the timeout is over when the process sees the invocation.
+        let left = Duration::from_millis(29_900);
+        for (seconds, divisor, is_refused) in [
+            (30, Some(1), false),
+            (31, Some(1), true),
+            (31, None, false),
+            (15, Some(2), false),
+            (16, Some(2), true),
+        ] {
+            let checked = checked(seconds * second, divisor, left);
+            assert_eq!(checked.is_err(), is_refused, "{seconds} {divisor:?}");
+        }
+        let error = checked(16 * second, Some(2), left).unwrap_err().to_string();
+        for text in ["CONSUMER_MIN_TIME_TO_START is 16s", "at most 15s"] {
+            assert!(error.contains(text), "{error}");
+        }
     }
 }

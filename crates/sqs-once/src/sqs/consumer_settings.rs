@@ -134,6 +134,15 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
+    /// Fails each invocation whose timeout is shorter than the minimum time to start, times `divisor`.
+    #[must_use]
+    pub(crate) fn limit_min_time_to_start(self, divisor: u32) -> Self {
+        Self {
+            min_time_divisor: Some(divisor),
+            ..self
+        }
+    }
+
     /// Sets what happens to the messages of a message group behind a permanent failure. By default they run.
     ///
     /// ```

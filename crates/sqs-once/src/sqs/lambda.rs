@@ -106,6 +106,9 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
         Box::pin(async move {
             let LambdaEvent { payload, context } = event;
             let deadline = consumer.deadline(Timestamp::from_millis(context.deadline));
+            consumer.check_min_time(&deadline).inspect_err(|error| {
+                tracing::error!(%error, "the messages go back to the queue");
+            })?;
             let records = Record::parse_all(payload.get()).map_err(|error| BatchError::NotSqs {
                 line: error.line(),
                 column: error.column(),
@@ -133,7 +136,10 @@ impl From<BatchError> for Diagnostic {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering::SeqCst},
+        time::Duration,
+    };
 
     use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
     use serde_json::json;
@@ -182,6 +188,22 @@ mod tests {
         let failed = response.batch_item_failures;
         assert_eq!(failed.len(), 1);
         assert_eq!(failed[0].item_identifier, "m-2");
+    }
+
+    #[tokio::test]
+    async fn timeout_below_min_time_fails_the_invocation() {
+        // Without a deadline, the timeout is taken for 300 s.
+        let consumer = consumer().min_time_to_start(Duration::from_secs(301));
+        let refused = consumer.clone().limit_min_time_to_start(1);
+        let error = refused.oneshot(two_messages()).await.unwrap_err();
+        assert!(
+            matches!(error, BatchError::MinTimeToStart { .. }),
+            "{error}"
+        );
+        assert_eq!(consumer.handler.0.load(SeqCst), 0);
+        // A default of the code is ignored.
+        consumer.clone().oneshot(two_messages()).await.unwrap();
+        assert_eq!(consumer.handler.0.load(SeqCst), 1);
     }
 
     #[tokio::test]

@@ -7,8 +7,7 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use super::{
     batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
     key_source::KeySource, lanes::Lane, message::Message, message_outcome::MessageOutcome,
-    record::Record,
-    report::BatchReport,
+    record::Record, report::BatchReport,
 };
 use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError, system};
 

@@ -249,6 +249,11 @@ impl Variables {
             .or_else(|| self.defaults.get(name).cloned())
     }
 
+    /// Returns whether the environment sets a variable, whatever its default is.
+    pub(crate) fn is_set(&self, name: &str) -> bool {
+        self.set_value(name).is_some()
+    }
+
     /// Returns the value in the environment, unless it is empty.
     fn set_value(&self, name: &str) -> Option<String> {
         let set = match &self.set {
