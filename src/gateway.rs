@@ -196,7 +196,8 @@ fn refused(response: &Response) -> Failure {
     let (status, headers) = (response.status(), response.headers());
     let mut answered = format!("the payment gateway answered {status}");
     // The key stays: the stored error may hide a charge.
-    if headers.get(REPLAYED).is_some_and(|value| value == "true") {
+    let replayed = headers.get(REPLAYED).map(HeaderValue::as_bytes);
+    if replayed.is_some_and(|value| value.eq_ignore_ascii_case(b"true")) {
         answered += ", replayed: the answer that it stored for this key";
     }
     let failure = match status.as_u16() {

@@ -88,14 +88,38 @@ fn outputs_in_s3_outlive_their_records() {
     assert_eq!(rule["Prefix"], "results/");
 }
 
+/// An order that is sent twice is charged once, wherever the sample runs.
 #[test]
-fn key_defaults_to_message_id() {
-    let parameters = parameters();
-    let key = &parameters["IdempotencyKey"];
-    let default = key["Default"].as_str().unwrap();
-    assert_eq!(default.parse(), Ok(KeySource::default()));
-    let description = key["Description"].as_str().unwrap();
-    assert!(description.contains("body:/orderId"), "{description}");
+fn sample_has_one_default_key() {
+    let key = "body:/orderId";
+    assert_eq!(parameters()["IdempotencyKey"]["Default"], key);
+    for (file, default) in [
+        (
+            "examples/typescript/consumer-stack.ts",
+            "IDEMPOTENCY_KEY: \"body:/orderId\"",
+        ),
+        ("local/watch.py", "\"IDEMPOTENCY_KEY\": \"body:/orderId\""),
+        ("Makefile", "KEY    ?= body:/orderId\n"),
+        ("starter/CargoLambda.toml", "default = \"body:/orderId\"\n"),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let text = fs::read_to_string(path).unwrap();
+        assert!(text.contains(default), "{file}");
+    }
+    assert_eq!("message-id".parse(), Ok(KeySource::default()));
+}
+
+#[test]
+fn existing_table_needs_a_namespace() {
+    let mut template = Template::with(&[("ExistingTableName", "records")]);
+    assert!(!template.admits());
+    template.set(&[
+        ("ExistingTableName", "records"),
+        ("IdempotencyNamespace", "payments"),
+    ]);
+    assert!(template.admits());
+    template.set(&[]);
+    assert!(template.admits());
 }
 
 /// Each file has the rows of the table, and no others. So a default or a sentence stands once.
@@ -420,13 +444,14 @@ fn write_capacity_is_refused_if_low_or_for_other_tables() {
         template.set(&[("TableMaxWriteCapacity", &maximum.to_string())]);
         assert_eq!(template.admits(), fits, "{maximum}");
     }
+    let namespace = ("IdempotencyNamespace", "payments");
     for other in [
         ("ExistingTableName", "records"),
         ("TableWarmWriteUnits", "9000"),
     ] {
-        template.set(&[other, ("TableMaxWriteCapacity", "500")]);
+        template.set(&[other, namespace, ("TableMaxWriteCapacity", "500")]);
         assert!(!template.admits(), "{other:?}");
-        template.set(&[other, ("TableMaxWriteCapacity", "0")]);
+        template.set(&[other, namespace, ("TableMaxWriteCapacity", "0")]);
         assert!(template.admits(), "{other:?}");
     }
 }

@@ -9,7 +9,7 @@ use aws_config::SdkConfig;
 
 use super::{
     Settings, SettingsError,
-    parse::{backoff, buckets, bytes, of_s3},
+    parse::{backoff, buckets, bytes, namespace, of_s3},
 };
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
@@ -58,7 +58,7 @@ impl Settings {
             IDEMPOTENCY_NAMESPACE.name,
             "first part of every key: name the operation, such as `payments`, and keep that name; \
              under another one, what is done would be done again",
-            |text| Namespace::new(text),
+            namespace,
         );
         let key = self.setting(&IDEMPOTENCY_KEY, str::parse::<KeySource>);
         let envelope = self.setting(&CONSUMER_ENVELOPE, str::parse::<Envelope>);

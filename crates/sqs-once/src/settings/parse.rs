@@ -4,6 +4,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use crate::{
     dynamo::store::{Field, Layout},
+    protocol::Namespace,
     settings::variables::parse::positive,
     sqs::Visibility,
 };
@@ -20,6 +21,15 @@ pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     let names = text.split(',').map(pair);
     let names = names.collect::<Result<Vec<_>, String>>()?;
     layout.rename(names).map_err(|error| error.to_string())
+}
+
+/// Parses the namespace. A space around it would make other keys, and nobody would see it.
+pub(super) fn namespace(text: &str) -> Result<Namespace, String> {
+    if text.trim() == text {
+        Namespace::new(text).map_err(|error| error.to_string())
+    } else {
+        Err("must not begin or end with a space".to_owned())
+    }
 }
 
 pub(super) fn backoff(text: &str) -> Result<Duration, String> {

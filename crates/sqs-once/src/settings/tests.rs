@@ -220,6 +220,7 @@ fn handlers_of_a_batch_fit_into_the_memory() {
 #[tokio::test]
 async fn errors_are_reported_all_at_once() {
     let invalid = [
+        ("IDEMPOTENCY_NAMESPACE", "payments "),
         ("IDEMPOTENCY_RETENTION", "a day"),
         ("IDEMPOTENCY_KEY", "orderId"),
         ("IDEMPOTENCY_FINGERPRINT", "yes"),
@@ -240,11 +241,7 @@ async fn errors_are_reported_all_at_once() {
         ("CONSUMER_BACKOFF_CAP", "12h"),
         ("OWN", "0s"),
     ];
-    let missing = [
-        "AWS_LAMBDA_RUNTIME_API",
-        "IDEMPOTENCY_TABLE_NAME",
-        "IDEMPOTENCY_NAMESPACE",
-    ];
+    let missing = ["AWS_LAMBDA_RUNTIME_API", "IDEMPOTENCY_TABLE_NAME"];
     let mut settings = Settings::from_vars(invalid);
     let handler = settings.duration("OWN", "5s").map(|_| unused::<()>());
     let error = settings.once(handler).await.unwrap_err();
