@@ -333,19 +333,24 @@ PARAMETERS  ?=
 TAGS        ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
-# YES=1 does not ask, and stops where local/before_deploy.py would ask; GRADUAL=1 shifts the traffic in steps: docs/deploying.md.
 GRADUAL_TEMPLATE := .local/gradual.template.yaml
 
 $(GRADUAL_TEMPLATE): template.yaml examples/gradual.overlay.yaml local/overlay.py | $(VENV)
 	python local/overlay.py template.yaml examples/gradual.overlay.yaml $@
 
+.PHONY: package
+package: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Build what is deployed, into .aws-sam/build: make package [ARCH=x86_64] [GRADUAL=1]
+	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file "$(CURDIR)/samconfig.toml")
+
+# YES=1 does not ask, and stops where local/before_deploy.py would ask; GRADUAL=1 shifts the traffic in steps: docs/deploying.md.
+# BUILT=1 compiles nothing and deploys what is in .aws-sam/build, for a job that has a role of AWS: docs/template.md.
 .PHONY: deploy
 deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
-deploy: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1]
+deploy: $(VENV) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1] [BUILT=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file "$(CURDIR)/samconfig.toml")
+	$(if $(BUILT),,@$(MAKE) --no-print-directory package)
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
-	sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
+	@sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 

@@ -1,4 +1,5 @@
-"""Asks before `make deploy` changes how a consumer recognizes messages, while its queues hold some.
+"""Asks before `make deploy` changes how a consumer recognizes messages, or replaces its queues, while these hold some.
+Stops if a program of `.aws-sam/build` was built for another processor than that of its function.
 
     python local/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
 
@@ -37,7 +38,14 @@ NOT_COMPARED = """\
 The consumer does not compare the payloads of these messages with those in the records, so it misses
     keys that were reused."""
 
+REPLACED = """\
+The stack gets new queues. These messages stay in the old ones, which no function reads and no alarm watches."""
+
 COMPUTED = "a value that CloudFormation computes"
+
+BUILD = Path(".aws-sam/build")
+# `e_machine` of a program, as the function's architecture.
+PROCESSORS = {0x3E: "x86_64", 0xB7: "arm64"}
 
 # The settings with which a consumer finds and compares the record of a message: default, and effect of a change.
 SETTINGS = {
@@ -52,6 +60,10 @@ SETTINGS = {
 
 class Unknown(Exception):
     """The deployment cannot be compared with the deployed function; the message gives the reason."""
+
+
+class Refused(Exception):
+    """The function could never start; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -97,26 +109,47 @@ def given(words: list[str]) -> dict[str, str]:
     return values
 
 
+def text(value: Any, template: Json, parameters: dict[str, str]) -> str:
+    """A value of the template, with these values of the parameters."""
+    match value:
+        case {"Ref": str(parameter)} if parameter in parameters:
+            return parameters[parameter]
+        case {"Fn::If": [condition, given, empty]}:
+            match template["Conditions"][condition]:
+                case {"Fn::Not": [{"Fn::Equals": [{"Ref": str(parameter)}, ""]}]} if parameter in parameters:
+                    return text(given if parameters[parameter] else empty, template, parameters)
+            return COMPUTED
+        case dict():
+            return COMPUTED
+    return str(value)
+
+
 def planned(template: Json, function: Json, parameters: dict[str, str]) -> dict[str, str]:
     """The variables that the template gives to a function."""
-
-    def text(value: Any) -> str:
-        match value:
-            case {"Ref": str(parameter)} if parameter in parameters:
-                return parameters[parameter]
-            case {"Fn::If": [condition, given, empty]}:
-                match template["Conditions"][condition]:
-                    case {"Fn::Not": [{"Fn::Equals": [{"Ref": str(parameter)}, ""]}]} if parameter in parameters:
-                        return text(given if parameters[parameter] else empty)
-                return COMPUTED
-            case dict():
-                return COMPUTED
-        return str(value)
-
     variables: Json = {}
     for part in (template.get("Globals", {}).get("Function", {}), function["Properties"]):
         variables |= part.get("Environment", {}).get("Variables", {})
-    return {name: text(value) for name, value in variables.items()}
+    return {name: text(value, template, parameters) for name, value in variables.items()}
+
+
+def check_processors(template: Json, parameters: dict[str, str]) -> None:
+    """Compares each built program with its function: a function with another program never starts, in a green stack."""
+    for name, function in template["Resources"].items():
+        if function["Type"] != "AWS::Serverless::Function":
+            continue
+        properties = template.get("Globals", {}).get("Function", {}) | function["Properties"]
+        program = BUILD / str(properties.get("CodeUri", ".")) / "bootstrap"
+        if not program.exists():
+            continue
+        with program.open("rb") as file:
+            header = file.read(20)
+        built = PROCESSORS.get(int.from_bytes(header[18:20], "little")) if header[:4] == b"\x7fELF" else None
+        wanted = text(properties.get("Architectures", ["x86_64"])[0], template, parameters)
+        if built and built != wanted:
+            raise Refused(
+                f"the program of {name} was built for {built}, and the function would be {wanted}: it would never "
+                "start. Build and deploy with one ARCH, and without an Architecture in PARAMETERS."
+            )
 
 
 def changes(aws: Aws, name: str, planned: dict[str, str]) -> list[str]:
@@ -160,30 +193,34 @@ def warning(words: list[str]) -> str:
         options |= config.get(command, {}).get("parameters", {})
     aws, stack = Aws(options.get("profile"), options.get("region")), options["stack_name"]
     try:
+        template = yaml.load((BUILD / "template.yaml").read_text(), Loader=Template)
+    except FileNotFoundError as problem:
+        raise Refused(f"{problem.filename} does not exist. Run `make package` first.") from problem
+    parameters = {name: str(p["Default"]) for name, p in template.get("Parameters", {}).items() if "Default" in p}
+    try:
         (described,) = aws.read("cloudformation", "DescribeStacks", StackName=stack)["Stacks"]
     except Unknown as problem:
-        if f"Stack with id {stack} does not exist" in str(problem):
-            return ""
-        raise
+        if f"Stack with id {stack} does not exist" not in str(problem):
+            raise
+        check_processors(template, parameters | given(words))
+        return ""
+    # A parameter that the command line leaves out keeps its deployed value.
+    deployed = {p["ParameterKey"]: p.get("ResolvedValue", p["ParameterValue"]) for p in described.get("Parameters", [])}
+    parameters |= deployed | given(words)
+    check_processors(template, parameters)
     summaries = aws.read("cloudformation", "ListStackResources", StackName=stack)["StackResourceSummaries"]
     resources = [r for r in summaries if "PhysicalResourceId" in r and r["ResourceStatus"] != "DELETE_COMPLETE"]
     mappings = [r["PhysicalResourceId"] for r in resources if r["ResourceType"] == "AWS::Lambda::EventSourceMapping"]
-
-    built = Path(".aws-sam/build/template.yaml")
-    template = yaml.load((built if built.exists() else Path("template.yaml")).read_text(), Loader=Template)
-    parameters = {name: str(p["Default"]) for name, p in template.get("Parameters", {}).items() if "Default" in p}
-    # A parameter that the command line leaves out keeps its deployed value.
-    for deployed in described.get("Parameters", []):
-        parameters[deployed["ParameterKey"]] = deployed.get("ResolvedValue", deployed["ParameterValue"])
-    parameters |= given(words)
 
     lines = []
     for resource in resources:
         name, function = resource["PhysicalResourceId"], template["Resources"].get(resource["LogicalResourceId"])
         if function and resource["ResourceType"] == "AWS::Lambda::Function":
             changed = changes(aws, name, planned(template, function, parameters))
+            if deployed.get("Fifo", parameters.get("Fifo")) != parameters.get("Fifo"):
+                changed.append(f"  Fifo is {deployed['Fifo']!r}, and would be {parameters['Fifo']!r}.\n    {REPLACED}")
             if changed and (messages := held(aws, name, mappings)):
-                lines += [f"make deploy: {name} would recognize messages differently.", *changed, *messages]
+                lines += [f"make deploy: {name} would treat messages in its queues differently.", *changed, *messages]
     if lines:
         lines.append(
             "To be safe, stop the producers, let the consumer empty the queue, and redrive or delete dead letters:"
@@ -207,12 +244,15 @@ def confirmed() -> bool:
 
 def main(words: list[str]) -> int:
     try:
-        text = warning(words)
+        question = warning(words)
+    except Refused as problem:
+        print(f"make deploy: {problem}", file=sys.stderr)
+        return 1
     except Unknown as problem:
-        text = f"make deploy: cannot compare the settings with those of the deployed function: {problem}"
-    if not text:
+        question = f"make deploy: cannot compare the settings with those of the deployed function: {problem}"
+    if not question:
         return 0
-    print(f"{text}\n{PAGE}", file=sys.stderr)
+    print(f"{question}\n{PAGE}", file=sys.stderr)
     return 0 if confirmed() else 1
 
 

@@ -24,7 +24,12 @@ from cloud import ROOT, Cloud, Json, Template, ministack, unwind_on_signals
 
 STACK = "sqs-once"
 # The values of the first deployment that are not the template's defaults.
-DEPLOYED = {"PaymentGatewayUrl": "sandbox", "IdempotencyKey": "body:/orderId"}
+DEPLOYED = {
+    "PaymentGatewayUrl": "sandbox",
+    "IdempotencyKey": "body:/orderId",
+    "PaymentGatewaySecret": "payments/gateway",
+}
+API_KEY = "sk_live_51H8"
 NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
 CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
 
@@ -63,20 +68,25 @@ class BeforeDeploy(unittest.TestCase):
     cloud: Cloud
     outputs: dict[str, str]
     folder: Path
+    build: Path
     template: Json
 
     @classmethod
     def setUpClass(cls) -> None:
         cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="before-deploy-")))
+        cls.build = cls.folder / ".aws-sam" / "build"
+        cls.build.mkdir(parents=True)
         cls.cloud = cls.enterClassContext(ministack("before-deploy"))
         cls.template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
         function = cls.template["Resources"]["Consumer"]
         function.pop("Metadata")  # how to build it
         function["Properties"]["CodeUri"] = "."
-        (cls.folder / "bootstrap").write_text("")
+        (cls.build / "bootstrap").write_text("")
         cls.write(cls.template)
-        deployment.adapt(cls.folder / "template.yaml")
-        options = ("--template-file", str(cls.folder / "template.yaml"), "--capabilities", "CAPABILITY_IAM")
+        deployment.adapt(cls.build / "template.yaml")
+        options = ("--template-file", str(cls.build / "template.yaml"), "--capabilities", "CAPABILITY_IAM")
+        secrets = cls.cloud.client("secretsmanager")
+        secrets.create_secret(Name=DEPLOYED["PaymentGatewaySecret"], SecretString=json.dumps({"apiKey": API_KEY}))
         cls.outputs = deployment.deploy(cls.cloud, STACK, *options, "--resolve-s3", **DEPLOYED)
         # The messages stay in the queue.
         mapping = cls.outputs["EventSourceMappingId"]
@@ -84,7 +94,7 @@ class BeforeDeploy(unittest.TestCase):
 
     @classmethod
     def write(cls, template: Json) -> None:
-        (cls.folder / "template.yaml").write_text(json.dumps(template))
+        (cls.build / "template.yaml").write_text(json.dumps(template))
 
     def setUp(self) -> None:
         self.write(self.template)
@@ -177,13 +187,47 @@ class BeforeDeploy(unittest.TestCase):
         )
         assert output.count(", and would be ") == 2, output
 
-    def test_built_template_comes_first(self) -> None:
-        built = self.folder / ".aws-sam" / "build" / "template.yaml"
-        built.parent.mkdir(parents=True)
-        self.addCleanup(built.unlink)
-        built.write_text(json.dumps(self.template))
-        self.write({"Resources": {}})
-        assert self.check(NEW_KEY)[0] == 1
+    def test_api_key_comes_from_the_secret(self) -> None:
+        read = self.cloud.client("lambda").get_function_configuration(FunctionName=f"{STACK}-consumer")
+        assert read["Environment"]["Variables"]["PAYMENT_GATEWAY_API_KEY"] == API_KEY
+
+    def test_replaced_queues_stop(self) -> None:
+        status, output = self.check("Fifo=on")
+        assert status == 1, output
+        assert "Fifo is 'off', and would be 'on'" in output, output
+        assert f"{STACK}-orders holds about 3 of these messages." in output, output
+        assert self.check("Fifo=off") == (0, "")
+
+    def program(self, machine: int) -> None:
+        header = b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little")
+        (self.build / "bootstrap").write_bytes(header)
+        self.addCleanup((self.build / "bootstrap").write_text, "")
+
+    def test_program_for_another_processor_is_refused(self) -> None:
+        config = (ROOT / "samconfig.toml").read_text()
+        for stack in (STACK, "another"):  # a deployed stack, and a new one
+            (self.folder / "samconfig.toml").write_text(config.replace(f'"{STACK}"', f'"{stack}"'))
+            for machine, built, other in ((0x3E, "x86_64", "arm64"), (0xB7, "arm64", "x86_64")):
+                self.program(machine)
+                assert self.check(f"Architecture={built}") == (0, "")
+                # The last value counts, as for SAM CLI. No answer allows it.
+                words = (f"Architecture={built}", f"Architecture={other}")
+                status, output = self.check(*words, but={before_deploy.ALLOW: "1"})
+                assert status == 1, output
+                assert f"the program of Consumer was built for {built}" in output, output
+                assert f"would be {other}" in output, output
+
+    def test_processor_that_is_left_out_is_the_deployed_one(self) -> None:
+        deployed = deployment.architecture()
+        self.program({"x86_64": 0x3E, "arm64": 0xB7}[deployed])
+        assert self.check() == (0, "")
+
+    def test_missing_build_is_refused(self) -> None:
+        (self.build / "template.yaml").unlink()
+        status, output = self.check(NEW_KEY, but={before_deploy.ALLOW: "1"})
+        assert status == 1, output
+        assert "Run `make package` first." in output, output
+        assert "Traceback" not in output
 
     def test_missing_stack_is_silent(self) -> None:
         config = (ROOT / "samconfig.toml").read_text().replace('"sqs-once"', '"another"')

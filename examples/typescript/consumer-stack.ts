@@ -29,15 +29,26 @@ class ConsumerStack extends Stack {
       retentionPeriod: Duration.days(14),
       encryption: sqs.QueueEncryption.SQS_MANAGED,
       enforceSSL: true,
-      removalPolicy: RemovalPolicy.RETAIN, // its messages are nowhere else
+      removalPolicy: RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE, // its messages are nowhere else
     });
     const queue = new sqs.Queue(this, "OrdersQueue", {
-      visibilityTimeout: Duration.seconds(360), // at least six times the timeout; for one above 60 s, see template.yaml
+      visibilityTimeout: Duration.seconds(420), // six timeouts and a batching window of 60 s; for more, see template.yaml
       retentionPeriod: Duration.days(4),
       encryption: sqs.QueueEncryption.SQS_MANAGED,
       enforceSSL: true,
       deadLetterQueue: { queue: deadLetters, maxReceiveCount: 130 }, // an outage of 12 hours uses up less
+      removalPolicy: RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE, // also if it is replaced, as by a change of `fifo`
     });
+    for (const kept of [queue, deadLetters]) {
+      kept.addToResourcePolicy(
+        new iam.PolicyStatement({
+          effect: iam.Effect.DENY,
+          principals: [new iam.AnyPrincipal()],
+          actions: ["sqs:PurgeQueue"],
+          resources: [kept.queueArn],
+        }),
+      );
+    }
 
     // Without these records, every message still in flight would run a second time.
     const table = new dynamodb.Table(this, "IdempotencyTable", {
@@ -96,7 +107,7 @@ class ConsumerStack extends Stack {
     });
 
     const topic = props.alarmTopicArn && sns.Topic.fromTopicArn(this, "AlarmTopic", props.alarmTopicArn);
-    const alarm = (name: string, metric: cloudwatch.IMetric, more: Partial<cloudwatch.AlarmProps>) => {
+    const alarm = (name: string, metric: cloudwatch.Metric, more: Partial<cloudwatch.AlarmProps>) => {
       const made = new cloudwatch.Alarm(this, name, {
         metric,
         threshold: 0,
@@ -107,7 +118,9 @@ class ConsumerStack extends Stack {
       });
       if (topic) {
         made.addAlarmAction(new actions.SnsAction(topic));
-        made.addOkAction(new actions.SnsAction(topic));
+        // One event, such as a crash, begins an alarm on the sum of one minute. Its end says nothing: nothing is repaired.
+        const ofEvent = metric.statistic === "Sum" && (more.evaluationPeriods ?? 1) === 1;
+        if (!ofEvent) made.addOkAction(new actions.SnsAction(topic));
       }
     };
     new CfnOutput(this, "AlarmNotifications", { value: props.alarmTopicArn ?? "NONE - set ALARM_TOPIC_ARN" });
@@ -131,7 +144,7 @@ class ConsumerStack extends Stack {
       CircuitOpen: { minutes: [1, 5] },
       CompletionsUnrecorded: {},
       Crashed: {},
-      DeadLettered: {},
+      DeadLettersNotSent: { minutes: [1, 20] },
       LeasesLost: {},
       OldestMessageAge: { threshold: 300, statistic: "Maximum", minutes: [1, 20] },
       RetryableFailures: { minutes: [3, 5] },

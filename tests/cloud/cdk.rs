@@ -92,12 +92,27 @@ fn cdk_stack_allows_what_the_template_allows() {
     // No statement is written in another form.
     let text = stack();
     let mut known: BTreeSet<_> = stack_may().into_iter().map(|(action, _)| action).collect();
-    known.insert("sqs:*".into()); // denied without TLS
+    known.insert("sqs:PurgeQueue".into()); // denied
     let action = regex(r#""((?:dynamodb|sqs|logs|kms|s3|iam):[\w*]+)""#);
     for found in action.captures_iter(&text) {
         assert!(known.contains(&found[1]), "{}", &found[1]);
     }
     assert!(!text.contains(".grant"));
+}
+
+#[test]
+fn cdk_stack_keeps_its_queues_and_their_messages() {
+    let text = stack();
+    let queue = regex(r"(?s)new sqs\.Queue\(this, .*?\n    \}\);");
+    let queues: Vec<_> = queue.find_iter(&text).collect();
+    assert_eq!(queues.len(), 2);
+    for queue in queues {
+        let policy = "removalPolicy: RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE";
+        assert!(queue.as_str().contains(policy), "{}", queue.as_str());
+        assert!(queue.as_str().contains("enforceSSL: true"));
+    }
+    let denies = regex(r#"(?s)of \[queue, deadLetters\].*Effect\.DENY.*"sqs:PurgeQueue""#);
+    assert!(denies.is_match(&text));
 }
 
 #[test]
@@ -180,4 +195,6 @@ fn cdk_stack_repeats_alarms_on_consumer_metrics() {
     assert_eq!(alarms, alarms_of_template());
     assert_eq!(alarms.len(), 8);
     assert!(text.contains("metrics: [lambda.MetricType.EVENT_COUNT]"));
+    // As in the template, the end of an alarm of one event notifies nobody.
+    assert!(text.contains("if (!ofEvent) made.addOkAction("));
 }

@@ -17,4 +17,5 @@ mod integration;
 mod operations;
 mod parameters;
 mod producers;
+mod safety;
 mod template;

@@ -4,19 +4,51 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use regex_lite::Regex;
+use regex_lite::{Captures, Regex};
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 use serde_json::{Map, Value, json};
 
+/// The folder of the repository.
+pub fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = here.ancestors();
+    folders
+        .find(|root| root.join("template.yaml").exists())
+        .unwrap()
+}
+
 /// A template as JSON. CloudFormation's short forms become members: `{"!Ref": "Table"}`.
 pub fn read(template: &str) -> Value {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let root = here
-        .ancestors()
-        .find(|root| root.join("template.yaml").exists());
-    let path = root.unwrap().join(template);
-    let text = fs::read_to_string(path).unwrap();
-    let documents = Yaml::load_from_str(&text).unwrap();
+    parse(&fs::read_to_string(root().join(template)).unwrap())
+}
+
+/// Every template that is shipped, by its path. That of the starter has the parts of all variants.
+pub fn shipped() -> Vec<(String, Value)> {
+    let examples = fs::read_dir(root().join("examples")).unwrap();
+    let names = examples.map(|file| file.unwrap().file_name().into_string().unwrap());
+    let examples = names.filter(|name| name.ends_with(".template.yaml"));
+    let paths = examples.map(|name| format!("examples/{name}"));
+    let paths = [CONSUMER, STARTER]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(paths);
+    let liquid = Regex::new(r"(?s)\{%.*?%\}|\{\{ .*? \}\}").unwrap();
+    let of = |path: String| {
+        let text = fs::read_to_string(root().join(&path)).unwrap();
+        let text = liquid.replace_all(
+            &text,
+            |found: &Captures<'_>| {
+                if found[0].starts_with("{%") { "" } else { "x" }
+            },
+        );
+        (path, parse(&text))
+    };
+    paths.map(of).collect()
+}
+
+/// YAML with CloudFormation's short forms, as JSON.
+pub fn parse(text: &str) -> Value {
+    let documents = Yaml::load_from_str(text).unwrap();
     let [document] = documents.as_slice() else {
         panic!("not one document");
     };
@@ -90,7 +122,7 @@ impl Template {
         }
         if let Some(text) = argument("!Sub").as_str() {
             let name = Regex::new(r"\$\{(\w+)\}").unwrap();
-            let value = |found: &regex_lite::Captures<'_>| self.text(&json!({"!Ref": found[1]}));
+            let value = |found: &Captures<'_>| self.text(&json!({"!Ref": found[1]}));
             return name.replace_all(text, value).into_owned();
         }
         if let Some([index, parts]) = argument("!Select").as_array().map(Vec::as_slice) {
@@ -179,6 +211,9 @@ impl Template {
 
 /// The consumer's template.
 pub const CONSUMER: &str = "template.yaml";
+
+/// The template of a project that `make new` makes.
+pub const STARTER: &str = "starter/template/template.yaml";
 
 /// One value, or a list of values.
 pub fn list(value: &Value) -> Vec<&Value> {

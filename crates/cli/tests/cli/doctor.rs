@@ -17,7 +17,7 @@ use axum::{
 };
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use support::prerequisite::report_skipped;
+use support::{prerequisite::report_skipped, template::Template};
 
 use crate::{Ended, run};
 
@@ -53,7 +53,7 @@ fn healthy() -> Value {
         }],
         "queues": {
             "orders": {
-                "VisibilityTimeout": "360",
+                "VisibilityTimeout": "420",
                 "MessageRetentionPeriod": "345600",
                 "RedrivePolicy": redrive.to_string(),
             },
@@ -401,10 +401,10 @@ async fn each_seeded_fault_is_the_one_finding() {
         ),
         (
             "/mappings/0/MaximumBatchingWindowInSeconds",
-            json!(181),
+            json!(241),
             "visibility-timeout",
         ),
-        ("/function/Timeout", json!(61), "visibility-timeout"),
+        ("/function/Timeout", json!(71), "visibility-timeout"),
         ("/queues/orders/VisibilityTimeout", json!("345"), "receives"),
         (&variable("CONSUMER_BACKOFF_CAP"), json!("11m"), "receives"),
         (&variable("CONSUMER_BACKOFF_CAP"), json!("40m"), "receives"),
@@ -481,6 +481,37 @@ async fn each_seeded_fault_is_the_one_finding() {
     ];
     let seeds = seeds.map(|(pointer, value, wanted)| (pointer.to_owned(), value, wanted));
     assert_found(&healthy(), seeds).await;
+}
+
+#[tokio::test]
+async fn template_is_sound_with_every_timeout_and_window() {
+    let template = Template::with(&[]);
+    let windows = ["MinValue", "MaxValue"].map(|end| &template.parameter("BatchingWindow")[end]);
+    let timeouts = &template.parameter("FunctionTimeout")["AllowedValues"];
+    for timeout in timeouts.as_array().unwrap() {
+        let timeout = timeout.as_str().unwrap();
+        let of_timeout = Template::with(&[("FunctionTimeout", timeout)]);
+        let receives = of_timeout.property("OrdersQueue/RedrivePolicy/maxReceiveCount");
+        let redrive =
+            json!({"deadLetterTargetArn": arn("sqs", "orders-dead"), "maxReceiveCount": receives});
+        let cap = "Consumer/Environment/Variables/CONSUMER_BACKOFF_CAP";
+        for window in windows {
+            let mut answers = healthy();
+            answers["function"]["Timeout"] = json!(timeout.parse::<u32>().unwrap());
+            answers["function"]["Environment"]["Variables"]["CONSUMER_BACKOFF_CAP"] =
+                json!(of_timeout.property(cap));
+            answers["mappings"][0]["MaximumBatchingWindowInSeconds"] = window.clone();
+            let queue = &mut answers["queues"]["orders"];
+            queue["VisibilityTimeout"] =
+                json!(of_timeout.property("OrdersQueue/VisibilityTimeout"));
+            queue["RedrivePolicy"] = json!(redrive.to_string());
+            assert_eq!(
+                checks(answers).await,
+                Vec::<String>::new(),
+                "{timeout} {window}"
+            );
+        }
+    }
 }
 
 #[tokio::test]

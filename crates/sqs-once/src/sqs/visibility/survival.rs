@@ -120,6 +120,13 @@ fn timeouts() -> Vec<String> {
         .collect()
 }
 
+/// The longest batching window that the template admits, in seconds.
+fn longest_window() -> u64 {
+    let template = Template::with(&[]);
+    let longest = template.parameter("BatchingWindow")["MaxValue"].as_u64();
+    longest.unwrap()
+}
+
 /// Back-offs after the first receive. A template may allow some of them.
 const BASES: [&str; 8] = ["1ms", "500ms", "1s", "2s", "10s", "1m", "999m", "99999s"];
 
@@ -167,7 +174,6 @@ fn way_to_the_dead_letter_queue_lasts_half_a_day() {
 
 #[test]
 fn way_to_the_dead_letter_queue_ends_before_retention() {
-    let window = Template::with(&[]).parameter("BatchingWindow")["MaxValue"].as_u64();
     let counts: Vec<_> = (1..=1000)
         .map(|count: u32| count.to_string())
         .chain([String::new()])
@@ -186,7 +192,7 @@ fn way_to_the_dead_letter_queue_ends_before_retention() {
                 continue;
             }
             let queue = queue(&template);
-            let longest = queue.longest(window.unwrap());
+            let longest = queue.longest(longest_window());
             let bound = queue.retention * 3 / 4;
             assert!(longest <= bound, "{timeout} s, {count}: {longest} s");
             largest = largest.max(queue.receives);
@@ -226,18 +232,10 @@ fn operations_page_has_the_values_and_their_bounds() {
             "" => values,
             label => format!(
                 "| {label} | {values} | {:.0} h |",
-                hours(queue.longest(300))
+                hours(queue.longest(longest_window()))
             ),
         };
         assert!(page.contains(&row), "{row}");
-    }
-}
-
-#[test]
-fn visibility_timeout_is_six_function_timeouts() {
-    for timeout in timeouts() {
-        let queue = queue(&Template::with(&[("FunctionTimeout", &timeout)]));
-        assert!(queue.visibility_timeout >= 6 * queue.timeout, "{queue:?}");
     }
 }
 

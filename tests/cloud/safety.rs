@@ -1,0 +1,285 @@
+//! What would lose messages, money or secrets: in every template, in the Makefiles, and in the workflows that deploy.
+
+use std::{fs, process::Command};
+
+use regex_lite::Regex;
+use serde_json::{Value, json};
+
+use support::template::{
+    CONSUMER, STARTER, Template, list, of_type, parse, read, root, shipped, statements,
+};
+
+const QUEUE: &str = "AWS::SQS::Queue";
+const ALARM: &str = "AWS::CloudWatch::Alarm";
+
+/// Queues of a template with their names.
+fn queues(template: &Value) -> Vec<(&str, &Value)> {
+    let resources = template["Resources"].as_object().unwrap().iter();
+    let queues = resources.filter(|(_, resource)| resource["Type"] == QUEUE);
+    queues.map(|(name, queue)| (name.as_str(), queue)).collect()
+}
+
+/// A parameter such as `Fifo` replaces the queue. Its messages are nowhere else.
+#[test]
+fn replaced_queue_keeps_its_messages() {
+    let mut found = 0;
+    for (path, template) in shipped() {
+        for (name, queue) in queues(&template) {
+            assert_eq!(queue["UpdateReplacePolicy"], "Retain", "{path}: {name}");
+            found += 1;
+        }
+    }
+    assert!(found >= 10, "{found} queues");
+}
+
+#[test]
+fn queues_refuse_to_be_purged() {
+    for (path, template) in shipped() {
+        let policies = of_type(&template, "AWS::SQS::QueuePolicy");
+        for (queue, _) in queues(&template) {
+            let arn = json!({"!GetAtt": format!("{queue}.Arn")});
+            let refuses = |statement: &&Value| {
+                statement["Effect"] == "Deny"
+                    && statement["Principal"] == "*"
+                    && list(&statement["Action"]).contains(&&json!("sqs:PurgeQueue"))
+                    && list(&statement["Resource"]).contains(&&arn)
+                    && statement["Condition"].is_null()
+            };
+            let guarded = policies.iter().any(|(_, policy)| {
+                list(&policy["Queues"]).contains(&&json!({"!Ref": queue}))
+                    && statements(&policy["PolicyDocument"]).iter().any(refuses)
+            });
+            assert!(guarded, "{path}: {queue} can be purged");
+        }
+    }
+}
+
+/// `sam deploy --guided` cannot leave a `NoEcho` parameter empty, and every other way to pass one shows it: in the
+/// recipe that `make` echoes, in the list of processes, in a log of CI.
+#[test]
+fn no_parameter_holds_a_secret() {
+    for (path, template) in shipped() {
+        for (name, parameter) in template["Parameters"].as_object().unwrap() {
+            assert!(parameter["NoEcho"].is_null(), "{path}: {name}");
+        }
+    }
+}
+
+#[test]
+fn api_key_comes_from_a_named_secret_only() {
+    let key = |values: &[_]| {
+        Template::with(values).property("Consumer/Environment/Variables/PAYMENT_GATEWAY_API_KEY")
+    };
+    assert_eq!(key(&[]), "");
+    assert_eq!(
+        key(&[("PaymentGatewaySecret", "payments/gateway")]),
+        "{{resolve:secretsmanager:payments/gateway:SecretString:apiKey}}"
+    );
+    let outputs = read(CONSUMER)["Outputs"].to_string();
+    assert!(!outputs.contains("PaymentGatewaySecret"));
+}
+
+/// DynamoDB refuses a warm throughput below what the table has, so that a first deployment, a later and smaller number, or a
+/// rollback would fail.
+#[test]
+fn tables_take_no_warm_throughput() {
+    for (path, template) in shipped() {
+        for (name, table) in of_type(&template, "AWS::DynamoDB::Table") {
+            assert!(table["WarmThroughput"].is_null(), "{path}: {name}");
+        }
+    }
+}
+
+/// AWS: six function timeouts, plus the batching window. Every example has a literal, or the template's map.
+#[test]
+fn visibility_timeout_covers_timeouts_and_window() {
+    let window = &read(CONSUMER)["Parameters"]["BatchingWindow"]["MaxValue"];
+    let window = window.as_u64().unwrap();
+    for (path, template) in shipped() {
+        let number = |value: &Value| -> u64 {
+            let text = value
+                .as_str()
+                .map_or_else(|| value.to_string(), str::to_owned);
+            text.parse().unwrap()
+        };
+        for (name, queue) in of_type(&template, QUEUE) {
+            let visibility = &queue["VisibilityTimeout"];
+            if visibility.is_null() {
+                continue; // a dead-letter queue
+            }
+            let parameter = &template["Parameters"]["FunctionTimeout"]["AllowedValues"];
+            let functions = of_type(&template, "AWS::Serverless::Function");
+            let timeouts = match &functions[0].1["Timeout"] {
+                literal @ Value::Number(_) => vec![literal],
+                _ => list(parameter),
+            };
+            for timeout in timeouts {
+                let visibility = if visibility["!FindInMap"].is_null() {
+                    number(visibility)
+                } else {
+                    let timeout = timeout.as_str().unwrap();
+                    let template = Template::with(&[("FunctionTimeout", timeout)]);
+                    number(&json!(template.property("OrdersQueue/VisibilityTimeout")))
+                };
+                let least = 6 * number(timeout) + window;
+                assert!(
+                    visibility >= least,
+                    "{path}: {name}, {timeout}: {visibility} s"
+                );
+            }
+        }
+    }
+}
+
+/// Whether one event begins the alarm, such as a crash. It ends a minute later, when nothing was repaired.
+fn is_of_an_event(alarm: &Value) -> bool {
+    alarm["Statistic"] == "Sum"
+        && alarm["EvaluationPeriods"] == 1
+        && alarm["ComparisonOperator"] == "GreaterThanThreshold"
+}
+
+#[test]
+fn alarms_of_events_do_not_notify_their_end() {
+    let (mut events, mut others) = (0, 0);
+    for (path, template) in shipped() {
+        for (name, alarm) in of_type(&template, ALARM) {
+            let is_event = is_of_an_event(alarm);
+            assert_eq!(alarm["OKActions"].is_null(), is_event, "{path}: {name}");
+            *(if is_event { &mut events } else { &mut others }) += 1;
+        }
+    }
+    assert!(events >= 6 && others >= 10, "{events}, {others}");
+}
+
+/// A declined card is the normal business of a consumer.
+#[test]
+fn permanent_failures_notify_nobody() {
+    for (path, template) in shipped() {
+        for (name, alarm) in of_type(&template, ALARM) {
+            let metric = alarm["MetricName"].as_str().unwrap();
+            let of_business = ["DeadLettered", "PermanentFailures"].contains(&metric);
+            assert!(!of_business, "{path}: {name}");
+        }
+    }
+}
+
+/// The permanent failure of such a message is in the log alone for half a day and longer. It returns within 15 minutes,
+/// so an alarm of one minute would notify at each receive.
+#[test]
+fn unsent_dead_letters_have_a_lasting_alarm() {
+    for path in [CONSUMER, STARTER] {
+        let (_, template) = shipped().into_iter().find(|(of, _)| of == path).unwrap();
+        let alarms = of_type(&template, ALARM).into_iter();
+        let mut alarms = alarms.filter(|(_, alarm)| alarm["MetricName"] == "DeadLettersNotSent");
+        let (_, alarm) = alarms.next().unwrap_or_else(|| panic!("{path}"));
+        assert_eq!(alarm["EvaluationPeriods"], 20, "{path}");
+        assert_eq!(alarm["DatapointsToAlarm"], 1, "{path}");
+        assert!(!alarm["AlarmActions"].is_null(), "{path}");
+    }
+}
+
+/// Own parameters may hold secrets, and SAM CLI shows the others.
+#[test]
+fn deploy_verbs_do_not_echo_parameters() {
+    for path in ["Makefile", "starter/template/Makefile"] {
+        let makefile = fs::read_to_string(root().join(path)).unwrap();
+        let recipes = makefile.lines().filter(|line| line.starts_with('\t'));
+        let with_parameters: Vec<_> = recipes
+            .filter(|line| line.contains("$(OVERRIDES)") || line.contains("$(PARAMETERS)"))
+            .collect();
+        assert!(with_parameters.len() >= 2, "{path}");
+        for line in with_parameters {
+            assert!(line.starts_with("\t@"), "{path}: {line}");
+        }
+    }
+}
+
+/// The jobs of all workflows, and of the workflows in the docs.
+fn jobs() -> Vec<(String, Value)> {
+    let mut texts = Vec::new();
+    for file in fs::read_dir(root().join(".github/workflows")).unwrap() {
+        let path = file.unwrap().path();
+        texts.push((
+            path.display().to_string(),
+            fs::read_to_string(path).unwrap(),
+        ));
+    }
+    let block = Regex::new(r"(?s)```yaml\n(.*?)```").unwrap();
+    for file in fs::read_dir(root().join("docs")).unwrap() {
+        let path = file.unwrap().path();
+        let Ok(page) = fs::read_to_string(&path) else {
+            continue; // a folder
+        };
+        let blocks = block.captures_iter(&page).map(|found| found[1].to_owned());
+        let workflows = blocks.filter(|text| text.contains("\njobs:\n"));
+        texts.extend(workflows.map(|text| (path.display().to_string(), text)));
+    }
+    let mut jobs = Vec::new();
+    for (path, text) in texts {
+        let workflow = parse(&text);
+        assert!(
+            !workflow["permissions"].to_string().contains("write"),
+            "{path}: a permission of all jobs"
+        );
+        for (name, job) in workflow["jobs"].as_object().unwrap() {
+            jobs.push((format!("{path}: {name}"), job.clone()));
+        }
+    }
+    jobs
+}
+
+/// The commands that a `make` command would run, one a line.
+fn expanded(command: &str) -> String {
+    let mut words = command.split_whitespace();
+    assert_eq!(words.next(), Some("make"), "{command}");
+    let make = Command::new("make")
+        .arg("--dry-run")
+        .args(words)
+        .current_dir(root())
+        .output();
+    let make = make.unwrap();
+    assert!(make.status.success(), "{command}: {make:?}");
+    String::from_utf8(make.stdout).unwrap()
+}
+
+/// A build script of any dependency could use a job's token of AWS. The Python tools are pinned by hash.
+#[test]
+fn jobs_with_a_token_compile_nothing() {
+    let mut with_token = 0;
+    for (name, job) in jobs() {
+        let steps = job["steps"].as_array().unwrap();
+        for step in steps {
+            let uses = step["uses"].as_str().unwrap_or_default();
+            if uses.starts_with("actions/checkout@") {
+                assert_eq!(step["with"]["persist-credentials"], false, "{name}");
+            }
+        }
+        let has_role = steps
+            .iter()
+            .any(|step| step["uses"].to_string().contains("credentials@"));
+        assert!(
+            !has_role || job["permissions"]["id-token"] == "write",
+            "{name}"
+        );
+        if job["permissions"]["id-token"] != "write" {
+            continue;
+        }
+        with_token += 1;
+        for command in steps.iter().filter_map(|step| step["run"].as_str()) {
+            for line in command.lines() {
+                let commands = if line.starts_with("make ") {
+                    expanded(line)
+                } else {
+                    line.to_owned()
+                };
+                for compiles in ["cargo", "rustc", "sam build", "npm "] {
+                    assert!(!commands.contains(compiles), "{name}: {line}: {commands}");
+                }
+            }
+        }
+    }
+    assert!(
+        with_token >= 2,
+        "{with_token}: a release, and the deployment of the docs"
+    );
+}
