@@ -211,10 +211,13 @@ async fn wrapped_and_plain_messages_share_a_queue() {
     assert_eq!(orders, sent);
 }
 
+/// Publishes an order of this amount for the `n`th time.
+type Publish = fn(amount: u32, n: u32) -> Value;
+
 /// An envelope has its own id and time whenever the order is published.
 #[tokio::test]
 async fn key_inside_an_envelope_finds_duplicates() {
-    let publish: [(&str, fn(u32, u32) -> Value); 3] = [
+    let publish: [(&str, Publish); 3] = [
         ("body:/Message/orderId", |amount, n| {
             sns(&order("o-1", amount).to_string(), n)
         }),

@@ -9,6 +9,7 @@ use aws_lambda_events::encodings::Base64Data;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::s3_notification;
 use crate::{
     InvalidValue,
     handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage},
@@ -112,7 +113,7 @@ struct Members<'a> {
     bucket: Raw<'a>,
 }
 
-type Raw<'a> = Option<&'a RawValue>;
+pub(super) type Raw<'a> = Option<&'a RawValue>;
 
 #[derive(Deserialize)]
 struct SnsAttribute<'a> {
@@ -120,45 +121,6 @@ struct SnsAttribute<'a> {
     data_type: String,
     #[serde(rename = "Value", borrow)]
     value: &'a RawValue,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct S3Record<'a> {
-    #[serde(rename = "eventSource")]
-    _source: S3,
-    #[serde(borrow)]
-    event_name: Raw<'a>,
-    #[serde(borrow)]
-    event_time: Raw<'a>,
-    #[serde(borrow)]
-    s3: S3Entity<'a>,
-}
-
-#[derive(Deserialize)]
-enum S3 {
-    #[serde(rename = "aws:s3")]
-    S3,
-}
-
-#[derive(Deserialize)]
-struct S3Entity<'a> {
-    #[serde(borrow)]
-    bucket: Option<S3Bucket<'a>>,
-    #[serde(borrow)]
-    object: Option<S3Object<'a>>,
-}
-
-#[derive(Deserialize)]
-struct S3Bucket<'a> {
-    #[serde(borrow)]
-    arn: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct S3Object<'a> {
-    #[serde(borrow)]
-    key: Raw<'a>,
 }
 
 impl FromStr for Envelope {
@@ -209,7 +171,7 @@ fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
     }
     let content = members.sns();
     let content = content.or_else(|| members.event_bridge().map(Ok));
-    let content = content.or_else(|| members.s3());
+    let content = content.or_else(|| s3_notification::content(members.records?));
     content.transpose().map_err(NoMessage::Invalid)
 }
 
@@ -274,28 +236,9 @@ impl Members<'_> {
             facts,
         })
     }
-
-    /// Takes the list of records, with decoded object keys. All else of it stays as S3 wrote it.
-    fn s3(&self) -> Option<Result<Content, InvalidMessage>> {
-        let list = self.records?.get();
-        let records: Vec<S3Record<'_>> = serde_json::from_str(list).ok()?;
-        let first = records.first()?;
-        let bucket = first.s3.bucket.as_ref();
-        let facts = EnvelopeMetadata {
-            id: None,
-            source: bucket.and_then(|bucket| text(bucket.arn)),
-            detail_type: text(first.event_name),
-            time: text(first.event_time),
-        };
-        Some(with_decoded_keys(list, &records).map(|body| Content {
-            body,
-            attributes: HashMap::new(),
-            facts,
-        }))
-    }
 }
 
-fn text(member: Raw<'_>) -> Option<String> {
+pub(super) fn text(member: Raw<'_>) -> Option<String> {
     serde_json::from_str(member?.get()).ok()
 }
 
@@ -322,46 +265,6 @@ fn sns_attributes(attributes: Raw<'_>) -> Result<HashMap<String, Attribute>, Inv
         .into_iter()
         .filter_map(|(name, text)| Some((name, attribute(text)?)))
         .collect())
-}
-
-/// Decodes the object key of each record. The keys are parts of `list`.
-fn with_decoded_keys(list: &str, records: &[S3Record<'_>]) -> Result<String, InvalidMessage> {
-    let (mut decoded, mut rest) = (String::with_capacity(list.len()), list);
-    for (index, record) in records.iter().enumerate() {
-        let Some(raw) = record.s3.object.as_ref().and_then(|object| object.key) else {
-            continue;
-        };
-        let key = text(Some(raw)).as_deref().and_then(decode_object_key);
-        let key = key.and_then(|key| serde_json::to_string(&key).ok());
-        let key = key.ok_or_else(|| {
-            InvalidMessage(format!(
-                "the object key of record {index} of the S3 event notification is not URL-encoded UTF-8"
-            ))
-        })?;
-        let (before, from_key) = rest.split_at(raw.get().as_ptr().addr() - rest.as_ptr().addr());
-        decoded.extend([before, &key]);
-        rest = &from_key[raw.get().len()..];
-    }
-    decoded.push_str(rest);
-    Ok(decoded)
-}
-
-/// Decodes an object key of an S3 event notification: `+` is a space, and `%XX` a byte of UTF-8.
-fn decode_object_key(key: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(key.len());
-    let mut rest = key.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let digit = |byte: u8| char::from(byte).to_digit(16);
-                let (high, low) = (digit(rest.next()?)?, digit(rest.next()?)?);
-                u8::try_from(high * 16 + low).ok()?
-            }
-            other => other,
-        });
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -402,34 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn object_keys_are_decoded_as_s3_encodes_them() {
-        for (encoded, decoded) in [
-            ("plain.txt", Some("plain.txt")),
-            ("my+photo%281%29.jpg", Some("my photo(1).jpg")),
-            ("Bestellungen/%C3%A4.csv", Some("Bestellungen/ä.csv")),
-            ("a%2Bb", Some("a+b")),
-            ("a%22%5Cb", Some("a\"\\b")),
-            ("%", None),
-            ("%4", None),
-            ("%GG", None),
-            ("%FF", None),
-        ] {
-            assert_eq!(decode_object_key(encoded).as_deref(), decoded, "{encoded}");
-            let key = open(&s3(encoded).to_string()).map(|content| {
-                let list: Value = serde_json::from_str(&content.unwrap().body).unwrap();
-                list[0]["s3"]["object"]["key"].as_str().map(str::to_owned)
-            });
-            assert_eq!(key.ok().flatten().as_deref(), decoded, "{encoded}");
+    fn setting_names_its_two_values() {
+        assert_eq!("none".parse(), Ok(Envelope::None));
+        for old in ["sns", "eventbridge", "s3", "AUTO", ""] {
+            let error = old.parse::<Envelope>().unwrap_err();
+            assert_eq!(error.to_string(), "must be `none` or `auto`");
         }
-    }
-
-    #[test]
-    fn records_of_s3_stay_as_written_but_for_keys() {
-        let list = r#"[ {"s3":{"object":{ "key" : "a+b","size":1E3},"x":[{}]}, "eventSource":"aws:s3"},
-            {"eventSource":"aws:s3","s3":{}},{"eventSource":"aws:s3","s3":{"object":{"key":"%41"}}} ]"#;
-        let content = open(&format!(r#"{{"Records":{list}}}"#)).unwrap().unwrap();
-        let decoded = list.replace("a+b", "a b").replace("%41", "A");
-        assert_eq!(content.body, decoded);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | `record` | one record of the event, even of an odd shape |
 //! | `message` | the message of a record: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
+//! | `s3_notification` | the records of an S3 event notification |
 //! | `read_message` | reads one message, without a batch |
 //! | `identity` | key and fingerprint of a message |
 //! | `key_source` | which messages are the same operation |
@@ -67,6 +68,7 @@ mod run_lane;
 mod run_message;
 #[cfg(feature = "s3")]
 mod s3_bodies;
+mod s3_notification;
 mod s3_pointer;
 mod suspects;
 mod visibility;
