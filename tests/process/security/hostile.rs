@@ -37,7 +37,7 @@ async fn consumer(dynamo: &Dynamo) -> Lambda {
     consumer_with(dynamo, &[]).await
 }
 
-async fn consumer_with(dynamo: &Dynamo, more: &[(&str, &str)]) -> Lambda {
+pub(super) async fn consumer_with(dynamo: &Dynamo, more: &[(&str, &str)]) -> Lambda {
     dynamo.create_table(TABLE).await;
     let endpoint = [("AWS_ENDPOINT_URL", dynamo.endpoint())];
     start(&[&endpoint, more].concat()).await
@@ -59,7 +59,7 @@ async fn start(settings: &[(&str, &str)]) -> Lambda {
     Lambda::start(env).await
 }
 
-fn nested(depth: usize) -> String {
+pub(super) fn nested(depth: usize) -> String {
     format!("{}{}", "[".repeat(depth), "]".repeat(depth))
 }
 
@@ -78,18 +78,20 @@ fn order_of(amount: &str) -> String {
 /// A message and its expected end: done, or this outcome with a word of its reason.
 type Case = (&'static str, Value, Option<(&'static str, &'static str)>);
 
+const NO_KEY: Option<(&str, &str)> = Some(("invalid", "no idempotency key"));
+const OTHER_TYPE: Option<(&str, &str)> = Some(("invalid", "not of the type"));
 const INVALID_JSON: Option<(&str, &str)> = Some(("invalid", "not valid JSON"));
 
 fn bodies() -> Vec<Case> {
     let digits = "7".repeat(100_000);
     let body = |name, body: String, outcome| (name, record("m-hostile", &body), outcome);
     vec![
-        body("100,000 arrays", nested(100_000), INVALID_JSON),
+        body("100,000 arrays", nested(100_000), NO_KEY),
         body("100,000 objects", r#"{"a":"#.repeat(100_000), INVALID_JSON),
         body(
             "a deep member",
             order_with("deep", &format!(r#""x":{}"#, nested(100_000))),
-            INVALID_JSON,
+            None,
         ),
         body(
             "as deep as is read",
@@ -112,15 +114,35 @@ fn bodies() -> Vec<Case> {
         body(
             "1 MiB of members",
             format!("[{}0]", "0,".repeat(MIB / 2 - 2)),
-            Some(("invalid", "no idempotency key")),
+            NO_KEY,
         ),
         body(
             "half a character",
             r#"{"orderId":"\ud800","amount":1,"currency":"EUR"}"#.into(),
             INVALID_JSON,
         ),
-        body("beyond every number", order_of("1e999999"), INVALID_JSON),
-        body("100,000 digits", order_of(&digits), INVALID_JSON),
+        body(
+            "half a character that nobody reads",
+            order_with("half", r#""x":"\ud83d""#),
+            None,
+        ),
+        body(
+            "beyond every number, where nobody reads",
+            order_with("beyond", r#""x":1e999999"#),
+            None,
+        ),
+        body(
+            "text behind the JSON",
+            format!("{} x", order("behind")),
+            INVALID_JSON,
+        ),
+        body(
+            "NUL behind the JSON",
+            format!("{}\0", order("nul")),
+            INVALID_JSON,
+        ),
+        body("beyond every number", order_of("1e999999"), OTHER_TYPE),
+        body("100,000 digits", order_of(&digits), OTHER_TYPE),
         body(
             "100,000 digits behind the point",
             order_of(&format!("1.{digits}")),
@@ -135,13 +157,13 @@ fn bodies() -> Vec<Case> {
         body(
             "two ids",
             order_with("one", r#""orderId":"two""#),
-            Some(("invalid", "not of the type")),
+            OTHER_TYPE,
         ),
         body("nothing", String::new(), INVALID_JSON),
         body(
             "a byte order mark",
             format!("\u{feff}{}", order("bom")),
-            INVALID_JSON,
+            None,
         ),
     ]
 }
@@ -152,7 +174,6 @@ fn keys() -> Vec<Case> {
         order["orderId"] = id;
         (name, record("m-hostile", &order), outcome)
     };
-    let no_key = Some(("invalid", "no idempotency key"));
     vec![
         id("a key with NUL", json!("a\0b"), None),
         id("a key of NUL", json!("\0"), None),
@@ -163,9 +184,12 @@ fn keys() -> Vec<Case> {
             None,
         ),
         id("a key that looks hashed", json!(r"\sha256:0"), None),
-        id("an empty key", json!(""), no_key),
-        id("a null key", json!(null), no_key),
-        id("a fraction for a key", json!(0.1), no_key),
+        id("an empty key", json!(""), NO_KEY),
+        id("a null key", json!(null), NO_KEY),
+        id("an empty object for a key", json!({}), NO_KEY),
+        id("an empty list for a key", json!([]), NO_KEY),
+        id("a list of null for a key", json!([null]), NO_KEY),
+        id("a fraction for a key", json!(0.1), NO_KEY),
     ]
 }
 
@@ -301,7 +325,7 @@ async fn invalid_bytes_fail_and_next_event_succeeds() {
 }
 
 /// Peak memory of the process, in bytes.
-fn peak(lambda: &Lambda) -> usize {
+pub(super) fn peak(lambda: &Lambda) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", lambda.pid())).unwrap();
     let line = status
         .lines()

@@ -1,5 +1,6 @@
 //! Secrets in logs, and hostile input.
 
+mod body_memory;
 mod hostile;
 mod library_logs;
 mod logs;

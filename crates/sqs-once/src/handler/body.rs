@@ -8,7 +8,7 @@ use super::{DeliveryMetadata, InvalidMessage};
 ///
 /// | type | value | fails permanently |
 /// | --- | --- | --- |
-/// | `T` that implements [`serde::Deserialize`] | the body as JSON | other JSON, and text that is not JSON |
+/// | `T` that implements [`serde::Deserialize`] | the body as JSON, with or without a byte-order mark | other JSON, and text that is not JSON |
 /// | [`Json<T>`](Json) | the same | the same |
 /// | [`Text`] | the body as text | nothing |
 /// | your own type | what [`from_message`](Self::from_message) makes of it | what it refuses |
@@ -64,8 +64,14 @@ pub trait FromMessage: Sized + Send {
 #[diagnostic::do_not_recommend]
 impl<T: DeserializeOwned + Send> FromMessage for T {
     fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
-        serde_json::from_str(body).map_err(|error| InvalidMessage::json(&error))
+        serde_json::from_str(without_bom(body)).map_err(|error| InvalidMessage::json(&error))
     }
+}
+
+/// Returns JSON without a byte-order mark before it. RFC 8259, section 8.1, allows a reader to ignore the mark
+/// that some producers add.
+pub(crate) fn without_bom(json: &str) -> &str {
+    json.strip_prefix('\u{feff}').unwrap_or(json)
 }
 
 /// A JSON body. A handler that takes `Json<T>` works like one that takes `T`.
@@ -107,5 +113,21 @@ pub struct Text(pub String);
 impl FromMessage for Text {
     fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
         Ok(Self(body.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_order_mark_is_no_part_of_json() {
+        let read = |body| u64::from_message(body, &DeliveryMetadata::default());
+        assert_eq!(read("\u{feff}7"), Ok(7));
+        assert!(read("\u{feff}\u{feff}7").is_err());
+        let Ok(Text(text)) = Text::from_message("\u{feff}7", &DeliveryMetadata::default()) else {
+            panic!("every body is a text");
+        };
+        assert_eq!(text, "\u{feff}7");
     }
 }

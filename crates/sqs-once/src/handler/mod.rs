@@ -14,6 +14,7 @@ use std::{borrow::Cow, fmt, marker::PhantomData, time::Duration};
 use serde::de::DeserializeOwned;
 
 pub use attempt::Attempt;
+pub(crate) use body::without_bom;
 pub use body::{FromMessage, Json, Text};
 pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
 pub use delivery::{Delivery, EnvelopeMetadata};

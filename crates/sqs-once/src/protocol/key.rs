@@ -11,9 +11,6 @@ pub const MAX_KEY_BYTES: usize = 2048;
 /// Longest key that [`Key::header_value`] returns unchanged, in bytes.
 const MAX_HEADER_BYTES: usize = 255;
 
-const SEPARATOR: char = '#';
-const ESCAPE: char = '\\';
-
 /// Maximum size of a [`Namespace`], in bytes.
 pub(crate) const MAX_NAMESPACE_BYTES: usize = 256;
 
@@ -95,37 +92,11 @@ impl Key {
         namespace: &Namespace,
         parts: impl IntoIterator<Item = KeyPart<'a>>,
     ) -> Result<Self, KeyError> {
-        let mut id = String::with_capacity(namespace.0.len() + 64);
-        escape_into(&mut id, &namespace.0);
-        let namespace_end = id.len();
-        let mut count = 0;
+        let mut key = KeyBuilder::new(namespace);
         for part in parts {
-            id.push(SEPARATOR);
-            match part {
-                KeyPart::Text(text) if text.is_empty() => {
-                    return Err(KeyError::EmptyPart { index: count });
-                }
-                KeyPart::Text(text) => escape_into(&mut id, &text),
-                KeyPart::Json(canonical) => {
-                    id.push(ESCAPE);
-                    id.push_str("json:");
-                    escape_into(&mut id, &canonical);
-                }
-            }
-            count += 1;
+            key.push(&part)?;
         }
-        if count == 0 {
-            return Err(KeyError::NoParts);
-        }
-        if id.len() > MAX_KEY_BYTES {
-            let hash = Fingerprint::of(&id.as_bytes()[namespace_end..]);
-            id.truncate(namespace_end);
-            id.push(SEPARATOR);
-            id.push(ESCAPE);
-            id.push_str("sha256:");
-            id.push_str(hash.as_str());
-        }
-        Ok(Self(id))
+        key.finish()
     }
 
     /// Takes a key as it is stored in the table.
@@ -183,12 +154,87 @@ impl<'a> From<&'a str> for KeyPart<'a> {
     }
 }
 
-fn escape_into(id: &mut String, part: &str) {
-    for c in part.chars() {
-        if c == SEPARATOR || c == ESCAPE {
-            id.push(ESCAPE);
+/// Joins namespace and parts to a [`Key`], without keeping more than a key holds, however long the parts are.
+pub(crate) struct KeyBuilder {
+    id: String,
+    namespace_end: usize,
+    parts: usize,
+    /// The hash of all parts, once they are too long for a key.
+    hash: Option<Sha256>,
+}
+
+impl KeyBuilder {
+    pub(crate) fn new(namespace: &Namespace) -> Self {
+        let mut key = Self {
+            id: String::with_capacity(namespace.0.len() + 64),
+            namespace_end: 0,
+            parts: 0,
+            hash: None,
+        };
+        key.append_escaped(&namespace.0);
+        key.namespace_end = key.id.len();
+        key
+    }
+
+    /// Adds a part.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::EmptyPart`].
+    pub(crate) fn push(&mut self, part: &KeyPart<'_>) -> Result<(), KeyError> {
+        self.append("#");
+        match part {
+            KeyPart::Text(text) if text.is_empty() => {
+                return Err(KeyError::EmptyPart { index: self.parts });
+            }
+            KeyPart::Text(text) => self.append_escaped(text),
+            KeyPart::Json(canonical) => {
+                self.append("\\json:");
+                self.append_escaped(canonical);
+            }
         }
-        id.push(c);
+        self.parts += 1;
+        Ok(())
+    }
+
+    /// Returns the key.
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError::NoParts`].
+    pub(crate) fn finish(mut self) -> Result<Key, KeyError> {
+        if self.parts == 0 {
+            return Err(KeyError::NoParts);
+        }
+        if let Some(hash) = self.hash {
+            self.id.push_str("#\\sha256:");
+            self.id.push_str(&hex(&hash.finalize()));
+        }
+        Ok(Key(self.id))
+    }
+
+    fn append_escaped(&mut self, mut text: &str) {
+        while let Some(at) = text.find(['#', '\\']) {
+            let (before, rest) = text.split_at(at);
+            let (mark, rest) = rest.split_at(1);
+            self.append(before);
+            self.append("\\");
+            self.append(mark);
+            text = rest;
+        }
+        self.append(text);
+    }
+
+    fn append(&mut self, text: &str) {
+        if self.hash.is_none() && self.id.len() + text.len() > MAX_KEY_BYTES {
+            let parts = &self.id[self.namespace_end..];
+            self.hash = Some(Sha256::new_with_prefix(parts));
+            self.id.truncate(self.namespace_end);
+        }
+        match &mut self.hash {
+            Some(hash) => hash.update(text),
+            None => self.id.push_str(text),
+        }
     }
 }
 
@@ -240,7 +286,12 @@ impl Fingerprint {
     /// Returns the fingerprint of `bytes`.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        Self::from_stored(hex(&Sha256::digest(bytes)))
+        Self::of_hash(Sha256::new_with_prefix(bytes))
+    }
+
+    /// Returns the fingerprint of what was hashed so far.
+    pub(crate) fn of_hash(hash: Sha256) -> Self {
+        Self::from_stored(hex(&hash.finalize()))
     }
 
     /// Creates a fingerprint without a scheme from the text in a record.
@@ -359,6 +410,21 @@ mod tests {
             Key::new(&ns("ns"), [part.as_str()]).unwrap().as_str(),
             format!("ns#{part}")
         );
+    }
+
+    #[test]
+    fn hash_of_a_long_key_covers_all_its_parts() {
+        let long = |part: &str| part.repeat(MAX_KEY_BYTES);
+        for parts in [
+            [long("x"), "é".into()],
+            ["a#".into(), long("#")],
+            ["x".repeat(MAX_KEY_BYTES - 4), "\\".into()],
+        ] {
+            let key = Key::new(&ns("n"), parts.iter().map(String::as_str)).unwrap();
+            let escaped = parts.map(|part| part.replace('\\', r"\\").replace('#', r"\#"));
+            let hash = Fingerprint::of(format!("#{}", escaped.join("#")).as_bytes());
+            assert_eq!(key.as_str(), format!(r"n#\sha256:{hash}"));
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub use decision::Settlement;
 #[doc(hidden)]
 pub use decision::{FailedClaim, FailedSettlement, PreviousRecord, PriorState, Rejection};
 pub use isolation::CrashWaits;
+pub(crate) use key::KeyBuilder;
 pub use key::{Fingerprint, Key, KeyError, KeyPart, MAX_KEY_BYTES, Namespace};
 pub use record::{
     AfterFailure, AttemptEnd, ClaimRequest, FencingToken, MAX_ERROR_BYTES, MAX_FAILED_MESSAGES,

@@ -1,118 +1,64 @@
-//! [`Document`]: the JSON of a body, as a tree or, if it is long, as text.
+//! [`Document`]: a body that is JSON, as text.
 
-use std::{borrow::Cow, fmt};
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use serde::{
-    Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    Deserializer as _,
+    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{Value, value::RawValue};
+use serde_json::{Deserializer, value::RawValue};
 
-use super::pointer::find;
+use crate::handler::without_bom;
 
-/// Longest body that we parse into a tree, in bytes. SQS carries no longer one, but a body in S3 can be
-/// longer. A tree of tiny values takes a hundred times the size of its text, so a small
-/// message could otherwise end the process.
-pub(super) const MAX_TREE_BYTES: usize = 1024 * 1024;
-
-/// A JSON body.
-#[derive(Debug)]
-pub(super) enum Document<'a> {
-    Tree(Value),
-    /// JSON of more than [`MAX_TREE_BYTES`].
-    Long(&'a str),
-}
+/// A body that is JSON. It never becomes a tree: a tree of tiny values takes a hundred times the size of its
+/// text, so one small message could end the process.
+///
+/// What nobody asks for is only skipped, so it may be of any depth, and have numbers beyond a double and
+/// halves of surrogate pairs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Document<'a>(&'a str);
 
 impl<'a> Document<'a> {
     pub(super) fn parse(body: &'a str) -> serde_json::Result<Self> {
-        if body.len() <= MAX_TREE_BYTES {
-            return serde_json::from_str(body).map(Self::Tree);
-        }
-        serde_json::from_str::<Checked>(body)?;
-        Ok(Self::Long(body))
+        let text = without_bom(body);
+        serde_json::from_str::<IgnoredAny>(text)?;
+        Ok(Self(text))
     }
 
-    /// Returns the value that a pointer finds. The pointer may lead through strings that contain JSON.
-    pub(super) fn find(&self, pointer: &str) -> Option<Cow<'_, Value>> {
-        match self {
-            Self::Tree(tree) => find(tree, pointer),
-            Self::Long(text) => find_in_text(text, pointer).map(Cow::Owned),
+    /// Returns the JSON text of the value that a pointer finds. The pointer may lead through strings that
+    /// contain JSON.
+    pub(super) fn find(self, pointer: &str) -> Option<Cow<'a, str>> {
+        let mut found = Cow::Borrowed(self.0.trim_start());
+        for token in pointer.split('/').skip(1) {
+            if found.starts_with('"') {
+                found = Cow::Owned(serde_json::from_str(&found).ok()?);
+            }
+            let name = token.replace("~1", "/").replace("~0", "~");
+            found = match found {
+                Cow::Borrowed(text) => Cow::Borrowed(child(text, &name)?),
+                Cow::Owned(text) => Cow::Owned(child(&text, &name)?.to_owned()),
+            };
         }
+        Some(found)
     }
 }
 
-/// Accepts JSON that could become a tree, and keeps nothing of it. `IgnoredAny` accepts more: any depth,
-/// numbers beyond the range of a double, and halves of surrogate pairs.
-struct Checked;
-
-impl<'de> Deserialize<'de> for Checked {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Self)
-    }
-}
-
-impl<'de> Visitor<'de> for Checked {
-    type Value = Self;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_unit<E>(self) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
-        while let Some(Self) = list.next_element()? {}
-        Ok(self)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
-        while let Some((Self, Self)) = map.next_entry()? {}
-        Ok(self)
-    }
-}
-
-/// Finds a value like [`find`], but builds no tree of the values on the way.
-fn find_in_text(text: &str, pointer: &str) -> Option<Value> {
-    let mut found = Cow::Borrowed(text.trim_start());
-    for token in pointer.split('/').skip(1) {
-        if found.starts_with('"') {
-            found = Cow::Owned(serde_json::from_str(&found).ok()?);
-        }
-        let name = token.replace("~1", "/").replace("~0", "~");
-        found = match found {
-            Cow::Borrowed(text) => Cow::Borrowed(child(text, &name)?),
-            Cow::Owned(text) => Cow::Owned(child(&text, &name)?.to_owned()),
-        };
-    }
-    serde_json::from_str(&found).ok()
+/// Waits until no other thread makes a key or a fingerprint from JSON. A process with several invocations then
+/// needs the memory for one body, not for one of each thread.
+pub(super) fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the text of a member or element.
 fn child<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let mut deserializer = Deserializer::from_str(without_bom(text));
     let child = deserializer.deserialize_any(Child(name)).ok()?;
+    deserializer.end().ok()?;
     Some(child.get())
 }
 
@@ -128,8 +74,8 @@ impl<'de> Visitor<'de> for Child<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
-        while let Some(name) = map.next_key::<Cow<'_, str>>()? {
-            if name == self.0 {
+        while let Some(is_named_so) = map.next_key_seed(IsName(self.0))? {
+            if is_named_so {
                 found = Some(map.next_value()?); // the last one, as in a tree
             } else {
                 map.next_value::<IgnoredAny>()?;
@@ -143,8 +89,9 @@ impl<'de> Visitor<'de> for Child<'_> {
         let index: usize = self.0.parse().map_err(A::Error::custom)?;
         let mut found = None;
         if index.to_string() == self.0 {
-            for _ in 0..index {
-                list.next_element::<IgnoredAny>()?;
+            let mut before = 0;
+            while before < index && list.next_element::<IgnoredAny>()?.is_some() {
+                before += 1;
             }
             found = list.next_element()?;
             while list.next_element::<IgnoredAny>()?.is_some() {}
@@ -153,74 +100,114 @@ impl<'de> Visitor<'de> for Child<'_> {
     }
 }
 
+/// Compares the name of a member. Names are read as bytes, since a name may contain half of a surrogate pair.
+struct IsName<'n>(&'n str);
+
+impl<'de> DeserializeSeed<'de> for IsName<'_> {
+    type Value = bool;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, name: D) -> Result<bool, D::Error> {
+        name.deserialize_bytes(self)
+    }
+}
+
+impl Visitor<'_> for IsName<'_> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_bytes<E>(self, name: &[u8]) -> Result<bool, E> {
+        Ok(name == self.0.as_bytes())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn find<'a>(body: &'a str, pointer: &str) -> Option<Cow<'a, str>> {
+        Document::parse(body).unwrap().find(pointer)
+    }
+
     #[test]
-    fn long_bodies_give_the_same_values() {
-        let text = r#" { "id": 7, "id": "last", "a/b": { "~": [1, {"c": null}, "x"] }, "": 0,
-            "inner": "{\"detail\": {\"id\": [true, \"\\\"q\\\"\"]}}", "né": 1.5, "list": [ ] } "#;
-        let tree = serde_json::from_str(text).unwrap();
-        for pointer in [
-            "/id",
-            "/missing",
-            "/a~1b",
-            "/a~1b/~0/1/c",
-            "/a~1b/~0/2",
-            "/a~1b/~0/02",
-            "/a~1b/~0/+2",
-            "/a~1b/~0/-",
-            "/a~1b/~0/3",
-            "/",
-            "/inner",
-            "/inner/detail/id",
-            "/inner/detail/id/1",
-            "/inner/detail/id/1/x",
-            "/né",
-            "/n\u{e9}/x",
-            "/list/0",
-            "/id/x",
+    fn pointer_finds_the_text_of_a_value() {
+        let body = r#" { "id": 7, "id": "last", "a/b": { "~": [1, {"c": null}, "x"] }, "": 0,
+            "inner": "{\"detail\": {\"id\": [true, \"\\\"q\\\"\"]}}", "n\u00e9": 1.5, "list": [ ],
+            "marked": "\ufeff{\"id\": 1}", "text": "no JSON", "more": "{} {}" } "#;
+        for (pointer, value) in [
+            ("/id", Some(r#""last""#)),
+            ("/missing", None),
+            ("/a~1b", Some(r#"{ "~": [1, {"c": null}, "x"] }"#)),
+            ("/a~1b/~0/1/c", Some("null")),
+            ("/a~1b/~0/2", Some(r#""x""#)),
+            ("/a~1b/~0/02", None),
+            ("/a~1b/~0/+2", None),
+            ("/a~1b/~0/-", None),
+            ("/a~1b/~0/3", None),
+            ("/a~1b/~0/18446744073709551615", None),
+            ("/", Some("0")),
+            ("/inner/detail/id", Some(r#"[true, "\"q\""]"#)),
+            ("/inner/detail/id/1", Some(r#""\"q\"""#)),
+            ("/inner/detail/id/1/x", None),
+            ("/né", Some("1.5")),
+            ("/né/x", None),
+            ("/list/0", None),
+            ("/id/x", None),
+            ("/marked/id", Some("1")),
+            ("/text/id", None),
+            ("/more/id", None),
         ] {
-            let (short, long) = (find(&tree, pointer), find_in_text(text, pointer));
-            assert_eq!(short.as_deref(), long.as_ref(), "{pointer}");
+            assert_eq!(find(body, pointer).as_deref(), value, "{pointer}");
         }
         // JSON in a string, behind white space.
-        let text = r#" "{\"id\": 7}""#;
-        assert_eq!(find_in_text(text, "/id"), Some(7.into()));
+        assert_eq!(find(r#" "{\"id\": 7}""#, "/id").as_deref(), Some("7"));
     }
 
     #[test]
-    fn tree_is_made_of_short_bodies_alone() {
-        let list = |length: usize| format!("[{}]", " ".repeat(length - 2));
-        let parse = |text: &str| {
-            Document::parse(text).map(|document| matches!(document, Document::Tree(_)))
-        };
-        assert!(parse(&list(MAX_TREE_BYTES)).unwrap());
-        assert!(!parse(&list(MAX_TREE_BYTES + 1)).unwrap());
-        assert!(parse(&list(MAX_TREE_BYTES + 1)[1..]).is_err());
-    }
-
-    #[test]
-    fn long_body_is_refused_where_a_short_one_is() {
-        let blank = " ".repeat(MAX_TREE_BYTES);
-        for (text, accepted) in [
-            (
-                r#"{"a": [1, -1, 1.5, true, null, "\ud83d\ude00"], "a": {}}"#.to_owned(),
-                true,
-            ),
-            ([&"[".repeat(127)[..], &"]".repeat(127)].concat(), true),
-            ([&"[".repeat(128)[..], &"]".repeat(128)].concat(), false),
-            ("[1e999]".to_owned(), false),
-            (r#"["\ud83d"]"#.to_owned(), false),
-            (r#"{"\ud83d": 1}"#.to_owned(), false),
-            ("[1] 2".to_owned(), false),
-            ("[1,]".to_owned(), false),
+    fn values_that_nobody_reads_are_skipped() {
+        let deep = ["[".repeat(1_000), "]".repeat(1_000)].concat();
+        for member in [
+            r#""x": "\ud83d""#,
+            r#""\ud83d": 1"#,
+            r#""x": {"\udc00": "\ud83d\ud83d"}"#,
+            r#""x": 1e999"#,
+            &format!(r#""x": {deep}"#),
         ] {
-            for body in [text.clone(), format!("{blank}{text}")] {
-                let parsed = Document::parse(&body).is_ok();
-                assert_eq!(parsed, accepted, "{text}, {} bytes", body.len());
+            for body in [
+                format!(r#"{{"id": 7, {member}}}"#),
+                format!(r#"{{{member}, "id": 7}}"#),
+                format!(r#"[{{{member}}}, {{"id": 7}}]"#),
+                format!("\u{feff}{{{member}, \"id\": 7}}"),
+            ] {
+                let pointer = if body.starts_with('[') {
+                    "/1/id"
+                } else {
+                    "/id"
+                };
+                assert_eq!(find(&body, pointer).as_deref(), Some("7"), "{member:.40}");
             }
+        }
+    }
+
+    #[test]
+    fn body_that_is_not_json_is_refused() {
+        for body in [
+            "",
+            "\u{feff}",
+            " \u{feff}{}",
+            "{}\u{feff}",
+            "[1] 2",
+            "[1,]",
+            "{}\0",
+            "\0{}",
+            "{'id': 1}",
+            "NaN",
+            "[01]",
+            "[\"\n\"]",
+        ] {
+            assert!(Document::parse(body).is_err(), "{body:?}");
         }
     }
 }

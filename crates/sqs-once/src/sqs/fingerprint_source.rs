@@ -2,21 +2,27 @@
 
 use std::str::FromStr;
 
-use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use super::{
-    document::Document,
-    pointer::{Pointers, canonical},
+    canonical::Canonical,
+    document::{Document, one_at_a_time},
+    pointer::Pointers,
 };
-use crate::{InvalidValue, protocol::Fingerprint};
+use crate::{InvalidValue, handler::without_bom, protocol::Fingerprint};
 
 /// The part of a message that must not change under one key.
 ///
 /// | setting | compared |
 /// | --- | --- |
-/// | `body` | the whole body. JSON is compared in canonical form (RFC 8785): the order of members and white space do not matter, and numbers are doubles (beyond 2^53 some whole numbers are equal). Any other body, and JSON of more than 1 MiB, is compared byte by byte |
-/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource) |
+/// | `body` | the whole body |
+/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource). The whole body, if it is not JSON |
 /// | `off` | nothing |
+///
+/// JSON of at most 64 KiB is compared in canonical form (RFC 8785): the order of members and white space do not
+/// matter, and numbers are doubles (beyond 2^53 some whole numbers are equal). Longer JSON, and what has no
+/// canonical form, is compared byte by byte: other text, and JSON with more than 127 levels, with a number beyond
+/// a double, or with half of a surrogate pair. A byte-order mark before the body is left out.
 ///
 /// ```
 /// use sqs_once::sqs::FingerprintSource;
@@ -40,12 +46,12 @@ pub enum FingerprintSource {
 impl FingerprintSource {
     /// Version of the canonical form. Change it with everything that changes the hash of a payload: the form
     /// of JSON, and the length above which we hash bytes.
-    const FORM: u8 = 1;
+    const FORM: u8 = 2;
     /// Longest scheme that names its pointers. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
 
-    pub(super) fn of(&self, body: &str, json: Option<Document<'_>>) -> Option<Fingerprint> {
-        let hash = self.hash(body, json)?;
+    pub(super) fn of(&self, body: &str) -> Option<Fingerprint> {
+        let hash = Fingerprint::of_hash(self.hash(without_bom(body))?);
         Some(hash.with_scheme(self.scheme()))
     }
 
@@ -72,24 +78,38 @@ impl FingerprintSource {
         }
     }
 
-    fn hash(&self, body: &str, json: Option<Document<'_>>) -> Option<Fingerprint> {
-        let compared = match (self, json) {
-            (Self::Off, _) => return None,
-            (_, None) | (Self::Body, Some(Document::Long(_))) => {
-                return Some(Fingerprint::of(body.as_bytes()));
-            }
-            (Self::Body, Some(Document::Tree(tree))) => tree,
-            // Each value is in a separate list, so a missing value differs from null.
-            (Self::Parts(pointers), Some(json)) => pointers
-                .iter()
-                .map(|pointer| {
-                    json.find(pointer)
-                        .map_or_else(Vec::new, |v| vec![v.into_owned()])
-                })
-                .map(Value::from)
-                .collect(),
+    fn hash(&self, body: &str) -> Option<Sha256> {
+        let mut hash = Sha256::new();
+        let parts = match self {
+            Self::Off => return None,
+            Self::Body => None,
+            Self::Parts(pointers) => Some(pointers),
         };
-        Some(Fingerprint::of(canonical(&compared).as_bytes()))
+        let _turn = one_at_a_time();
+        match parts.and_then(|pointers| Some((pointers, Document::parse(body).ok()?))) {
+            None => add_to(&mut hash, body),
+            Some((pointers, json)) => {
+                // Each value is in a separate list, so a missing value differs from null.
+                let mut before = "[[";
+                for pointer in pointers.iter() {
+                    hash.update(before);
+                    if let Some(value) = json.find(pointer) {
+                        add_to(&mut hash, &value);
+                    }
+                    before = "],[";
+                }
+                hash.update("]]");
+            }
+        }
+        Some(hash)
+    }
+}
+
+/// Hashes the canonical form, or the bytes if there is none.
+fn add_to(hash: &mut Sha256, text: &str) {
+    match Canonical::of(text) {
+        Some(canonical) => hash.update(canonical.text),
+        None => hash.update(text),
     }
 }
 
@@ -115,7 +135,7 @@ impl FromStr for FingerprintSource {
 mod tests {
     use super::{
         super::{
-            document::MAX_TREE_BYTES,
+            canonical::MAX_CANONICAL_BYTES,
             identity::tests::{facts, fingerprint, identity_by},
             key_source::KeySource,
         },
@@ -125,31 +145,47 @@ mod tests {
     #[test]
     fn scheme_names_what_was_hashed() {
         let scheme = |source: &str| source.parse::<FingerprintSource>().unwrap().scheme();
-        assert_eq!(scheme("body").as_deref(), Some("body;1"));
+        assert_eq!(scheme("body").as_deref(), Some("body;2"));
         let parts = scheme("body:/amount,/currency");
-        assert_eq!(parts.as_deref(), Some("body:/amount,/currency;1"));
+        assert_eq!(parts.as_deref(), Some("body:/amount,/currency;2"));
         let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
         assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
         assert_eq!(scheme("off"), None);
         // Also for a body that is not JSON, so that it differs from one that is.
         let print = identity_by(&facts(), "text", &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
-        assert_eq!(print.scheme(), Some("body;1"));
+        assert_eq!(print.scheme(), Some("body;2"));
     }
 
     #[test]
     fn fingerprint_covers_canonical_body() {
-        // The example of RFC 8785, section 3.2.2.
-        let example = r#"{
-            "numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
-            "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
-            "literals": [null, true, false]
-        }"#;
-        let canonical = r#"{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}"#;
-        assert_eq!(
-            fingerprint(example, "body"),
-            Some(Fingerprint::of(canonical.as_bytes()))
-        );
+        let of = |hashed: &str| Some(Fingerprint::of(hashed.as_bytes()));
+        let body = "\u{feff}{\"b\": [1.0, \"\\u20ac\"], \"a\": {}}";
+        assert_eq!(fingerprint(body, "body"), of(r#"{"a":{},"b":[1,"€"]}"#));
+        let parts = fingerprint(body, "body:/b,/c,/a");
+        assert_eq!(parts, of(r#"[[[1,"€"]],[],[{}]]"#));
+    }
+
+    #[test]
+    fn fingerprint_without_canonical_form_covers_the_bytes() {
+        let deep = ["[".repeat(1_000), "]".repeat(1_000)].concat();
+        let long = format!("[{} 1.0]", " ".repeat(MAX_CANONICAL_BYTES));
+        for value in [&*deep, &long, r#""\ud83d""#, r#"{ "\ud83d" : 1}"#, "1e999"] {
+            let of = |hashed: &str| Some(Fingerprint::of(hashed.as_bytes()));
+            let body = format!(r#"{{ "a" : {value} }}"#);
+            assert_eq!(fingerprint(&body, "body"), of(&body));
+            assert_eq!(fingerprint(&format!("\u{feff}{body}"), "body"), of(&body));
+            let part = of(&format!("[[{value}]]"));
+            assert_eq!(fingerprint(&body, "body:/a"), part);
+        }
+        for text in ["plain text", "[1][2]", "{} x", ""] {
+            for source in ["body", "body:/a,/b"] {
+                assert_eq!(
+                    fingerprint(text, source),
+                    Some(Fingerprint::of(text.as_bytes()))
+                );
+            }
+        }
     }
 
     #[test]
@@ -179,15 +215,6 @@ mod tests {
             of(r#"{"amount": 1, "currency": null}"#)
         );
         assert_ne!(of(r#"{"amount": 1}"#), of(r#"{"currency": 1}"#));
-    }
-
-    #[test]
-    fn fingerprint_of_a_long_body_without_a_tree_covers_its_bytes() {
-        let blank = " ".repeat(MAX_TREE_BYTES);
-        for source in ["body", "body:/0"] {
-            let of = |cents: u32| fingerprint(&format!("{blank}[1e999, {cents}]"), source);
-            assert_ne!(of(1), of(2), "{source}");
-        }
     }
 
     #[test]

@@ -1,21 +1,26 @@
 //! [`KeySource`]: decides which messages are the same operation.
 
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
-use serde_json::Value;
+use serde_json::Number;
 
 use super::{
-    document::Document,
+    canonical::Canonical,
+    document::{Document, one_at_a_time},
     key_fn::{KeyFn, NoIdentity},
-    pointer::{Pointers, is_distinct},
+    pointer::Pointers,
 };
 use crate::{
     InvalidValue,
     handler::{DeliveryMetadata, InvalidMessage},
+    protocol::{Key, KeyBuilder, KeyPart, Namespace},
 };
 
 /// Message attribute of a copy in a dead-letter queue, with the deduplication id of the original message.
 pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
+
+const AMBIGUOUS: &str =
+    "has a number that may equal another number after rounding; send it as text";
 
 /// Where a message's idempotency key comes from.
 ///
@@ -48,11 +53,13 @@ pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 /// `body:/Message/orderId` for a message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
 /// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form (RFC 8785), so the
-/// number 7 and the text `"7"` are two keys, and `0`, `false` and `{}` are keys.
+/// number 7 and the text `"7"` are two keys, and `0` and `false` are keys.
 ///
 /// A message without a key fails permanently. It has no key if a pointer finds:
 ///
 /// - no value, `null`, or an empty text;
+/// - a list or object in which there is nothing else, such as `{}`, `[]`, `[null]` and `{"id":""}`;
+/// - a list or object of more than 64 KiB, or with more than 127 levels;
 /// - a number that rounding to a double could make equal to a different one: a fraction, or a number beyond
 ///   2^53 in a list or object. Send such numbers as text.
 ///
@@ -60,7 +67,9 @@ pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 ///
 /// # Bodies that are not JSON
 ///
-/// Pointers need a JSON body. Every other source works with bodies of any kind.
+/// Pointers need a JSON body, with or without a byte-order mark. Every other source works with bodies of any
+/// kind. Members that no pointer names are not read, so they may be of any depth, with numbers beyond a double
+/// and halves of surrogate pairs.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -129,51 +138,76 @@ impl KeySource {
         }
     }
 
-    /// Returns the values that make the key, which are never empty.
-    pub(super) fn values(
+    /// Makes the key of a message.
+    pub(super) fn key(
         &self,
+        namespace: &Namespace,
         body: &str,
         delivery: &DeliveryMetadata,
-        json: Result<&Document<'_>, &serde_json::Error>,
-    ) -> Result<Vec<Value>, NoIdentity> {
-        let found = match self {
-            Self::MessageId => vec![Some(delivery.message_id.as_str())],
+    ) -> Result<Key, NoIdentity> {
+        let mut key = KeyBuilder::new(namespace);
+        let mut push = |part: &KeyPart<'_>| {
+            let pushed = key.push(part);
+            pushed.map_err(|error| self.not_found(&error.to_string()))
+        };
+        match self {
+            Self::MessageId => push(&KeyPart::from(&*delivery.message_id))?,
             Self::DeduplicationId => {
-                vec![delivery.group_id.as_deref(), deduplication_id(delivery)]
+                push(&self.text(delivery.group_id.as_deref())?)?;
+                push(&self.text(deduplication_id(delivery))?)?;
             }
-            Self::Attribute(name) => vec![delivery.attribute(name)],
+            Self::Attribute(name) => push(&self.text(delivery.attribute(name))?)?,
             Self::Body(pointers) => {
-                let json = json.map_err(InvalidMessage::json)?;
-                let value = |pointer| Ok(self.value(json, pointer)?);
-                return pointers.iter().map(value).collect();
+                let _turn = one_at_a_time();
+                let json = Document::parse(body).map_err(|error| InvalidMessage::json(&error))?;
+                for pointer in pointers.iter() {
+                    push(&self.part(json, pointer)?)?;
+                }
             }
             Self::Function(function) => {
-                let parts = function.parts(body, delivery)?;
-                if parts.is_empty() || parts.iter().any(String::is_empty) {
-                    return Err(self.not_found("no part, or an empty part").into());
+                for part in function.parts(body, delivery)? {
+                    push(&KeyPart::Text(part.into()))?;
                 }
-                return Ok(parts.into_iter().map(Value::String).collect());
             }
-        };
-        let value = |text: Option<&str>| match text {
-            None => Err(self.not_found("missing").into()),
-            Some("") => Err(self.not_found("empty").into()),
-            Some(text) => Ok(text.into()),
-        };
-        found.into_iter().map(value).collect()
+        }
+        let key = key.finish();
+        Ok(key.map_err(|error| self.not_found(&error.to_string()))?)
     }
 
-    /// Returns the value at a pointer into the body.
-    fn value(&self, json: &Document<'_>, pointer: &str) -> Result<Value, InvalidMessage> {
-        match json.find(pointer).map(Cow::into_owned) {
-            None | Some(Value::Null) => {
-                Err(self.not_found(&format!("`{pointer}` is missing or null")))
+    fn text<'t>(&self, found: Option<&'t str>) -> Result<KeyPart<'t>, InvalidMessage> {
+        let text = found.ok_or_else(|| self.not_found("missing"))?;
+        Ok(KeyPart::from(text))
+    }
+
+    /// Returns the part of a key that the value at a pointer makes. No other value makes the same part.
+    fn part(&self, json: Document<'_>, pointer: &str) -> Result<KeyPart<'static>, InvalidMessage> {
+        let refused = |why: &str| Err(self.not_found(&format!("the value at `{pointer}` {why}")));
+        let Some(value) = json.find(pointer).filter(|value| value != "null") else {
+            return Err(self.not_found(&format!("`{pointer}` is missing or null")));
+        };
+        if value.starts_with('"') {
+            return match serde_json::from_str::<String>(&value) {
+                Ok(text) => Ok(KeyPart::Text(text.into())),
+                Err(_) => refused("is not valid JSON: it has half of a surrogate pair"),
+            };
+        }
+        if value.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
+            // By its digits.
+            let number = serde_json::from_str::<Number>(&value).ok();
+            return match number.filter(|number| number.is_i64() || number.is_u64()) {
+                Some(number) => Ok(KeyPart::Json(number.to_string())),
+                None => refused(AMBIGUOUS),
+            };
+        }
+        match Canonical::of(&value) {
+            None => refused(
+                "has no canonical form of at most 64 KiB: make the key of texts and whole numbers inside it",
+            ),
+            Some(Canonical { content, .. }) if content.is_empty => {
+                refused("is empty: it has no text, number or boolean")
             }
-            Some(Value::String(text)) if text.is_empty() => Err(self.not_found("empty")),
-            Some(value) if !is_distinct(&value) => Err(self.not_found(&format!(
-                "the number at `{pointer}` may equal another number after rounding; send it as text"
-            ))),
-            Some(value) => Ok(value),
+            Some(Canonical { content, .. }) if !content.is_exact => refused(AMBIGUOUS),
+            Some(Canonical { text, .. }) => Ok(KeyPart::Json(text)),
         }
     }
 
@@ -240,7 +274,8 @@ mod tests {
             ("-7", r"\json:-7"),
             ("18446744073709551615", r"\json:18446744073709551615"),
             ("false", r"\json:false"),
-            ("{}", r"\json:{}"),
+            ("[0]", r"\json:[0]"),
+            (r#"[null,""," "]"#, r#"\json:[null,""," "]"#),
             (r#""7""#, "7"),
             ("7", r"\json:7"),
             (r#""\\json:7""#, r"\\json:7"),
@@ -295,6 +330,69 @@ mod tests {
         ] {
             let why = key(&format!(r#"{{"id": {number}}}"#), "body:/id").unwrap_err();
             assert!(why.contains("send it as text"), "{why}");
+        }
+    }
+
+    #[test]
+    fn list_or_object_of_nothing_is_no_key() {
+        for value in [
+            "{}",
+            "[]",
+            "[null]",
+            " [ ] ",
+            r#"[""]"#,
+            r#"{"id":null}"#,
+            r#"[[],{},[{"a":{"b":[null,""]}}]]"#,
+            r#"{"a":"o-1","a":null}"#,
+        ] {
+            let why = key(&format!(r#"{{"id": {value}}}"#), "body:/id").unwrap_err();
+            assert!(why.contains("`/id` is empty"), "{value}: {why}");
+        }
+    }
+
+    #[test]
+    fn value_too_large_for_a_key_is_refused() {
+        let list = |elements: usize| format!(r#"{{"id":[7{}]}}"#, ",7".repeat(elements));
+        let key_of = |body: &str| key(body, "body:/id");
+        assert!(key_of(&list(32 * 1024 - 2)).unwrap().contains("sha256"));
+        let deep = ["[".repeat(128), "7".into(), "]".repeat(128)].concat();
+        for body in [list(32 * 1024 - 1), format!(r#"{{"id":{deep}}}"#)] {
+            let why = key_of(&body).unwrap_err();
+            assert!(why.contains("no canonical form"), "{why}");
+        }
+        // A text of any length is a key.
+        let text = format!(r#"{{"id":"{}"}}"#, r"\n".repeat(100_000));
+        assert!(key_of(&text).unwrap().contains("sha256"));
+    }
+
+    #[test]
+    fn value_that_is_not_text_is_refused() {
+        for value in [r#""\ud83d""#, r#"["\ud83d"]"#, "1e999", "[1e999]"] {
+            let why = key(&format!(r#"{{"id": {value}}}"#), "body:/id").unwrap_err();
+            assert!(
+                why.contains("the value at `/id` has") || why.contains("not valid JSON"),
+                "{why}"
+            );
+        }
+    }
+
+    #[test]
+    fn members_that_are_no_key_are_not_read() {
+        let deep = ["[".repeat(1_000), "]".repeat(1_000)].concat();
+        for member in [
+            r#""x":"\ud83d""#,
+            r#""\ud83d":1"#,
+            r#""x":1e999"#,
+            &format!(r#""x":{deep}"#),
+        ] {
+            for mark in ["", "\u{feff}"] {
+                let body = format!(r#"{mark}{{{member},"id":"o-1"}}"#);
+                for fingerprint in ["body", "body:/id,/x", "off"] {
+                    let source = "body:/id".parse().unwrap();
+                    let identity = identity_by(&facts(), &body, &source, fingerprint).unwrap();
+                    assert_eq!(identity.key.as_str(), "ns#o-1", "{member:.20}");
+                }
+            }
         }
     }
 
@@ -412,15 +510,16 @@ mod tests {
             by(|_, _| Err("no order".into())).unwrap_err(),
             format!("{why}: no order")
         );
-        for empty in [
-            by(|_, _| Ok(vec![])),
-            by(|_, _| Ok(vec!["a".into(), String::new()])),
-        ] {
-            assert_eq!(
-                empty.unwrap_err(),
-                format!("{why}: no part, or an empty part")
-            );
-        }
+        let error = by(|_, _| Ok(vec![])).unwrap_err();
+        assert!(
+            error.starts_with(why) && error.contains("no parts"),
+            "{error}"
+        );
+        let error = by(|_, _| Ok(vec!["a".into(), String::new()])).unwrap_err();
+        assert!(
+            error.contains("part 1 of the idempotency key is empty"),
+            "{error}"
+        );
         assert_eq!(by(|_, _| panic!("a bug")).unwrap_err(), "panicked");
     }
 

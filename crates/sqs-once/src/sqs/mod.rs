@@ -12,6 +12,8 @@
 //! | `fingerprint_source` | which part of a message must not change under one key |
 //! | `key_fn` | a key made in code |
 //! | `pointer` | JSON pointers into a body |
+//! | `document` | finds what they name in the text of a body |
+//! | `canonical` | the canonical form of JSON |
 //! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
 //! | `s3_bodies` | reads such bodies |
 //! | `lanes` | order of messages: which run one after the other |
@@ -39,6 +41,7 @@
 
 mod batch;
 mod breaker;
+mod canonical;
 mod consumer;
 mod consumer_settings;
 mod document;
