@@ -1,4 +1,4 @@
-//! The memory that key and fingerprint take of a body, whatever its shape. The release binary takes each body
+//! The memory that envelope, key and fingerprint of a body take, whatever its shape. The release binary takes each body
 //! between two good ones, which must be charged.
 
 use serde_json::{Value, json};
@@ -27,24 +27,33 @@ enum Place {
     Member,
     /// In JSON in a text, which is in JSON in a text.
     Text,
+    /// In an EventBridge event in an SNS notification, and in the attributes of the notification.
+    Notification,
+    /// As the records of an S3 event notification.
+    Records,
 }
 
-/// Key, fingerprint, and the place that makes them large. One process takes all bodies.
-const SETTINGS: [(&str, &str, Place); 6] = [
-    ("message-id", "body", Place::Member),
-    ("message-id", "off", Place::Member),
-    ("body:/orderId", "body", Place::Id),
-    ("body:/orderId", "body:/orderId,/amount", Place::Id),
+/// Key, fingerprint, envelope, and the place that makes them large. One process takes all bodies.
+const SETTINGS: [(&str, &str, &str, Place); 9] = [
+    ("message-id", "body", "none", Place::Member),
+    ("message-id", "off", "none", Place::Member),
+    ("body:/orderId", "body", "none", Place::Id),
+    ("body:/orderId", "body:/orderId,/amount", "auto", Place::Id),
     (
         "body:/order/id",
         "body:/order,/order/x,/order",
+        "none",
         Place::Member,
     ),
     (
         "body:/text/text/id,/text/text,/text",
         "body:/text/text,/text",
+        "none",
         Place::Text,
     ),
+    ("body:/orderId", "body", "auto", Place::Notification),
+    ("message-id", "body", "none", Place::Notification),
+    ("message-id", "body", "auto", Place::Records),
 ];
 
 fn list_of(element: &str, bytes: usize) -> String {
@@ -57,7 +66,8 @@ fn object_of(members: impl Iterator<Item = String>) -> String {
 }
 
 /// JSON whose tree takes many times its length, or whose text does.
-fn values() -> [(&'static str, String); 9] {
+fn values() -> [(&'static str, String); 10] {
+    let s3_record = r#"{"eventSource":"aws:s3","s3":{}}"#;
     let named = |n| format!(r#""{n:05}":0"#);
     let unnamed = |_| r#""":0"#.to_owned();
     let repeated = |text: &str| format!(r#""{}""#, text.repeat(MOST / text.len()));
@@ -66,6 +76,7 @@ fn values() -> [(&'static str, String); 9] {
         ("lists", list_of("[0]", MOST)),
         ("members", object_of((0..MOST / 10).map(named))),
         ("levels", nested(MOST / 2)),
+        ("records of S3", list_of(s3_record, MOST)),
         ("escapes", repeated(r"\n")),
         ("marks of a key", repeated("#")),
         ("64 KiB of objects", list_of(r#"{"":0}"#, MOST_CANONICAL)),
@@ -89,6 +100,17 @@ fn body(place: Place, value: &str) -> String {
             let outer = Value::String(format!(r#"{{"id":"o","text":{inner}}}"#));
             order(r#""o""#, &format!(r#","text":{outer}"#))
         }
+        Place::Notification => {
+            let order = order(r#""o""#, &format!(r#","x":{value}"#));
+            let event = format!(
+                r#"{{"id":"e","source":"s","detail-type":"d","time":"t","detail":{order}}}"#
+            );
+            let message = Value::String(event);
+            format!(
+                r#"{{"Type":"Notification","TopicArn":"a","MessageId":"m","Message":{message},"MessageAttributes":{value}}}"#
+            )
+        }
+        Place::Records => format!(r#"{{"Records":{value}}}"#),
     }
 }
 
@@ -99,22 +121,24 @@ fn good(id: &str) -> Value {
     json!({"orderId": id, "amount": 1, "currency": "EUR", "order": {"id": id}, "text": outer})
 }
 
+/// Promise 6.
 #[tokio::test]
 async fn key_and_fingerprint_take_little_memory() {
     if consumer_missing() {
         return;
     }
     let mut too_much = Vec::new();
-    for (key, fingerprint, place) in SETTINGS {
+    for (key, fingerprint, envelope, place) in SETTINGS {
         let dynamo = Dynamo::start().await;
         let settings = [
             ("IDEMPOTENCY_KEY", key),
             ("IDEMPOTENCY_FINGERPRINT", fingerprint),
+            ("CONSUMER_ENVELOPE", envelope),
         ];
         let lambda = consumer_with(&dynamo, &settings).await;
         let mut most = 0;
         for (shape, value) in values() {
-            let name = format!("{shape}, key {key}, fingerprint {fingerprint}");
+            let name = format!("{shape}, {key}, {fingerprint}, {envelope}");
             let body = body(place, &value);
             let id = |of: &str| format!("{of} {shape}");
             let good = |of| record(&id(of), &good(&id(of)));
@@ -129,7 +153,7 @@ async fn key_and_fingerprint_take_little_memory() {
             }
             most = most.max(peak);
         }
-        println!("{most} bytes at most: key {key}, fingerprint {fingerprint}");
+        println!("{most} bytes at most: {key}, {fingerprint}, {envelope}");
     }
     assert!(too_much.is_empty(), "{too_much:#?}");
 }

@@ -47,8 +47,8 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Waits until no other thread makes a key or a fingerprint from JSON. A process with several invocations then
-/// needs the memory for one body, not for one of each thread.
+/// Waits until no other thread removes an envelope, or makes a key or a fingerprint from JSON. A process with
+/// several invocations then needs the memory for one body, not for one of each thread.
 pub(super) fn one_at_a_time() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

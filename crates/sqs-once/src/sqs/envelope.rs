@@ -9,7 +9,7 @@ use aws_lambda_events::encodings::Base64Data;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::s3_notification;
+use super::{document::one_at_a_time, s3_notification};
 use crate::{
     InvalidValue,
     handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage},
@@ -137,6 +137,7 @@ impl FromStr for Envelope {
 
 /// Removes the envelopes around the innermost message. `None` if there are none.
 pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
+    let _turn = one_at_a_time();
     let mut opened: Option<Content> = None;
     for _ in 0..=MAX_DEPTH {
         let outer = opened.as_ref().map_or(body, |content| &content.body);

@@ -70,7 +70,7 @@ impl S3Bodies {
     /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and the
     /// consumer stops reading it at the limit.
     ///
-    /// Each message in progress may hold a body of this size, and its parsed form.
+    /// Each message in progress may hold a body of this size, and what the handler makes of it.
     ///
     /// ```no_run
     /// # use sqs_once::sqs::S3Bodies;
