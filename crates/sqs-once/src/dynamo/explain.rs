@@ -23,7 +23,7 @@ where
     E: ProvideErrorMetadata + Error + 'static,
 {
     let Some(service) = error.as_service_error() else {
-        return about_account(unanswered(error), env::var_os(ACCOUNT_ID).is_some());
+        return unsent(error, env::var_os(ACCOUNT_ID).is_some());
     };
     let code = service.code().unwrap_or("unknown error");
     let advice = match code {
@@ -58,9 +58,13 @@ where
 /// The variable from which the SDK takes the account of DynamoDB's endpoint.
 const ACCOUNT_ID: &str = "AWS_ACCOUNT_ID";
 
-/// Adds to the text of a request that was not sent that its host comes from [`ACCOUNT_ID`], if that is set.
-fn about_account(why: String, is_set: bool) -> String {
-    if !is_set || why == NoResponse.to_string() {
+/// Explains a request that got no response. If it was not sent and [`ACCOUNT_ID`] is set, says so.
+fn unsent<E: Error + 'static>(error: &SdkError<E>, account_is_set: bool) -> String {
+    let why = unanswered(error);
+    let (SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_)) = error else {
+        return why;
+    };
+    if !account_is_set || why == NoResponse.to_string() {
         return why;
     }
     format!(
@@ -206,7 +210,11 @@ pub(crate) fn without_quotes(message: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use aws_sdk_dynamodb::{error::ErrorMetadata, operation::put_item::PutItemError};
+    use aws_sdk_dynamodb::{
+        config::{BehaviorVersion, Credentials, Region},
+        error::ErrorMetadata,
+        operation::put_item::PutItemError,
+    };
     use aws_smithy_runtime_api::{client::result::ConnectorError, http::Response};
 
     use super::*;
@@ -242,17 +250,26 @@ mod tests {
         }
     }
 
-    #[test]
-    fn request_to_endpoint_of_account_names_variable() {
-        let refused = || "could not connect; check the endpoint (refused)".to_owned();
-        let named = about_account(refused(), true);
-        assert!(
-            named.starts_with(&refused()) && named.contains("AWS_ACCOUNT_ID is set"),
-            "{named}"
-        );
-        assert_eq!(about_account(refused(), false), refused());
-        let slow = NoResponse.to_string();
-        assert_eq!(about_account(slow.clone(), true), slow, "it was sent");
+    #[tokio::test]
+    async fn unsent_request_names_the_account_variable() {
+        // The SDK finds no endpoint for such an account.
+        let credentials = Credentials::builder()
+            .access_key_id("a")
+            .secret_access_key("b")
+            .account_id("payments team")
+            .provider_name("test");
+        let config = aws_sdk_dynamodb::Config::builder()
+            .behavior_version(BehaviorVersion::latest())
+            .region(Region::from_static("eu-central-1"))
+            .credentials_provider(credentials.build());
+        let client = aws_sdk_dynamodb::Client::from_conf(config.build());
+        let error = client.list_tables().send().await.unwrap_err();
+        let named = unsent(&error, true);
+        assert!(named.contains("AWS_ACCOUNT_ID is set"), "{named}");
+        let without = unsent(&error, false);
+        assert!(!without.contains("AWS_ACCOUNT_ID"), "{without}");
+        let sent = Failed::timeout_error("late");
+        assert_eq!(unsent(&sent, true), NoResponse.to_string());
     }
 
     #[test]

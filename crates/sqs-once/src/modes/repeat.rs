@@ -217,7 +217,8 @@ where
     }
 }
 
-/// Random pauses between the copies of one request. Their upper limit doubles with each pause.
+/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and half of it is
+/// fixed, so that they grow.
 ///
 /// A pause takes at most half of the time left. So if contention ends 100 ms before the deadline, there is
 /// still time for another copy.
@@ -255,7 +256,7 @@ impl RetryPauses {
             return false;
         }
         let left = self.until.saturating_duration_since(system::instant());
-        let pause = self.longest.mul_f64(system::random_fraction());
+        let pause = self.longest.mul_f64((1.0 + system::random_fraction()) / 2.0);
         sleep(pause.min(left / 2)).await;
         self.longest = (self.longest * 2).min(self.limit);
         true

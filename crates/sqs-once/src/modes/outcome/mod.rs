@@ -185,7 +185,8 @@ pub enum Retry {
     BackoffAtLeast(Duration),
     /// After a back-off, and not before this time.
     BackoffUntil(Timestamp),
-    /// At this time, when another worker's lease ends.
+    /// At this time, when another worker's lease ends. From the second receive on, a consumer makes its
+    /// messages wait for a back-off, if that is longer.
     At(Timestamp),
 }
 

@@ -469,6 +469,19 @@ mod tests {
     }
 
     #[test]
+    fn group_behind_a_conflict_backs_off_with_it() {
+        let conflict = || conflict(1_001_000);
+        let behind = || Outcome::NotStarted;
+        for (count, wait) in [(1, 2), (5, 30)] {
+            let waits = waits_of_group([
+                (count, conflict(), Is::NotCopied),
+                (count, behind(), Is::NotCopied),
+            ]);
+            assert_eq!(waits, [(0, wait), (1, wait)], "{count}");
+        }
+    }
+
+    #[test]
     fn group_does_not_wait_for_a_dead_letter() {
         let declined = || Outcome::PermanentFailure("declined".into());
         let completed = Outcome::Completed(StoredResult::Json("1".into()));
