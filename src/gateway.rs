@@ -34,7 +34,7 @@ const KEY_OF_ORDER: &str = "body:/orderId";
 
 pub(crate) enum Gateway {
     Sandbox,
-    Http(Http),
+    Http(Box<Http>),
 }
 
 /// A payment gateway over HTTP.
@@ -66,11 +66,11 @@ impl Gateway {
         let Some(charges) = charges else {
             return Ok(Self::Sandbox);
         };
-        Ok(Self::Http(Http {
+        Ok(Self::Http(Box::new(Http {
             connections: Connections::new(headers, timeout)?,
             charges,
             reconcile_after,
-        }))
+        })))
     }
 
     /// Returns how long after its lease an attempt may still charge, if the gateway has no idempotency keys.
