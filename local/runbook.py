@@ -123,7 +123,7 @@ class Stack:
     outputs: dict[str, str]
 
     def key(self, number: str) -> str:
-        return f"{self.outputs['FunctionName']}#{number}"
+        return f"payments#{number}"
 
     def record(self, number: str) -> deployment.Json | None:
         answer = self.cloud.client("dynamodb").get_item(

@@ -84,7 +84,7 @@ class ConsumerStack extends Stack {
     const consumer = new lambda.Function(this, "Consumer", {
       functionName: `${Aws.STACK_NAME}-consumer`,
       runtime: lambda.Runtime.PROVIDED_AL2023,
-      architecture: lambda.Architecture.ARM_64,
+      architecture: lambda.Architecture.ARM_64, // that of the zip: with another one the function never starts
       handler: "bootstrap",
       code: lambda.Code.fromAsset(props.zip),
       memorySize: 256,

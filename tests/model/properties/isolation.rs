@@ -93,7 +93,7 @@ fn run(story: &Story, rules: Rules) -> Result<(), TestCaseError> {
         for &n in &batch {
             let message = &mut messages[n];
             // Back after the visibility timeout, if nothing else is said.
-            message.visible_at = now + 360;
+            message.visible_at = now + 420;
             let request = claim(n, at(now));
             if !may_claim(message.record.as_ref(), &request) {
                 message.visible_at = now + 60;
