@@ -125,7 +125,7 @@ settings! {
     "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
 
     CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
-    "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`"
+    "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`. A variable that is longer than the function's timeout, or than half of it if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, fails every invocation"
 
     CONSUMER_FIFO_AFTER_PERMANENT: Consumer, "ConsumerFifoAfterPermanent", "continue";
     "messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed"
