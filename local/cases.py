@@ -23,7 +23,7 @@ class Message:
     order: str | None  # `None`: the body cannot be decoded
     body: str
     wave: int
-    dies: bool = False  # ends in the dead-letter queue
+    dies: bool = False  # ends in the dead-letter queue; of an order's messages, so many do: SQS gives no order
     redriven: bool = False  # is redriven from the dead-letter queue, once
     ids: list[str] = field(default_factory=list)  # given by SQS; a redrive adds another
 

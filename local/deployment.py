@@ -129,7 +129,7 @@ def received(cloud: Cloud, queue: str) -> Iterator[Json]:
     """All messages of a queue. The caller decides on each; at the end, those that are left are visible again."""
     sqs = cloud.client("sqs")
     receipts: list[str] = []
-    options = {"MaxNumberOfMessages": 10, "VisibilityTimeout": 60, "MessageAttributeNames": ["All"]}
+    options = {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600, "MessageAttributeNames": ["All"]}
     while batch := sqs.receive_message(QueueUrl=queue, **options).get("Messages"):
         for message in batch:
             yield message
@@ -181,6 +181,18 @@ def deliveries(lines: Iterable[Json]) -> Counter[str]:
             case {"message_id": str(id), "receive_count": int(received)}:
                 counts[id] = max(counts[id], received)
     return counts
+
+
+def counted(lines: Iterable[Json]) -> Counter[str]:
+    """Number of successes by message id, in the batches of which the log has the metrics."""
+    measured, successes = set(), []
+    for line in lines:
+        match line:
+            case {"_aws": _, "span": {"requestId": str(request)}}:
+                measured.add(request)
+            case {"message_id": str(id), "outcome": "completed" | "duplicate", "span": {"requestId": str(request)}}:
+                successes.append((request, id))
+    return Counter(id for request, id in successes if request in measured)
 
 
 def metrics(lines: Iterable[Json]) -> Counter[str]:

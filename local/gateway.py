@@ -28,7 +28,7 @@ class Trouble(Enum):
 
     OUT_OF_ORDER = "responds 503"
     BOOKED_503 = "books the charge, and responds 503"
-    REFUSED = "responds 400, even after a booked charge"
+    REFUSED = "responds 400, even after a booked charge, until the order is accepted"
     KILLED_BEFORE = "the worker is killed before the charge is booked"
     KILLED_AFTER = "the worker is killed after the charge is booked, before it reads the response"
 
@@ -43,24 +43,35 @@ class Gateway:
         self.killed: set[int] = set()
         self._workers_of = workers_of
         self._troubles: defaultdict[str, list[Trouble]] = defaultdict(list)
+        self._refused: set[str] = set()
         self._responses: dict[str, tuple[Json, int, Json]] = {}
         self._lock = threading.Lock()
 
     def plan(self, order: str, *troubles: Trouble) -> None:
-        """Plans one fault for each of the first calls for this order."""
+        """Plans one fault for each of the first calls for this order. A refusal is for each further call."""
         self._troubles[order].extend(troubles)
+
+    def accept(self, order: str) -> None:
+        """Ends the refusals of an order, as a support team does before the order is redriven."""
+        with self._lock:
+            if order in self._refused:
+                self._troubles[order].remove(Trouble.REFUSED)
 
     @property
     def unmet(self) -> list[str]:
         """The orders with a planned fault that did not occur, because the gateway was not called."""
-        return sorted(order for order, left in self._troubles.items() if left)
+        return sorted(
+            order
+            for order, left in self._troubles.items()
+            if left and not (left == [Trouble.REFUSED] and order in self._refused)
+        )
 
     def charge(self, key: str, order: Json, caller: tuple[str, int]) -> tuple[int, Json] | None:
         """The response to one call, or None if the caller was killed."""
         name = str(order.get("orderId"))
         with self._lock:
             self.calls[name] += 1
-            trouble = self._troubles[name].pop(0) if self._troubles[name] else None
+            trouble = self._next_trouble(name)
         time.sleep(LATENCY)
         match trouble:
             case Trouble.OUT_OF_ORDER:
@@ -71,13 +82,24 @@ class Gateway:
             case Trouble.REFUSED:
                 return 400, {"error": "refused"}
             case Trouble.KILLED_BEFORE:
-                self._kill(caller)
+                self._kill(caller, name, trouble)
                 return None
             case Trouble.KILLED_AFTER:
                 self._book(key, name, order)
-                self._kill(caller)
+                self._kill(caller, name, trouble)
                 return None
         return self._book(key, name, order)
+
+    def _next_trouble(self, order: str) -> Trouble | None:
+        match self._troubles[order]:
+            case []:
+                return None
+            case [Trouble.REFUSED, *_]:
+                # The response may be lost, so it is the same for the next call.
+                self._refused.add(order)
+                return Trouble.REFUSED
+            case troubles:
+                return troubles.pop(0)
 
     def _book(self, key: str, name: str, order: Json) -> tuple[int, Json]:
         with self._lock:
@@ -95,8 +117,11 @@ class Gateway:
             self._responses[key] = (order, status, response)
             return status, response
 
-    def _kill(self, caller: tuple[str, int]) -> None:
-        """Kills the worker at the other end of the connection, with SIGKILL."""
+    def _kill(self, caller: tuple[str, int], order: str, trouble: Trouble) -> None:
+        """Kills the worker at the other end of the connection, with SIGKILL.
+
+        On a slow machine the worker may have hung up before. Then the next call for the order is its end.
+        """
         with contextlib.suppress(psutil.Error):
             for worker in psutil.Process(self._workers_of).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
@@ -104,6 +129,8 @@ class Gateway:
                         worker.kill()
                         self.killed.add(worker.pid)
                         return
+        with self._lock:
+            self._troubles[order].insert(0, trouble)
 
 
 @contextlib.contextmanager

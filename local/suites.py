@@ -29,8 +29,8 @@ LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
 # processor, so all of them run at a time.
 CHAOS, CHAOS_AT_ONCE = ("chaos::",), 8
 PARTS = {"process": CHAOS}
-# Scripts that start clouds and build nothing. They run one at a time beside the suites.
-SCRIPTS = ("before_deploy_test",)
+# Scripts that build nothing, some of which start clouds. They run one at a time beside the suites.
+SCRIPTS = ("before_deploy_test", "demo_test")
 
 # One compilation serves all packages.
 FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"

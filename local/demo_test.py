@@ -1,0 +1,179 @@
+"""Tests of what `make demo` reports: it holds for each order in which SQS may deliver, and on a machine that stalls.
+
+python local/demo_test.py [-v] [TEST...]     a part of `make test`
+"""
+
+import os
+import unittest
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import deployment
+from cases import MESSAGE_ID, ORDER_ID, Case, Message, cases
+from cloud import Cloud
+from demo import Evidence, Stack, promises
+from gateway import Gateway, Trouble
+
+Json = dict[str, Any]
+REUSED = "number reused, other amount"
+CALLER = ("127.0.0.1", 1)
+
+
+def stack_of(key: str) -> Stack:
+    """A stack whose messages have ids, and whose gateway has the charges of a run without a mistake."""
+    gateway = Gateway(workers_of=os.getpid())
+    gateway.killed.add(1)
+    all_cases = cases(key, 1001)
+    for number, message in enumerate(m for case in all_cases for m in case.messages):
+        message.ids += [f"m-{number}", f"redriven-{number}"] if message.redriven else [f"m-{number}"]
+    for case in all_cases:
+        gateway.charges.update({order: case.charges for order in case.orders if case.charges})
+    return Stack(Cloud("http://none"), "demo", key, gateway, all_cases, "queue", "dead", "table", "logs")
+
+
+def record(message: str, status: str) -> Json:
+    return {"message_id": {"S": message}, "status": {"S": status}}
+
+
+def orders_of(case: Case) -> list[str | None]:
+    return [*case.orders] or [None]
+
+
+def evidence_of(stack: Stack, loser: int) -> Evidence:
+    """The evidence of a run, in which of two messages with one order number the one at this place is refused."""
+    dead, records = [], []
+    for case in stack.cases:
+        for order in orders_of(case):
+            messages = [m for m in case.messages if m.order == order]
+            dying = [m for m in messages if m.dies]
+            if case.title == REUSED and dying:
+                dying = [messages[loser]]
+            dead += [m.id for m in dying]
+            done = [id for m in messages if m not in dying or len(dying) == len(messages) for id in reversed(m.ids)]
+            each = case.records * (len(messages) if order is None else 1)
+            records += [record(id, status) for id, status in zip(done, each, strict=False)]
+    acknowledged = Counter(m.id for m in stack.messages if m.id not in dead)
+    metrics = Counter({"BatchSize": 50, "Completed": acknowledged.total(), "Invalid": 50 - acknowledged.total()})
+    return Evidence(0, Counter(dead), records, Counter(), metrics, acknowledged)
+
+
+def broken(stack: Stack, evidence: Evidence) -> list[str]:
+    return [violation for violations in promises(stack, evidence).values() for violation in violations]
+
+
+def reused(stack: Stack) -> list[Message]:
+    """Two messages with one order number and different amounts."""
+    (case,) = (case for case in stack.cases if case.title == REUSED)
+    return case.messages[:2]
+
+
+class Promises(unittest.TestCase):
+    def test_either_message_of_one_number_may_be_first(self) -> None:
+        for key in (MESSAGE_ID, ORDER_ID):
+            for loser in (0, 1):
+                stack = stack_of(key)
+                assert broken(stack, evidence_of(stack, loser)) == [], (key, loser)
+
+    def test_both_messages_of_one_number_may_not_be_dead(self) -> None:
+        stack = stack_of(ORDER_ID)
+        evidence = evidence_of(stack, loser=0)
+        _, winner = reused(stack)
+        evidence.dead[winner.id] += 1
+        assert any("2 of 2 messages" in line for line in broken(stack, evidence))
+        assert any("its charge is recorded" in line for line in broken(stack, evidence))
+
+    def test_both_messages_of_one_number_may_not_be_acknowledged(self) -> None:
+        stack = stack_of(ORDER_ID)
+        evidence = evidence_of(stack, loser=0)
+        loser, _ = reused(stack)
+        del evidence.dead[loser.id]
+        assert any("0 of 2 messages" in line for line in broken(stack, evidence))
+
+    def test_charged_message_may_not_be_the_dead_one(self) -> None:
+        stack = stack_of(ORDER_ID)
+        evidence = evidence_of(stack, loser=0)
+        loser, winner = reused(stack)
+        del evidence.dead[loser.id]
+        evidence.dead[winner.id] += 1
+        assert any("its charge is recorded" in line for line in broken(stack, evidence))
+
+    def test_order_charged_twice_is_found(self) -> None:
+        stack = stack_of(ORDER_ID)
+        stack.ledger.charges["order-1001"] += 1
+        found = broken(stack, evidence_of(stack, loser=0))
+        assert found == ["order-1001 (new order): charged 2 times, not 1"]
+
+    def test_success_without_its_metric_is_found(self) -> None:
+        stack = stack_of(ORDER_ID)
+        evidence = evidence_of(stack, loser=0)
+        evidence.metrics["Completed"] -= 1
+        evidence.metrics["Invalid"] += 1
+        assert len(broken(stack, evidence)) == 1
+
+    def test_success_of_dead_letter_is_found(self) -> None:
+        stack = stack_of(ORDER_ID)
+        evidence = evidence_of(stack, loser=0)
+        loser, _ = reused(stack)
+        counted = evidence.counted + Counter([loser.id])
+        metrics = evidence.metrics + Counter({"Completed": 1, "BatchSize": 1})
+        assert len(broken(stack, replace(evidence, counted=counted, metrics=metrics))) == 1
+
+
+class Logs(unittest.TestCase):
+    def line(self, request: str, message: str, outcome: str) -> Json:
+        return {"message_id": message, "outcome": outcome, "span": {"requestId": request}}
+
+    def batch(self, request: str) -> Json:
+        return {"_aws": {"CloudWatchMetrics": []}, "span": {"requestId": request}}
+
+    def test_batch_without_metrics_is_not_counted(self) -> None:
+        lines = [self.line("r-1", "m-1", "completed"), self.batch("r-1"), self.line("r-2", "m-2", "completed")]
+        assert deployment.counted(lines) == Counter(["m-1"])
+
+    def test_success_with_lost_response_is_counted_twice(self) -> None:
+        lines = [
+            self.line("r-1", "m-1", "completed"),
+            self.line("r-1", "m-2", "retryable_failure"),
+            self.batch("r-1"),
+            self.line("r-2", "m-1", "duplicate"),
+            self.batch("r-2"),
+        ]
+        assert deployment.counted(lines) == Counter({"m-1": 2})
+
+
+@patch("gateway.LATENCY", 0)
+class Troubles(unittest.TestCase):
+    def call(self, gateway: Gateway) -> int | None:
+        answer = gateway.charge("key", {"orderId": "o-1"}, CALLER)
+        return answer and answer[0]
+
+    def test_refusal_lasts_until_order_is_accepted(self) -> None:
+        gateway = Gateway(workers_of=os.getpid())
+        gateway.plan("o-1", Trouble.BOOKED_503, Trouble.REFUSED)
+        # The first 400 is lost with its worker.
+        assert [self.call(gateway) for _ in range(3)] == [503, 400, 400]
+        assert gateway.unmet == []
+        gateway.accept("o-1")
+        assert self.call(gateway) == 201
+        assert gateway.charges["o-1"] == 1
+
+    def test_refusal_that_did_not_occur_is_unmet(self) -> None:
+        gateway = Gateway(workers_of=os.getpid())
+        gateway.plan("o-1", Trouble.BOOKED_503, Trouble.REFUSED)
+        self.call(gateway)
+        gateway.accept("o-1")
+        assert gateway.unmet == ["o-1"]
+
+    def test_kill_without_worker_is_tried_again(self) -> None:
+        gateway = Gateway(workers_of=os.getpid())
+        gateway.plan("o-1", Trouble.KILLED_AFTER)
+        for _ in range(2):
+            assert self.call(gateway) is None
+            assert gateway.unmet == ["o-1"]
+        assert (gateway.charges["o-1"], gateway.killed) == (1, set())
+
+
+if __name__ == "__main__":
+    unittest.main()
