@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STATE = Path(os.environ.get("SQS_ONCE_STATE", ROOT / ".local"))
 REGION = "us-east-1"
 Json = dict[str, Any]
-READY_WITHIN = 30.0
+READY_WITHIN = 120.0  # as long as a busy machine may take
 STOP_WITHIN = 5.0
 
 # Restricts the tools to the local cloud: they read no profile and no instance role.
