@@ -152,7 +152,7 @@ impl PostgresMode {
         let (now, message_id) = (self.records.now(), delivery.message_id());
         let run = Run {
             records: &self.records,
-            request: (self.records).request(&key, fingerprint, message_id, now),
+            request: (self.records).request(&key, fingerprint, message_id, now, Duration::ZERO),
             deadline,
             meter,
         };

@@ -141,6 +141,7 @@ pub mod internal {
                 Standing, Waiting, has_last_look_up, lease_alone, may_start_beside, next_suspect,
                 standing,
             },
+            record::{expires_at, takeover_after},
             request_error_kind::RequestErrorKind,
         },
         settings::variables::{ModeOptions, ModeSettings, parse::positive, table},

@@ -65,7 +65,11 @@ impl Next<'_> {
         let lease_until = rules.lease_alone(attempt, &world.crash_waits(), now, usual);
         let renewal = Settlement::Renew {
             lease_until,
-            expires_at: rules.expires_at(now, world.retention, lease_until),
+            expires_at: rules.expires_at(
+                now,
+                world.retention,
+                lease_until + world.takeover_after(),
+            ),
             exclusive_attempts: attempt,
         };
         let fence = claim.fence().with_lease(claim.lease_until);

@@ -4,13 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use sqs_once::{
     internal::{
-        Circuit, CircuitChange, HandlerEnd, Standing, Waiting, has_last_look_up, lease_alone,
-        may_start_beside, next_suspect, standing,
+        Circuit, CircuitChange, HandlerEnd, Standing, Waiting, expires_at, has_last_look_up,
+        lease_alone, may_start_beside, next_suspect, standing, takeover_after,
     },
     protocol::{
-        ClaimRequest, CrashWaits, FailedClaim, FencingToken, PriorState, Record, Rejection,
-        Settlement, State, Timestamp,
-        decision::{failed_claim, may_claim, may_settle, settled_at},
+        AttemptEnd, ClaimRequest, CrashWaits, FailedClaim, FencingToken, PriorState, Record,
+        Rejection, Settlement, State, Timestamp,
+        decision::{failed_claim, may_claim, may_have_effect, may_settle, settled_at},
     },
 };
 
@@ -136,13 +136,11 @@ impl Rules {
         }
     }
 
-    /// When the record of a claim expires, in seconds since the epoch.
-    pub fn expires_at(self, now: Timestamp, retention: u64, lease_until: Timestamp) -> u64 {
-        let retained = now + seconds(retention);
-        if self.has(Flaw::ExpiresInLease) {
-            return retained.as_secs_ceil();
-        }
-        retained.max(lease_until).as_secs_ceil()
+    /// When a record expires that must be kept until then, in seconds since the epoch.
+    pub fn expires_at(self, now: Timestamp, retention: u64, kept_until: Timestamp) -> u64 {
+        let flawed = self.has(Flaw::ExpiresInLease);
+        let kept_until = if flawed { now } else { kept_until };
+        expires_at(now, seconds(retention), kept_until)
     }
 
     pub fn settled_at(self, now: Timestamp, claimed: Timestamp, lease: Timestamp) -> Timestamp {
@@ -248,17 +246,18 @@ impl Rules {
     // ---- reconciliation
 
     /// How long after the end of a lease a claim takes over, with a quarantine of so many seconds.
-    pub fn takeover_after(self, quarantine: u64) -> Duration {
-        match self.flaw {
-            Some(Flaw::NoQuarantine) => Duration::ZERO,
-            Some(Flaw::QuarantineWithoutMargin) => seconds(quarantine),
-            _ => seconds(MARGIN + quarantine),
-        }
+    pub fn takeover_after(self, quarantine: Option<u64>) -> Duration {
+        let (margin, quarantine) = match self.flaw {
+            Some(Flaw::NoQuarantine) => (MARGIN, None),
+            Some(Flaw::QuarantineWithoutMargin) => (0, quarantine),
+            _ => (MARGIN, quarantine),
+        };
+        takeover_after(seconds(margin), quarantine.map(seconds))
     }
 
     /// True if an earlier attempt may have had its effect, so that it is looked up.
     pub fn looks_up(self, prior: &PriorState) -> bool {
-        prior.open_since.is_some() && !self.has(Flaw::NoLookUp)
+        may_have_effect(prior) && !self.has(Flaw::NoLookUp)
     }
 
     pub fn has_last_look_up(self, exclusive_attempts: u64, waits: &CrashWaits) -> bool {
@@ -300,4 +299,15 @@ impl Rules {
     ) -> Option<CircuitChange> {
         Arc::make_mut(circuit).handler_ended(now, &key(operation), end)
     }
+}
+
+/// An abandoned claim leaves an open attempt in which no handler ran.
+#[test]
+fn attempt_that_never_started_is_not_looked_up() {
+    let prior = PriorState {
+        open_since: Some(Timestamp::default()),
+        last_end: Some(AttemptEnd::NotStarted),
+        ..PriorState::over(None)
+    };
+    assert!(!Rules::default().looks_up(&prior));
 }

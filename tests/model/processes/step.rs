@@ -117,15 +117,14 @@ impl Next<'_> {
     fn claim(&self, process: usize, receive: Receive) -> Arc<ClaimRequest> {
         let now = time(self.state.clock(process));
         let lease_until = time(self.state.processes[process].deadline + MARGIN);
-        let expires_at = self
-            .world
-            .rules
-            .expires_at(now, self.world.retention, lease_until);
+        let takeover_after = self.world.takeover_after();
+        let kept_until = lease_until + takeover_after;
+        let expires_at = (self.world.rules).expires_at(now, self.world.retention, kept_until);
         let operation = key(self.state.operation(receive));
         let (owner, message) = (receive.owner(), message_id(receive.message));
         let mut claim = ClaimRequest::new(operation, owner, message, now, lease_until, expires_at);
         claim.after_failure = AfterFailure::Retry;
-        claim.takeover_after = self.world.takeover_after();
+        claim.takeover_after = takeover_after;
         Arc::new(claim)
     }
 

@@ -297,10 +297,7 @@ impl World {
 
     /// How long after the end of a lease a claim takes over.
     pub fn takeover_after(&self) -> Duration {
-        let quarantine = self
-            .quarantine
-            .map(|seconds| self.rules.takeover_after(seconds));
-        quarantine.unwrap_or_default()
+        self.rules.takeover_after(self.quarantine)
     }
 
     pub fn first_states(&self) -> Vec<State> {

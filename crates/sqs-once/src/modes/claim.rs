@@ -3,7 +3,6 @@
 use std::{
     pin::pin,
     sync::{Arc, atomic::AtomicBool},
-    time::Duration,
 };
 
 use super::{
@@ -21,6 +20,7 @@ use crate::{
         ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
         decision::{failed_claim, may_have_effect, may_settle},
         isolation::{Standing, has_last_look_up, standing},
+        record::takeover_after,
     },
     store::{ClaimResponse, RequestContext, Results, SettleResponse, Store, StoreError},
     system::{self, timeout_at},
@@ -63,18 +63,10 @@ impl<S: Store> Once<S> {
         }
         let gate = gate.map(|OperationGate(gate)| gate);
         let lease_until = deadline.invocation_end() + self.lease_margin;
-        // With a look-up, another attempt may take over after the margin and the quarantine.
-        let takeover_after = quarantine.map_or(Duration::ZERO, |wait| {
-            self.lease_margin.saturating_add(wait)
-        });
+        let takeover_after = takeover_after(self.lease_margin, quarantine);
         let message_id = delivery.message_id();
-        let request = (self.records).request(&key, fingerprint, message_id, lease_until);
-        let kept_until = lease_until + takeover_after;
-        let request = ClaimRequest {
-            takeover_after,
-            expires_at: request.expires_at.max(kept_until.as_secs_ceil()),
-            ..request
-        };
+        let request =
+            (self.records).request(&key, fingerprint, message_id, lease_until, takeover_after);
         let context = RequestContext::until(deadline.handler_cutoff(), &meter)
             .expecting_record(delivery.facts().receive_count > 1);
         let mut claim = self.claim(&request, deadline, context).await?;

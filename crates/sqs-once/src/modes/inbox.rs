@@ -1,7 +1,7 @@
 //! [`Inbox`], the inbox mode: the handler plans writes, and one transaction commits the writes and the
 //! record.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde::Serialize;
 
@@ -91,7 +91,7 @@ impl<S: TransactionalStore> Inbox<S> {
         }
         // An inbox needs no lease, because it writes the record in its final state.
         let (now, message_id) = (self.records.now(), delivery.message_id());
-        let request = (self.records).request(&key, fingerprint, message_id, now);
+        let request = (self.records).request(&key, fingerprint, message_id, now, Duration::ZERO);
         let insert = Insert {
             records: &self.records,
             request,

@@ -6,6 +6,7 @@ use crate::{
     deadline::Deadline,
     protocol::{
         AfterFailure, ClaimRequest, Fingerprint, Key, Owner, Settlement, StoredResult, Timestamp,
+        record::expires_at,
     },
     store::Results,
 };
@@ -40,6 +41,7 @@ impl<S> Records<S> {
         fingerprint: Option<Fingerprint>,
         message_id: &str,
         lease_until: Timestamp,
+        takeover_after: Duration,
     ) -> ClaimRequest {
         let now = self.now();
         ClaimRequest {
@@ -49,8 +51,8 @@ impl<S> Records<S> {
             message_id: message_id.to_owned(),
             now,
             lease_until,
-            takeover_after: Duration::ZERO,
-            expires_at: (now + self.retention).max(lease_until).as_secs_ceil(),
+            takeover_after,
+            expires_at: expires_at(now, self.retention, lease_until + takeover_after),
             after_failure: self.after_failure,
         }
     }
@@ -93,18 +95,14 @@ impl<S> Records<S> {
     ) -> Settlement {
         Settlement::Renew {
             lease_until,
-            expires_at: self.expires_at_after(kept_until),
+            expires_at: expires_at(self.now(), self.retention, kept_until),
             exclusive_attempts: attempt,
         }
     }
 
-    /// Returns the end of the retention for a record that must be kept until then at least.
-    fn expires_at_after(&self, kept_until: Timestamp) -> u64 {
-        self.expires_at().max(kept_until.as_secs_ceil())
-    }
-
     /// Returns the end of the retention for a record written now, in seconds since the epoch.
     pub fn expires_at(&self) -> u64 {
-        (self.now() + self.retention).as_secs_ceil()
+        let now = self.now();
+        expires_at(now, self.retention, now)
     }
 }

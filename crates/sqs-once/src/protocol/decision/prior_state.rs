@@ -26,7 +26,7 @@ pub struct PriorState {
 /// An abandoned claim leaves an open attempt in which no handler ran ([`AttemptEnd::NotStarted`]).
 #[doc(hidden)]
 #[must_use]
-pub(crate) fn may_have_effect(claimed: &PriorState) -> bool {
+pub fn may_have_effect(claimed: &PriorState) -> bool {
     claimed.open_since.is_some() && claimed.last_end != Some(AttemptEnd::NotStarted)
 }
 

@@ -49,6 +49,22 @@ pub enum AfterFailure {
     Replay,
 }
 
+/// Returns how long after the end of a lease another attempt may take over: at once, but with a look-up after the lease
+/// margin and the quarantine.
+#[doc(hidden)]
+#[must_use]
+pub fn takeover_after(lease_margin: Duration, quarantine: Option<Duration>) -> Duration {
+    quarantine.map_or(Duration::ZERO, |wait| lease_margin.saturating_add(wait))
+}
+
+/// Returns when a record that is written now expires, in seconds since the epoch: at the end of its retention, but not
+/// before `kept_until`.
+#[doc(hidden)]
+#[must_use]
+pub fn expires_at(now: Timestamp, retention: Duration, kept_until: Timestamp) -> u64 {
+    (now + retention).max(kept_until).as_secs_ceil()
+}
+
 impl ClaimRequest {
     /// Creates a claim without a fingerprint that runs even after a different message failed
     /// ([`AfterFailure::Retry`]).

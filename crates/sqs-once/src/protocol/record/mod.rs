@@ -6,7 +6,7 @@ mod timestamp;
 
 use std::{collections::BTreeSet, fmt};
 
-pub use claim::{AfterFailure, ClaimRequest, FencingToken};
+pub use claim::{AfterFailure, ClaimRequest, FencingToken, expires_at, takeover_after};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
 
