@@ -29,6 +29,7 @@ use crate::chaos::{
     pace::{Machine, Pace},
     plan::Seed,
     queue::{NAME, Queue, Received},
+    stall::Stalls,
 };
 
 /// A worker's log line about unfinished messages.
@@ -113,7 +114,7 @@ impl Mapping {
         if rested {
             self.ledger.note(Event::Rested { worker, invocation });
         }
-        let delivered = Instant::now();
+        let (delivered, stalls) = (Instant::now(), Stalls::so_far());
         for received in &messages {
             self.ledger.note(Event::Delivered {
                 delivery: received.delivery(),
@@ -153,7 +154,8 @@ impl Mapping {
                 environment.gone().await;
             }
         }
-        if self.settle(worker, &messages, &failed, delivered.elapsed()) {
+        let times = (delivered.elapsed(), Stalls::since(stalls));
+        if self.settle(worker, &messages, &failed, times) {
             environment.bore_fruit();
         }
     }
@@ -176,7 +178,7 @@ impl Mapping {
         worker: Worker,
         batch: &[Received],
         failed: &Result<HashSet<&str>, End>,
-        took: Duration,
+        (took, stalled): (Duration, Duration),
     ) -> bool {
         let mut fruitful = false;
         for received in batch {
@@ -191,6 +193,7 @@ impl Mapping {
                 worker,
                 end,
                 took,
+                stalled,
             });
             if end == End::Acknowledged {
                 self.queue.delete(id);

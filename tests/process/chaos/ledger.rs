@@ -38,12 +38,14 @@ pub(crate) enum Event {
         worker: Worker,
         invocation: Invocation,
     },
-    /// The verdict of the event source mapping on a delivery, and the time since the delivery.
+    /// The verdict of the event source mapping on a delivery, the time since the delivery, and for how much of it
+    /// the machine was stalled.
     Returned {
         delivery: Delivery,
         worker: Worker,
         end: End,
         took: Duration,
+        stalled: Duration,
     },
     /// The function answered a batch, by a response or an error.
     Answered {

@@ -31,6 +31,7 @@ mod queue;
 mod receives;
 mod report;
 mod sqs;
+mod stall;
 mod write;
 
 use std::{

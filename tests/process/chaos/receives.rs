@@ -14,14 +14,15 @@ use crate::chaos::{
     ledger::{ChargeEnd, Death, Delivery, End, Event, Invocation, System, Worker},
     pace::Pace,
     plan::{Kind, Message},
+    stall,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The test ended the receive.
     Injected(String),
-    /// Nothing was injected, and the receive lasted at least as long as the time limit that ended
-    /// it. So the machine was slow, and the worker right to give up.
+    /// Nothing was injected, the receive lasted at least as long as the time limit that ended it, and
+    /// the machine was stalled meanwhile. So the worker was right to give up.
     Delayed(String),
     /// Nothing explains the failure, or the worker's log line is false.
     False(String),
@@ -34,6 +35,8 @@ struct Receive<'a> {
     invocation: Invocation,
     from: usize,
     to: Option<(usize, End, Duration)>,
+    /// For how long the machine was stalled.
+    stalled: Duration,
     /// The delivery before it in its batch and FIFO group.
     ahead: Option<usize>,
     injected: Option<String>,
@@ -77,7 +80,7 @@ struct Receives<'a> {
     /// Invocations that began with dead connections.
     rested: HashSet<(Worker, Invocation)>,
     failed_handlers: HashMap<Worker, usize>,
-    /// Workers with a receive that lasted until the function's timeout.
+    /// Workers with a receive that lasted until the function's timeout on a stalled machine.
     timed_out: HashSet<Worker>,
     deaths: HashMap<Worker, Death>,
     paces: HashMap<Worker, Pace>,
@@ -146,6 +149,7 @@ impl<'a> Receives<'a> {
                     invocation: *invocation,
                     from: at,
                     to: None,
+                    stalled: Duration::ZERO,
                     ahead: open.last().copied(),
                     injected: None,
                     charge_failed: false,
@@ -161,12 +165,15 @@ impl<'a> Receives<'a> {
                 worker,
                 end,
                 took,
+                stalled,
             } => {
                 let lane = lane(self.messages[&*delivery.0]);
                 let timeout = self.pace(*worker).function_timeout();
-                self.timed_out.extend((*took >= timeout).then_some(*worker));
+                let excused = *took >= timeout && stall::excuses(*stalled, *took);
+                self.timed_out.extend(excused.then_some(*worker));
                 if let Some(&place) = self.places.get(delivery) {
                     self.receives[place].to = Some((at, *end, *took));
+                    self.receives[place].stalled = *stalled;
                     let open = self.open.entry((*worker, lane)).or_default();
                     open.retain(|open| *open != place);
                 }
@@ -327,7 +334,8 @@ impl<'a> Receives<'a> {
             }
             _ => Some(self.failure(receive).unwrap_or_else(|| {
                 Cause::False(format!(
-                    "{outcome} ({detail}) after {took:?}, without a cause"
+                    "{outcome} ({detail}) after {took:?}, without a cause: the machine was stalled for {:?}",
+                    receive.stalled
                 ))
             })),
         }
@@ -381,6 +389,7 @@ impl<'a> Receives<'a> {
         }
         let limit = time_limit(outcome, self.pace(receive.worker));
         let limit = limit.filter(|limit| took + ROUNDING >= *limit);
+        let limit = limit.filter(|_| stall::excuses(receive.stalled, took));
         limit.map(|_| Cause::Delayed(outcome.into()))
     }
 

@@ -3,8 +3,8 @@
 use crate::chaos::{
     DEADLINE_RESERVE, GATEWAY_TIMEOUT, STORE_TIMEOUT,
     audit_selftest::{
-        caught, charge, claimed, clean, dead_lettered, delivered, died, lasted, returned, said,
-        sent, settled,
+        caught, charge, claimed, clean, dead_lettered, delivered, died, lasted, lasted_with_stall,
+        returned, said, sent, settled,
     },
     faults::Fault,
     ledger::{Death, End, Event, Settled},
@@ -157,6 +157,9 @@ fn failure_without_fault_before_its_time_limit_is_found() {
         let limit = limit.as_millis() as u64;
         clean(&lasted(gives_up(outcome), limit));
         caught(&lasted(gives_up(outcome), limit / 2), "without a cause");
+        // The machine had time, so that the worker waited for nothing.
+        let fast = lasted_with_stall(gives_up(outcome), limit, limit / 10);
+        caught(&fast, "without a cause");
     }
     caught(&lasted(gives_up("unheard of"), 10_000), "without a cause");
     let timed_out = || {
@@ -164,6 +167,8 @@ fn failure_without_fault_before_its_time_limit_is_found() {
         given_up(vec![received(7, died, End::WorkerDied)])
     };
     clean(&lasted(timed_out(), 2000));
+    let fast = lasted_with_stall(timed_out(), 2000, 200);
+    caught(&fast, "its worker: Some(TimedOut)");
     // Of two concurrent invocations, one lasts until the timeout and ends both.
     let mut both = timed_out();
     let beside = both.len() - 1;

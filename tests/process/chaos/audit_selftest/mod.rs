@@ -42,17 +42,23 @@ pub(crate) fn returned(n: usize, worker: u32, end: End) -> Event {
         worker,
         end,
         took: Duration::ZERO,
+        stalled: Duration::ZERO,
     }
 }
 
-/// The receives that have ended lasted so long.
-pub(crate) fn lasted(mut events: Vec<Event>, ms: u64) -> Vec<Event> {
+/// The receives that have ended lasted so long, on a machine that was stalled for so much of it.
+pub(crate) fn lasted_with_stall(mut events: Vec<Event>, ms: u64, stalled_ms: u64) -> Vec<Event> {
     for event in &mut events {
-        if let Event::Returned { took, .. } = event {
-            *took = Duration::from_millis(ms);
+        if let Event::Returned { took, stalled, .. } = event {
+            (*took, *stalled) = (Duration::from_millis(ms), Duration::from_millis(stalled_ms));
         }
     }
     events
+}
+
+/// The receives that have ended lasted so long, on a machine that was stalled for half of it.
+pub(crate) fn lasted(events: Vec<Event>, ms: u64) -> Vec<Event> {
+    lasted_with_stall(events, ms, ms / 2)
 }
 
 pub(crate) fn charge(n: usize, worker: u32) -> Event {
