@@ -91,9 +91,6 @@ LONG      := $(TEST) --profile long
 CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
 
-# Turns a skipped test into a failed one: these verbs provide the prerequisites of every test.
-test test-aws soak soak-million: export SQS_ONCE_REQUIRE_ALL := 1
-
 # The link of a release program keeps one processor busy, so the suites are built beside the programs.
 .PHONY: test
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one

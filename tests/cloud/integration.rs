@@ -21,7 +21,7 @@ use support::{
     dynamo::{create_table, record, text},
     event::{batch, failed, order, polled},
     gateway::{Gateway, Reply},
-    prerequisite::skip_suite,
+    prerequisite::{NO_EMULATOR, missing},
     runtime_api::{Answer, Lambda, NAMESPACE},
 };
 use tokio::{
@@ -105,7 +105,7 @@ async fn in_a_world(key: Key, visibility: Duration, test: &impl AsyncFn(&World))
 impl World {
     async fn create(key: Key, visibility: Duration) -> Self {
         let Some(cloud) = Cloud::named().await else {
-            skip_suite("AWS_ENDPOINT_URL names no emulator");
+            missing(NO_EMULATOR);
         };
         let sqs = aws_sdk_sqs::Client::new(&cloud.config);
         let dynamodb = aws_sdk_dynamodb::Client::new(&cloud.config);
@@ -436,7 +436,7 @@ async fn lost_delete_message_charges_once() {
 #[tokio::test]
 async fn other_account_is_refused_before_first_write() {
     let Some(cloud) = Cloud::named().await else {
-        skip_suite("AWS_ENDPOINT_URL names no emulator");
+        missing(NO_EMULATOR);
     };
     let run = format!("sqs-once-test-{}", uuid::Uuid::new_v4());
     let refused = Command::new(std::env::current_exe().unwrap())

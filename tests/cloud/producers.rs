@@ -22,7 +22,7 @@ use support::{
     PATIENCE,
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, order, polled},
-    prerequisite::skip_suite,
+    prerequisite::{emulator, missing},
 };
 use tokio::{process::Command, time::timeout};
 
@@ -36,10 +36,7 @@ struct Queue {
 impl Queue {
     /// Creates a queue; a suffix of `.fifo` makes a FIFO queue.
     async fn create(suffix: &str) -> Self {
-        let endpoint = env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-        if endpoint.is_empty() {
-            skip_suite("AWS_ENDPOINT_URL names no emulator");
-        }
+        let endpoint = emulator();
         let sqs = aws_sdk_sqs::Client::new(&support::sdk_config(&endpoint));
         let name = format!("producers-{}{suffix}", uuid::Uuid::new_v4());
         let mut create = sqs.create_queue().queue_name(name);
@@ -183,7 +180,7 @@ mod python {
     fn python() -> PathBuf {
         let python = root().join(".venv/bin/python");
         if !python.exists() {
-            skip_suite("there is no .venv with boto3");
+            missing("there is no .venv with boto3");
         }
         python
     }

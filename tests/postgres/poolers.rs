@@ -23,9 +23,7 @@ fn unavailable(outcome: &Outcome) -> String {
 /// statement `sqlx_s_1`. If this test fails, the pooler or sqlx has been corrected.
 #[tokio::test]
 async fn sqlx_runs_statement_of_another_client() {
-    let Some(pooled) = Pooled::start(&["default_pool_size=2"]).await else {
-        return;
-    };
+    let pooled = Pooled::start(&["default_pool_size=2"]).await;
     pooled.insert_things().await;
     let (mut a, mut b) = (pooled.plain_client().await, pooled.plain_client().await);
     // In two sessions of the server.
@@ -61,9 +59,7 @@ async fn changes(sql: &'static str, attempt: Attempt) -> Result<InTransaction<i3
 async fn rival_clients_run_their_own_statements() {
     const CLIENTS: usize = 4;
     const MESSAGES: usize = 30;
-    let Some(pooled) = Pooled::start(&["default_pool_size=3"]).await else {
-        return;
-    };
+    let pooled = Pooled::start(&["default_pool_size=3"]).await;
     pooled.insert_things().await;
     let clients = (0..CLIENTS).map(async |client| {
         let mode = pooled.mode(2);
@@ -102,9 +98,7 @@ async fn rival_clients_run_their_own_statements() {
 async fn pooler_is_refused_unless_the_url_names_it() {
     let ignores = "ignore_startup_parameters=extra_float_digits,options";
     for settings in [&[][..], &[ignores]] {
-        let Some(pooled) = Pooled::start(settings).await else {
-            return;
-        };
+        let pooled = Pooled::start(settings).await;
         let pool = || {
             let options = pooled.options.clone().statement_cache_capacity(100);
             one(options)
@@ -125,9 +119,7 @@ async fn pooler_is_refused_unless_the_url_names_it() {
 
 #[tokio::test]
 async fn login_that_pooler_refuses_is_explained_at_start() {
-    let Some(pooled) = Pooled::start(&[]).await else {
-        return;
-    };
+    let pooled = Pooled::start(&[]).await;
     let url = |parameters: &str| {
         let (user, port) = (pooled.options.get_username(), pooled.pooler.port);
         format!("postgres://{user}@127.0.0.1:{port}/postgres?sslmode=disable{parameters}")

@@ -14,7 +14,7 @@ use support::{
     emf::{self, BatchMetrics},
     event::{batch, failed, in_group, order, received, record},
     gateway::Reply,
-    runtime_api::{FUNCTION_NAME, Lambda, consumer_missing, of_batch},
+    runtime_api::{FUNCTION_NAME, Lambda, of_batch},
     sqs::SqsBehaviour,
     stage::{Stage, TIME, now_ms},
 };
@@ -37,9 +37,6 @@ fn counters(counters: &[(&str, usize)]) -> BTreeMap<String, usize> {
 
 #[tokio::test]
 async fn each_message_counts_in_one_outcome_counter() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let lambda = stage
         .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
@@ -106,9 +103,6 @@ async fn each_message_counts_in_one_outcome_counter() {
 
 #[tokio::test]
 async fn copies_are_counted_sent_or_not() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let lambda = stage
         .consumer(&[("CONSUMER_DIRECT_DEAD_LETTERING", "on")])
@@ -134,9 +128,6 @@ async fn copies_are_counted_sent_or_not() {
 
 #[tokio::test]
 async fn age_of_oldest_message_is_from_its_sending() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let sent = |message: &str, seconds: i64| {
@@ -161,9 +152,6 @@ async fn age_of_oldest_message_is_from_its_sending() {
 
 #[tokio::test]
 async fn takeover_of_killed_worker_is_counted() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     stage.gateway.script("o-1", [Reply::Hang]);
     let victim = stage.consumer(&[]).await;
@@ -188,9 +176,6 @@ async fn takeover_of_killed_worker_is_counted() {
 
 #[tokio::test]
 async fn values_beyond_100_are_in_further_lines() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let messages = (1..=230).map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
@@ -214,9 +199,6 @@ async fn values_beyond_100_are_in_further_lines() {
 async fn concurrent_invocations_count_exactly() {
     const INVOCATIONS: usize = 64;
     const MESSAGES: usize = 9;
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let settings = [
         ("AWS_LAMBDA_MAX_CONCURRENCY", "8"),
@@ -282,9 +264,6 @@ async fn concurrent_invocations_count_exactly() {
 
 #[tokio::test]
 async fn metrics_off_leaves_line_without_metrics() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("CONSUMER_METRICS", "off")]).await;
     lambda
@@ -300,9 +279,6 @@ async fn metrics_off_leaves_line_without_metrics() {
 
 #[tokio::test]
 async fn log_level_error_keeps_metrics() {
-    if consumer_missing() {
-        return;
-    }
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[("RUST_LOG", "error")]).await;
     lambda
@@ -315,9 +291,6 @@ async fn log_level_error_keeps_metrics() {
 
 #[tokio::test]
 async fn names_are_those_of_powertools() {
-    if consumer_missing() {
-        return;
-    }
     let powertools = [
         ("POWERTOOLS_METRICS_NAMESPACE", "Shop"),
         ("POWERTOOLS_SERVICE_NAME", "payments"),

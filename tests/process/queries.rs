@@ -10,7 +10,7 @@ use support::{
     event::{batch, order, received, record},
     faults::Fault,
     gateway::Reply,
-    runtime_api::{Lambda, consumer_missing, of_batch},
+    runtime_api::{Lambda, of_batch},
     stage::{Stage, TABLE, TIME, now_ms},
 };
 use tokio::sync::OnceCell;
@@ -212,9 +212,6 @@ fn has_text(line: &Value, matches: &impl Fn(&str) -> bool) -> bool {
 /// A query with another name for a field, or another word for an outcome, would find nothing.
 #[tokio::test]
 async fn queries_name_fields_and_values_of_real_lines() {
-    if consumer_missing() {
-        return;
-    }
     let lines = lines().await;
     let token = Regex::new(r#""([^"]*)"|/([^/]*)/|as (\w+)|[0-9]\w*|@?[A-Za-z_][\w.]*"#).unwrap();
     let outcomes = documented_outcomes();
@@ -270,9 +267,6 @@ fn fixed(line: &Value) -> [&Value; 4] {
 
 #[tokio::test]
 async fn samples_of_docs_are_real_lines() {
-    if consumer_missing() {
-        return;
-    }
     let samples = LOGS.lines().filter(|line| line.starts_with('{'));
     let samples: Vec<Value> = samples
         .map(|line| serde_json::from_str(line).unwrap())

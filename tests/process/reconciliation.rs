@@ -29,7 +29,7 @@ use support::{
     dynamo::{Dynamo, text},
     event::{batch, failed, received},
     faults::cut,
-    runtime_api::{Answer, Env, Lambda, NAMESPACE, consumer_missing, of_message, program},
+    runtime_api::{Answer, Env, Lambda, NAMESPACE, of_message, program},
 };
 use tokio::{
     sync::Notify,
@@ -527,9 +527,6 @@ async fn run(look_up: bool) -> Report {
 /// Promises 2, 3 and 5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateway_without_keys_charges_each_order_once() {
-    if consumer_missing() {
-        return;
-    }
     let report = run(true).await;
     assert_eq!(report.twice, 0, "{report}");
     assert!(report.reconciled > 0, "{report}");
@@ -538,9 +535,6 @@ async fn gateway_without_keys_charges_each_order_once() {
 /// The control: without the look-up, the same gateway charges some orders twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateway_without_keys_and_look_up_charges_twice() {
-    if consumer_missing() {
-        return;
-    }
     let report = run(false).await;
     assert!(report.twice > 0, "{report}");
     assert_eq!(report.reconciled, 0, "{report}");

@@ -21,7 +21,7 @@ use support::{
     dynamo::{Dynamo, text},
     event::{batch, in_group, order, received, record},
     log,
-    prerequisite::report_skipped,
+    prerequisite::emulator,
     s3::{self, BUCKET, S3, S3Answer, impatient, pointer, pointer_to},
     sqs::{Sqs, SqsBehaviour},
 };
@@ -649,13 +649,8 @@ struct Emulated {
 }
 
 impl Emulated {
-    /// `None` without an emulator.
-    async fn start(bucket: &str) -> Option<Self> {
-        let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-        if endpoint.is_empty() {
-            report_skipped("AWS_ENDPOINT_URL names no emulator");
-            return None;
-        }
+    async fn start(bucket: &str) -> Self {
+        let endpoint = emulator();
         log::start();
         let config = support::sdk_config(&endpoint);
         let dynamo = Dynamo::start().await;
@@ -665,13 +660,13 @@ impl Emulated {
         let consumer = Consumer::new(Once::new(store), namespace(), seen.clone())
             .key("body:/orderId".parse().unwrap())
             .s3_bodies(S3Bodies::new(&config, [bucket, "never-created"]));
-        Some(Self {
+        Self {
             s3: s3::client(&config),
             bucket: bucket.to_owned(),
             dynamo,
             seen,
             consumer: Arc::new(consumer),
-        })
+        }
     }
 
     async fn create_bucket(&self) {
@@ -690,9 +685,7 @@ impl Emulated {
 
 #[tokio::test]
 async fn sample_event_is_read_from_a_real_bucket() {
-    let Some(world) = Emulated::start(BUCKET).await else {
-        return;
-    };
+    let world = Emulated::start(BUCKET).await;
     world.create_bucket().await;
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/events/extended-client.json");
     let event: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -715,9 +708,7 @@ async fn sample_event_is_read_from_a_real_bucket() {
 
 #[tokio::test]
 async fn real_s3_names_missing_objects_and_buckets() {
-    let Some(world) = Emulated::start("order-bodies-2").await else {
-        return;
-    };
+    let world = Emulated::start("order-bodies-2").await;
     world.create_bucket().await;
     for (bucket, wanted, told) in [
         ("order-bodies-2", "invalid", "NoSuchKey"),

@@ -16,7 +16,7 @@ use support::{
     dynamo::{Dynamo, text},
     event::{batch, record},
     log,
-    prerequisite::report_skipped,
+    prerequisite::emulator,
     s3::{self, BUCKET, S3, S3Answer, impatient},
     sqs::{Sqs, SqsBehaviour},
 };
@@ -272,11 +272,7 @@ async fn setting_bucket_takes_outputs_over_64_kb() {
 #[tokio::test]
 async fn real_bucket_keeps_and_loses_outputs() {
     const OUTPUTS: &str = "order-outputs";
-    let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-    if endpoint.is_empty() {
-        report_skipped("AWS_ENDPOINT_URL names no emulator");
-        return;
-    }
+    let endpoint = emulator();
     let world = World::start().await;
     let config = support::sdk_config(&endpoint);
     let s3 = s3::client(&config);

@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use support::runtime_api::consumer_missing;
 use tokio::{runtime::Builder, time::Instant};
 
 use crate::chaos::{
@@ -65,9 +64,6 @@ struct Million {
 #[test]
 #[ignore = "hours: make soak-million"]
 fn a_million_messages_keep_promises() {
-    if consumer_missing() {
-        return;
-    }
     let started = Instant::now();
     let minutes = env::var("SOAK_MINUTES").ok();
     let limit = minutes.map(|minutes| minutes.parse().expect("a number of minutes"));

@@ -57,7 +57,7 @@ use queue::{Queue, Rules};
 use report::Report;
 use support::{
     dynamo::{Dynamo, text},
-    runtime_api::{Env, consumer_missing},
+    runtime_api::Env,
 };
 
 const TABLE: &str = "idempotency";
@@ -130,9 +130,6 @@ const ORDERS: Run = Run {
 /// Promises 1, 2, 3, 5 and 7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orders_keyed_by_order_id_keep_promises() {
-    if consumer_missing() {
-        return;
-    }
     let size = size("CHAOS_MESSAGES", 600);
     let report = ORDERS
         .go(size, |seed, size| orders(seed, size, 3, RARE))
@@ -183,9 +180,6 @@ async fn orders_keyed_by_order_id_keep_promises() {
 /// An order sent twice makes two operations.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orders_keyed_by_message_id_keep_promises() {
-    if consumer_missing() {
-        return;
-    }
     let run = Run {
         title: "chaos on a standard queue, keyed by message id",
         key: "message-id",
@@ -214,9 +208,6 @@ async fn orders_keyed_by_message_id_keep_promises() {
 /// takes the batches of all of them with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_invocations_keep_promises() {
-    if consumer_missing() {
-        return;
-    }
     let size = size("CHAOS_MESSAGES", 300);
     let run = Run {
         title: "chaos on a standard queue, with 8 invocations at once in each worker",
@@ -270,9 +261,6 @@ const SIXTY_FOUR: Run = Run {
 /// Promises 1, 2, 3, 5 and 7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixty_four_invocations_keep_promises() {
-    if consumer_missing() {
-        return;
-    }
     // The process dies before it has finished the share of one seed.
     let size = 300 * Seed::all().len();
     let report = SIXTY_FOUR
@@ -290,9 +278,6 @@ async fn sixty_four_invocations_keep_promises() {
 /// Good messages may be given up here, each of their receives for a cause that the report names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_receive_that_kills_used_up_has_its_cause() {
-    if consumer_missing() {
-        return;
-    }
     let mut run = SIXTY_FOUR;
     run.rules.max_receive_count = FEW_RECEIVES;
     let size = 300 * Seed::all().len();
@@ -304,9 +289,6 @@ async fn each_receive_that_kills_used_up_has_its_cause() {
 /// Promises 6 and 7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nine_of_ten_survive_a_message_that_kills() {
-    if consumer_missing() {
-        return;
-    }
     let run = Run {
         title: "ten messages, one of which ends its process",
         rules: Rules {
@@ -339,9 +321,6 @@ async fn nine_of_ten_survive_a_message_that_kills() {
 /// Promise 7.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outage_of_half_a_day_dead_letters_nothing() {
-    if consumer_missing() {
-        return;
-    }
     const TENTH: Duration = Duration::from_millis(14_400);
     let waiting = size("OUTAGE_MESSAGES", 0);
     let (tenths, waiting) = if waiting == 0 {
@@ -374,9 +353,6 @@ async fn outage_of_half_a_day_dead_letters_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifo_groups_are_charged_in_order() {
-    if consumer_missing() {
-        return;
-    }
     let run = Run {
         title: "chaos on a FIFO queue",
         rules: Rules {

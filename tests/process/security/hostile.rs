@@ -18,7 +18,7 @@ use support::{
     PATIENCE,
     dynamo::{Dynamo, Item, request_name, text},
     event::{batch, failed, order, record},
-    runtime_api::{Env, Lambda, NAMESPACE, consumer_missing, of_message},
+    runtime_api::{Env, Lambda, NAMESPACE, of_message},
     throttle::{Throttle, share},
 };
 
@@ -239,9 +239,6 @@ fn wrappings() -> Vec<Case> {
 
 #[tokio::test]
 async fn hostile_message_fails_alone_with_clear_outcome() {
-    if consumer_missing() {
-        return;
-    }
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let mut seen = 0;
@@ -287,9 +284,6 @@ async fn hostile_message_fails_alone_with_clear_outcome() {
 /// batch returns.
 #[tokio::test]
 async fn invalid_bytes_fail_and_next_event_succeeds() {
-    if consumer_missing() {
-        return;
-    }
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let event = |id: &str, body: &str| {
@@ -341,9 +335,6 @@ pub(super) fn peak(lambda: &Lambda) -> usize {
 
 #[tokio::test]
 async fn batch_of_10000_messages_has_bounded_memory() {
-    if consumer_missing() {
-        return;
-    }
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let idle = peak(&lambda);
@@ -367,9 +358,6 @@ async fn batch_of_10000_messages_has_bounded_memory() {
 
 #[tokio::test]
 async fn messages_of_1_mib_have_bounded_memory() {
-    if consumer_missing() {
-        return;
-    }
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let idle = peak(&lambda);
@@ -483,9 +471,6 @@ async fn peak_with_outputs(batch_size: usize, output_kb: usize, more: &[(&str, &
 /// The outputs of the largest batch are larger than the memory of the smallest function.
 #[tokio::test]
 async fn outputs_of_a_batch_are_not_kept_in_memory() {
-    if consumer_missing() {
-        return;
-    }
     let ten_at_a_time = [
         ("CONSUMER_CONCURRENCY", "10"),
         ("IDEMPOTENCY_BATCHED_WRITES", "off"),
@@ -502,9 +487,6 @@ async fn outputs_of_a_batch_are_not_kept_in_memory() {
 
 #[tokio::test]
 async fn largest_outputs_fit_into_smallest_function() {
-    if consumer_missing() {
-        return;
-    }
     let peak = peak_with_outputs(400, 380, &[]).await;
     println!("{peak} bytes at most");
     assert!(peak <= 112 * MIB, "{peak} bytes");
@@ -544,9 +526,6 @@ async fn cut_off(memory_mb: u64, messages: usize, time: Duration) -> Duration {
 
 #[tokio::test]
 async fn cut_off_batch_is_answered_in_time_on_a_slow_cpu() {
-    if consumer_missing() {
-        return;
-    }
     for (memory_mb, messages) in [(128, 15_000), (256, 30_000)] {
         let time = Duration::from_secs(10);
         assert!(cut_off(memory_mb, messages, time).await < time);

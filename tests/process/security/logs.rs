@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::{
     PATIENCE,
     event::{batch, failed, received, record},
-    runtime_api::{Env, Lambda, NAMESPACE, consumer_missing, of_message},
+    runtime_api::{Env, Lambda, NAMESPACE, of_message},
     template::{DEAD_LETTERS, consumer_may},
 };
 
@@ -282,18 +282,12 @@ async fn run_through_every_outcome(level: &str, grouping: bool) -> Vec<String> {
 
 #[tokio::test]
 async fn default_level_logs_no_secret() {
-    if consumer_missing() {
-        return;
-    }
     let output = run_through_every_outcome("INFO", false).await;
     assert!(!output.concat().contains(ACCESS_KEY_ID));
 }
 
 #[tokio::test]
 async fn debug_level_logs_no_secret() {
-    if consumer_missing() {
-        return;
-    }
     let output = run_through_every_outcome("DEBUG", true).await;
     assert!(
         output.concat().contains("DEBUG"),
@@ -305,9 +299,6 @@ async fn debug_level_logs_no_secret() {
 /// is logged at no level.
 #[tokio::test]
 async fn trace_level_logs_secrets_and_search_finds_them() {
-    if consumer_missing() {
-        return;
-    }
     let (quoting_server, url) = QuotingServer::start().await;
     let lambda = Lambda::start(env(&quoting_server, &url, "TRACE", false)).await;
     let event = batch([record("m-1", &order("o-1"))]);

@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use super::{postgres::root, prerequisite::report_skipped};
+use super::{postgres::root, prerequisite::missing};
 
 /// A pooler that runs until this is dropped: `local/pgbouncer.py` stops it at the end of its input.
 pub struct PgBouncer {
@@ -19,9 +19,8 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// A pooler in transaction mode, whose sessions on the server at `port` have this user. `None` if
-    /// there is no PgBouncer.
-    pub fn start(port: u16, user: &str, settings: &[&str]) -> Option<Self> {
+    /// A pooler in transaction mode, whose sessions on the server at `port` have this user.
+    pub fn start(port: u16, user: &str, settings: &[&str]) -> Self {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let mut process = Command::new(python)
@@ -37,11 +36,10 @@ impl PgBouncer {
         answers.read_line(&mut line).unwrap();
         let Some(ready_at) = line.strip_prefix("ready ") else {
             let _status = process.wait();
-            report_skipped(
+            missing(
                 "PgBouncer did not start, see the message of local/pgbouncer.py \
                  (on Debian, `make .venv/pgbouncer` installs it; elsewhere, install `pgbouncer`)",
             );
-            return None;
         };
         let port = ready_at.trim().parse().unwrap();
         let log = Arc::<Mutex<Vec<_>>>::default();
@@ -53,7 +51,7 @@ impl PgBouncer {
                 }
             }
         });
-        Some(Self { port, process, log })
+        Self { port, process, log }
     }
 
     /// The lines of its log that say why it closed sessions on the server.

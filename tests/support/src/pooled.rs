@@ -20,12 +20,11 @@ pub struct Pooled {
 }
 
 impl Pooled {
-    /// `None` if there is no PgBouncer.
-    pub async fn start(settings: &[&str]) -> Option<Self> {
+    pub async fn start(settings: &[&str]) -> Self {
         Self::before(&SERVER, settings).await
     }
 
-    pub async fn before(server: &Server, settings: &[&str]) -> Option<Self> {
+    pub async fn before(server: &Server, settings: &[&str]) -> Self {
         let world = World::on(server).await;
         let schema = world.options.get_application_name().unwrap();
         let user = format!("pooled_{schema}");
@@ -36,14 +35,14 @@ impl Pooled {
             .execute(&world.pool)
             .await
             .unwrap();
-        let pooler = PgBouncer::start(server.options().get_port(), &user, settings)?;
+        let pooler = PgBouncer::start(server.options().get_port(), &user, settings);
         let options = server.options().username(&user).port(pooler.port);
         let options = options.application_name(schema).statement_cache_capacity(0);
-        Some(Self {
+        Self {
             world,
             pooler,
             options,
-        })
+        }
     }
 
     pub fn pool(&self, connections: u32) -> PgPool {

@@ -16,16 +16,10 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::prerequisite::{report_skipped, skip_suite};
+use super::prerequisite::missing;
 
 /// The server of a suite.
 pub static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
-
-/// The server of a suite that has tests without a server too. `None` if it cannot start.
-pub static OPTIONAL_SERVER: LazyLock<Option<Server>> = LazyLock::new(|| {
-    let found = Server::find();
-    found.map_err(|missing| report_skipped(&missing)).ok()
-});
 
 /// A server that runs until this process ends: `local/postgres.py` stops it at the end of its input.
 pub struct Server {
@@ -42,7 +36,7 @@ struct Launcher {
 
 impl Server {
     pub fn start() -> Self {
-        Self::find().unwrap_or_else(|missing| skip_suite(&missing))
+        Self::find().unwrap_or_else(|reason| missing(&reason))
     }
 
     /// A server, or the prerequisite that is missing.

@@ -1,41 +1,32 @@
 //! Prerequisites that `cargo test` alone does not provide: release builds, Python tools, an emulator.
 //!
-//! On a fresh clone the tests that need one are skipped, and standard error names `make test`, which
-//! provides them all. It sets `SQS_ONCE_REQUIRE_ALL`, so that a missing prerequisite fails the test instead.
+//! A test without its prerequisite fails. Skipped, it would count as passed.
 
-use std::{
-    io::Write,
-    sync::{Mutex, Once, PoisonError},
-};
+use std::env;
 
-/// Environment variable. If it is set, a missing prerequisite is a failure.
-const REQUIRE_ALL: &str = "SQS_ONCE_REQUIRE_ALL";
+/// The reason of a test that needs an emulator.
+pub const NO_EMULATOR: &str = "AWS_ENDPOINT_URL names no emulator";
 
-/// Writes once to standard error that tests are skipped, past the output capture of the harness.
+/// Fails a test that lacks a prerequisite, for this reason.
 ///
 /// # Panics
 ///
-/// With the reason, if `SQS_ONCE_REQUIRE_ALL` is set.
+/// Always.
 #[track_caller]
-pub fn report_skipped(reason: &str) {
-    static REPORT: Once = Once::new();
-    assert!(std::env::var_os(REQUIRE_ALL).is_none(), "{reason}");
-    REPORT.call_once(|| {
-        let this = std::env::current_exe().unwrap();
-        let suite = this.file_stem().unwrap().to_string_lossy();
-        let suite = suite.rsplit_once('-').map_or(&*suite, |(name, _)| name);
-        let line = format!("\nSKIPPED tests of `{suite}`: {reason}. `make test` runs them.\n");
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
-    });
+pub fn missing(reason: &str) -> ! {
+    panic!("{reason}. `make test` provides what the tests need")
 }
 
-/// Skips all tests of a suite, for suites in which each test has the missing prerequisite.
+/// The emulator at `AWS_ENDPOINT_URL`.
 ///
-/// Ends the process, so that the harness does not count the tests as passed.
+/// # Panics
+///
+/// If the variable is not set.
 #[track_caller]
-pub fn skip_suite(reason: &str) -> ! {
-    static ENDING: Mutex<()> = Mutex::new(());
-    let _until_exit = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
-    report_skipped(reason);
-    std::process::exit(0)
+pub fn emulator() -> String {
+    let endpoint = env::var("AWS_ENDPOINT_URL").unwrap_or_default();
+    if endpoint.is_empty() {
+        missing(NO_EMULATOR);
+    }
+    endpoint
 }

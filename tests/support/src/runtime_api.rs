@@ -31,10 +31,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    PATIENCE,
-    prerequisite::{report_skipped, skip_suite},
-};
+use super::{PATIENCE, prerequisite::missing};
 
 pub const FUNCTION_NAME: &str = "charge-orders";
 /// The namespace of consumers under test.
@@ -414,23 +411,8 @@ fn lambda_env(runtime_api: &str) -> Env {
 /// The consumer as it ships: `CONSUMER_BIN`, or the last release build.
 #[track_caller]
 pub fn consumer() -> PathBuf {
-    named_consumer().unwrap_or_else(|| program("consumer"))
-}
-
-fn named_consumer() -> Option<PathBuf> {
-    std::env::var_os("CONSUMER_BIN").map(PathBuf::from)
-}
-
-/// Tells a test to return because the consumer has no release build, and reports that.
-///
-/// For suites in which other tests need none.
-#[track_caller]
-pub fn consumer_missing() -> bool {
-    let missing = named_consumer().is_none() && !release_build("consumer").binary.exists();
-    if missing {
-        report_skipped(&no_build("consumer"));
-    }
-    missing
+    let named = std::env::var_os("CONSUMER_BIN").map(PathBuf::from);
+    named.unwrap_or_else(|| program("consumer"))
 }
 
 /// True for the one log line of each message.
@@ -456,35 +438,42 @@ pub fn says(line: &Value, words: &str) -> bool {
 
 /// A release build: of the consumer, or of a program of `tests/programs`.
 ///
-/// Skips the suite if there is none, and refuses one that is older than its sources.
+/// # Panics
+///
+/// If there is none, or one that may be older than its sources.
 #[track_caller]
 pub fn program(name: &str) -> PathBuf {
-    let Build { binary, sources } = release_build(name);
-    let built = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    let Some(time) = built(&binary) else {
-        skip_suite(&no_build(name))
-    };
-    let sources = fs::read_to_string(sources).unwrap_or_default();
-    let (_, sources) = sources.split_once(": ").unwrap_or_default();
-    let sources = sources.trim_end().replace("\\ ", "\0");
-    for source in sources.split(' ').map(|source| source.replace('\0', " ")) {
-        let changed = built(Path::new(&source)).is_some_and(|changed| changed > time);
-        assert!(
-            !changed,
-            "{source} is newer than {name}: run `make programs`"
-        );
+    let build = release_build(name);
+    if let Err(reason) = build.is_current() {
+        missing(&format!("{name}: {reason} (`make programs`)"));
     }
-    binary
-}
-
-fn no_build(name: &str) -> String {
-    format!("`{name}` has no release build (`make programs`)")
+    build.binary
 }
 
 struct Build {
     binary: PathBuf,
     /// Cargo's list: "binary: source source ...".
     sources: PathBuf,
+}
+
+impl Build {
+    /// The reason if the binary is not that of its sources.
+    fn is_current(&self) -> Result<(), String> {
+        let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
+        let built = changed(&self.binary).ok_or("there is no release build")?;
+        let list = fs::read_to_string(&self.sources).unwrap_or_default();
+        let (_, list) = list.split_once(": ").ok_or_else(|| {
+            let path = self.sources.display();
+            format!("{path} lists no sources, so that the release build may be old")
+        })?;
+        let list = list.trim_end().replace("\\ ", "\0");
+        for source in list.split(' ').map(|source| source.replace('\0', " ")) {
+            if changed(Path::new(&source)).is_none_or(|changed| changed > built) {
+                return Err(format!("{source} is newer than the release build, or gone"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The place where `make programs` builds for this machine: with cargo-lambda on Linux.

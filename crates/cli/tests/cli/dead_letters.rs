@@ -10,7 +10,7 @@ use aws_sdk_sqs::types::{
 };
 use futures_util::FutureExt;
 use serde_json::{Value, json};
-use support::{PATIENCE, prerequisite::report_skipped};
+use support::{PATIENCE, prerequisite::emulator};
 use tokio::time::Instant;
 
 use crate::{Ended, run};
@@ -28,12 +28,7 @@ pub(crate) struct World {
 
 /// Runs a test in a world, which is deleted also if the test panics.
 pub(crate) async fn in_a_world(fifo: bool, test: impl AsyncFn(&World)) {
-    let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-    if endpoint.is_empty() {
-        report_skipped("AWS_ENDPOINT_URL names no emulator");
-        return;
-    }
-    let world = World::create(endpoint, fifo).await;
+    let world = World::create(emulator(), fifo).await;
     let outcome = AssertUnwindSafe(test(&world)).catch_unwind().await;
     world.delete().await;
     if let Err(panic) = outcome {

@@ -17,7 +17,7 @@ use axum::{
 };
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use support::{prerequisite::report_skipped, template::Template};
+use support::{prerequisite::emulator, template::Template};
 
 use crate::{Ended, run};
 
@@ -779,8 +779,8 @@ struct Stack {
 }
 
 impl Stack {
-    /// Deploys the template of the consumer after `change`. Returns `None` if there is no emulator.
-    async fn deploy(change: impl Fn(String) -> String) -> Option<Self> {
+    /// Deploys the template of the consumer after `change`.
+    async fn deploy(change: impl Fn(String) -> String) -> Self {
         let template = include_str!("../../../../template.yaml").to_owned();
         let template = short_enough_for_a_request(&template);
         // The function never runs, so its code is not needed.
@@ -788,13 +788,9 @@ impl Stack {
         Self::create(change(template), &[("PaymentGatewayUrl", "sandbox")]).await
     }
 
-    /// Deploys a template with these parameters. Returns `None` if there is no emulator.
-    async fn create(template: String, parameters: &[(&str, &str)]) -> Option<Self> {
-        let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-        if endpoint.is_empty() {
-            report_skipped("AWS_ENDPOINT_URL names no emulator");
-            return None;
-        }
+    /// Deploys a template with these parameters.
+    async fn create(template: String, parameters: &[(&str, &str)]) -> Self {
+        let endpoint = emulator();
         let config = support::sdk_config(&endpoint);
         let stack = Self {
             name: format!("doctor-{}", uuid::Uuid::new_v4().simple()),
@@ -819,7 +815,7 @@ impl Stack {
             .wait(support::PATIENCE)
             .await;
         created.unwrap();
-        Some(stack)
+        stack
     }
 
     /// The checks that find something in the stack. Deletes it.
@@ -899,17 +895,15 @@ fn replace(template: &str, from: &str, to: &str) -> String {
 
 #[tokio::test]
 async fn shipped_template_has_no_finding() {
-    if let Some(stack) = Stack::deploy(|template| template).await {
-        assert_eq!(stack.findings().await, Vec::<String>::new());
-    }
+    let stack = Stack::deploy(|template| template).await;
+    assert_eq!(stack.findings().await, Vec::<String>::new());
 }
 
 #[tokio::test]
 async fn misdeployed_template_is_found() {
     let misdeployed = async |(from, to, wanted)| {
-        if let Some(stack) = Stack::deploy(|template| replace(&template, from, to)).await {
-            assert_eq!(stack.findings().await, [wanted], "{to}");
-        }
+        let stack = Stack::deploy(|template| replace(&template, from, to)).await;
+        assert_eq!(stack.findings().await, [wanted], "{to}");
     };
     join_all(MISDEPLOYMENTS.map(misdeployed)).await;
 }
@@ -970,13 +964,12 @@ const MISDEPLOYMENTS: [(&str, &str, &str); 12] = [
     ),
 ];
 
-/// Deploys a template of examples on the emulator, and checks it. `None` without an emulator.
-async fn findings_in(template: &str, parameters: &[(&str, &str)]) -> Option<Vec<String>> {
+/// Deploys a template of examples on the emulator, and checks it.
+async fn findings_in(template: &str, parameters: &[(&str, &str)]) -> Vec<String> {
     // The function never runs, so its code is not needed.
     let code = template.lines().find(|line| line.contains("CodeUri:"));
     let template = template.replace(code.unwrap(), "      CodeUri: s3://none/none.zip");
-    let stack = Stack::create(template, parameters).await?;
-    Some(stack.checks().await)
+    Stack::create(template, parameters).await.checks().await
 }
 
 const DATABASE: [(&str, &str); 5] = [
@@ -991,9 +984,8 @@ const DATABASE: [(&str, &str); 5] = [
 #[tokio::test]
 async fn templates_of_examples_are_sound() {
     let consumer = include_str!("../../../../examples/place_order_postgres.template.yaml");
-    if let Some(found) = findings_in(consumer, &DATABASE).await {
-        assert_eq!(found, Vec::<String>::new());
-    }
+    let found = findings_in(consumer, &DATABASE).await;
+    assert_eq!(found, Vec::<String>::new());
     let target = "*=https://sqs.eu-central-1.amazonaws.com/123456789012/ship.fifo";
     let (queue, topic) = (arn("sqs", "ship.fifo"), arn("sns", "on-call"));
     let of_relay = [
@@ -1002,16 +994,12 @@ async fn templates_of_examples_are_sound() {
         ("AlarmTopicArn", &topic),
     ];
     let outbox = include_str!("../../../../examples/outbox.template.yaml");
-    if let Some(found) = findings_in(outbox, &of_relay).await {
-        assert_eq!(found, ["relay"]);
-    }
+    assert_eq!(findings_in(outbox, &of_relay).await, ["relay"]);
     let relay = include_str!("../../../../examples/outbox_postgres.template.yaml");
     let parameters = [&DATABASE[..], &of_relay].concat();
-    if let Some(found) = findings_in(relay, &parameters).await {
-        assert_eq!(found, ["relay"]);
-        let disabled = "Schedule: rate(1 minute)\n            Enabled: false";
-        let stopped = replace(relay, "Schedule: rate(1 minute)", disabled);
-        let found = findings_in(&stopped, &parameters).await;
-        assert_eq!(found.unwrap(), ["relay", "relay"]);
-    }
+    assert_eq!(findings_in(relay, &parameters).await, ["relay"]);
+    let disabled = "Schedule: rate(1 minute)\n            Enabled: false";
+    let stopped = replace(relay, "Schedule: rate(1 minute)", disabled);
+    let found = findings_in(&stopped, &parameters).await;
+    assert_eq!(found, ["relay", "relay"]);
 }

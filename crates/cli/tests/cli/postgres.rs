@@ -15,7 +15,7 @@ use sqs_once::{
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::{
     CONTEXT,
-    postgres::{OPTIONAL_SERVER, one},
+    postgres::{SERVER, one},
     s3::{BUCKET, S3},
 };
 use tokio::{
@@ -40,19 +40,19 @@ struct World {
 }
 
 impl World {
-    async fn start() -> Option<Self> {
-        let world = Self::without_table().await?;
+    async fn start() -> Self {
+        let world = Self::without_table().await;
         sqs_once_postgres::migrate(&world.pool).await.unwrap();
-        Some(world)
+        world
     }
 
-    async fn without_table() -> Option<Self> {
-        let options = OPTIONAL_SERVER.as_ref()?.schema().await;
+    async fn without_table() -> Self {
+        let options = SERVER.schema().await;
         let (port, schema) = (options.get_port(), options.get_application_name());
         let url = url("postgres", port, schema.unwrap());
         let pool = sqlx::postgres::PgPoolOptions::new().max_connections(5);
         let pool = pool.connect_lazy_with(options);
-        Some(Self { pool, url })
+        Self { pool, url }
     }
 
     async fn record(&self, arguments: &[&str]) -> Ended {
@@ -160,9 +160,7 @@ fn assert_completed(outcome: &Outcome) {
 
 #[tokio::test]
 async fn open_claim_of_new_key_is_named() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     let before = world.record(&["show", KEY]).await;
     assert_eq!(before.code, 1, "{before:?}");
     assert!(before.stderr.contains("check the table"), "{before:?}");
@@ -187,9 +185,7 @@ async fn open_claim_of_new_key_is_named() {
 
 #[tokio::test]
 async fn open_claim_of_record_shows_as_lock() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.fail("message-1").await;
     let shown = world.json(&["show", KEY]).await;
     assert_eq!(
@@ -228,9 +224,7 @@ async fn open_claim_of_record_shows_as_lock() {
 
 #[tokio::test]
 async fn rolled_back_transaction_is_no_lock() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.put_record(KEY, "FAILED", None).await;
     let mut tx = world.pool.begin().await.unwrap();
     let update = "UPDATE sqs_once_records SET attempts = 3";
@@ -248,9 +242,7 @@ async fn rolled_back_transaction_is_no_lock() {
 
 #[tokio::test]
 async fn release_ends_lease_of_claim_mode() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     assert_eq!(
         world.claim().await,
         ClaimResponse::Applied { replaced: None }
@@ -284,9 +276,7 @@ async fn release_ends_lease_of_claim_mode() {
 
 #[tokio::test]
 async fn delete_removes_row() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.put_record(KEY, "FAILED", None).await;
     world.put_record("payments#order-2", "FAILED", None).await;
     let unasked = world.record(&["delete", KEY]).await;
@@ -300,9 +290,7 @@ async fn delete_removes_row() {
 
 #[tokio::test]
 async fn changed_or_locked_row_is_not_changed() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.put_record(KEY, "IN_PROGRESS", Some(600)).await;
     let store = world.store();
     let is_refused = async |shown| {
@@ -327,9 +315,7 @@ async fn changed_or_locked_row_is_not_changed() {
 
 #[tokio::test]
 async fn list_filters_rows() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.put_record("a#live", "IN_PROGRESS", Some(60)).await;
     world.put_record("a#stuck", "IN_PROGRESS", Some(-60)).await;
     world.put_record("b#stuck", "IN_PROGRESS", Some(-60)).await;
@@ -386,9 +372,7 @@ fn keys(listed: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn list_reads_bounded_number_of_rows() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     let kept = Timestamp::now().as_secs() + 3600;
     world
         .put(&format!(
@@ -413,9 +397,7 @@ async fn list_reads_bounded_number_of_rows() {
 
 #[tokio::test]
 async fn invalid_row_is_shown_and_not_released() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.put_record(KEY, "COMPLETED", None).await;
     world
         .put("UPDATE sqs_once_records SET result = NULL, result_in_s3 = 'x'")
@@ -429,9 +411,7 @@ async fn invalid_row_is_shown_and_not_released() {
 
 #[tokio::test]
 async fn output_of_row_is_read_from_s3() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     let (s3, output) = (S3::start().await, json!({ "card": SECRET }).to_string());
     let pointer = ResultPointer::new(BUCKET, &key(), &Owner::fresh(), output.as_bytes());
     s3.put_object(&pointer.key, &output);
@@ -452,9 +432,7 @@ async fn output_of_row_is_read_from_s3() {
 
 #[tokio::test]
 async fn reader_without_insert_sees_records() {
-    let Some(world) = World::start().await else {
-        return;
-    };
+    let world = World::start().await;
     world.put_record(KEY, "FAILED", None).await;
     let options = world.pool.connect_options();
     let schema = options.get_application_name().unwrap();
@@ -488,9 +466,7 @@ async fn reader_without_insert_sees_records() {
 
 #[tokio::test]
 async fn missing_table_or_database_ends_with_3() {
-    let Some(world) = World::without_table().await else {
-        return;
-    };
+    let world = World::without_table().await;
     let missing = world.record(&["show", KEY]).await;
     assert_eq!(missing.code, 3, "{missing:?}");
     assert!(

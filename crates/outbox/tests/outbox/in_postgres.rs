@@ -16,7 +16,7 @@ use super::{
 };
 use support::{
     dynamo::Dynamo,
-    postgres::{OPTIONAL_SERVER, Server},
+    postgres::{SERVER, Server},
     postgres_wire::{Cut, Wire},
     sqs::{Sqs, SqsBehaviour},
 };
@@ -174,9 +174,7 @@ async fn run(name: &str, server: &Server, orders: usize, seed: u64) -> Disturban
 
 #[tokio::test]
 async fn scheduled_events_reach_b_once_and_in_order() {
-    let Some(server) = &*OPTIONAL_SERVER else {
-        return;
-    };
+    let server = &*SERVER;
     let name = "consumer A is in PostgreSQL";
     run_rounds(300, |orders, seed| run(name, server, orders, seed)).await;
 }

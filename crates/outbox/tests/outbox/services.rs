@@ -16,7 +16,7 @@ use sqs_once::{
     store::{DynamoStore, MemoryStore},
 };
 use sqs_once_outbox::Relay;
-use support::{PATIENCE, consumer::namespace, dynamo::create_table, prerequisite::report_skipped};
+use support::{PATIENCE, consumer::namespace, dynamo::create_table, prerequisite::emulator};
 
 use super::stream::{Stream, create_outbox};
 
@@ -90,11 +90,7 @@ async fn consumed(message: &Message, envelope: Envelope, key: &str) -> (String, 
 
 #[tokio::test]
 async fn event_reaches_consumers_behind_each_service() {
-    let endpoint = std::env::var("AWS_ENDPOINT_URL").unwrap_or_default();
-    if endpoint.is_empty() {
-        report_skipped("AWS_ENDPOINT_URL names no emulator");
-        return;
-    }
+    let endpoint = emulator();
     let config = support::sdk_config(&endpoint);
     let (sqs, sns) = (
         aws_sdk_sqs::Client::new(&config),
