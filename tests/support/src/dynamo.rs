@@ -1,5 +1,7 @@
 //! A DynamoDB of the test's own: dynoxide in memory, behind a proxy that counts requests and
-//! injects failures.
+//! injects failures. The SDK reaches the proxy over HTTP, or in memory on paused time.
+
+mod in_memory;
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +16,7 @@ use aws_config::{SdkConfig, retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::{
     Client,
     client::Waiters,
-    config::retry::RetryPartition,
+    config::{SharedHttpClient, retry::RetryPartition},
     types::{
         AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType,
         ScalarAttributeType,
@@ -36,6 +38,7 @@ use super::{
     cloud::Cloud,
     faults::{Fault, Faults, Port},
 };
+use in_memory::Emulator;
 
 /// Requests per operation (`Claim`, `PutItem`, `UpdateItem`, ...; see [`request_name`]), as they
 /// crossed the wire: an SDK retry counts again.
@@ -48,6 +51,7 @@ pub type Item = std::collections::HashMap<String, AttributeValue>;
 pub struct Dynamo {
     wire: Arc<Wire>,
     endpoint: String,
+    http_client: SharedHttpClient,
     /// Client that bypasses the proxy: the test's own requests are never counted, and never fail.
     backstage: Client,
 }
@@ -58,6 +62,8 @@ struct Wire {
     counts: Mutex<Counts>,
     faults: Faults,
     port: Port,
+    /// The emulator, if clients reach the proxy in memory.
+    in_memory: Option<Emulator>,
 }
 
 impl Dynamo {
@@ -73,11 +79,14 @@ impl Dynamo {
             counts: Mutex::default(),
             faults: Faults::default(),
             port: Port::reserve(),
+            in_memory: None,
         });
         wire.port.open(proxy(&wire)).await;
+        let http_client = Builder::new().build_http();
         Self {
             endpoint: format!("http://{}", wire.port.address()),
-            backstage: Client::new(&sdk_config(&upstream)),
+            backstage: Client::new(&sdk_config(&upstream, &http_client)),
+            http_client,
             wire,
         }
     }
@@ -93,7 +102,7 @@ impl Dynamo {
     }
 
     pub fn sdk_config(&self) -> SdkConfig {
-        sdk_config(&self.endpoint)
+        sdk_config(&self.endpoint, &self.http_client)
     }
 
     /// A real SDK client whose requests are counted.
@@ -190,7 +199,9 @@ impl Dynamo {
     /// Returns the number of requests that met a fault since the last call.
     pub async fn heal(&self) -> Counts {
         let met = self.wire.faults.heal().await;
-        self.wire.port.open(proxy(&self.wire)).await;
+        if self.wire.in_memory.is_none() {
+            self.wire.port.open(proxy(&self.wire)).await;
+        }
         met
     }
 
@@ -236,9 +247,9 @@ impl Table {
 
 /// With a client without TLS: a TLS client reads the system's certificates, which takes longer than
 /// most tests.
-fn sdk_config(endpoint: &str) -> SdkConfig {
+fn sdk_config(endpoint: &str, http_client: &SharedHttpClient) -> SdkConfig {
     let config = super::sdk_config(endpoint).to_builder();
-    config.http_client(Builder::new().build_http()).build()
+    config.http_client(http_client.clone()).build()
 }
 
 /// Creates the idempotency table with any client, so that the integration suite makes the same one.
@@ -308,8 +319,7 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
         .entry(operation.clone())
         .or_default() += 1;
     let sending = Arc::clone(&wire);
-    let forward =
-        |body| async move { forward(&sending.forwarder, &sending.upstream, headers, body).await };
+    let forward = |body| async move { sending.ask(headers, body).await };
     wire.faults
         .pass(&operation, &wire.port, body, forward)
         .await

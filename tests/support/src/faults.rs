@@ -227,6 +227,11 @@ impl Faults {
         }
     }
 
+    /// Returns whether no server listens.
+    pub(super) fn are_refusals(&self) -> bool {
+        self.script.lock().unwrap().refusing
+    }
+
     fn due(&self, operation: &str) -> Option<Fault> {
         let mut script = self.script.lock().unwrap();
         let next = script.next.get_mut(operation).and_then(VecDeque::pop_front);

@@ -8,6 +8,7 @@
     reason = "a test that cannot set up its surroundings has nothing better to do than panic"
 )]
 
+pub mod clock;
 pub mod cloud;
 pub mod consumer;
 pub mod dynamo;
@@ -24,6 +25,7 @@ pub mod postgres_wire;
 pub mod prerequisite;
 pub mod runtime_api;
 pub mod s3;
+pub mod seed;
 pub mod sqs;
 pub mod stage;
 pub mod stopwatch;

@@ -1,5 +1,5 @@
 //! Injected faults between the consumer and its table, at every request of the protocol. The real SDK talks
-//! HTTP to a DynamoDB that fails on purpose.
+//! to a DynamoDB that fails on purpose: in memory and on paused time, where a test is about time, and else over HTTP.
 
 mod results;
 mod story;
@@ -11,7 +11,13 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, future::join_all, stream};
+use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
+use aws_sdk_dynamodb::{
+    config::http::HttpResponse,
+    error::{ProvideErrorMetadata as _, SdkError},
+    operation::scan::ScanError,
+};
+use futures_util::future::join_all;
 use sqs_once::{
     Attempt, Consumer, Deadline, Once, Operation, handler_fn,
     internal::Delivery,
@@ -50,6 +56,8 @@ const FAULTS: [Row; 14] = [
     (Fault::TransactionConflict, false),
     (Fault::Denied, false),
 ];
+
+const EMPTY: [Row; 2] = [(Fault::Empty, true), (Fault::EmptyInstead, false)];
 
 #[rustfmt::skip]
 const STEPS: [Step; 11] = {
@@ -115,13 +123,24 @@ fn live(faults: &[Row]) -> Vec<(Story, Row)> {
             plots.extend(lastings.map(|lasting| (grouping, step, *row, *lasting)));
         }
     }
-    let lived = stream::iter(plots).map(async |(grouping, step, row, lasting)| {
-        let story = tokio::spawn(Story::live(grouping, step, row.0, lasting));
-        (story.await.unwrap(), row)
-    });
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    // Most of each story is a wait. With more at a time, a busy machine answers too late.
-    runtime.block_on(lived.buffered(12).collect())
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let share = plots.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let shares = plots.chunks(share);
+        let shares = shares.map(|share| scope.spawn(move || share.iter().map(live_one).collect()));
+        let threads: Vec<_> = shares.collect();
+        let lived = threads.into_iter().map(|thread| thread.join().unwrap());
+        lived.flat_map(|stories: Vec<_>| stories).collect()
+    })
+}
+
+type Plot = (Grouping, Step, Row, FaultDuration);
+
+fn live_one(&(grouping, step, row, lasting): &Plot) -> (Story, Row) {
+    let mut paused = tokio::runtime::Builder::new_current_thread();
+    let runtime = paused.enable_all().start_paused(true).build().unwrap();
+    let story = Story::live(grouping, step, row.0, lasting);
+    (runtime.block_on(story), row)
 }
 
 /// True if the failed request received a response in the end.
@@ -266,8 +285,7 @@ fn every_message_settles_after_lease_ends() {
 
 #[test]
 fn empty_response_is_rejected() {
-    let empty = [(Fault::Empty, true), (Fault::EmptyInstead, false)];
-    for (story, _) in live(&empty) {
+    for (story, _) in live(&EMPTY) {
         acknowledged_only_if_completed(&story);
         assert_informed_of_effects(&story);
     }
@@ -284,7 +302,7 @@ fn store(dynamo: &Dynamo, grouping: bool) -> AnyStore {
 }
 
 /// Promise 6.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn fault_of_one_message_spares_others() {
     use Fault::{
         HoldAnswer, HoldRequest, Refuse, Throttle, ThroughputExceeded, TransactionConflict,
@@ -295,7 +313,7 @@ async fn fault_of_one_message_spares_others() {
     });
     let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);
     let stories = stories.map(|(request, &(fault, _))| async move {
-        let dynamo = Dynamo::start().await;
+        let dynamo = Dynamo::in_memory();
         dynamo.create_table(TABLE).await;
         // The worker outlasts contention, and every fault of a settlement.
         let outlasted = [Throttle, ThroughputExceeded, TransactionConflict].contains(&fault)
@@ -310,14 +328,13 @@ async fn fault_of_one_message_spares_others() {
         let expected: &[&str] = if outlasted { &[] } else { &["m-1"] };
         assert_eq!(failed, expected, "{fault:?} at {request}");
     });
-    // All at once would run out of time on a busy machine.
-    stream::iter(stories).buffered(8).collect::<()>().await;
+    join_all(stories).await;
 }
 
 /// A rejected claim was not applied, so no lease has to end.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn rejected_claim_is_sent_once_more() {
-    let dynamo = Dynamo::start().await;
+    let dynamo = Dynamo::in_memory();
     // The table does not exist.
     for (fault, code) in [
         (Some(Fault::Denied), "AccessDeniedException"),
@@ -336,10 +353,10 @@ async fn rejected_claim_is_sent_once_more() {
 }
 
 /// The process was frozen after it had signed. A batch of one sends a single request, a larger one a batch.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn signature_refused_once_fails_no_message() {
     for messages in [1, 2, 3] {
-        let dynamo = Dynamo::start().await;
+        let dynamo = Dynamo::in_memory();
         dynamo.create_table(TABLE).await;
         let refused = Fault::Code("InvalidSignatureException");
         for claim in ["Claim", "ClaimGroup"] {
@@ -357,10 +374,10 @@ async fn signature_refused_once_fails_no_message() {
 }
 
 /// Ten messages while every write is throttled: ten claims, and three repetitions of each.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn throttled_batch_sends_at_most_forty_requests() {
     for grouping in [false, true] {
-        let dynamo = Dynamo::start().await;
+        let dynamo = Dynamo::in_memory();
         dynamo.create_table(TABLE).await;
         for write in ["Claim", "ClaimGroup", "UpdateItem", "PutItem"] {
             dynamo.fail_all(write, Fault::Throttle);
@@ -383,7 +400,7 @@ async fn throttled_batch_sends_at_most_forty_requests() {
 }
 
 /// Errors that pass within seconds, at the claim and at the completion.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn passing_errors_are_outlasted() {
     for (request, code, times) in [
         ("Claim", "ReplicatedWriteConflictException", 3),
@@ -394,7 +411,7 @@ async fn passing_errors_are_outlasted() {
         ("UpdateItem", "ExpiredTokenException", 3),
         ("UpdateItem", "UnrecognizedClientException", 3),
     ] {
-        let dynamo = Dynamo::start().await;
+        let dynamo = Dynamo::in_memory();
         dynamo.create_table(TABLE).await;
         (0..times).for_each(|_| dynamo.fail(request, Fault::Code(code)));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
@@ -408,9 +425,9 @@ async fn passing_errors_are_outlasted() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn table_with_another_key_is_explained() {
-    let dynamo = Dynamo::start().await;
+    let dynamo = Dynamo::in_memory();
     dynamo.create_table_keyed(TABLE, &["pk"]).await;
     for grouping in [false, true] {
         let store = store(&dynamo, grouping);
@@ -430,18 +447,18 @@ async fn table_with_another_key_is_explained() {
 
 /// One SDK client for all messages, as in a process. DynamoDB throttles claims until the SDK's
 /// retry quota is used up, and then a completion until shortly before its deadline.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn throttled_completion_is_recorded_in_time() {
     throttled_completion(false).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn throttled_grouped_completion_is_recorded() {
     throttled_completion(true).await;
 }
 
 async fn throttled_completion(grouping: bool) {
-    let dynamo = Dynamo::start().await;
+    let dynamo = Dynamo::in_memory();
     dynamo.create_table(TABLE).await;
     let store = store(&dynamo, grouping);
     let once = Once::new(store);
@@ -465,8 +482,7 @@ async fn throttled_completion(grouping: bool) {
     ] {
         let id = format!("{fault:?}");
         let operation = operation(&id, 4 * SECOND);
-        // The last outcome can be written an eighth of the time before the end. A busy machine needs a
-        // part of the rest.
+        // The last outcome can be written an eighth of the time before the end.
         let throttled = Duration::from_millis(3500 - 700);
         dynamo.fail_all("UpdateItem", fault);
         let (outcome, ()) = tokio::join!(once.run(operation, async |_| Ok(())), async {
@@ -572,4 +588,49 @@ async fn fault_on_the_wire_matches_its_name() {
     assert_eq!(dynamo.heal().await["Scan"], 16);
     let answer = ask(&dynamo).await.unwrap();
     assert!(answer.ends_with(counted), "{answer}");
+}
+
+/// What the SDK makes of a fault decides what the library does. It must not depend on the way to the proxy.
+#[tokio::test]
+async fn faults_are_the_same_in_memory() {
+    let (on_wire, in_memory) = (Dynamo::start().await, Dynamo::in_memory());
+    for (fault, ..) in FAULTS.into_iter().chain(EMPTY) {
+        // A client without a timeout waits for these for ever, in both ways.
+        if let Fault::HoldRequest | Fault::HoldAnswer = fault {
+            continue;
+        }
+        let mut classes = Vec::new();
+        for dynamo in [&on_wire, &in_memory] {
+            dynamo.heal().await;
+            dynamo.create_table(&format!("{fault:?}")).await;
+            dynamo.fail("Scan", fault);
+            let scan = || async {
+                // A connection of its own.
+                let client = dynamo.client_with(RetryConfig::disabled(), TimeoutConfig::disabled());
+                class(client.scan().table_name(format!("{fault:?}")).send().await)
+            };
+            classes.push([scan().await, scan().await]);
+        }
+        assert_eq!(classes[0], classes[1], "{fault:?}");
+    }
+}
+
+/// Kind of an error, as far as retries and outcomes depend on it.
+fn class<T>(answer: Result<T, SdkError<ScanError, HttpResponse>>) -> String {
+    match answer {
+        Ok(_) => "success".into(),
+        Err(SdkError::DispatchFailure(failure)) => {
+            let (io, timeout) = (failure.is_io(), failure.is_timeout());
+            format!(
+                "dispatch, io {io}, timeout {timeout}, {:?}",
+                failure.as_other()
+            )
+        }
+        Err(SdkError::ResponseError(_)) => "response".into(),
+        Err(SdkError::ServiceError(error)) => {
+            let status = error.raw().status();
+            format!("service, {status}, {:?}", error.err().code())
+        }
+        Err(error) => format!("{error:?}"),
+    }
 }

@@ -1,10 +1,11 @@
-//! The deliveries of one message, the first of which meets a fault at one request of the protocol.
+//! The deliveries of one message, the first of which meets a fault at one request of the protocol. Time is paused, so
+//! that a story is the same on a machine of any speed.
 
 use std::{
     fmt,
     panic::resume_unwind,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use aws_sdk_dynamodb::Client;
@@ -15,20 +16,23 @@ use sqs_once::{
     store::{AnyStore, Batched, DynamoStore},
 };
 use support::{
-    PATIENCE,
+    clock,
     consumer::{namespace, process},
     dynamo::{Dynamo, number, text},
     event::{batch, received},
     faults::Fault,
 };
+use tokio::time::Instant;
 
 pub(crate) const TABLE: &str = "idempotency";
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Time of an invocation that only its deadline ends. A machine that is too slow for it gets a longer one.
-const SHORT: Duration = Duration::from_secs(4);
-/// Time that a client waits for an answer that never comes. All other answers come sooner, even if the machine
-/// is busy. Half of the two seconds after which the worker gives up the end of a lease.
+/// Time of an invocation. Half of it is reserve.
+const BUDGET: Duration = Duration::from_secs(16);
+/// Time until the batch is answered at the latest: seven eighths of the reserve are used by then.
+const RESPOND_WITHIN: Duration = Duration::from_secs(15);
+/// Time that a client waits for an answer that never comes. Half of the two seconds after which the worker gives
+/// up the end of a lease.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
 /// One request of the protocol, and the way to it in a message's first delivery.
@@ -108,7 +112,6 @@ pub(crate) struct Run {
     /// True if the handler was informed of an earlier attempt.
     pub(crate) informed: bool,
     pub(crate) act: Act,
-    began: Instant,
 }
 
 impl Worker {
@@ -130,7 +133,6 @@ impl Handler for Worker {
                 key: attempt.key().to_string(),
                 informed: attempt.prior().is_some(),
                 act,
-                began: Instant::now(),
             });
             (n, act)
         };
@@ -201,8 +203,6 @@ pub(crate) struct Delivery {
     pub(crate) result: Option<String>,
     /// True if the batch was answered before its deadline.
     pub(crate) in_time: bool,
-    /// True if the handler began soon: well before it would be cut off.
-    at_once: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,8 +215,8 @@ pub(crate) enum When {
 impl When {
     fn clock(self) -> fn() -> Timestamp {
         match self {
-            Self::Now => Timestamp::now,
-            Self::Later => || Timestamp::now() + HOUR,
+            Self::Now => clock::now,
+            Self::Later => || clock::now() + HOUR,
         }
     }
 }
@@ -238,44 +238,6 @@ impl fmt::Display for Story {
 
 impl Story {
     pub(crate) async fn live(
-        grouping: Grouping,
-        step: Step,
-        fault: Fault,
-        lasting: FaultDuration,
-    ) -> Self {
-        let ends_at_its_deadline = match lasting {
-            FaultDuration::UntilTheDeadline => true,
-            FaultDuration::Throughout if step.records_an_effect() => true,
-            _ => step.acts.first() == Some(&Act::Hang),
-        };
-        // Up to PATIENCE.
-        for doubled in 0..4 {
-            let budget = if ends_at_its_deadline {
-                SHORT * 2_u32.pow(doubled)
-            } else {
-                PATIENCE
-            };
-            let story = Self::within(budget, grouping, step, fault, lasting).await;
-            if story.reached_its_fault_at_once() {
-                return story;
-            }
-        }
-        Self::within(PATIENCE, grouping, step, fault, lasting).await
-    }
-
-    /// Returns whether only the fault, and not a slow machine, used up the time of the first delivery.
-    fn reached_its_fault_at_once(&self) -> bool {
-        let (step, first) = (&self.step, self.first());
-        // A group that gets no answer gives way to ordinary requests.
-        let claims = step.request != "Claim"
-            || self.grouping == Grouping::On && self.lasting != FaultDuration::Throughout;
-        let runs = claims && step.before != Before::UnansweredClaim;
-        let ran = !runs || !first.runs.is_empty();
-        self.met > 0 && ran && first.at_once && first.in_time
-    }
-
-    async fn within(
-        budget: Duration,
         grouping: Grouping,
         step: Step,
         fault: Fault,
@@ -307,7 +269,7 @@ impl Story {
             (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(ATTEMPT),
             _ => None,
         };
-        let first = stage.deliver_within(budget, When::Now, stage.dynamo.worker(attempt));
+        let first = stage.deliver(When::Now, stage.dynamo.worker(attempt));
         let mut deliveries = vec![first.await];
 
         let mut met = None;
@@ -353,7 +315,7 @@ struct Stage {
 
 impl Stage {
     async fn set(acts: &'static [Act], grouping: Grouping) -> Self {
-        let dynamo = Dynamo::start().await;
+        let dynamo = Dynamo::in_memory();
         dynamo.create_table(TABLE).await;
         let runs = Arc::default();
         Self {
@@ -364,14 +326,12 @@ impl Stage {
     }
 
     async fn deliver(&self, when: When, client: Client) -> Delivery {
-        self.deliver_within(PATIENCE, when, client).await
-    }
-
-    async fn deliver_within(&self, budget: Duration, when: When, client: Client) -> Delivery {
+        // A lease that has just ended lasts until the next millisecond.
+        tokio::time::sleep(Duration::from_millis(1)).await;
         let (found, _) = self.left().await;
         let ran = self.worker.runs().len();
         let clock = when.clock();
-        // A lease longer than any delay of the machine.
+        // No lease ends during a story.
         let store = DynamoStore::new(client, TABLE);
         let once = Once::new(match self.grouping {
             Grouping::Off => AnyStore::DynamoDb(store),
@@ -382,13 +342,11 @@ impl Stage {
         let event = batch([received("m-1", &json!({}), 1)]);
 
         let started = Instant::now();
-        let deadline = Deadline::after(clock(), budget, budget / 2);
-        let answered =
-            tokio::time::timeout(2 * PATIENCE, process(&consumer, event, deadline)).await;
-        let took = started.elapsed();
+        let deadline = Deadline::after(clock(), BUDGET, BUDGET / 2);
+        let answered = tokio::time::timeout(2 * BUDGET, process(&consumer, event, deadline)).await;
+        let in_time = started.elapsed() <= RESPOND_WITHIN;
         let (left, result) = self.left().await;
         let runs = self.worker.runs().split_off(ran);
-        let began = runs.last().map(|run| run.began - started);
         Delivery {
             when,
             found,
@@ -396,8 +354,7 @@ impl Stage {
             acknowledged: answered.is_ok_and(|failed| failed.is_empty()),
             left,
             result,
-            in_time: took < budget,
-            at_once: began.is_none_or(|began| began < budget * 3 / 8),
+            in_time,
         }
     }
 

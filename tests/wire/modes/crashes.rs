@@ -3,7 +3,7 @@
 use std::time::Duration;
 use support::{dynamo::text, faults::Fault};
 
-use super::world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass};
+use super::world::{Attempt, EffectMode, RECORDS, RETENTION, SECOND, World, ample, pass, short};
 
 /// Longer than any lease in these tests.
 pub const LEASE: Duration = Duration::from_secs(120);
@@ -116,31 +116,27 @@ impl World {
         expected: Option<&str>,
         late: bool,
     ) {
-        let story = format!("{way:?}: {request} {meets:?} {late}");
+        let id = &format!("{way:?}: {request} {meets:?} {late}");
         let client = &self.short_timeout_client();
-        let first = async |n, deadline| {
-            let id = format!("{story} {n}");
-            let attempt = Attempt {
-                way,
-                id: &id,
-                client,
-                deadline,
-            };
-            let outcome = self.run(&attempt).await;
-            (id, outcome)
+        let deadline = match meets {
+            Always(_) => short(),
+            Once(_) | Dies(_) => ample(),
+        };
+        let first = &Attempt {
+            way,
+            id,
+            client,
+            deadline,
         };
         self.dynamo.reset_counts();
         self.fail(request, meets);
-        let id = if let Dies(_) = meets {
+        if let Dies(_) = meets {
             tokio::select! {
-                (id, outcome) = first(0, ample()) => panic!("{id}: it ended: {outcome}"),
-                () = self.met(request) => format!("{story} 0"),
+                outcome = self.run(first) => panic!("{id}: it ended: {outcome}"),
+                () = self.met(request) => {}
             }
         } else {
-            let (id, outcome) = match meets {
-                Always(_) => self.until_met(request, first).await,
-                Once(_) | Dies(_) => first(0, ample()).await,
-            };
+            let outcome = self.run(first).await;
             // The deadline may cut off the last repetition, whose outcome is then unknown.
             let contended = ["retryable_failure", "completion_unrecorded"];
             let cut_off = expected.is_some_and(|expected| contended.contains(&expected))
@@ -153,9 +149,7 @@ impl World {
                 !outcome.is_success() || self.effect(way, &id).await == 1,
                 "{id}"
             );
-            id
-        };
-        let id = &id;
+        }
         if !late {
             assert!(
                 !self.dynamo.heal().await.is_empty(),
@@ -189,7 +183,7 @@ impl World {
 }
 
 async fn survives_every_fault(way: EffectMode) {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     for request in way.requests() {
         for (meets, in_transaction, item_mode) in STORIES {
             let for_transactions = item_mode.is_empty() && !in_transaction.is_empty();
@@ -212,41 +206,41 @@ async fn survives_every_fault(way: EffectMode) {
 }
 
 /// Promise 4.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn claim_and_commit_survive_every_fault() {
     survives_every_fault(EffectMode::Claim).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn batched_claim_and_commit_survive_every_fault() {
     survives_every_fault(EffectMode::BatchedClaim).await;
 }
 
 /// Promise 4.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn inbox_survives_every_fault() {
     survives_every_fault(EffectMode::Inbox).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn item_creation_survives_every_fault() {
     survives_every_fault(EffectMode::Create).await;
 }
 
 /// Promise 4.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn item_update_survives_every_fault() {
     survives_every_fault(EffectMode::Update).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn item_modification_survives_every_fault() {
     survives_every_fault(EffectMode::Modify).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn crash_in_handler_leaves_effect_to_next_attempt() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         let client = &world.no_timeout_client();
@@ -270,9 +264,9 @@ async fn crash_in_handler_leaves_effect_to_next_attempt() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn commit_after_takeover_is_refused() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     for way in EffectMode::ALL {
         let id = &format!("{way:?}");
         let client = &world.no_timeout_client();
@@ -339,9 +333,9 @@ async fn concurrent_workers_make_effect_once() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn operation_is_new_only_after_retention() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     for way in EffectMode::ALL {
         assert_eq!(
             world.deliver(way, &format!("{way:?}")).await.name(),

@@ -1,12 +1,12 @@
 //! Permanent failures, and injected faults while they are recorded: no effect, never acknowledged.
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::future::join_all;
 use sqs_once::{Deadline, Done, Failure, Outcome};
-use support::{PATIENCE, faults::Fault};
+use support::faults::Fault;
 
 use super::{
     crashes::{LEASE, Meets, STORIES},
-    world::{SECOND, THINGS, World, ample, now, one_more, operation, pass},
+    world::{THINGS, World, ample, one_more, operation, pass, short},
 };
 
 const ID: &str = "m-1";
@@ -49,31 +49,23 @@ impl Fails {
     /// A world whose first attempt met a fault at the `nth` of its requests, and has ended.
     async fn met_by(self, nth: usize, meets: Meets) -> World {
         let request = self.requests()[nth];
-        let mut time = SECOND;
-        loop {
-            let world = World::start().await;
-            let mut faults = 1;
-            if self == InboxByCondition && nth == 1 {
-                let unmet = Fault::Canceled(&["None", "ConditionalCheckFailed"]);
-                world.dynamo.fail(request, unmet);
-                faults = 2;
-            }
-            world.fail(request, meets);
-            let deadline = Deadline::after(now(), time, time * 3 / 10);
-            let outcome = self.attempt(&world, deadline).await;
-            assert!(!outcome.is_success(), "{self:?} {nth} {meets:?}: {outcome}");
-            let met = world.dynamo.heal().await;
-            if met.get(request).is_some_and(|met| *met >= faults) {
-                return world;
-            }
-            // A slow machine. In another world, with more time, the fault is met.
-            time *= 2;
-            assert!(time < PATIENCE, "{self:?} {nth} {meets:?}: {met:?}");
+        let world = World::start_paused().await;
+        let mut faults = 1;
+        if self == InboxByCondition && nth == 1 {
+            let unmet = Fault::Canceled(&["None", "ConditionalCheckFailed"]);
+            world.dynamo.fail(request, unmet);
+            faults = 2;
         }
+        world.fail(request, meets);
+        let outcome = self.attempt(&world, short()).await;
+        assert!(!outcome.is_success(), "{self:?} {nth} {meets:?}: {outcome}");
+        let met = world.dynamo.heal().await;
+        let all = met.get(request).is_some_and(|met| *met >= faults);
+        assert!(all, "{self:?} {nth} {meets:?}: {met:?}");
+        world
     }
 }
 
-/// Eight stories at a time: most of each is a wait for a deadline of one second.
 async fn failure_survives_every_fault(fails: Fails) {
     let stories = STORIES.iter().filter(|(.., item_mode)| {
         // A dead worker has no outcome, and the other injected faults concern effects of transactions.
@@ -83,7 +75,7 @@ async fn failure_survives_every_fault(fails: Fails) {
         let requests = 0..fails.requests().len();
         requests.map(move |nth| async move { (nth, meets, fails.met_by(nth, meets).await) })
     });
-    let met: Vec<_> = stream::iter(stories).buffered(8).collect().await;
+    let met = join_all(stories).await;
     pass(LEASE);
     for (nth, meets, world) in met {
         let story = format!("{fails:?} {nth} {meets:?}");
@@ -98,22 +90,22 @@ async fn failure_survives_every_fault(fails: Fails) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn handler_failure_after_claim_survives_every_fault() {
     failure_survives_every_fault(ClaimByHandler).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refused_commit_survives_every_fault() {
     failure_survives_every_fault(ClaimByCondition).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn inbox_plan_failure_survives_every_fault() {
     failure_survives_every_fault(InboxByPlan).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refused_inbox_write_survives_every_fault() {
     failure_survives_every_fault(InboxByCondition).await;
 }

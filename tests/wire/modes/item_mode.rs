@@ -14,7 +14,7 @@ use support::{
     faults::Fault,
 };
 
-use super::world::{RETENTION, THINGS, Thing, World, ample, now, operation};
+use super::world::{RETENTION, THINGS, Thing, World, ample, now, operation, until};
 
 /// Runs the operation `key` with this change.
 async fn run<O: Serialize>(item_mode: &ItemMode, key: &str, change: Change<O>) -> Outcome {
@@ -93,9 +93,9 @@ async fn concurrent_operations_on_item_add_up() {
     assert_eq!(keys(&item).len(), usize::try_from(OPERATIONS).unwrap());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn modification_restarts_from_newer_item() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let (first, second) = (Arc::default(), Arc::default());
@@ -125,9 +125,9 @@ async fn modification_restarts_from_newer_item() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn modification_sees_version_attribute() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let calls = Arc::default();
     world.has(json!({"id": "a", "n": 0})).await;
@@ -158,9 +158,9 @@ async fn modification_sees_version_attribute() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn modification_keeps_unknown_attributes() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let calls = Arc::default();
     let outcome = run(&item_mode, "1", add(1, &calls)).await;
@@ -193,9 +193,9 @@ struct OwnMemoryField {
     processed_events: Vec<serde_json::Value>,
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn modification_keeps_memory_of_item() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let nosy = || {
         Change::modify(
@@ -225,9 +225,9 @@ async fn modification_keeps_memory_of_item() {
     assert_eq!((number(&item, "n"), number(&item, "version")), (2, 2));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn modification_keeps_concurrent_update() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     world.has(json!({"id": "a", "n": 0})).await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let calls = Arc::default();
@@ -252,9 +252,9 @@ async fn modification_keeps_concurrent_update() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn update_composes_with_user_expression() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let whole = || {
         update("SET #name = :name, seen = if_not_exists(seen, :none) REMOVE former ADD n :n DELETE tags :tags")
@@ -309,9 +309,9 @@ async fn update_composes_with_user_expression() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn conditions_in_parentheses_hold() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let client = world.no_timeout_client();
     let item_mode = world.item_mode(&client);
     for (n, condition) in [
@@ -377,9 +377,9 @@ struct Nested {
     texts: Vec<String>,
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn sets_that_become_empty_are_removed() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let set_to = |n: u64| {
         Change::modify(THINGS, json!({ "id": "a" }), move |sets: Option<Sets>| {
@@ -415,9 +415,9 @@ async fn sets_that_become_empty_are_removed() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refused_change_may_be_replaced() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let taken = || {
@@ -436,9 +436,9 @@ async fn refused_change_may_be_replaced() {
 }
 
 /// The next delivery would read the first item, not the other one, and change it.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refused_change_cannot_move_to_other_item() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     world.has(json!({"id": "b", "n": 0})).await;
@@ -489,9 +489,9 @@ async fn refused_change_cannot_move_to_other_item() {
 }
 
 /// Conditional on the absence of another attribute, it would replace items.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn item_without_key_is_not_created() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     world.has(json!({"id": "a", "n": 7})).await;
     let put = Write::put(THINGS, json!({"id": "a", "n": 0}));
@@ -502,9 +502,9 @@ async fn item_without_key_is_not_created() {
 }
 
 /// An attribute that only looks like a memory could not detect a duplicate.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn item_with_foreign_memory_is_not_changed() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let changes = [|| Change::update(0, one_more()), || add(1, &Arc::default())];
     for change in changes {
@@ -521,10 +521,10 @@ async fn item_with_foreign_memory_is_not_changed() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn change_is_retried_after_sdk_gives_up() {
     const THROTTLED: usize = 5;
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.short_timeout_client());
     world.has(json!({"id": "a", "n": 0})).await;
     for _ in 0..THROTTLED {
@@ -543,9 +543,9 @@ fn outdated() -> serde_json::Value {
     json!({"id": "a", "n": 0, "processed_events": [old, "old", now, "young"]})
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn change_removes_old_keys_alone() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let item_mode = item_mode.retention(RETENTION);
     for (change, requests) in [
@@ -579,9 +579,9 @@ async fn change_removes_old_keys_alone() {
     assert_eq!(world.a().await, before);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn removal_of_old_keys_keeps_concurrent_change() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let item_mode = item_mode.retention(RETENTION);
     let again = || Change::update((), one_more());
@@ -592,9 +592,7 @@ async fn removal_of_old_keys_keeps_concurrent_change() {
     let held = async {
         world.met("UpdateItem").await;
         world.dynamo.fail("UpdateItem", Fault::HoldRequest);
-        while world.dynamo.met("UpdateItem") == 0 {
-            tokio::task::yield_now().await;
-        }
+        until(|| world.dynamo.met("UpdateItem") > 0).await;
     };
     tokio::select! {
         outcome = &mut first => panic!("it ended: {outcome}"),
@@ -611,9 +609,9 @@ async fn removal_of_old_keys_keeps_concurrent_change() {
     assert_eq!(keys(&item), ["young", "test#2", "test#1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn full_item_error_names_memory() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let item_mode = world.item_mode(&world.no_timeout_client());
     let text = "x".repeat(409_000);
     world.has(json!({"id": "a", "n": 0, "text": text})).await;

@@ -1,5 +1,5 @@
-//! WriteSet in DynamoDB happen exactly once, in each mode, under every fault. The real SDK talks
-//! HTTP to a DynamoDB that fails on purpose.
+//! Effects in DynamoDB happen exactly once, in each mode, under every fault. The real SDK talks to a DynamoDB that
+//! fails on purpose, on paused time where no other service takes part.
 
 mod world;
 

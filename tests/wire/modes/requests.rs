@@ -26,9 +26,9 @@ fn counted(counts: &Counts) -> Vec<String> {
     counted.collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_per_message_match_documents() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let transaction = "1 TransactWriteItems";
     for (way, new, known) in [
         (
@@ -113,9 +113,9 @@ impl Intercept for Transactions {
 
 /// Every repetition, by the SDK or by the library, is the same transaction by its token: the
 /// claim's owner is in it.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn resent_transaction_is_identical() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     for way in [EffectMode::Claim, EffectMode::Inbox] {
         for fault in [
             Fault::CutAfter,
@@ -154,9 +154,9 @@ async fn resent_transaction_is_identical() {
 }
 
 /// The copy without an answer can arrive when it is valid, so nothing is known yet.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn invalid_answer_behind_unanswered_copy_is_unknown() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let invalid = Fault::Code("ValidationException");
     world.dynamo.fail("PutItem", invalid);
     let outcome = world.deliver(EffectMode::Create, "invalid").await;
@@ -168,9 +168,9 @@ async fn invalid_answer_behind_unanswered_copy_is_unknown() {
 }
 
 /// Three answers to one message are three transactions, though one owner sends them.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn changed_plan_is_another_transaction() {
-    let world = World::start().await;
+    let world = World::start_paused().await;
     let put = |id: &str| Write::put(THINGS, json!({"id": id})).when("attribute_not_exists(id)");
     let taken = serde_dynamo::to_item(json!({"id": "taken"})).unwrap();
     world.dynamo.put(THINGS, taken).await;

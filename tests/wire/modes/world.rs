@@ -13,11 +13,11 @@ use sqs_once::{
     store::{Batched, DynamoStore, Store},
 };
 use support::{
-    PATIENCE,
+    clock,
     consumer::namespace,
     dynamo::{Dynamo, number},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, task::yield_now, time::sleep};
 
 pub const RECORDS: &str = "idempotency";
 pub const THINGS: &str = "things";
@@ -27,11 +27,12 @@ pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
 thread_local! {
     /// A test runs on one thread, which has its own clock.
     static AHEAD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    static CLOCK: Cell<fn() -> Timestamp> = const { Cell::new(Timestamp::now) };
 }
 
 /// Clock of the workers.
 pub fn now() -> Timestamp {
-    Timestamp::now() + AHEAD.get()
+    CLOCK.get()() + AHEAD.get()
 }
 
 /// Moves the clock of the workers.
@@ -110,8 +111,18 @@ pub struct World {
 }
 
 impl World {
+    /// A world on real time, for tests with other services.
     pub async fn start() -> Self {
-        let dynamo = Dynamo::start().await;
+        Self::with(Dynamo::start().await).await
+    }
+
+    /// A world on paused time.
+    pub async fn start_paused() -> Self {
+        CLOCK.set(clock::now);
+        Self::with(Dynamo::in_memory()).await
+    }
+
+    async fn with(dynamo: Dynamo) -> Self {
         for table in [RECORDS, THINGS] {
             dynamo.create_table(table).await;
         }
@@ -232,30 +243,22 @@ impl World {
         self.made.lock().unwrap()[id]
     }
 
-    /// Runs `attempt` with a deadline of one second, for a request that meets a fault until then. On a
-    /// slow machine the deadline may come before the first such request. Then the attempt proves
-    /// nothing, and another gets twice the time. Each has a number, and so its own key.
-    pub async fn until_met<T>(
-        &self,
-        request: &str,
-        attempt: impl AsyncFn(u32, Deadline) -> T,
-    ) -> T {
-        let mut n = 0;
-        loop {
-            let time = SECOND * 2_u32.pow(n);
-            let ended = attempt(n, Deadline::after(now(), time, time * 3 / 10)).await;
-            if self.dynamo.met(request) > 0 {
-                return ended;
-            }
-            n += 1;
-            assert!(time < PATIENCE, "no request for {request}");
-        }
-    }
-
     /// Returns when the proxy has met a request for `operation` since the counts were reset.
     pub async fn met(&self, operation: &str) {
-        while !self.dynamo.counts().contains_key(operation) {
-            tokio::task::yield_now().await;
+        until(|| self.dynamo.counts().contains_key(operation)).await;
+    }
+}
+
+/// Returns at the first request after which the condition holds.
+pub async fn until(condition: impl Fn() -> bool) {
+    let mut tries = 0;
+    while !condition() {
+        tries += 1;
+        if tries % 100 == 0 {
+            // Paused time passes only if all tasks wait.
+            sleep(Duration::from_millis(1)).await;
+        } else {
+            yield_now().await;
         }
     }
 }
@@ -277,6 +280,11 @@ pub fn operation(id: &str, deadline: Deadline) -> Operation {
         Delivery::new(id),
         deadline,
     )
+}
+
+/// One second, for a request that meets a fault until then.
+pub fn short() -> Deadline {
+    Deadline::after(now(), SECOND, SECOND * 3 / 10)
 }
 
 /// More than any test needs.
