@@ -18,6 +18,8 @@ use support::{
     dynamo::{Item, Table},
 };
 
+use super::runner;
+
 /// Few enough values to collide.
 fn owner() -> impl Strategy<Value = Owner> {
     (0..3).prop_map(|n| Owner::from_stored(format!("owner-{n}")))
@@ -423,11 +425,7 @@ fn dynamodb_matches_rules_step_by_step() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let table = runtime.block_on(Table::create(&["id"]));
     let store = DynamoStore::new(table.client.clone(), &table.name);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-        // proptest would file its seeds by the name of the file alone.
-        failure_persistence: None,
-        ..ProptestConfig::with_cases(256)
-    });
+    let mut runner = runner(256);
     let cases = std::cell::Cell::new(0);
     let steps = (
         prop::option::of(record()),

@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use proptest::{
-    prelude::*,
-    test_runner::{TestError, TestRunner},
-};
+use proptest::{prelude::*, test_runner::TestError};
 use sqs_once::{
     internal::{Standing, Waiting, lease_alone, may_start_beside, next_suspect, standing},
     protocol::{
@@ -13,6 +10,8 @@ use sqs_once::{
         Settlement, State, StoredResult, Timestamp, decision::may_claim,
     },
 };
+
+use super::runner;
 
 /// The rules, so that one of them can be replaced by a mistake.
 #[derive(Clone, Copy)]
@@ -250,12 +249,7 @@ fn keeps_half_for_suspects(rules: Rules, time: u64, left: u64) -> Result<(), Tes
 }
 
 fn check(rules: Rules) -> Result<(), String> {
-    let runner = || {
-        TestRunner::new(ProptestConfig {
-            failure_persistence: None,
-            ..ProptestConfig::with_cases(512)
-        })
-    };
+    let runner = || runner(512);
     let said = |error: String| Err(error);
     let table = runner().run(&replaced(), |record| follows_table(&record, rules));
     if let Err(TestError::Fail(why, _)) = table {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde_json::json;
+use support::seed;
 
 /// Every report prints it.
 #[derive(Clone, Copy, Debug)]
@@ -26,13 +27,7 @@ const SEEDS: [Seed; 3] = [
 impl Seed {
     /// [`SEEDS`], the one that `CHAOS_SEED` names, or a new one for `CHAOS_SEED=new`.
     pub(crate) fn all() -> Vec<Self> {
-        match env::var("CHAOS_SEED").as_deref() {
-            Err(_) => SEEDS.to_vec(),
-            Ok("new") => vec![Self(fastrand::u64(..))],
-            Ok(seed) => vec![Self(
-                seed.parse().expect("CHAOS_SEED is a whole number, or new"),
-            )],
-        }
+        seed::named().map_or_else(|| SEEDS.to_vec(), |seed| vec![Self(seed)])
     }
 
     /// Dice for `what`, the same for one seed and one release of Rust.

@@ -6,7 +6,10 @@ mod in_postgres;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    future::poll_fn,
+    pin::pin,
     sync::atomic::{AtomicU64, Ordering},
+    task::Poll,
     time::Duration,
 };
 
@@ -26,9 +29,10 @@ use support::{
     dynamo::{Dynamo, Item, number, text},
     event::{batch, failed, in_group, record},
     faults::Fault,
+    seed,
     sqs::{Sqs, SqsBehaviour},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::stream::{Stream, create_outbox};
 
@@ -161,6 +165,26 @@ impl Fifo {
     }
 }
 
+/// The number of steps after which a worker is killed, for one of five.
+fn kill(rng: &mut Rng) -> Option<u32> {
+    let (is_killed, steps) = (rng.u8(..5) == 0, rng.u32(..60));
+    is_killed.then_some(steps)
+}
+
+/// Polls a worker, so many times at most, and drops it then. Counted, and not timed, so that a busy machine kills at the
+/// same places.
+async fn until<F: Future>(steps: Option<u32>, worker: F) -> Option<F::Output> {
+    let (mut worker, mut left) = (pin!(worker), steps);
+    poll_fn(|cx| {
+        if left == Some(0) {
+            return Poll::Ready(None);
+        }
+        left = left.map(|left| left - 1);
+        worker.as_mut().poll(cx).map(Some)
+    })
+    .await
+}
+
 /// Delivers one batch to a consumer. The worker may be killed, and its answer may be lost.
 async fn deliver<M: Mode<H::Output>, H: Handler>(
     queue: &mut Fifo,
@@ -174,17 +198,15 @@ async fn deliver<M: Mode<H::Output>, H: Handler>(
     let event = serde_json::from_value(batch(received.clone())).unwrap();
     let deadline = consumer.deadline(now() + TIME);
     let run = consumer.process(event, deadline);
-    let answer = if rng.u8(..5) == 0 {
-        let killed = timeout(Duration::from_micros(rng.u64(..20_000)), run).await;
+    let (kill, is_lost) = (kill(rng), rng.u8(..10) == 0);
+    let answer = until(kill, run).await;
+    if kill.is_some() {
         // The lease of a killed worker ends.
         let ahead = TIME + Duration::from_secs(2);
         AHEAD.fetch_add(ahead.as_millis().try_into().unwrap(), Ordering::Relaxed);
-        killed.ok()
-    } else {
-        Some(run.await)
-    };
+    }
     match answer {
-        Some(Ok(response)) if rng.u8(..10) > 0 => {
+        Some(Ok(response)) if !is_lost => {
             let failed = failed(&serde_json::to_value(response).unwrap());
             queue.delete(&received, &failed);
         }
@@ -216,15 +238,10 @@ impl Poller {
         let event = serde_json::from_value(json!({ "Records": records })).unwrap();
         let deadline = Deadline::after(Timestamp::now(), TIME, TIME / 10);
         let run = relay.process(event, deadline);
-        let response = if rng.u8(..5) == 0 {
-            timeout(Duration::from_micros(rng.u64(..20_000)), run)
-                .await
-                .ok()
-        } else {
-            Some(run.await)
-        };
+        let (kill, is_lost) = (kill(rng), rng.u8(..10) == 0);
+        let response = until(kill, run).await;
         // A response that is lost makes Lambda send the batch again.
-        let Some(response) = response.filter(|_| rng.u8(..10) > 0) else {
+        let Some(response) = response.filter(|_| !is_lost) else {
             self.lost += 1;
             return true;
         };
@@ -298,14 +315,14 @@ fn relay(sqs: &Sqs) -> Relay {
 /// Number of disturbances of each kind. How many meet a round depends on the speed of the machine.
 type Disturbances = [usize; 4];
 
-/// Adds up the disturbances of all rounds, each with its number of orders and its seed. There is one of
-/// each kind at least.
+/// Adds up the disturbances of all rounds, each with its number of orders and its seed, from `CHAOS_SEED` or `first_seed`
+/// on. There is one of each kind at least.
 async fn run_rounds<F: Future<Output = Disturbances>>(
     first_seed: u64,
     round: impl Fn(usize, u64) -> F,
 ) {
     let mut all = Disturbances::default();
-    for (seed, orders) in (first_seed..).zip(rounds()) {
+    for (seed, orders) in (seed::or(first_seed)..).zip(rounds()) {
         for (all, one) in all.iter_mut().zip(Box::pin(round(orders, seed)).await) {
             *all += one;
         }

@@ -8,11 +8,11 @@ use sqs_once::{
 };
 use sqs_once_outbox::PostgresRelay;
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
-use tokio::time::{Duration, timeout};
+use tokio::time::Duration;
 
 use super::{
     Disturbances, EFFECTS_OF_B, EVENTS, Fifo, GROUPS, Order, RECORDS_OF_B, TIME, arrive, behaviour,
-    consumer, deliver, disturb, note, now, produce, relay, report, run_rounds, verify,
+    consumer, deliver, disturb, kill, note, now, produce, relay, report, run_rounds, until, verify,
 };
 use support::{
     dynamo::Dynamo,
@@ -93,15 +93,10 @@ impl Schedule {
     async fn invoke(&mut self, relay: &PostgresRelay, rng: &mut Rng) {
         let deadline = Deadline::after(Timestamp::now(), TIME, TIME / 10);
         let run = relay.send_due(deadline);
-        let answer = if rng.u8(..5) == 0 {
-            timeout(Duration::from_micros(rng.u64(..20_000)), run).await
-        } else {
-            Ok(run.await)
-        };
-        match answer {
-            Err(_killed) => self.killed += 1,
-            Ok(Err(_)) => self.failed += 1,
-            Ok(Ok(relayed)) => self.partial += usize::from(relayed.failed > 0),
+        match until(kill(rng), run).await {
+            None => self.killed += 1,
+            Some(Err(_)) => self.failed += 1,
+            Some(Ok(relayed)) => self.partial += usize::from(relayed.failed > 0),
         }
     }
 }
