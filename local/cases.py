@@ -20,6 +20,7 @@ WAVES = (0.0, 1.5, 3.0, 5.0)
 
 @dataclass
 class Message:
+    name: str  # a message attribute, by which a copy in the dead-letter queue is known
     order: str | None  # `None`: the body cannot be decoded
     body: str
     wave: int
@@ -54,52 +55,56 @@ def cases(key: str, first: int) -> list[Case]:
     by_order = key == ORDER_ID
     done = ("COMPLETED",)
     numbers = count(first)
+    names = count(1)
+
+    def name() -> str:
+        return f"m-{next(names)}"
 
     def orders(how_many: int) -> list[str]:
         return [f"order-{next(numbers)}" for _ in range(how_many)]
 
     fresh = Case("new order", charges=1, records=done)
     for i, order in enumerate(orders(20)):
-        fresh.messages.append(Message(order, _order(order), wave=0 if i < 3 else 1 if i < 6 else 2))
+        fresh.messages.append(Message(name(), order, _order(order), wave=0 if i < 3 else 1 if i < 6 else 2))
 
     # One in each of the first two waves, so that at most two batches of one message are killed.
     before = Case("killed before the charge", charges=1, records=done)
     after = Case("killed after the charge", charges=1, records=done)
     for wave, (case, trouble) in enumerate(((before, Trouble.KILLED_BEFORE), (after, Trouble.KILLED_AFTER))):
         for order in orders(1):
-            case.messages.append(Message(order, _order(order), wave))
+            case.messages.append(Message(name(), order, _order(order), wave))
             case.troubles[order] = (trouble,)
 
     flaky = Case("gateway fails, then works", charges=1, records=done)
     for order in orders(2):
-        flaky.messages.append(Message(order, _order(order), wave=2))
+        flaky.messages.append(Message(name(), order, _order(order), wave=2))
         flaky.troubles[order] = (Trouble.OUT_OF_ORDER,)
 
     twice = Case("order sent twice", charges=1 if by_order else 2, records=done if by_order else done * 2)
     for i, order in enumerate(orders(4)):
         # Two may be in one batch with their duplicate. Two are sent after the charge was recorded.
         for wave in (2, 2 if i < 2 else 3):
-            twice.messages.append(Message(order, _order(order), wave))
+            twice.messages.append(Message(name(), order, _order(order), wave))
 
     redriven = Case("charged, refused, redriven", charges=1 if by_order else 2, records=done)
     if not by_order:
         redriven.records = ("COMPLETED", "FAILED")
     for order in orders(2):
-        redriven.messages.append(Message(order, _order(order), wave=2, redriven=True))
+        redriven.messages.append(Message(name(), order, _order(order), wave=2, redriven=True))
         redriven.troubles[order] = (Trouble.BOOKED_503, Trouble.REFUSED)
 
     reused = Case("number reused, other amount", twice.charges, twice.records)
     for order in orders(2):
-        reused.messages.append(Message(order, _order(order), wave=2))
-        reused.messages.append(Message(order, _order(order, amount=149.0), wave=3, dies=by_order))
+        reused.messages.append(Message(name(), order, _order(order), wave=2))
+        reused.messages.append(Message(name(), order, _order(order, amount=149.0), wave=3, dies=by_order))
 
     declined = Case("declined card", charges=0, records=("FAILED",))
     for order in orders(2):
-        declined.messages.append(Message(order, _order(order, token="tok_chargeDeclined"), wave=2, dies=True))
+        declined.messages.append(Message(name(), order, _order(order, token="tok_chargeDeclined"), wave=2, dies=True))
 
     # Without an order id, such a message has no key. Keyed by its own id, its failure is recorded.
     malformed = Case("malformed body", charges=0, records=() if by_order else ("FAILED",))
     for body in ('{"orderId": "order-cut-off", "amou', "not JSON at all"):
-        malformed.messages.append(Message(None, body, wave=2, dies=True))
+        malformed.messages.append(Message(name(), None, body, wave=2, dies=True))
 
     return [fresh, before, after, flaky, twice, redriven, reused, declined, malformed]

@@ -26,8 +26,8 @@ def stack_of(key: str) -> Stack:
     gateway = Gateway(workers_of=os.getpid())
     gateway.killed.add(1)
     all_cases = cases(key, 1001)
-    for number, message in enumerate(m for case in all_cases for m in case.messages):
-        message.ids += [f"m-{number}", f"redriven-{number}"] if message.redriven else [f"m-{number}"]
+    for message in (m for case in all_cases for m in case.messages):
+        message.ids += [f"id of {message.name}"] + [f"id of {message.name}, redriven"] * message.redriven
     for case in all_cases:
         gateway.charges.update({order: case.charges for order in case.orders if case.charges})
     return Stack(Cloud("http://none"), "demo", key, gateway, all_cases, "queue", "dead", "table", "logs")
@@ -50,11 +50,11 @@ def evidence_of(stack: Stack, loser: int) -> Evidence:
             dying = [m for m in messages if m.dies]
             if case.title == REUSED and dying:
                 dying = [messages[loser]]
-            dead += [m.id for m in dying]
+            dead += [m.name for m in dying]
             done = [id for m in messages if m not in dying or len(dying) == len(messages) for id in reversed(m.ids)]
             each = case.records * (len(messages) if order is None else 1)
             records += [record(id, status) for id, status in zip(done, each, strict=False)]
-    acknowledged = Counter(m.id for m in stack.messages if m.id not in dead)
+    acknowledged = Counter(m.id for m in stack.messages if m.name not in dead)
     metrics = Counter({"BatchSize": 50, "Completed": acknowledged.total(), "Invalid": 50 - acknowledged.total()})
     return Evidence(0, Counter(dead), records, Counter(), metrics, acknowledged)
 
@@ -80,7 +80,7 @@ class Promises(unittest.TestCase):
         stack = stack_of(ORDER_ID)
         evidence = evidence_of(stack, loser=0)
         _, winner = reused(stack)
-        evidence.dead[winner.id] += 1
+        evidence.dead[winner.name] += 1
         assert any("2 of 2 messages" in line for line in broken(stack, evidence))
         assert any("its charge is recorded" in line for line in broken(stack, evidence))
 
@@ -88,16 +88,25 @@ class Promises(unittest.TestCase):
         stack = stack_of(ORDER_ID)
         evidence = evidence_of(stack, loser=0)
         loser, _ = reused(stack)
-        del evidence.dead[loser.id]
+        del evidence.dead[loser.name]
         assert any("0 of 2 messages" in line for line in broken(stack, evidence))
 
     def test_charged_message_may_not_be_the_dead_one(self) -> None:
         stack = stack_of(ORDER_ID)
         evidence = evidence_of(stack, loser=0)
         loser, winner = reused(stack)
-        del evidence.dead[loser.id]
-        evidence.dead[winner.id] += 1
+        del evidence.dead[loser.name]
+        evidence.dead[winner.name] += 1
         assert any("its charge is recorded" in line for line in broken(stack, evidence))
+
+    def test_second_copy_needs_a_second_delivery(self) -> None:
+        stack = stack_of(ORDER_ID)
+        evidence = evidence_of(stack, loser=0)
+        loser, _ = reused(stack)
+        evidence.dead[loser.name] += 1
+        assert len(broken(stack, evidence)) == 1
+        evidence.deliveries[loser.id] = 2
+        assert broken(stack, evidence) == []
 
     def test_order_charged_twice_is_found(self) -> None:
         stack = stack_of(ORDER_ID)

@@ -15,6 +15,8 @@ from rich.console import Console
 # An item of a table, or a log line.
 Json = dict[str, Any]
 
+# The attribute with a message's name.
+NAME = "Name"
 ARCHITECTURE = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 
 console = Console(highlight=False, soft_wrap=True)
@@ -94,12 +96,14 @@ def deploy(cloud: Cloud, name: str, *options: str, **values: str) -> dict[str, s
 # ---- queues ------------------------------------------------------------------------------------
 
 
-def send(cloud: Cloud, queue: str, bodies: list[str]) -> list[str]:
-    """Sends messages in this order. Returns the ids that SQS gave them."""
+def send(cloud: Cloud, queue: str, bodies: list[str], names: list[str] | None = None) -> list[str]:
+    """Sends messages in this order, each with its name as an attribute. Returns the ids that SQS gave them."""
     sqs = cloud.client("sqs")
     ids: list[str] = []
     for start in range(0, len(bodies), 10):
-        entries = [{"Id": str(i), "MessageBody": body} for i, body in enumerate(bodies[start : start + 10])]
+        entries: list[Json] = [{"Id": str(i), "MessageBody": b} for i, b in enumerate(bodies[start : start + 10])]
+        for entry, name in zip(entries, (names or [])[start:], strict=False):
+            entry["MessageAttributes"] = {NAME: {"DataType": "String", "StringValue": name}}
         response = sqs.send_message_batch(QueueUrl=queue, Entries=entries)
         if response.get("Failed"):
             raise Failed(f"SQS refused messages: {response['Failed']}")
@@ -140,16 +144,22 @@ def received(cloud: Cloud, queue: str) -> Iterator[Json]:
             sqs.change_message_visibility(QueueUrl=queue, ReceiptHandle=receipt, VisibilityTimeout=0)
 
 
+def name_of(message: Json) -> str:
+    """The name with which a message was sent, or else its id."""
+    name: str = message.get("MessageAttributes", {}).get(NAME, {}).get("StringValue", message["MessageId"])
+    return name
+
+
 def dead_letters(cloud: Cloud, queue: str) -> Counter[str]:
-    """The ids of the messages in a dead-letter queue, and how often each is there."""
-    return Counter(message["MessageId"] for message in received(cloud, queue))
+    """The names of the messages in a dead-letter queue, and how often each is there."""
+    return Counter(name_of(message) for message in received(cloud, queue))
 
 
 def take(cloud: Cloud, queue: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
-    """Ids and bodies of the wanted messages. Each is deleted after its use; the others stay in the queue."""
+    """Names and bodies of the wanted messages. Each is deleted after its use; the others stay in the queue."""
     for message in received(cloud, queue):
-        if message["MessageId"] in wanted:
-            yield message["MessageId"], message["Body"]
+        if (name := name_of(message)) in wanted:
+            yield name, message["Body"]
             cloud.client("sqs").delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
 
 
