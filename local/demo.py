@@ -1,7 +1,7 @@
 """`make demo`: deploys the template to a local cloud, sends some forty orders, and checks the promises.
 
-It deploys two stacks: one with the default key of the template, `message-id`, one with the business
-key, `body:/orderId`. Each stack has its own payment gateway and gets the same kinds of orders.
+It deploys two stacks: one with the key `message-id`, the library's default, one with the business key,
+`body:/orderId`, the template's default. Each stack has its own payment gateway and gets the same kinds of orders.
 
 The evidence is independent of the consumer: the ledgers of the gateways, the tables, the queues. Only
 the number of deliveries and the metrics come from the logs of the consumers. The metrics are compared
@@ -411,7 +411,7 @@ def report(gathered: list[tuple[Stack, Evidence]]) -> bool:
     )
     console.print(comparison([stack for stack, _ in gathered]))
     console.print(
-        f"{MESSAGE_ID}, the default, covers repeated deliveries of one message. {ORDER_ID} also covers an order that\n"
+        f"{MESSAGE_ID} covers repeated deliveries of one message. {ORDER_ID} also covers an order that\n"
         "is sent twice or redriven, and refuses another payload under the same number. Use the business key of the\n"
         "messages if they have one.\n"
     )
