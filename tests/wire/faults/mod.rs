@@ -349,6 +349,7 @@ async fn rejected_claim_is_sent_once_more() {
         assert!(outcome.to_string().contains(code), "{outcome}");
         let sent: Vec<_> = dynamo.reset_counts().into_iter().collect();
         assert_eq!(sent, [("Claim".to_owned(), 2)]);
+        dynamo.heal().await;
     }
 }
 

@@ -167,7 +167,7 @@ impl Fifo {
 
 /// The number of steps after which a worker is killed, for one of five.
 fn kill(rng: &mut Rng) -> Option<u32> {
-    let (is_killed, steps) = (rng.u8(..5) == 0, rng.u32(..60));
+    let (is_killed, steps) = (rng.u8(..5) == 0, rng.u32(..16));
     is_killed.then_some(steps)
 }
 
