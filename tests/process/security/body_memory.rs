@@ -6,7 +6,6 @@ use support::{
     PATIENCE,
     dynamo::Dynamo,
     event::{batch, failed, record},
-    runtime_api::consumer_missing,
 };
 
 use super::hostile::{consumer_with, nested, peak};
@@ -124,9 +123,6 @@ fn good(id: &str) -> Value {
 /// Promise 6.
 #[tokio::test]
 async fn key_and_fingerprint_take_little_memory() {
-    if consumer_missing() {
-        return;
-    }
     let mut too_much = Vec::new();
     for (key, fingerprint, envelope, place) in SETTINGS {
         let dynamo = Dynamo::start().await;
