@@ -201,7 +201,7 @@ pub(crate) fn body(data: &[u8]) {
     let acknowledged = send("m-1", body);
     let done = bench.done();
     assert_eq!(done.len(), usize::from(acknowledged));
-    let json = serde_json::from_str::<Value>(body);
+    let json = serde_json::from_str::<Value>(body.strip_prefix('\u{feff}').unwrap_or(body));
     if let (Ok(json), "body:/orderId") = (&json, key) {
         match json.pointer("/orderId") {
             Some(Value::String(id)) if !id.is_empty() => {

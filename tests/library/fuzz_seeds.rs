@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 
 /// Bodies around an order id. [`bodies`] adds the byte that selects key source and fingerprint.
-const BODIES: [&str; 15] = [
+const BODIES: [&str; 18] = [
     r#"{"orderId":"o-1","tenant":"t","amount":99.99,"currency":"EUR"}"#,
     r#"{"orderId":"","tenant":""}"#,
     r#"{"orderId":null}"#,
@@ -22,6 +22,9 @@ const BODIES: [&str; 15] = [
     r#""{\"orderId\":1}""#,
     r#"[1,2.5,-0.0,1e300,"x"]"#,
     r#"{"":{}}"#,
+    r#"{"orderId":[null],"tenant":"t"}"#,
+    r#"{"orderId":"o-1","tenant":"t","note":"\ud83d"}"#,
+    "\u{feff}{\"orderId\":\"o-1\",\"tenant\":\"t\"}",
     "[[[[[[1e999999",
     "10000000020080000184",
 ];
