@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::{document::one_at_a_time, s3_notification};
 use crate::{
     InvalidValue,
-    handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage},
+    handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage, without_bom},
 };
 
 /// Most envelopes around one message. A message from S3 through EventBridge and SNS has two.
@@ -156,7 +156,7 @@ pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
 }
 
 fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
-    let json = body.trim_start_matches('\u{feff}').trim_start();
+    let json = without_bom(body).trim_start();
     // serde would take the elements of a list for the members of a struct.
     let members = json
         .strip_prefix('{')

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::{
-    handler::{Attribute, InvalidMessage},
+    handler::{Attribute, InvalidMessage, without_bom},
     modes::Outcome,
 };
 
@@ -58,7 +58,7 @@ impl S3Pointer {
         body: &str,
         attributes: &HashMap<String, Attribute>,
     ) -> Option<Result<Self, InvalidMessage>> {
-        let json = body.trim_start_matches('\u{feff}').trim();
+        let json = without_bom(body).trim();
         let place = if json.starts_with('[') {
             // Parsing stops at the first character that a pointer cannot have.
             let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(json).ok()?;
