@@ -148,10 +148,8 @@ pub(crate) async fn round_trip(options: &PgConnectOptions) -> Duration {
 /// Requests of a message on a used connection, direct and behind PgBouncer.
 pub(crate) async fn round_trips(world: &World) -> String {
     let direct = requests(&world.options).await;
-    let behind_pooler = match Pooled::start(&[]).await {
-        Some(pooled) => requests(&pooled.options).await.to_string(),
-        None => "not measured: PgBouncer is not installed".to_owned(),
-    };
+    let pooled = Pooled::start(&[]).await;
+    let behind_pooler = requests(&pooled.options).await;
     format!(
         "| round trips of a message | |\n| --- | ---: |\n| to the server | {direct} |\n\
          | to PgBouncer in transaction mode, `statement-cache-capacity=0` | {behind_pooler} |\n\n"
