@@ -157,12 +157,6 @@ pub(crate) enum Grouping {
 }
 
 impl Step {
-    /// Returns whether the request records an effect. The worker repeats it until the deadline.
-    pub(crate) fn records_an_effect(&self) -> bool {
-        self.request == "UpdateItem"
-            && matches!(self.acts.last(), Some(Act::Succeed | Act::Decline))
-    }
-
     /// The group that stands before the request, if the request has one.
     pub(crate) fn group(&self) -> Option<&'static str> {
         match (self.request, self.acts.last()) {
