@@ -256,7 +256,9 @@ impl RetryPauses {
             return false;
         }
         let left = self.until.saturating_duration_since(system::instant());
-        let pause = self.longest.mul_f64((1.0 + system::random_fraction()) / 2.0);
+        let pause = self
+            .longest
+            .mul_f64((1.0 + system::random_fraction()) / 2.0);
         sleep(pause.min(left / 2)).await;
         self.longest = (self.longest * 2).min(self.limit);
         true
