@@ -622,11 +622,11 @@ mod protocol_buffers {
             // Field 2 alone.
             (
                 "EgNjdXA=",
-                "no idempotency key by the key function: no part, or an empty part",
+                "no idempotency key by the key function: part 0 of the idempotency key is empty",
             ),
             (
                 "",
-                "no idempotency key by the key function: no part, or an empty part",
+                "no idempotency key by the key function: part 0 of the idempotency key is empty",
             ),
         ] {
             let record = event::record("m-1", body);
