@@ -146,7 +146,7 @@ impl World {
             }
             // No unfinished message is acknowledged.
             assert!(
-                !outcome.is_success() || self.effect(way, &id).await == 1,
+                !outcome.is_success() || self.effect(way, id).await == 1,
                 "{id}"
             );
         }
