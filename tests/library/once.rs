@@ -179,7 +179,28 @@ async fn permanent_failure_runs_once_per_message() {
     // A new message runs, also with a corrected payload.
     let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
     assert!(matches!(resent, Outcome::Completed(_)));
-    assert_eq!(runs.last().prior, None);
+}
+
+/// It may have charged before it failed, so a redriven message is told of it. It did not crash, so that message neither
+/// runs alone nor is a takeover.
+#[tokio::test]
+async fn permanent_failure_stays_open_unless_without_effect() {
+    let first = now();
+    let failures = [
+        (Failure::permanent("declined"), Some(Some(first))),
+        (Failure::permanent_no_effect("the amount is 0"), None),
+    ];
+    for (failure, open) in failures {
+        let (store, runs) = (Lossy::default(), Runs::default());
+        let _ = run(&store, operation("m-1", "p"), &runs, Err::<(), _>(failure)).await;
+        let redriven = run(&store, operation("m-2", "p"), &runs, Ok(1)).await;
+        assert!(matches!(redriven, Outcome::Completed(_)), "{redriven:?}");
+        let history = runs.last();
+        let told = history.prior.map(|prior| prior.first_claimed_at);
+        assert_eq!(told, open);
+        assert!(!history.is_takeover(), "{history:?}");
+        assert_eq!(store.sent(), ["claim", "fail", "claim", "complete"]);
+    }
 }
 
 #[tokio::test]

@@ -152,7 +152,7 @@ impl Next<'_> {
                     return self.goes_to(receive, Step::Suspect(prior, exclusive_attempts));
                 }
                 self.state.break_if(could_be_found, Promise::EffectIsFound);
-                self.fails(receive, &prior, Reason::Crashed);
+                self.fails(receive, Reason::Crashed);
             }
         }
     }

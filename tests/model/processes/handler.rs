@@ -95,7 +95,7 @@ impl Next<'_> {
         let only_looks_up = task.only_looks_up;
         match answer {
             LookUp::Found => self.completes(receive),
-            LookUp::NotFound if only_looks_up => self.fails(receive, &prior, Reason::Crashed),
+            LookUp::NotFound if only_looks_up => self.fails(receive, Reason::Crashed),
             LookUp::NotFound => self.runs(receive, prior),
             LookUp::Unknown => {
                 self.state.left.failures = self.state.left.failures.saturating_sub(1);
@@ -167,7 +167,7 @@ impl Next<'_> {
                 self.state.break_if(is_final, Promise::RecordedEndIsFinal);
                 return self.completes(receive);
             }
-            HandlerAnswer::Permanent => return self.fails(receive, &prior, Reason::Declined),
+            HandlerAnswer::Permanent => return self.fails(receive, Reason::Declined),
             HandlerAnswer::NoEffect => return self.undoes(receive, &prior),
             HandlerAnswer::Retryable => AttemptEnd::Retryable,
             HandlerAnswer::CutOff => AttemptEnd::Deadline,

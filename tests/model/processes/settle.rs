@@ -21,13 +21,13 @@ impl Next<'_> {
         self.settles(receive, complete, End::Done, None);
     }
 
-    pub fn fails(&mut self, receive: Receive, prior: &PriorState, reason: Reason) {
+    pub fn fails(&mut self, receive: Receive, reason: Reason) {
         let Some((_, clock)) = self.process(receive) else {
             return;
         };
         let expires_at = (time(clock) + seconds(self.world.retention)).as_secs_ceil();
         let message = message_id(receive.message);
-        let fail = Settlement::fail("failed".into(), message, prior.is_first_open(), expires_at);
+        let fail = Settlement::fail("failed".into(), message, false, expires_at);
         self.settles(receive, fail, End::Failed(reason), Some(reason));
     }
 

@@ -207,7 +207,8 @@ proptest! {
                 prop_assert_eq!(record.owner.as_ref(), Some(&mine.owner));
                 // A held claim can be settled.
                 prop_assert!(may_settle(Some(&record), &mine.fence()));
-                let open = record.first_claimed_at.filter(|at| *at != mine.now);
+                let is_open = |at: &Timestamp| *at != mine.now || record.error.is_some();
+                let open = record.first_claimed_at.filter(is_open);
                 prop_assert_eq!(claimed.open_since, open);
             }
             FailedClaim::Rejected(Rejection::KeyReused) => {

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | P1 | no two workers are in the handler under live leases; no worker enters it after its lease has expired |
 //! | P2 | once COMPLETED, no worker enters the handler, and no worker with a live lease has an effect. A message whose failure was recorded never enters the handler again, and the table never admits it again |
-//! | P3 | a run follows only on a retryable failure, a failure without effect, or an attempt whose end was not recorded. The run is informed of each but the second, with a time no later than the claim of the earliest |
+//! | P3 | a run follows only on a failure, of another message if it was permanent, or an attempt whose end was not recorded. The run is informed of each but one without effect, with a time no later than the claim of the earliest |
 //! | P3, in money | the effect happens twice only if a worker had it after its lease had expired |
 //! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction. No worker makes it under another's live claim. On an item it exists at most once, and exactly if the item remembers the operation. No handler has to interpret a refusal that its own duplicate caused |
 //! | P5 | a worker reports success only of a COMPLETED operation, with the recorded result. A COMPLETED record does not change, and its result is that of a handler that returned it |
@@ -183,10 +183,13 @@ impl Promises {
         self.break_if(self.completed.is_some(), || {
             format!("P2: w{worker} enters the handler of a COMPLETED operation")
         });
-        for run in before.iter().filter(|run| !run.settled) {
+        let failed = |run: &&Run| run.said.last() == Some(&HandlerEnd::Permanent);
+        for run in before.iter().filter(|run| !run.settled || failed(run)) {
             let other = run.worker;
             let said = run.said.last();
+            // A recorded failure is a cause too, of a later message.
             let cut_off = run.gone
+                || run.settled
                 || run.unanswered
                 || matches!(
                     said,

@@ -1,6 +1,6 @@
 //! Promise 3: a worker that charges over open attempts was informed of them, with the time of the
-//! earliest. An attempt is open from its claim until the table applies a completion, or a permanent
-//! failure or restoration by its own owner.
+//! earliest. An attempt is open from its claim until the table applies a completion, or a restoration by
+//! its own owner.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -49,8 +49,9 @@ impl<'a> Open<'a> {
                 let own = (self.earliest.get(&**key)).is_some_and(|(first, _)| first == owner);
                 let closed = match as_what {
                     Settled::Completed => true,
-                    Settled::Failed | Settled::Restored => own,
-                    Settled::LeaseEnded => false,
+                    Settled::Restored => own,
+                    // A declined order may have had an effect before. That of an undecodable one is not run again.
+                    Settled::Failed | Settled::LeaseEnded => false,
                 };
                 if closed {
                     self.earliest.remove(&**key);

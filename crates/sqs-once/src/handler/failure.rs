@@ -10,8 +10,8 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// | --- | --- | --- | --- |
 /// | [retryable](Self::retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [sees this prior attempt](crate::Attempt::prior), which may have had its effect |
 /// | [no effect](Self::no_effect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and does not see this attempt |
-/// | [permanent](Self::permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error | does not run for this message |
-/// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message |
+/// | [permanent](Self::permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error; this attempt stays open | does not run for this message; a later message under the key [sees this attempt](crate::Attempt::prior) |
+/// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message; a later message does not see this attempt |
 ///
 /// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
 /// *retryable* failure, because a request that timed out may have had its effect.

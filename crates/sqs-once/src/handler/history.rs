@@ -41,6 +41,7 @@ impl History {
     pub fn is_takeover(&self) -> bool {
         let returned = [
             Some(AttemptEnd::Retryable),
+            Some(AttemptEnd::Permanent),
             // The handler was never started.
             Some(AttemptEnd::NotStarted),
         ];
@@ -53,7 +54,7 @@ impl From<&PriorState> for History {
     fn from(claimed: &PriorState) -> Self {
         let prior = claimed.open_since.map(|since| PriorAttempt {
             first_claimed_at: Some(since).filter(|at| *at != Timestamp::default()),
-            last_end: claimed.last_end,
+            last_end: claimed.end(),
         });
         Self {
             attempts: claimed.attempts,

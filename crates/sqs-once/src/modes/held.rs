@@ -108,8 +108,9 @@ impl<S: Store> HeldClaim<'_, S> {
         }
         let last_end = match &end {
             NoOutput::Failed(failure) => match failure.kind() {
-                FailureKind::Permanent | FailureKind::PermanentNoEffect => {
-                    return self.fail(failure.to_string()).await;
+                FailureKind::Permanent => return self.fail(failure.to_string(), false).await,
+                FailureKind::PermanentNoEffect => {
+                    return self.fail(failure.to_string(), true).await;
                 }
                 FailureKind::NoEffect => return self.restore(end.into()).await,
                 FailureKind::Retryable => AttemptEnd::Retryable,
@@ -137,8 +138,11 @@ impl<S: Store> HeldClaim<'_, S> {
         self.restore(Outcome::NoEffect(error)).await
     }
 
-    async fn fail(self, error: String) -> Outcome {
-        let (first_open, expires_at) = (self.claimed.is_first_open(), self.records.expires_at());
+    /// Records a permanent failure. If the attempt may have had its effect, it stays open, and a later message
+    /// under the key is told of it.
+    async fn fail(self, error: String, had_no_effect: bool) -> Outcome {
+        let first_open = had_no_effect && self.claimed.is_first_open();
+        let expires_at = self.records.expires_at();
         let settlement = Settlement::fail(error.clone(), &self.message_id, first_open, expires_at);
         match self.settle(&self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::PermanentFailure(error),
@@ -247,7 +251,7 @@ impl<S: Store> HeldClaim<'_, S> {
         let error = format!(
             "the process ended {times} times while the handler of this message ran alone; {effect}"
         );
-        match self.fail(error).await {
+        match self.fail(error, false).await {
             Outcome::PermanentFailure(error) => Outcome::Crashed(error),
             other => other,
         }

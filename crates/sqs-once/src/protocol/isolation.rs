@@ -97,6 +97,7 @@ pub enum Standing {
 /// | replaced record | standing |
 /// | --- | --- |
 /// | absent, or with a `last_end` | clear |
+/// | `FAILED` | clear |
 /// | without an open attempt, and without a count | clear |
 /// | `IN_PROGRESS`, with more attempts alone than waits | crashed |
 /// | any other | suspect |
@@ -112,7 +113,8 @@ pub fn standing(claimed: &PriorState, waits: &CrashWaits) -> Standing {
     }
     let was_in_progress = match &claimed.before {
         PreviousRecord::Nothing => return Standing::Clear,
-        PreviousRecord::Record(before) => matches!(before.state, State::InProgress { .. }),
+        PreviousRecord::Record(before) if before.state == State::Failed => return Standing::Clear,
+        PreviousRecord::Record(_) => true,
         PreviousRecord::Unknown => false,
     };
     let exclusive_attempts = claimed.exclusive_attempts;

@@ -7,7 +7,8 @@ use crate::protocol::{
     circuit::{Circuit, CircuitChange, HandlerEnd},
 };
 
-/// The circuit breaker of a process. Clones share the circuit.
+/// The circuit breaker of a process. Clones share the circuit, and ask the clock one after the other: a time
+/// before the last one would look like a clock that was set back.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CircuitBreaker(Arc<Mutex<Circuit>>);
 
@@ -17,13 +18,27 @@ impl CircuitBreaker {
     /// # Errors
     ///
     /// The time of the next probe, if the message must not run.
-    pub(super) fn admit(&self, now: Timestamp, receive_count: u32) -> Result<(), Timestamp> {
-        self.circuit().admit(now, receive_count)
+    pub(super) fn admit(
+        &self,
+        clock: impl Fn() -> Timestamp,
+        receive_count: u32,
+    ) -> Result<(), Timestamp> {
+        let mut circuit = self.circuit();
+        circuit.admit(clock(), receive_count)
     }
 
     /// Records the end of a handler.
-    pub(super) fn handler_ended(&self, now: Timestamp, key: &Key, end: HandlerEnd) {
-        match self.circuit().handler_ended(now, key, end) {
+    pub(super) fn handler_ended(
+        &self,
+        clock: impl Fn() -> Timestamp,
+        key: &Key,
+        end: HandlerEnd,
+    ) {
+        let change = {
+            let mut circuit = self.circuit();
+            circuit.handler_ended(clock(), key, end)
+        };
+        match change {
             Some(CircuitChange::Opened) => tracing::warn!(
                 circuit = "open",
                 "handlers fail one after the other: messages wait until one of them succeeds"

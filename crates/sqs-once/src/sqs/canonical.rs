@@ -1,10 +1,10 @@
 //! [`Canonical`]: the canonical form of JSON (RFC 8785).
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::LazyLock};
 
 use serde::{
     Deserializer,
-    de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
 /// Longest JSON that gets a canonical form, in bytes. Sorting a longer one would take too much memory.
@@ -13,6 +13,31 @@ pub(super) const MAX_CANONICAL_BYTES: usize = 64 * 1024;
 /// The member under which serde_json hands over a number, as text, in a program that enables its feature
 /// `arbitrary_precision`.
 const NUMBER: &str = "$serde_json::private::Number";
+
+/// Whether this program enables that feature. Otherwise the name is one of a producer's members.
+static NUMBERS_ARE_MAPS: LazyLock<bool> = LazyLock::new(|| {
+    let mut number = serde_json::Deserializer::from_str("1");
+    number.deserialize_any(IsMap).unwrap_or(false)
+});
+
+struct IsMap;
+
+impl<'de> Visitor<'de> for IsMap {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number")
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(true)
+    }
+}
 
 /// A JSON value in canonical form.
 #[derive(Debug)]
@@ -145,7 +170,7 @@ impl<'de> Visitor<'de> for Writer<'_> {
         let start = self.0.len();
         let mut members: Vec<(String, Range<usize>, Content)> = Vec::new();
         while let Some(name) = map.next_key()? {
-            if name == NUMBER {
+            if name == NUMBER && members.is_empty() && *NUMBERS_ARE_MAPS {
                 let digits = map.next_value::<String>()?;
                 let whole = digits.parse::<i64>();
                 let is_exact = whole.is_ok_and(|whole| whole.unsigned_abs() < 1 << 53);
@@ -199,6 +224,16 @@ mod tests {
 
     fn text(json: &str) -> Option<String> {
         Canonical::of(json).map(|canonical| canonical.text)
+    }
+
+    #[test]
+    fn member_named_like_a_number_of_serde_is_a_member() {
+        for json in [
+            r#"{"$serde_json::private::Number":"7"}"#,
+            r#"{"$serde_json::private::Number":"7","a":1}"#,
+        ] {
+            assert_eq!(text(json).as_deref(), Some(json));
+        }
     }
 
     #[test]

@@ -22,8 +22,8 @@ const MAX_ATTRIBUTES: usize = 100;
 
 /// Whether the consumer removes the JSON that a service put around a message.
 ///
-/// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, one
-/// inside the other too (S3 → SNS → SQS). A body without an envelope stays as it is, so one queue can have
+/// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, even one
+/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so one queue can have
 /// both. Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key
 /// comes from the body, an order that a producer published twice is one operation.
 /// [`Attempt::envelope`](crate::Attempt::envelope) returns what the innermost envelope said.
@@ -34,7 +34,7 @@ const MAX_ATTRIBUTES: usize = 100;
 /// | EventBridge event (*Amazon EventBridge User Guide*, "Event structure") | the texts `id`, `source`, `detail-type` and `time`, and the object `detail` | `detail` |
 /// | S3 event notification (*Amazon S3 User Guide*, "Event message structure") | `Records`, a list that is not empty, each an object with `eventSource` = `aws:s3` and an object `s3` | the list `Records`, with object keys URL-decoded |
 ///
-/// Two kinds of messages never reach a handler, with [`None`](Self::None) neither:
+/// Two kinds of messages never reach a handler, not even with [`None`](Self::None):
 ///
 /// - The test event that S3 sends when you set up notifications (`Service` = `Amazon S3`, `Event` =
 ///   `s3:TestEvent`, and a text `Bucket`) is acknowledged.

@@ -73,7 +73,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let message = batch.message(index);
         if let Some(breaker) = &self.breaker {
             breaker
-                .admit(self.mode.now(), message.receive_count())
+                .admit(|| self.mode.now(), message.receive_count())
                 .map_err(|next_probe| Outcome::CircuitOpen { next_probe })?;
         }
         Ok(Arc::new(MessageGate {
@@ -87,7 +87,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     /// Returns the outcome of a message that can never be processed.
     pub(super) fn invalid(message: &Message, why: &str) -> Outcome {
-        Outcome::Invalid(if message.is_in_envelope() {
+        Outcome::Invalid(if message.delivery().facts().envelope.is_some() {
+            format!("{why}; JSON pointers start at the message inside its envelope")
+        } else if message.is_in_envelope() {
             format!(
                 "{why}; the message is in an envelope of SNS, EventBridge or S3, which \
                  CONSUMER_ENVELOPE=auto removes"

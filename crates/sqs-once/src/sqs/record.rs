@@ -1,9 +1,13 @@
 //! [`Record`]: one record of an event, which may have a shape that SQS does not send.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    borrow::Borrow,
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Visitor};
 use serde_json::value::RawValue;
 
 use crate::handler::InvalidMessage;
@@ -27,7 +31,36 @@ struct Event<'a> {
 }
 
 /// Members of an object, each as its text. If a name occurs twice, the last one counts.
-type Members<'a> = BTreeMap<String, &'a RawValue>;
+type Members<'a> = BTreeMap<Name, &'a RawValue>;
+
+/// The name of a member. Empty if it is no Unicode, as half of a surrogate pair: nobody asks for that member.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Name(String);
+
+impl Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(name: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a name")
+            }
+
+            fn visit_bytes<E>(self, name: &[u8]) -> Result<Name, E> {
+                let name = str::from_utf8(name).unwrap_or_default();
+                Ok(Name(name.to_owned()))
+            }
+        }
+        name.deserialize_bytes(Bytes)
+    }
+}
 
 impl From<SqsMessage> for Record {
     fn from(message: SqsMessage) -> Self {
@@ -54,8 +87,10 @@ impl Record {
         if !record.get().starts_with('{') {
             return Self::default();
         }
-        let message = serde_json::from_str::<SqsMessage>(record.get());
-        message.map_or_else(|_| Self::of_readable(record), Self::from)
+        match serde_json::from_str::<SqsMessage>(record.get()) {
+            Ok(message) if message.message_attributes.values().all(is_complete) => message.into(),
+            _ => Self::of_readable(record),
+        }
     }
 
     /// Takes what the response, the visibility timeout and a copy of the message need.
@@ -70,7 +105,7 @@ impl Record {
         let system: Members<'_> = system.unwrap_or_default();
         message.attributes = system
             .into_iter()
-            .filter_map(|(name, value)| Some((name, parsed(value)?)))
+            .filter_map(|(Name(name), value)| Some((name, text_or_digits(value)?)))
             .collect();
         let attributes = match members.get("messageAttributes") {
             Some(attributes) => all_attributes(attributes),
@@ -91,7 +126,7 @@ impl Record {
 /// Parses message attributes by what SQS uses of them. `None` if the value of one can't be read.
 fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAttribute>> {
     let attributes: Option<Members<'_>> = parsed(attributes)?;
-    let attribute = |(name, attribute): (String, &RawValue)| {
+    let attribute = |(Name(name), attribute): (Name, &RawValue)| {
         let members: Members<'_> = parsed(attribute)?;
         let data_type: String = parsed(members.get("dataType")?)?;
         let mut attribute = SqsMessageAttribute::default();
@@ -101,17 +136,18 @@ fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAtt
             attribute.string_value = Some(parsed(members.get("stringValue")?)?);
         }
         attribute.data_type = Some(data_type);
-        Some((name, attribute))
+        is_complete(&attribute).then_some((name, attribute))
     };
     attributes.into_iter().flatten().map(attribute).collect()
 }
 
 /// Names the first member that is not of the type that SQS sends. serde's own error may quote payload.
 fn fault(members: &Members<'_>) -> InvalidMessage {
-    let is_odd = |(name, value): &(&String, &&RawValue)| match name.as_str() {
+    let is_odd = |(Name(name), value): &(&Name, &&RawValue)| match name.as_str() {
         "attributes" => parsed::<Option<HashMap<String, String>>>(value).is_none(),
         "messageAttributes" => {
             parsed::<Option<HashMap<String, SqsMessageAttribute>>>(value).is_none()
+                || all_attributes(value).is_none()
         }
         "body"
         | "receiptHandle"
@@ -123,11 +159,29 @@ fn fault(members: &Members<'_>) -> InvalidMessage {
         _ => false,
     };
     InvalidMessage(match members.iter().find(is_odd) {
-        Some((name, _)) => format!(
+        Some((Name(name), _)) => format!(
             "the record of the event can't be read: its member `{name}` is not as SQS sends it"
         ),
-        None => "the record of the event can't be read: it has a member twice".to_owned(),
+        None => "the record of the event can't be read: its members are not as SQS sends them".to_owned(),
     })
+}
+
+/// Whether an attribute has a type and the value of its type. SQS sends no other, and would refuse a copy.
+fn is_complete(attribute: &SqsMessageAttribute) -> bool {
+    let data_type = attribute.data_type.as_deref().unwrap_or_default();
+    let has_value = if data_type.starts_with("Binary") {
+        attribute.binary_value.is_some()
+    } else {
+        attribute.string_value.is_some()
+    };
+    has_value && !data_type.is_empty()
+}
+
+/// Parses a text. A whole number counts as one, so that its message keeps its receive count.
+fn text_or_digits(value: &RawValue) -> Option<String> {
+    let digits = value.get();
+    let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+    parsed(value).or_else(|| is_number.then(|| digits.to_owned()))
 }
 
 fn parsed<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
@@ -175,10 +229,23 @@ mod tests {
     }
 
     #[test]
+    fn record_keeps_id_and_receive_count_of_odd_members() {
+        let event = r#"[{"messageId":"m-1","body":"b","\ud83d":1,
+            "attributes":{"ApproximateReceiveCount":57,"\ud83d":"x"}}]"#;
+        let odd = Record::parse_all(event).unwrap().remove(0);
+        assert!(odd.fault.is_some());
+        assert_eq!(odd.message.message_id.as_deref(), Some("m-1"));
+        assert_eq!(odd.message.attributes["ApproximateReceiveCount"], "57");
+    }
+
+    #[test]
     fn odd_record_without_all_attributes_has_no_body() {
         for attributes in [
             json!({"a": {"dataType": "Binary", "binaryValue": "no base64?"}}),
             json!({"a": {"dataType": "String", "stringValue": 7}}),
+            json!({"a": {"dataType": "String"}}),
+            json!({"a": {"dataType": "Binary", "binaryValue": null}}),
+            json!({"a": {"stringValue": "x"}}),
             json!({"a": "SECRET"}),
             json!("SECRET"),
         ] {

@@ -77,7 +77,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 Outcome::Panicked => HandlerEnd::Panicked,
                 _ => end,
             };
-            breaker.handler_ended(self.mode.now(), &prepared.identity.key, end);
+            breaker.handler_ended(|| self.mode.now(), &prepared.identity.key, end);
         }
         let not_called = prepared.gate.take_not_called();
         match outcome {

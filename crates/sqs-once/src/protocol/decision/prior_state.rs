@@ -1,6 +1,6 @@
 //! [`PriorState`]: the history of a key, as the response to a claim shows it.
 
-use crate::protocol::record::{AttemptEnd, ClaimRequest, Record, Timestamp};
+use crate::protocol::record::{AttemptEnd, ClaimRequest, Record, State, Timestamp};
 
 /// The history of a key, as the response to a successful claim shows it.
 ///
@@ -78,11 +78,24 @@ impl PriorState {
             } else {
                 PreviousRecord::Unknown
             },
-            open_since: record.first_claimed_at.filter(|at| *at != request.now),
+            // A failed attempt may have claimed in the same millisecond. Then the handler is told of it, even if
+            // the time is that of this claim.
+            open_since: (record.first_claimed_at)
+                .filter(|at| *at != request.now || record.error.is_some()),
             last_end: None,
             attempts: record.attempts.saturating_sub(1),
             // The claim did not change the count.
             exclusive_attempts: record.exclusive_attempts,
+        }
+    }
+
+    /// Returns how the previous attempt ended. `None` if that is unknown, as after a crash.
+    pub(crate) fn end(&self) -> Option<AttemptEnd> {
+        match &self.before {
+            PreviousRecord::Record(record) if record.state == State::Failed => {
+                Some(AttemptEnd::Permanent)
+            }
+            _ => self.last_end,
         }
     }
 

@@ -111,6 +111,9 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
+    /// The handler returned a permanent failure, for an earlier message under the key. Never written: the
+    /// status of the record says it.
+    Permanent,
     /// The worker never started the handler: the claim got no response and the worker abandoned it. Only
     /// written if the abandoned claim set `first_claimed_at`.
     NotStarted,
@@ -124,6 +127,7 @@ impl AttemptEnd {
             Self::Retryable => "retryable",
             Self::Panic => "panic",
             Self::Deadline => "deadline",
+            Self::Permanent => "permanent",
             Self::NotStarted => "not_started",
         }
     }
