@@ -4,7 +4,7 @@
 
 The tables are in the cloud at AWS_ENDPOINT_URL, or in a new MiniStack. Those of place_order_postgres are in a
 new PostgreSQL server, whose data is deleted at the end. The consumer inherits the environment
-(PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, RUST_LOG, ...).
+(PAYMENT_GATEWAY_URL, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, RUST_LOG, ...).
 """
 
 import contextlib

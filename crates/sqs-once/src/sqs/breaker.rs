@@ -28,12 +28,7 @@ impl CircuitBreaker {
     }
 
     /// Records the end of a handler.
-    pub(super) fn handler_ended(
-        &self,
-        clock: impl Fn() -> Timestamp,
-        key: &Key,
-        end: HandlerEnd,
-    ) {
+    pub(super) fn handler_ended(&self, clock: impl Fn() -> Timestamp, key: &Key, end: HandlerEnd) {
         let change = {
             let mut circuit = self.circuit();
             circuit.handler_ended(clock(), key, end)

@@ -49,8 +49,9 @@ const AMBIGUOUS: &str =
 ///
 /// # Pointers
 ///
-/// A pointer can lead through JSON inside a string, and so through the envelopes of other services:
-/// `body:/Message/orderId` for a message from SNS, `body:/detail/orderId` for an EventBridge event.
+/// A pointer can lead through JSON inside a string. With [`Envelope::Auto`](super::Envelope::Auto), pointers start
+/// at the message inside the envelope. With `Envelope::None` they can lead through it: `body:/Message/orderId` for a
+/// message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
 /// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form (RFC 8785), so the
 /// number 7 and the text `"7"` are two keys, and `0` and `false` are keys.

@@ -162,7 +162,8 @@ fn fault(members: &Members<'_>) -> InvalidMessage {
         Some((Name(name), _)) => format!(
             "the record of the event can't be read: its member `{name}` is not as SQS sends it"
         ),
-        None => "the record of the event can't be read: its members are not as SQS sends them".to_owned(),
+        None => "the record of the event can't be read: its members are not as SQS sends them"
+            .to_owned(),
     })
 }
 
