@@ -103,7 +103,7 @@ async fn collector_has_the_spans_before_the_response() {
         assert_ne!(hex(&span.trace_id), TRACE, "the producer is no parent");
         let attributes = attributes(span);
         assert_eq!(attributes["outcome"], outcome);
-        assert_eq!(attributes["key"], format!("charge-orders#{message}"));
+        assert_eq!(attributes["key"], format!("payments#{message}"));
     }
 }
 

@@ -83,6 +83,8 @@ struct Receives<'a> {
     /// Workers with a receive that lasted until the function's timeout on a stalled machine.
     timed_out: HashSet<Worker>,
     deaths: HashMap<Worker, Death>,
+    /// From then on there are suspects.
+    first_death: Option<usize>,
     paces: HashMap<Worker, Pace>,
 }
 
@@ -269,6 +271,7 @@ impl<'a> Receives<'a> {
             }
             Event::Died { worker, death } => {
                 self.deaths.insert(*worker, *death);
+                self.first_death.get_or_insert(at);
             }
             Event::DeliveryLog {
                 delivery,
@@ -377,7 +380,7 @@ impl<'a> Receives<'a> {
         if let Some(injected) = &receive.injected {
             return Some(Cause::Injected(injected.clone()));
         }
-        let ((_, _, took), (outcome, _)) = (receive.to?, receive.said?);
+        let ((to, _, took), (outcome, _)) = (receive.to?, receive.said?);
         if outcome == "store_unavailable" {
             if receive.in_outage {
                 return Some(Cause::Injected("Outage".into()));
@@ -389,6 +392,11 @@ impl<'a> Receives<'a> {
         }
         let limit = time_limit(outcome, self.pace(receive.worker));
         let limit = limit.filter(|limit| took + ROUNDING >= *limit);
+        // A suspect of another batch or invocation has the turn, or waits for it.
+        let beside_suspect = self.first_death.is_some_and(|death| death < to);
+        if outcome == "not_started" && limit.is_some() && beside_suspect {
+            return Some(Cause::Injected("beside a suspect".into()));
+        }
         let limit = limit.filter(|_| stall::excuses(receive.stalled, took));
         limit.map(|_| Cause::Delayed(outcome.into()))
     }

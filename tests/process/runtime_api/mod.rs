@@ -115,7 +115,7 @@ async fn invalid_event_fails_invocation_not_process() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
     let of_s3 = json!({"Records": [{"eventSource": "aws:s3", "s3": {"object": {"key": "a"}}}]});
-    for event in [of_s3, json!({"hello": "world"}), json!([]), json!("text")] {
+    for event in [of_s3, json!({"hello": "world"}), json!("text")] {
         let answer = lambda.invoke(event.clone(), TIME).await;
         assert!(matches!(answer, Answer::Error(_)), "{event}: {answer:?}");
     }

@@ -305,10 +305,10 @@ mod tests {
         };
         let over_failed = recovered(mine.record(Some(&failed)));
         assert_eq!(over_failed.before, PreviousRecord::Unknown);
-        // A claim over a record without an open attempt.
+        // The failed attempt may be open since the same millisecond.
         let third = recovered(mine.record(Some(&failed_record(&mine, ["m-0".into()]))));
         assert_eq!(third.before, PreviousRecord::Unknown);
-        assert!(third.is_first_open());
+        assert_eq!(third.open_since, Some(mine.now));
     }
 
     #[test]
