@@ -144,6 +144,7 @@ class Stack:
         deployment.send(self.cloud, self.outputs["QueueUrl"], bodies)
         queues = self.outputs["QueueUrl"], self.outputs["DeadLetterQueueUrl"]
         until("three dead letters and an empty queue", lambda: deployment.depths(self.cloud, *queues) == (0, 0, 3))
+        self.ledger.accept("refused")
         item = self.record("done") or {}
         claim = {"id": {"S": self.key("stuck")}, "status": {"S": "IN_PROGRESS"}}
         lease = {"lease_until": {"N": str(int(time.time() * 1000) + 3_600_000)}}

@@ -430,8 +430,10 @@ async fn same_key_twice_is_never_in_one_group() {
         expected[n] = ClaimResponse::ConditionFailed(same[first].record(None));
     }
     assert_eq!(answers, expected);
-    // The group, and a lone request for each further claim.
-    assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1);
+    // The group, and a lone request for each further claim. An insert in a group is refused without its item, so a
+    // request of its own follows.
+    let claims = if first == 0 { 2 } else { 3 };
+    assert_sent!(dynamo, "Claim": claims, "ClaimGroup": 1);
 }
 
 #[tokio::test]

@@ -87,10 +87,8 @@ impl Record {
         if !record.get().starts_with('{') {
             return Self::default();
         }
-        match serde_json::from_str::<SqsMessage>(record.get()) {
-            Ok(message) if message.message_attributes.values().all(is_complete) => message.into(),
-            _ => Self::of_readable(record),
-        }
+        let message = serde_json::from_str::<SqsMessage>(record.get());
+        message.map_or_else(|_| Self::of_readable(record), Self::from)
     }
 
     /// Takes what the response, the visibility timeout and a copy of the message need.
@@ -136,7 +134,7 @@ fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAtt
             attribute.string_value = Some(parsed(members.get("stringValue")?)?);
         }
         attribute.data_type = Some(data_type);
-        is_complete(&attribute).then_some((name, attribute))
+        Some((name, attribute))
     };
     attributes.into_iter().flatten().map(attribute).collect()
 }
@@ -147,7 +145,6 @@ fn fault(members: &Members<'_>) -> InvalidMessage {
         "attributes" => parsed::<Option<HashMap<String, String>>>(value).is_none(),
         "messageAttributes" => {
             parsed::<Option<HashMap<String, SqsMessageAttribute>>>(value).is_none()
-                || all_attributes(value).is_none()
         }
         "body"
         | "receiptHandle"
@@ -165,17 +162,6 @@ fn fault(members: &Members<'_>) -> InvalidMessage {
         None => "the record of the event can't be read: its members are not as SQS sends them"
             .to_owned(),
     })
-}
-
-/// Whether an attribute has a type and the value of its type. SQS sends no other, and would refuse a copy.
-fn is_complete(attribute: &SqsMessageAttribute) -> bool {
-    let data_type = attribute.data_type.as_deref().unwrap_or_default();
-    let has_value = if data_type.starts_with("Binary") {
-        attribute.binary_value.is_some()
-    } else {
-        attribute.string_value.is_some()
-    };
-    has_value && !data_type.is_empty()
 }
 
 /// Parses a text. A whole number counts as one, so that its message keeps its receive count.
@@ -244,9 +230,6 @@ mod tests {
         for attributes in [
             json!({"a": {"dataType": "Binary", "binaryValue": "no base64?"}}),
             json!({"a": {"dataType": "String", "stringValue": 7}}),
-            json!({"a": {"dataType": "String"}}),
-            json!({"a": {"dataType": "Binary", "binaryValue": null}}),
-            json!({"a": {"stringValue": "x"}}),
             json!({"a": "SECRET"}),
             json!("SECRET"),
         ] {
