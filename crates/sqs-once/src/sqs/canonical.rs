@@ -14,7 +14,7 @@ pub(super) const MAX_CANONICAL_BYTES: usize = 64 * 1024;
 /// `arbitrary_precision`.
 const NUMBER: &str = "$serde_json::private::Number";
 
-/// Whether this program enables that feature. Otherwise the name is one of a producer's members.
+/// True if this program enables that feature. Otherwise a producer's member may have the name.
 static NUMBERS_ARE_MAPS: LazyLock<bool> = LazyLock::new(|| {
     let mut number = serde_json::Deserializer::from_str("1");
     number.deserialize_any(IsMap).unwrap_or(false)
@@ -49,10 +49,10 @@ pub(super) struct Canonical {
 /// What a key needs to know about a JSON value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Content {
-    /// Whether every number stays distinct in canonical form. That form writes numbers as doubles (RFC 8785,
+    /// True if no two different numbers look alike in canonical form. That form writes numbers as doubles (RFC 8785,
     /// section 3.2.2.3), which represent all whole numbers below 2^53.
     pub(super) is_exact: bool,
-    /// Whether there is nothing but null, empty texts, and lists and objects of such values.
+    /// True if the value has nothing but null, empty texts, and lists and objects of them.
     pub(super) is_empty: bool,
 }
 

@@ -156,12 +156,7 @@ pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
 }
 
 fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
-    let json = without_bom(body).trim_start();
-    // serde would take the elements of a list for the members of a struct.
-    let members = json
-        .strip_prefix('{')
-        .and_then(|_| serde_json::from_str(json).ok());
-    let Some(members): Option<Members<'_>> = members else {
+    let Some(members) = object::<Members<'_>>(without_bom(body).trim_start()) else {
         return Ok(None);
     };
     if let Some(why) = members.confirmation() {
@@ -170,10 +165,11 @@ fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
     if members.is_s3_test() {
         return Err(NoMessage::S3Test);
     }
-    let content = members.sns();
-    let content = content.or_else(|| members.event_bridge().map(Ok));
-    let content = content.or_else(|| s3_notification::content(members.records?));
-    content.transpose().map_err(NoMessage::Invalid)
+    (members.sns())
+        .or_else(|| members.event_bridge().map(Ok))
+        .or_else(|| s3_notification::content(members.records?))
+        .transpose()
+        .map_err(NoMessage::Invalid)
 }
 
 impl Members<'_> {
@@ -239,14 +235,21 @@ impl Members<'_> {
     }
 }
 
+/// Parses an object. serde would take the elements of a list for the members of a struct.
+pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
+    json.starts_with('{')
+        .then(|| serde_json::from_str(json).ok())?
+}
+
 pub(super) fn text(member: Raw<'_>) -> Option<String> {
     serde_json::from_str(member?.get()).ok()
 }
 
 /// Converts attributes to the form that SQS uses. Leaves out those that can't be read.
 fn sns_attributes(attributes: Raw<'_>) -> Result<HashMap<String, Attribute>, InvalidMessage> {
-    let attributes = attributes.and_then(|all| serde_json::from_str(all.get()).ok());
-    let attributes: BTreeMap<String, &RawValue> = attributes.unwrap_or_default();
+    let attributes: BTreeMap<String, &RawValue> = attributes
+        .and_then(|all| serde_json::from_str(all.get()).ok())
+        .unwrap_or_default();
     if attributes.len() > MAX_ATTRIBUTES {
         return Err(InvalidMessage(format!(
             "the SNS notification has more than {MAX_ATTRIBUTES} message attributes"

@@ -123,18 +123,20 @@ impl Message {
             request_id: request_id.cloned(),
         };
         let found = body.as_deref().filter(|_| fault.is_none());
-        let s3_pointer = match found.and_then(|body| S3Pointer::find(body, &facts.attributes)) {
-            Some(_) if !reads_s3 => {
-                fault = Some(S3Pointer::not_read());
+        let s3_pointer = found
+            .and_then(|body| S3Pointer::find(body, &facts.attributes))
+            .map(|pointer| {
+                if reads_s3 {
+                    pointer
+                } else {
+                    Err(S3Pointer::not_read())
+                }
+            })
+            .transpose()
+            .unwrap_or_else(|why| {
+                fault = Some(why);
                 None
-            }
-            Some(Err(unsound)) => {
-                fault = Some(unsound);
-                None
-            }
-            Some(Ok(pointer)) => Some(pointer),
-            None => None,
-        };
+            });
         Some(Self {
             id: MessageId(id),
             identity: fault.map_or_else(OnceLock::new, |fault| Err(fault.into()).into()),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-use super::envelope::{Content, Raw, text};
+use super::envelope::{Content, Raw, object, text};
 use crate::handler::{EnvelopeMetadata, InvalidMessage};
 
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct S3Record<'a> {
     event_name: Raw<'a>,
     #[serde(borrow)]
     event_time: Raw<'a>,
-    #[serde(borrow, deserialize_with = "object")]
+    #[serde(borrow, deserialize_with = "only_object")]
     s3: S3Entity<'a>,
 }
 
@@ -52,8 +52,9 @@ struct S3Object<'a> {
 pub(super) fn content(records: &RawValue) -> Option<Result<Content, InvalidMessage>> {
     let list = records.get();
     let records: Vec<&RawValue> = serde_json::from_str(list).ok()?;
-    let records = records.into_iter().map(of_object::<S3Record<'_>>);
-    let records: Vec<_> = records.collect::<Option<_>>()?;
+    let records: Vec<S3Record<'_>> = (records.into_iter())
+        .map(|record| object(record.get()))
+        .collect::<Option<_>>()?;
     let first = records.first()?;
     let bucket = first.s3.bucket.as_ref();
     let facts = EnvelopeMetadata {
@@ -69,14 +70,9 @@ pub(super) fn content(records: &RawValue) -> Option<Result<Content, InvalidMessa
     }))
 }
 
-/// Parses an object. serde would take the elements of a list for the members of a struct.
-fn of_object<'a, T: Deserialize<'a>>(value: &'a RawValue) -> Option<T> {
-    let is_object = value.get().starts_with('{');
-    is_object.then(|| serde_json::from_str(value.get()).ok())?
-}
-
-fn object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(value: D) -> Result<T, D::Error> {
-    of_object(<&RawValue>::deserialize(value)?).ok_or_else(|| D::Error::custom("not an object"))
+fn only_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    let value = <&RawValue>::deserialize(value)?;
+    object(value.get()).ok_or_else(|| D::Error::custom("not an object"))
 }
 
 /// Decodes the object key of each record. The keys are parts of `list`.
