@@ -345,7 +345,7 @@ async fn silent_sqs_is_not_called_for_five_minutes() {
     assert_eq!(asked(), 1);
     let logged = not_changed();
     assert_eq!(logged.len(), 1, "{logged:#?}");
-    assert!(logged[0].contains("no answer within 2"), "{logged:#?}");
+    assert!(logged[0].contains("no answer within"), "{logged:#?}");
 
     assert!(fails().await < SECOND);
     // The monotonic clock stands still, as in a process that Lambda has frozen.
