@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use regex_lite::Regex;
 
-/// From the bottom to the top. `protocol` has the rules, and imports nothing.
-const LAYERS: [&str; 18] = [
+/// From the bottom to the top. `protocol` has the rules, and imports nothing but `flawed!`.
+const LAYERS: [&str; 19] = [
+    "flawed",
     "protocol",
     "system",
     "invalid",

@@ -99,6 +99,7 @@ pub mod aws;
 mod deadline;
 mod dynamo;
 mod event;
+mod flawed;
 mod handler;
 mod invalid;
 mod meter;
@@ -151,8 +152,10 @@ pub mod internal {
     /// Time, tasks and randomness.
     pub mod system {
         pub use crate::system::{
-            Instant, instant, random_fraction, sleep, spawn, timeout, timeout_at,
+            Instant, elapsed, instant, random_fraction, sleep, spawn, timeout, timeout_at,
         };
+        #[cfg(feature = "simulation")]
+        pub use crate::{flawed::set_flaw, system::simulated::Process};
     }
 }
 

@@ -27,7 +27,7 @@ impl Meter {
     /// Runs a request and adds its latency.
     pub fn timed<F: Future>(&self, request: F) -> impl Future<Output = F::Output> {
         let sent = system::instant();
-        request.inspect(move |_| self.lock().latencies.push(sent.elapsed()))
+        request.inspect(move |_| self.lock().latencies.push(system::elapsed(sent)))
     }
 
     /// Notes that the store gave up batched writes.

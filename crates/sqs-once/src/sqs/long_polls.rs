@@ -17,7 +17,7 @@ pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Outp
     poll_fn(|context| {
         let started = system::instant();
         let polled = handler.as_mut().poll(context);
-        let blocked = started.elapsed();
+        let blocked = system::elapsed(started);
         if blocked > LONGEST_POLL && !warned {
             warned = true;
             tracing::warn!(

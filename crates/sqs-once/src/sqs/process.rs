@@ -127,7 +127,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
         report.log(
             response.batch_item_failures.len(),
-            started.elapsed(),
+            system::elapsed(started),
             self.circuit(),
             self.metrics.as_ref(),
             request_id,

@@ -1,8 +1,12 @@
 //! [`may_claim`]: which claims are admitted, and why the condition of a claim failed.
 
 use super::{FailedSettlement, PriorState, Settlement, failed_settlement};
-use crate::protocol::record::{
-    AfterFailure, ClaimRequest, MAX_FAILED_MESSAGES, Owner, Record, State, StoredResult, Timestamp,
+use crate::{
+    flawed::flawed,
+    protocol::record::{
+        AfterFailure, ClaimRequest, MAX_FAILED_MESSAGES, Owner, Record, State, StoredResult,
+        Timestamp,
+    },
 };
 
 /// Returns whether a claim succeeds over `record` (`None`: no record exists).
@@ -33,7 +37,7 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
         State::InProgress { lease_until } => {
             *lease_until < request.takes_over_leases_before() && same_payload(record, request)
         }
-        State::Completed { .. } => false,
+        State::Completed { .. } => flawed!("a completed key is claimed"),
         // The message was sent anew, or redriven from the dead-letter queue. Its payload may have been
         // corrected.
         State::Failed => {

@@ -32,7 +32,7 @@ use crate::{
     deadline::Deadline,
     modes::Outcome,
     protocol::isolation::may_start_beside,
-    system::{self, Instant, timeout_at},
+    system::{self, timeout_at},
 };
 use progress::HandlerRun;
 
@@ -152,7 +152,7 @@ impl Batch {
                 }
                 drop(working);
             });
-            running.spawn(worker.in_current_span());
+            system::spawn_in(running, worker.in_current_span());
         };
         for _ in 0..workers.get().min(self.messages.len()) {
             spawn(&mut running, Arc::clone(&working));
@@ -200,7 +200,9 @@ impl Batch {
         ended.get_or_init(|| {
             first = true;
             let detail = processed.detail();
-            let duration = started.get().map_or(Duration::ZERO, Instant::elapsed);
+            let duration = started
+                .get()
+                .map_or(Duration::ZERO, |started| system::elapsed(*started));
             let kept = processed.kept(duration);
             if self.is_logged(kept.outcome()) {
                 kept.log(&self.messages[index], detail.as_deref());

@@ -31,7 +31,7 @@ pub(in crate::sqs) struct HandlerRunning<'a>(Option<&'a HandlerRun>);
 impl Drop for HandlerRunning<'_> {
     fn drop(&mut self) {
         if let Some(run) = self.0 {
-            let _first = run.duration.set(run.started.elapsed());
+            let _first = run.duration.set(system::elapsed(run.started));
         }
     }
 }
@@ -40,7 +40,7 @@ impl HandlerRun {
     /// Returns how long the handler ran, or has run so far if it blocks its thread beyond the deadline.
     pub(super) fn duration(&self) -> Duration {
         let ended = self.duration.get().copied();
-        ended.unwrap_or_else(|| self.started.elapsed())
+        ended.unwrap_or_else(|| system::elapsed(self.started))
     }
 }
 

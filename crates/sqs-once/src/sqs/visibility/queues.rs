@@ -209,8 +209,8 @@ impl Queues {
                 None => return Err(rejection(&error, permission)),
             },
             // Too soon to say anything about the endpoint.
-            Err(_elapsed) if sent.elapsed() < NO_ANSWER => return Err(CallError::OutOfTime),
-            Err(_elapsed) => format!("no answer within {:?}", sent.elapsed()),
+            Err(_elapsed) if system::elapsed(sent) < NO_ANSWER => return Err(CallError::OutOfTime),
+            Err(_elapsed) => format!("no answer within {:?}", system::elapsed(sent)),
         };
         let region = region.to_owned();
         let Bound::Until(_) = bound else {

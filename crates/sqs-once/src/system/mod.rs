@@ -1,19 +1,26 @@
 //! Time, tasks of their own and randomness. The crates of this project use no others, and clippy enforces that.
 //!
-//! A simulation replaces what is behind this module: the runtime's paused time, its tasks, and a seed. Rules get the
-//! wall clock's time as an argument, from a clock that tests can replace ([`Once::clock`](crate::Once::clock)).
+//! A simulation replaces what is behind this module: each simulated process has its own clocks, its tasks end when it is
+//! killed, and random numbers come from a seed. Rules get the wall clock's time as an argument, from a clock that
+//! tests can replace ([`Once::clock`](crate::Once::clock)).
 #![expect(
     clippy::disallowed_methods,
     reason = "all other modules use this module"
 )]
 
+#[cfg(feature = "simulation")]
+pub(crate) mod simulated;
+
 use std::time::{Duration, SystemTime};
 
 pub use tokio::time::Instant;
-use tokio::{
-    runtime::Handle,
-    time::{Sleep, Timeout},
-};
+use tokio::{runtime::Handle, task::JoinSet};
+
+#[cfg(not(feature = "simulation"))]
+use tokio::time::{Sleep, Timeout};
+
+#[cfg(feature = "simulation")]
+pub use simulated::{sleep, timeout, timeout_at};
 
 use crate::protocol::{Owner, Timestamp};
 
@@ -27,6 +34,10 @@ impl Timestamp {
     /// ```
     #[must_use]
     pub fn now() -> Self {
+        #[cfg(feature = "simulation")]
+        if let Some(now) = simulated::wall_clock() {
+            return now;
+        }
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         Self::default() + since.unwrap_or_default()
     }
@@ -42,6 +53,10 @@ impl Owner {
     /// ```
     #[must_use]
     pub fn fresh() -> Self {
+        #[cfg(feature = "simulation")]
+        if simulated::Process::current().is_some() {
+            return Self::from_stored(format!("{:032x}", fastrand::u128(..)));
+        }
         Self::from_stored(uuid::Uuid::new_v4().simple().to_string())
     }
 }
@@ -56,24 +71,37 @@ pub(crate) fn random_up_to(max: u64) -> u64 {
     fastrand::u64(..=max)
 }
 
-/// Returns the time of the runtime's clock, which never goes back. It may stand still while Lambda has the process
-/// frozen.
+/// Returns the time of the process's monotonic clock, which never goes back. It may stand still while Lambda has the
+/// process frozen.
 #[must_use]
 pub fn instant() -> Instant {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = simulated::instant() {
+        return now;
+    }
     Instant::now()
 }
 
-/// Waits for a time of the runtime's clock.
+/// Returns the time since `start` by the monotonic clock.
+#[must_use]
+pub fn elapsed(start: Instant) -> Duration {
+    instant().saturating_duration_since(start)
+}
+
+/// Waits for a time of the process's monotonic clock.
+#[cfg(not(feature = "simulation"))]
 pub fn sleep(duration: Duration) -> Sleep {
     tokio::time::sleep(duration)
 }
 
 /// Drops `future` if it has not ended after `duration`.
+#[cfg(not(feature = "simulation"))]
 pub fn timeout<F: Future>(duration: Duration, future: F) -> Timeout<F> {
     tokio::time::timeout(duration, future)
 }
 
 /// Drops `future` if it has not ended at `end`.
+#[cfg(not(feature = "simulation"))]
 pub fn timeout_at<F: Future>(end: Instant, future: F) -> Timeout<F> {
     tokio::time::timeout_at(end, future)
 }
@@ -81,6 +109,23 @@ pub fn timeout_at<F: Future>(end: Instant, future: F) -> Timeout<F> {
 /// Runs `future` in a task that nobody waits for. Without a runtime, drops it.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
-        drop(runtime.spawn(future));
+        drop(runtime.spawn(in_process(future)));
     }
+}
+
+/// Runs `future` in a task of `tasks`.
+pub(crate) fn spawn_in(tasks: &mut JoinSet<()>, future: impl Future<Output = ()> + Send + 'static) {
+    tasks.spawn(in_process(future));
+}
+
+#[cfg(not(feature = "simulation"))]
+fn in_process<F: Future<Output = ()>>(future: F) -> F {
+    future
+}
+
+#[cfg(feature = "simulation")]
+fn in_process(
+    future: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = ()> + Send {
+    simulated::in_process(future)
 }

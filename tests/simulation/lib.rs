@@ -1,0 +1,80 @@
+//! A deterministic simulation of the consumer. One thread with paused time runs the shipped code in simulated
+//! processes, which are killed, frozen and thawed, over a queue, a table and a gateway that fail. Everything follows
+//! from a seed: its settings, its messages, its faults and its random numbers.
+
+#![expect(
+    missing_docs,
+    unreachable_pub,
+    reason = "a program for this project's tests"
+)]
+#![expect(
+    clippy::expect_used,
+    reason = "a simulation that cannot begin must end"
+)]
+
+mod dice;
+mod gateway;
+pub mod ledger;
+mod mapping;
+pub mod oracle;
+pub mod plan;
+mod queue;
+mod shrink;
+mod sqs;
+mod table;
+mod world;
+
+use std::time::Duration;
+
+use ledger::{Event, Story};
+use mapping::Lambda;
+use oracle::{Verdict, judge};
+use plan::Plan;
+pub use shrink::shrink;
+use sqs_once::internal::system::set_flaw;
+use tokio::runtime::Builder;
+use world::World;
+
+/// What happened in a world, and what the oracle says about it.
+pub struct Run {
+    pub plan: Plan,
+    pub events: Vec<(Duration, Event)>,
+    pub verdict: Verdict,
+}
+
+/// Runs a world, with the product as it is or with one flaw.
+pub fn run(plan: Plan, flaw: Option<&'static str>) -> Run {
+    // The product's random numbers: jitter and owners.
+    fastrand::seed(plan.seed);
+    set_flaw(flaw);
+    let runtime = Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let events = runtime.block_on(async {
+        let world = World::new(plan.clone());
+        Lambda::new(world.clone()).run().await;
+        world.ledger.take()
+    });
+    set_flaw(None);
+    let verdict = judge(&plan, &events);
+    Run {
+        plan,
+        events,
+        verdict,
+    }
+}
+
+impl Run {
+    /// The events of the first violation, for a person.
+    pub fn story(&self) -> String {
+        let names = self.verdict.violations.first();
+        let names = names.map_or_else(Vec::new, |violation| violation.names.clone());
+        Story {
+            events: &self.events,
+            names,
+        }
+        .to_string()
+    }
+}

@@ -1,0 +1,298 @@
+//! [`Plan`]: the script of one world: its settings, its messages and its faults, all drawn from the seed.
+
+use std::{ops::Range, time::Duration};
+
+use crate::dice::Dice;
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+const HOUR: Duration = seconds(3600);
+
+/// The script of a world.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub fifo: bool,
+    /// Most messages of a batch.
+    pub batch: usize,
+    /// Batching window.
+    pub window: Duration,
+    /// Execution environments at a time.
+    pub environments: usize,
+    /// Invocations of a process at a time.
+    pub invocations: usize,
+    /// Handlers of a batch at a time.
+    pub concurrency: usize,
+    pub timeouts: Timeouts,
+    /// The key is the order's id, not the message's.
+    pub keyed_by_order: bool,
+    /// The gateway remembers idempotency keys.
+    pub gateway_remembers: bool,
+    pub direct_dead_letters: bool,
+    /// Most milliseconds by which a process's wall clock is wrong, in both directions.
+    pub skew_ms: u64,
+    pub messages: Vec<Message>,
+    pub rates: Rates,
+    pub outages: Vec<Outage>,
+    /// From then on nothing goes wrong any more.
+    pub healed: Duration,
+}
+
+/// What the template derives from the function's timeout (PROTOCOL, promise 7).
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    pub function: Duration,
+    pub visibility: Duration,
+    pub max_receives: u32,
+    pub cap: Duration,
+}
+
+const TIMEOUTS: [Timeouts; 5] = [
+    timeouts(30, 420, 130, 15),
+    timeouts(60, 420, 130, 15),
+    timeouts(120, 780, 130, 15),
+    timeouts(300, 1860, 130, 15),
+    timeouts(900, 5460, 47, 40),
+];
+
+const fn timeouts(function: u64, visibility: u64, max_receives: u32, cap_minutes: u64) -> Timeouts {
+    Timeouts {
+        function: seconds(function),
+        visibility: seconds(visibility),
+        max_receives,
+        cap: seconds(cap_minutes * 60),
+    }
+}
+
+/// A message of a producer.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub id: String,
+    pub order: String,
+    pub group: Option<String>,
+    pub kind: Kind,
+    pub sent: Duration,
+}
+
+/// What happens when a message is handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Good,
+    /// The gateway declines it.
+    Declined,
+    /// Its body is not an order.
+    Undecodable,
+    /// Its handler panics this many times, and then succeeds.
+    Panics(u32),
+    /// The gateway answers it 503 this many times.
+    Refused(u32),
+    /// Its handler ends the process whenever it runs.
+    Killer,
+    /// Its handler ends the process this many times, and then succeeds.
+    Kills(u32),
+}
+
+/// Probabilities of faults.
+#[derive(Clone, Debug, Default)]
+pub struct Rates {
+    /// Of a request to the table or the gateway.
+    pub request_lost: f64,
+    pub answer_lost: f64,
+    pub doubled: f64,
+    pub late: f64,
+    /// Of a request to the table.
+    pub throttled: f64,
+    pub server_error: f64,
+    /// Of a request to the gateway.
+    pub busy: f64,
+    /// Of a call to SQS.
+    pub sqs_refused: f64,
+    /// Of an invocation.
+    pub killed: f64,
+    pub frozen: f64,
+    pub throttled_invocation: f64,
+    /// Of a delivery, on a standard queue.
+    pub delivered_twice: f64,
+    pub deletion_lost: f64,
+}
+
+/// Something that does not work for a while.
+#[derive(Clone, Debug)]
+pub struct Outage {
+    pub of: Service,
+    pub during: Range<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    Table,
+    Gateway,
+    Sqs,
+}
+
+impl Plan {
+    /// Draws the script of a seed. Each world has some of the faults, because all of them at once hide each other.
+    pub fn draw(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let fifo = dice.chance(0.3);
+        let timeouts = dice.pick(&TIMEOUTS);
+        let span = dice.scaled(HOUR * 10).max(seconds(60));
+        let keyed_by_order = dice.chance(0.7);
+        let batch = dice.pick(&[1, 2, 5, 10, 10, 10]);
+        let mut rates = Rates::default();
+        for (rate, most) in [
+            (&mut rates.request_lost, 0.1),
+            (&mut rates.answer_lost, 0.1),
+            (&mut rates.doubled, 0.2),
+            (&mut rates.late, 0.1),
+            (&mut rates.throttled, 0.2),
+            (&mut rates.server_error, 0.1),
+            (&mut rates.busy, 0.3),
+            (&mut rates.sqs_refused, 0.3),
+            (&mut rates.killed, 0.2),
+            (&mut rates.frozen, 0.2),
+            (&mut rates.throttled_invocation, 0.2),
+            (&mut rates.delivered_twice, 0.2),
+            (&mut rates.deletion_lost, 0.2),
+        ] {
+            if dice.chance(0.4) {
+                *rate = most * dice.below(1000) as f64 / 1000.0;
+            }
+        }
+        if fifo {
+            (rates.delivered_twice, rates.deletion_lost) = (0.0, 0.0);
+        }
+        let mut outages = Vec::new();
+        for of in [Service::Table, Service::Gateway, Service::Sqs] {
+            if dice.chance(0.3) {
+                let from = dice.between(Duration::ZERO, span);
+                let during = from..from + dice.scaled(HOUR * 10);
+                outages.push(Outage { of, during });
+            }
+        }
+        let ends = outages.iter().map(|outage| outage.during.end);
+        let healed = ends.chain([span]).max().unwrap_or(span);
+        Self {
+            seed,
+            fifo,
+            batch,
+            window: dice.pick(&[Duration::ZERO, Duration::ZERO, seconds(1), seconds(60)]),
+            environments: 1 + dice.below(6),
+            invocations: dice.pick(&[1, 1, 1, 4]),
+            concurrency: dice.pick(&[1, 4, 10]),
+            timeouts,
+            keyed_by_order,
+            gateway_remembers: dice.chance(0.5),
+            direct_dead_letters: dice.chance(0.8),
+            skew_ms: dice.pick(&[0, 100, 400]),
+            messages: messages(&mut dice, fifo, span),
+            rates,
+            outages,
+            healed,
+        }
+    }
+}
+
+impl Plan {
+    /// Returns how many messages end their process.
+    pub fn deadly(&self) -> u32 {
+        let deadly = |message: &&Message| matches!(message.kind, Kind::Killer | Kind::Kills(_));
+        self.messages.iter().filter(deadly).count() as u32
+    }
+}
+
+/// Half a day, for which every message must survive.
+const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
+
+impl Plan {
+    /// Returns a world with an outage of half a day, and nothing else that goes wrong, for each function timeout of the
+    /// template. A hundred messages wait when it begins, and some arrive meanwhile.
+    pub fn outages_of_half_a_day(of: Service) -> Vec<Self> {
+        let of_timeouts = |timeouts| {
+            let message = |n: u32| Message {
+                id: format!("m-{n}"),
+                order: format!("o-{n}"),
+                group: None,
+                kind: Kind::Good,
+                sent: seconds(10) + n.saturating_sub(100) * seconds(500),
+            };
+            Self {
+                fifo: false,
+                batch: 10,
+                window: Duration::ZERO,
+                environments: 4,
+                invocations: 1,
+                concurrency: 10,
+                timeouts,
+                keyed_by_order: true,
+                gateway_remembers: true,
+                direct_dead_letters: true,
+                skew_ms: 100,
+                messages: (0..150).map(message).collect(),
+                rates: Rates::default(),
+                outages: vec![Outage {
+                    of,
+                    during: Duration::ZERO..HALF_A_DAY,
+                }],
+                healed: HALF_A_DAY,
+                seed: 12,
+            }
+        };
+        TIMEOUTS.into_iter().map(of_timeouts).collect()
+    }
+}
+
+/// Draws the messages, in the order in which they are sent.
+fn messages(dice: &mut Dice, fifo: bool, span: Duration) -> Vec<Message> {
+    let number = 5 + dice.below(60);
+    let repeated = dice.pick(&[0.0, 0.1, 0.5]);
+    let odd = dice.pick(&[0.0, 0.1, 0.3]);
+    let deadly = dice.pick(&[0.0, 0.0, 0.05]);
+    let mut sent: Vec<_> = (0..number)
+        .map(|_| dice.between(Duration::ZERO, span))
+        .collect();
+    if dice.chance(0.3) {
+        sent.fill(Duration::ZERO);
+    }
+    sent.sort_unstable();
+    let mut orders: Vec<(String, Kind, Option<String>)> = Vec::new();
+    let mut messages = Vec::new();
+    for (n, sent) in sent.into_iter().enumerate() {
+        let n_order = if orders.is_empty() || !dice.chance(repeated) {
+            let kind = kind(dice, deadly, odd);
+            let group = fifo.then(|| format!("g-{}", dice.below(4)));
+            orders.push((format!("o-{}", orders.len()), kind, group));
+            orders.len() - 1
+        } else {
+            dice.below(orders.len())
+        };
+        let (order, kind, group) = orders[n_order].clone();
+        messages.push(Message {
+            id: format!("m-{n}"),
+            order,
+            group,
+            kind,
+            sent,
+        });
+    }
+    messages
+}
+
+fn kind(dice: &mut Dice, deadly: f64, odd: f64) -> Kind {
+    if dice.chance(deadly) {
+        dice.pick(&[Kind::Killer, Kind::Kills(1), Kind::Kills(2), Kind::Kills(3)])
+    } else if dice.chance(odd) {
+        dice.pick(&[
+            Kind::Declined,
+            Kind::Undecodable,
+            Kind::Panics(1),
+            Kind::Panics(3),
+            Kind::Refused(1),
+            Kind::Refused(5),
+        ])
+    } else {
+        Kind::Good
+    }
+}

@@ -1,0 +1,142 @@
+//! The SDK's client of SQS over a connector in memory.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use aws_sdk_sqs::{
+    Client, Config,
+    config::{
+        BehaviorVersion, Credentials, IdentityCache, Region, StalledStreamProtectionConfig,
+        http::{HttpRequest, HttpResponse},
+        retry::RetryConfig,
+        timeout::TimeoutConfig,
+    },
+};
+use aws_smithy_runtime_api::client::{
+    http::{HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn},
+    result::ConnectorError,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    ledger::Event,
+    plan::Service,
+    world::{Member, World},
+};
+
+pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
+const DEAD_LETTERS: &str = "orders-dead";
+
+/// Returns a client through which a process calls the queues.
+pub fn client(world: Arc<World>, member: Member) -> Client {
+    let wire = SharedHttpConnector::new(Wire { world, member });
+    let config = Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static("eu-central-1"))
+        .endpoint_url("http://sqs")
+        .credentials_provider(Credentials::new("test", "test", None, None, "tests"))
+        .identity_cache(IdentityCache::no_cache())
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(TimeoutConfig::disabled())
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+        .http_client(http_client_fn(move |_, _| wire.clone()));
+    Client::from_conf(config.build())
+}
+
+struct Wire {
+    world: Arc<World>,
+    member: Member,
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wire")
+    }
+}
+
+impl HttpConnector for Wire {
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let operation = request.headers().get("x-amz-target").unwrap_or_default();
+        let operation = operation.trim_start_matches("AmazonSQS.").to_owned();
+        let body = request.body().bytes().unwrap_or_default();
+        let body: Value = serde_json::from_slice(body).unwrap_or_default();
+        let (world, member) = (Arc::clone(&self.world), self.member.clone());
+        HttpConnectorFuture::new(async move {
+            let (note_to, worker) = (Arc::clone(&world), member.worker);
+            let served = move |world: &World| serve(world, &operation, &body);
+            // The SDK would wait for a second.
+            let answer = world.exchange(&member, Duration::from_secs(1), served);
+            let answer = answer.await;
+            if answer.as_ref().is_none_or(|(status, _)| *status != 200) {
+                note_to.note(Event::SqsFault { worker });
+            }
+            match answer {
+                Some((status, body)) => {
+                    let status = status.try_into().map_err(|error| {
+                        ConnectorError::other(
+                            Box::<dyn std::error::Error + Send + Sync>::from(error),
+                            None,
+                        )
+                    })?;
+                    Ok(HttpResponse::new(status, body.to_string().into()))
+                }
+                None => Err(ConnectorError::timeout("no answer".into())),
+            }
+        })
+    }
+}
+
+fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
+    if world.is_out(Service::Sqs) || world.strikes(world.plan.rates.sqs_refused) {
+        return (500, json!({"__type": "com.amazonaws.sqs#InternalFailure"}));
+    }
+    let entries = body["Entries"].as_array().map_or(&[][..], Vec::as_slice);
+    let answer = match operation {
+        "GetQueueUrl" => {
+            json!({"QueueUrl": format!("http://sqs/{}", body["QueueName"].as_str().unwrap_or(""))})
+        }
+        "GetQueueAttributes" => {
+            let policy = json!({
+                "deadLetterTargetArn": format!("arn:aws:sqs:eu-central-1:123456789012:{DEAD_LETTERS}"),
+                "maxReceiveCount": world.plan.timeouts.max_receives,
+            });
+            json!({"Attributes": {"MessageRetentionPeriod": "345600", "RedrivePolicy": policy.to_string()}})
+        }
+        "ChangeMessageVisibilityBatch" => of_entries(entries, |entry| {
+            let seconds = entry["VisibilityTimeout"]
+                .as_u64()
+                .ok_or("MissingParameter")?;
+            let receipt = entry["ReceiptHandle"].as_str().ok_or("MissingParameter")?;
+            let message = world.queue.hide(receipt, seconds)?;
+            world.note(Event::Hidden { message, seconds });
+            Ok(())
+        }),
+        "SendMessageBatch" => of_entries(entries, |entry| {
+            let attribute = |name: &str| entry["MessageAttributes"][name]["StringValue"].as_str();
+            world.note(Event::Copied {
+                message: attribute("id").ok_or("MissingParameter")?.to_owned(),
+                reason: attribute("SqsOnceReason").unwrap_or_default().to_owned(),
+            });
+            Ok(())
+        }),
+        _ => {
+            return (
+                400,
+                json!({"__type": "com.amazonaws.sqs#UnsupportedOperation"}),
+            );
+        }
+    };
+    (200, answer)
+}
+
+/// Serves each entry of a batch, independently of the others.
+fn of_entries(entries: &[Value], serve: impl Fn(&Value) -> Result<(), &'static str>) -> Value {
+    let (mut successful, mut failed) = (Vec::new(), Vec::new());
+    for entry in entries {
+        match serve(entry) {
+            Ok(()) => successful
+                .push(json!({"Id": entry["Id"], "MessageId": "copy", "MD5OfMessageBody": "0"})),
+            Err(code) => failed.push(json!({"Id": entry["Id"], "Code": code, "SenderFault": true})),
+        }
+    }
+    json!({"Successful": successful, "Failed": failed})
+}

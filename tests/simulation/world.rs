@@ -1,0 +1,182 @@
+//! [`World`]: everything outside of the processes, on one thread with paused time.
+
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::future::{Either, select};
+use sqs_once::{
+    internal::system::{Process, sleep},
+    protocol::Timestamp,
+};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep as wait},
+};
+
+use crate::{
+    dice::Dice,
+    gateway::Gateway,
+    ledger::{Event, Ledger, Worker},
+    plan::{Plan, Service},
+    queue::Queue,
+    table::Table,
+};
+
+/// 26 November 2026, 00:00 UTC.
+const EPOCH: Timestamp = Timestamp::from_millis(1_795_651_200_000);
+
+/// How long a client of the table waits for an answer.
+pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub struct World {
+    pub plan: Plan,
+    pub ledger: Ledger,
+    pub queue: Queue,
+    pub table: Table,
+    pub gateway: Gateway,
+    start: Instant,
+    dice: Mutex<Dice>,
+}
+
+/// A process and its number.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub process: Process,
+    pub worker: Worker,
+}
+
+/// How a request travels. `None` in place of a time: it is lost.
+struct Way {
+    there: Option<Duration>,
+    back: Option<Duration>,
+    /// A second copy arrives this long after the first.
+    again: Option<Duration>,
+}
+
+impl World {
+    pub fn new(plan: Plan) -> Arc<Self> {
+        Arc::new(Self {
+            ledger: Ledger::default(),
+            queue: Queue::new(&plan),
+            table: Table::default(),
+            gateway: Gateway::default(),
+            start: Instant::now(),
+            // Not the seed itself, with which the plan was drawn.
+            dice: Mutex::new(Dice::new(plan.seed ^ 0x5eed_5eed_5eed_5eed)),
+            plan,
+        })
+    }
+
+    pub fn note(&self, event: Event) {
+        self.ledger.note(event);
+    }
+
+    /// The true time, by the clocks of AWS.
+    pub fn wall(&self) -> Timestamp {
+        EPOCH + self.start.elapsed()
+    }
+
+    /// Time since the start of the world.
+    pub fn age(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub fn at(&self, age: Duration) -> Instant {
+        self.start + age
+    }
+
+    pub fn dice(&self) -> MutexGuard<'_, Dice> {
+        self.dice.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_healed(&self) -> bool {
+        self.age() >= self.plan.healed
+    }
+
+    /// Returns whether a fault of this probability happens now.
+    pub fn strikes(&self, probability: f64) -> bool {
+        !self.is_healed() && self.dice().chance(probability)
+    }
+
+    pub fn is_out(&self, service: Service) -> bool {
+        let age = self.age();
+        let outages = self.plan.outages.iter();
+        outages
+            .filter(|outage| outage.of == service)
+            .any(|outage| outage.during.contains(&age))
+    }
+
+    /// Starts a process, whose wall clock is a little wrong.
+    pub fn start_process(&self, worker: Worker) -> Member {
+        let most = Duration::from_millis(2 * self.plan.skew_ms);
+        let skew = self.dice().between(Duration::ZERO, most);
+        let ahead = i64::try_from(skew.as_millis()).unwrap_or(0);
+        let skew_ms = ahead - i64::try_from(self.plan.skew_ms).unwrap_or(0);
+        self.note(Event::Started { worker, skew_ms });
+        let now = self.wall().as_millis().saturating_add_signed(skew_ms);
+        Member {
+            process: Process::start(Timestamp::from_millis(now)),
+            worker,
+        }
+    }
+
+    fn way(&self) -> Way {
+        let rates = &self.plan.rates;
+        let ms = Duration::from_millis;
+        let lost = [rates.request_lost, rates.answer_lost].map(|rate| self.strikes(rate));
+        let (late, twice) = (self.strikes(rates.late), self.strikes(rates.doubled));
+        let mut dice = self.dice();
+        let mut there = dice.between(ms(1), ms(10));
+        if late {
+            there += dice.scaled(Duration::from_secs(600));
+        }
+        Way {
+            there: (!lost[0]).then_some(there),
+            back: (!lost[1]).then(|| dice.between(ms(1), ms(10))),
+            again: twice.then(|| dice.scaled(Duration::from_secs(600))),
+        }
+    }
+
+    /// Sends a request of a process, and waits for its answer for `patience`, by the clock of the process. What is
+    /// under way arrives even if the process ends. A dead process sends nothing.
+    pub async fn exchange<T: Send + 'static>(
+        self: &Arc<Self>,
+        from: &Member,
+        patience: Duration,
+        apply: impl Fn(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
+        if from.process.is_dead() {
+            return None;
+        }
+        let (world, way) = (Arc::clone(self), self.way());
+        let (answer, answered) = oneshot::channel();
+        tokio::spawn(async move {
+            let Some(there) = way.there else { return };
+            wait(there).await;
+            let first = apply(&world);
+            if let Some(back) = way.back {
+                wait(back).await;
+                drop(answer.send(first));
+            }
+            if let Some(again) = way.again {
+                wait(again).await;
+                drop(apply(&world));
+            }
+        });
+        let answered = async {
+            match answered.await {
+                Ok(answer) => answer,
+                // Lost: only the client's patience ends this.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        match select(pin!(answered), sleep(patience)).await {
+            Either::Left((answer, _)) => Some(answer),
+            Either::Right(_) => None,
+        }
+    }
+}
