@@ -83,7 +83,7 @@ else
 RELEASE := cargo build --locked --release
 endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
-WORKSPACE := --workspace --exclude simulation --features sqs-once-cli/postgres,sqs-once-outbox/postgres
+WORKSPACE := --workspace --features sqs-once-cli/postgres,sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
 # A separate, optimized build for runs of an hour.
 LONG      := $(TEST) --profile long
@@ -235,7 +235,7 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
-DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs
+DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulation
 
 # Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
 # compiled: see tests/support/Cargo.toml.

@@ -34,7 +34,7 @@ SCRIPTS = ("before_deploy_test", "demo_test")
 
 # One compilation serves all packages.
 FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"
-CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--exclude", "simulation", "--features", FEATURES)
+CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--features", FEATURES)
 
 
 @dataclass(frozen=True)
