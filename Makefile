@@ -138,6 +138,7 @@ SOAK_MINUTES        ?= 180
 SOAK_WAVES          ?= 5
 CHAOS_FIFO_MESSAGES ?= 2000
 OUTBOX_ORDERS         ?= 10000
+SIMULATED_MINUTES     ?= 10
 CHAOS_POSTGRES_ORDERS ?= 10000
 EXPIRED_MINUTES       ?= 10
 
@@ -148,7 +149,8 @@ soak: export CHAOS_FIFO_MESSAGES := $(CHAOS_FIFO_MESSAGES)
 soak: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
 soak: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
 soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
-soak: $(VENV) ## Kill, freeze and disconnect workers over tens of thousands of messages
+soak: $(VENV) ## Run new simulated worlds for ten minutes (SIMULATED_MINUTES); kill, freeze and disconnect real workers over tens of thousands of messages
+	@MINUTES=$(SIMULATED_MINUTES); export MINUTES; $(SIMULATE)
 	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
 	$(TEST) --test process -- chaos:: --nocapture
@@ -198,10 +200,18 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
 	cargo bench --locked --bench postgres
 
+# The test profile optimizes what a world spends its time in, and shares all other crates with the tests.
+SIMULATE := cargo build --quiet --locked $(WORKSPACE) --profile test --bin simulate && $${CARGO_TARGET_DIR:-target}/debug/simulate
+
+.PHONY: simulate
+simulate: export SEEDS ?= 2000
+simulate: ## Run the library in simulated worlds: make simulate [SEEDS=2000], or one world and its story: make simulate SEED=n
+	@$(SIMULATE)
+
 .PHONY: outage
 outage: export OUTAGE_MESSAGES ?= 2000
-outage: $(VENV) ## Simulate an outage of twelve hours with the template's values, and run it 300 times faster; no message may be a dead letter
-	$(TEST) --lib -- --nocapture --include-ignored survival
+outage: $(VENV) ## Simulate outages of twelve hours with the template's values, and run one 300 times faster; no message may be a dead letter
+	@OUTAGE=1; export OUTAGE; $(SIMULATE)
 	$(CONSUMER)
 	$(TEST) --test process -- --nocapture outage_of_half_a_day
 

@@ -22,7 +22,7 @@ from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 
 # Suites that compute run one at a time. The others wait for most of their time, but for timeouts of some
 # hundred milliseconds: they run three at a time, and have the higher priority. Longest first in both.
-COMPUTING = ("model",)
+COMPUTING = ("model", "simulation")
 WAITING_AT_ONCE = 3
 LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
 # Tests that run as a separate suite. Those of chaos wait for the ends of leases, each with less than a fifth of a

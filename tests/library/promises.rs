@@ -5,7 +5,15 @@
 
 use std::{collections::BTreeMap, env, fs, path::Path};
 
-const LAYERS: [&str; 6] = ["model", "library", "wire", "process", "cloud", "postgres"];
+const LAYERS: [&str; 7] = [
+    "model",
+    "simulation",
+    "library",
+    "wire",
+    "process",
+    "cloud",
+    "postgres",
+];
 
 const PAGE: &str = include_str!("../../docs/promises.md");
 

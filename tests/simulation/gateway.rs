@@ -18,6 +18,9 @@ use crate::{
 /// How long the handler waits for the gateway.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The beginning of a handler's panic.
+pub const HANDLER_PANICS: &str = "the handler panics on ";
+
 /// The payment gateway.
 #[derive(Debug, Default)]
 pub struct Gateway {
@@ -107,7 +110,7 @@ impl Charge {
     ) -> Result<String, Failure> {
         match kind {
             Kind::Panics(times) if self.world.gateway.count(order) < times => {
-                panic!("the handler of {order} panics")
+                panic!("{HANDLER_PANICS}{order}")
             }
             Kind::Killer => self.end_process().await,
             Kind::Kills(times) if self.world.gateway.count(order) < times => {

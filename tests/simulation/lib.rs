@@ -17,15 +17,18 @@ mod gateway;
 pub mod ledger;
 mod mapping;
 pub mod oracle;
+pub mod outage;
 pub mod plan;
 mod queue;
 mod shrink;
 mod sqs;
+pub mod survey;
 mod table;
 mod world;
 
-use std::time::Duration;
+use std::{panic, time::Duration};
 
+use gateway::HANDLER_PANICS;
 use ledger::{Event, Story};
 use mapping::Lambda;
 use oracle::{Verdict, judge};
@@ -64,6 +67,17 @@ pub fn run(plan: Plan, flaw: Option<&'static str>) -> Run {
         events,
         verdict,
     }
+}
+
+/// Keeps the panics of handlers, which the consumer catches, out of the output.
+pub fn silence_handlers() {
+    let print = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        let handlers = panic.payload().downcast_ref::<String>();
+        if !handlers.is_some_and(|text| text.starts_with(HANDLER_PANICS)) {
+            print(panic);
+        }
+    }));
 }
 
 impl Run {

@@ -1,81 +1,94 @@
-//! `make simulate`: runs many seeds, or one.
+//! The program of `make simulate`, `make outage` and `make soak`.
+//!
+//! | variable | what runs |
+//! | --- | --- |
+//! | `SEEDS` | the worlds of this many seeds, 2,000 if it is not set |
+//! | `MINUTES` | worlds of drawn seeds, for this long |
+//! | `SEED` | one world, with its story; `NAMES` are the messages and keys of the story |
+//! | `OUTAGE` | outages of half a day |
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     env,
     process::ExitCode,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    thread,
-    time::Instant,
+    sync::Mutex,
+    time::{Duration, Instant, SystemTime},
 };
 
-use simulation::{Run, ledger::Story, plan::Plan, run, shrink};
+use simulation::{
+    Run,
+    ledger::Story,
+    outage::{self, survive},
+    plan::Plan,
+    run, shrink, silence_handlers,
+    survey::{Survey, in_parallel, survey},
+};
 
 fn main() -> ExitCode {
-    let number = |name: &str| {
-        env::var(name)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    std::panic::set_hook(Box::new(|_| ()));
+    silence_handlers();
+    if env::var_os("OUTAGE").is_some() {
+        return outages();
+    }
     if let Some(seed) = number("SEED") {
-        return one(run(Plan::draw(seed), None));
+        return one(seed);
     }
-    let seeds = number("SEEDS").unwrap_or(2000);
-    let started = Instant::now();
-    let [next, receives, calm] = [(); 3].map(|()| AtomicU64::new(0));
-    let found = Mutex::new((Vec::new(), BTreeMap::<&str, usize>::new()));
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Relaxed);
-                    if seed >= seeds {
-                        return;
-                    }
-                    let run = run(Plan::draw(seed), None);
-                    receives.fetch_add(run.verdict.receives as u64, Relaxed);
-                    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                    calm.fetch_max(run.verdict.most_calm as u64, Relaxed);
-                    for (check, times) in run.verdict.exercised {
-                        *found.1.entry(check).or_default() += times;
-                    }
-                    if let Some(violation) = run.verdict.violations.first() {
-                        println!("SEED={seed}: {}: {}", violation.check, violation.what);
-                        found.0.push(seed);
-                    }
-                }
-            });
+    let survey = match number("MINUTES") {
+        Some(minutes) => {
+            let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let first = since.unwrap_or_default().as_secs() << 16;
+            println!("seeds from {first}, {minutes} minutes");
+            let end = Instant::now() + Duration::from_secs(60 * minutes);
+            show((first..).take_while(|_| Instant::now() < end), None)
         }
-    });
-    let (violated, exercised) = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    for (check, times) in exercised {
-        println!("{times:>9}  {check}");
+        None => {
+            let seeds = number("SEEDS").unwrap_or(2000);
+            show(0..seeds, usize::try_from(seeds).ok())
+        }
+    };
+    let violated = survey.violations.first_key_value();
+    if let Some((&seed, _)) = violated {
+        one(seed);
     }
-    println!(
-        "{:>9}  most receives of a good message in which nothing went wrong",
-        calm.into_inner()
-    );
-    println!(
-        "{seeds} seeds, {} receives, {:.1} s, {} violations",
-        receives.into_inner(),
-        started.elapsed().as_secs_f64(),
-        violated.len()
-    );
-    ExitCode::from(u8::from(!violated.is_empty()))
+    println!("{survey}");
+    ExitCode::from(u8::from(violated.is_some()))
 }
 
-/// Prints a world, made smaller if it violates a promise. `NAMES` are the messages and keys of the story.
-fn one(run: Run) -> ExitCode {
+fn number(variable: &str) -> Option<u64> {
+    env::var(variable).ok()?.parse().ok()
+}
+
+/// Runs worlds, and prints a line for each violation and a line now and then.
+fn show(seeds: impl Iterator<Item = u64> + Send, of: Option<usize>) -> Survey {
+    let shown = Mutex::new(BTreeSet::new());
+    let every = of.map_or(2000, |of| of.div_ceil(10));
+    let look = |survey: &Survey| {
+        for (seed, violation) in &survey.violations {
+            if shown.lock().is_ok_and(|mut shown| shown.insert(*seed)) {
+                println!(
+                    "make simulate SEED={seed}: {}: {}",
+                    violation.check, violation.what
+                );
+            }
+        }
+        if survey.worlds.is_multiple_of(every.max(1)) && Some(survey.worlds) != of {
+            println!("... {survey}");
+        }
+    };
+    let survey = survey(seeds, |seed| run(Plan::draw(seed), None), look);
+    for (check, times) in &survey.exercised {
+        println!("{times:>9}  {check}");
+    }
+    let calm = survey.most_calm;
+    println!("{calm:>9}  receives of one good message in which nothing went wrong, at most");
+    survey
+}
+
+/// Prints a world and the story of what went wrong in it, made smaller first.
+fn one(seed: u64) -> ExitCode {
+    let run = run(Plan::draw(seed), None);
     let violated = !run.verdict.violations.is_empty();
     let run = if violated { shrink(run, None) } else { run };
     println!("{:#?}", run.plan);
-    for violation in &run.verdict.violations {
-        println!("{}: {}", violation.check, violation.what);
-    }
     match env::var("NAMES") {
         Ok(names) => {
             let names = names.split(',').map(str::to_owned).collect();
@@ -84,5 +97,39 @@ fn one(run: Run) -> ExitCode {
         }
         Err(_) => print!("{}", run.story()),
     }
+    for violation in &run.verdict.violations {
+        println!("{}: {}", violation.check, violation.what);
+    }
+    let Run { verdict, .. } = run;
+    println!(
+        "{} receives; repeat with: make simulate SEED={seed}",
+        verdict.receives
+    );
     ExitCode::from(u8::from(violated))
+}
+
+fn outages() -> ExitCode {
+    println!("timeout  out for 12 hours  batch  receives  of one message  dead  done after");
+    let plans = outage::OUTAGES.into_iter().flat_map(|services| {
+        let of = move |batch| outage::plans(services, batch);
+        outage::BATCHES.into_iter().flat_map(of)
+    });
+    let started = Instant::now();
+    let (plans, lost) = (Mutex::new(plans), Mutex::new(0));
+    in_parallel(&plans, |plan| {
+        let survival = survive(plan);
+        println!("{survival}");
+        if !survival.is_kept() {
+            println!("{:#?}", survival.violations.first());
+            if let Ok(mut lost) = lost.lock() {
+                *lost += 1;
+            }
+        }
+    });
+    let lost = lost.into_inner().unwrap_or_default();
+    println!(
+        "{:.1} s, {lost} violations",
+        started.elapsed().as_secs_f64()
+    );
+    ExitCode::from(u8::from(lost > 0))
 }

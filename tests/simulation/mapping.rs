@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     gateway::Charge,
     ledger::{Event, Worker},
-    plan::Kind,
+    plan::{Kind, Service},
     queue::Received,
     sqs::{QUEUE_ARN, client},
     table::Line,
@@ -35,6 +35,9 @@ const QUIET: Duration = Duration::from_secs(48 * 3600);
 /// The rests of a message that ends its processes take 12 hours and 20 minutes. Messages of one key rest one after the
 /// other.
 const RESTS: Duration = Duration::from_secs(13 * 3600);
+
+/// How soon a process ends while none of them lives.
+const SOON: Duration = Duration::from_millis(40);
 
 type Charging = Consumer<Once<Line>, Charge>;
 
@@ -278,7 +281,9 @@ impl Lambda {
     fn fate(&self) -> Fate {
         let (world, rates) = (&self.world, &self.world.plan.rates);
         let timeout = world.plan.timeouts.function;
-        if world.strikes(rates.killed) {
+        if world.is_out(Service::Workers) {
+            Fate::Killed(world.dice().between(Duration::ZERO, SOON))
+        } else if world.strikes(rates.killed) {
             Fate::Killed(world.dice().scaled(timeout))
         } else if world.strikes(rates.frozen) {
             Fate::Frozen(world.dice().scaled(timeout))

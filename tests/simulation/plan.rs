@@ -41,7 +41,7 @@ pub struct Plan {
 }
 
 /// What the template derives from the function's timeout (PROTOCOL, promise 7).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     pub function: Duration,
     pub visibility: Duration,
@@ -50,12 +50,25 @@ pub struct Timeouts {
 }
 
 const TIMEOUTS: [Timeouts; 5] = [
-    timeouts(30, 420, 130, 15),
-    timeouts(60, 420, 130, 15),
-    timeouts(120, 780, 130, 15),
-    timeouts(300, 1860, 130, 15),
-    timeouts(900, 5460, 47, 40),
+    of_template(30),
+    of_template(60),
+    of_template(120),
+    of_template(300),
+    of_template(900),
 ];
+
+/// Function timeouts that the template admits, in seconds.
+pub const FUNCTION_TIMEOUTS: [u64; 7] = [2, 10, 30, 60, 120, 300, 900];
+
+/// Returns what the template derives from a function timeout in seconds. A test compares them.
+pub const fn of_template(function: u64) -> Timeouts {
+    match function {
+        0..=60 => timeouts(function, 420, 130, 15),
+        61..=120 => timeouts(function, 780, 130, 15),
+        121..=300 => timeouts(function, 1860, 130, 15),
+        _ => timeouts(function, 5460, 47, 40),
+    }
+}
 
 const fn timeouts(function: u64, visibility: u64, max_receives: u32, cap_minutes: u64) -> Timeouts {
     Timeouts {
@@ -130,6 +143,8 @@ pub enum Service {
     Table,
     Gateway,
     Sqs,
+    /// Each process ends soon after its invocation begins.
+    Workers,
 }
 
 impl Plan {
@@ -200,47 +215,6 @@ impl Plan {
     pub fn deadly(&self) -> u32 {
         let deadly = |message: &&Message| matches!(message.kind, Kind::Killer | Kind::Kills(_));
         self.messages.iter().filter(deadly).count() as u32
-    }
-}
-
-/// Half a day, for which every message must survive.
-const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
-
-impl Plan {
-    /// Returns a world with an outage of half a day, and nothing else that goes wrong, for each function timeout of the
-    /// template. A hundred messages wait when it begins, and some arrive meanwhile.
-    pub fn outages_of_half_a_day(of: Service) -> Vec<Self> {
-        let of_timeouts = |timeouts| {
-            let message = |n: u32| Message {
-                id: format!("m-{n}"),
-                order: format!("o-{n}"),
-                group: None,
-                kind: Kind::Good,
-                sent: seconds(10) + n.saturating_sub(100) * seconds(500),
-            };
-            Self {
-                fifo: false,
-                batch: 10,
-                window: Duration::ZERO,
-                environments: 4,
-                invocations: 1,
-                concurrency: 10,
-                timeouts,
-                keyed_by_order: true,
-                gateway_remembers: true,
-                direct_dead_letters: true,
-                skew_ms: 100,
-                messages: (0..150).map(message).collect(),
-                rates: Rates::default(),
-                outages: vec![Outage {
-                    of,
-                    during: Duration::ZERO..HALF_A_DAY,
-                }],
-                healed: HALF_A_DAY,
-                seed: 12,
-            }
-        };
-        TIMEOUTS.into_iter().map(of_timeouts).collect()
     }
 }
 
