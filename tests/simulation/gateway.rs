@@ -1,22 +1,21 @@
 //! [`Gateway`]: the payment gateway, and [`Charge`], the handler that calls it.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use serde::Deserialize;
-use sqs_once::{Attempt, Failure, Handler};
+use sqs_once::{Attempt, Failure, Handler, internal::system::sleep};
 
 use crate::{
     ledger::{Event, Run},
-    plan::{Kind, Service},
+    plan::{Keys, Kind, Service},
     world::{Member, World},
 };
 
-/// How long the handler waits for the gateway.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The beginning of a handler's panic.
 pub const HANDLER_PANICS: &str = "the handler panics on ";
@@ -30,8 +29,10 @@ pub struct Gateway {
 #[derive(Debug, Default)]
 struct Books {
     runs: Run,
-    /// Charges by idempotency key.
-    charged: HashMap<String, u32>,
+    /// When each idempotency key was first charged, as far as it is remembered.
+    charged: HashMap<String, Duration>,
+    /// Keys that were declined.
+    declined: HashSet<String>,
     /// Requests by order, for what happens a number of times.
     asked: HashMap<String, u32>,
 }
@@ -67,24 +68,49 @@ impl Gateway {
     fn serve(&self, world: &World, run: Run, key: &str, order: &str, kind: Kind) -> Option<Answer> {
         if world.is_out(Service::Gateway) || world.strikes(world.plan.rates.busy) {
             world.note(Event::GatewayRefused { run });
-            // Half of the refusals are silent.
+            // Half of the refusals are silent: the handler waits.
             return world.dice().chance(0.5).then_some(Answer::Busy);
         }
+        let remembers_declines = world.plan.gateway.remembers_declines;
+        if remembers_declines && self.books().declined.contains(key) {
+            return Some(Answer::Declined);
+        }
         match kind {
-            Kind::Declined => return Some(Answer::Declined),
+            Kind::Declined => {
+                self.books().declined.insert(key.to_owned());
+                return Some(Answer::Declined);
+            }
+            // It may have charged before it hangs.
+            Kind::Hangs(times) if self.count(order) < times => {
+                world.note(Event::GatewayRefused { run });
+                if world.dice().chance(0.5) {
+                    self.charge(world, run, key);
+                }
+                return None;
+            }
             Kind::Refused(times) if self.count(order) < times => {
                 world.note(Event::GatewayRefused { run });
                 return Some(Answer::Busy);
             }
             _ => {}
         }
-        let mut books = self.books();
-        let charges = books.charged.entry(key.to_owned()).or_default();
-        let taken = !world.plan.gateway_remembers || *charges == 0;
-        *charges += u32::from(taken);
+        self.charge(world, run, key);
+        Some(Answer::Charged)
+    }
+
+    fn charge(&self, world: &World, run: Run, key: &str) {
+        let (mut books, now) = (self.books(), world.age());
+        let before = books.charged.get(key).copied();
+        let taken = match world.plan.gateway.keys {
+            Keys::Forever => before.is_none(),
+            Keys::ForADay => before.is_none_or(|at| now - at > DAY),
+            Keys::Never => true,
+        };
+        if taken {
+            books.charged.insert(key.to_owned(), now);
+        }
         let key = key.to_owned();
         world.note(Event::Charged { run, key, taken });
-        Some(Answer::Charged)
     }
 }
 
@@ -120,11 +146,16 @@ impl Charge {
         }
         let (key, order) = (attempt.key().to_string(), order.to_owned());
         let served = move |world: &World| world.gateway.serve(world, run, &key, &order, kind);
-        match self.world.exchange(&self.member, PATIENCE, served).await {
+        // Longer than any function.
+        let patience = self.world.plan.gateway.patience.unwrap_or(DAY);
+        match self.world.exchange(&self.member, patience, served).await {
             Some(Some(Answer::Charged)) => Ok(format!("charged by run {run}")),
             Some(Some(Answer::Declined)) => Err(Failure::permanent("declined")),
             Some(Some(Answer::Busy)) => Err(Failure::retryable("busy")),
-            Some(None) | None => {
+            silent => {
+                if silent.is_some() {
+                    sleep(patience).await;
+                }
                 self.world.note(Event::GatewaySilent { run });
                 Err(Failure::retryable("no answer"))
             }
@@ -146,11 +177,7 @@ impl Handler for Charge {
 
     async fn handle(&self, Order { order }: Order, attempt: Attempt) -> Result<String, Failure> {
         let run = self.world.gateway.begin();
-        let messages = self.world.plan.messages.iter();
-        let kind = messages
-            .clone()
-            .find(|message| message.id == attempt.message_id());
-        let kind = kind.map_or(Kind::Good, |message| message.kind);
+        let kind = self.world.queue.kind(attempt.message_id());
         self.world.note(Event::HandlerStarted {
             run,
             message: attempt.message_id().to_owned(),
@@ -160,13 +187,35 @@ impl Handler for Charge {
             told: attempt.prior().is_some(),
             kind,
         });
+        let mut end = End {
+            world: &self.world,
+            run,
+            how: "cut off",
+        };
         let ended = self.charge(run, &order, kind, &attempt).await;
-        let how = match &ended {
+        end.how = match &ended {
             Ok(_) => "ok",
             Err(failure) if failure.to_string() == "declined" => "permanent",
             Err(_) => "retryable",
         };
-        self.world.note(Event::HandlerEnded { run, how });
         ended
+    }
+}
+
+/// Notes the end of a run, also of one that panics, is cut off, or whose process ends.
+struct End<'a> {
+    world: &'a World,
+    run: Run,
+    how: &'static str,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let how = if std::thread::panicking() {
+            "panicked"
+        } else {
+            self.how
+        };
+        self.world.note(Event::HandlerEnded { run: self.run, how });
     }
 }

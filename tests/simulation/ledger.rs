@@ -1,14 +1,16 @@
 //! [`Ledger`]: everything that happened in a world, in order. The oracle reads it, and so does a person.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::plan::Kind;
+use crate::plan::{Kind, Message};
 
 /// Number of a process, in the order of their starts.
 pub type Worker = usize;
@@ -19,6 +21,15 @@ pub type Run = usize;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Sent {
+        message: String,
+    },
+    /// A dead letter went back to the queue as a new message.
+    Redriven {
+        of: String,
+        message: Message,
+    },
+    /// The message was older than the queue's retention.
+    Expired {
         message: String,
     },
     Received {
@@ -73,6 +84,7 @@ pub enum Event {
     Acknowledged {
         message: String,
         completed: bool,
+        batch: usize,
     },
     Started {
         worker: Worker,
@@ -95,6 +107,14 @@ pub enum Event {
         worker: Worker,
         was: &'static str,
         lease_left_ms: Option<i64>,
+    },
+    /// An operator ended the lease of a record.
+    Released {
+        key: String,
+    },
+    /// An operator deleted a record.
+    Deleted {
+        key: String,
     },
     Settled {
         key: String,
@@ -142,6 +162,17 @@ pub enum Event {
         outcome: &'static str,
         worker: Worker,
     },
+    /// What the consumer counted in an invocation, and how many values its metrics with several values had.
+    Metrics {
+        batch: usize,
+        counts: BTreeMap<String, u64>,
+    },
+    /// Bytes of bodies that a process held at most, and once it had no invocation.
+    Held {
+        worker: Worker,
+        most: usize,
+        now: usize,
+    },
     Quiet {
         left: usize,
     },
@@ -166,6 +197,25 @@ impl Ledger {
     pub fn note(&self, event: Event) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.push((self.start.elapsed(), event));
+    }
+
+    /// Notes a line that a process wrote to standard output, if it has the metrics of a batch.
+    pub fn note_metrics(&self, line: &[u8]) {
+        let line: Value = serde_json::from_slice(line).unwrap_or_default();
+        let request_id = line["span"]["requestId"].as_str();
+        let batch = request_id.and_then(|id| id.strip_prefix("r-")?.parse().ok());
+        let (Some(batch), "batch processed") = (batch, line["message"].as_str().unwrap_or(""))
+        else {
+            return;
+        };
+        let count = |value: &Value| match value {
+            Value::Array(several) => Some(several.len() as u64),
+            value => value.as_u64(),
+        };
+        let fields = line.as_object().into_iter().flatten();
+        let counts = fields.filter_map(|(name, value)| Some((name.clone(), count(value)?)));
+        let counts = counts.collect();
+        self.note(Event::Metrics { batch, counts });
     }
 
     pub fn take(&self) -> Vec<(Duration, Event)> {

@@ -13,9 +13,11 @@
 )]
 
 mod dice;
+mod event;
 mod gateway;
 pub mod ledger;
 mod mapping;
+mod operator;
 pub mod oracle;
 pub mod outage;
 pub mod plan;

@@ -10,24 +10,22 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, join, join_all, select};
 use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt as _};
-use serde_json::{Value, json, value::to_raw_value};
-use sqs_once::{
-    Consumer, Once,
-    protocol::{Namespace, Timestamp},
-    sqs::Visibility,
-};
+use serde_json::Value;
+use sqs_once::{Consumer, Once, protocol::Timestamp, sqs::Visibility, telemetry::Metrics};
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    event::{event, failures},
     gateway::Charge,
     ledger::{Event, Worker},
-    plan::{Kind, Service},
+    operator::operate,
+    plan::{Service, Work},
     queue::Received,
-    sqs::{QUEUE_ARN, client},
+    sqs::client,
     table::Line,
-    world::{Member, World},
+    world::{Member, World, namespace},
 };
 
 /// How long after the last fault everything must have come to an end.
@@ -35,6 +33,8 @@ const QUIET: Duration = Duration::from_secs(48 * 3600);
 /// The rests of a message that ends its processes take 12 hours and 20 minutes. Messages of one key rest one after the
 /// other.
 const RESTS: Duration = Duration::from_secs(13 * 3600);
+/// Longest pause of a poller after invocations that failed or were throttled.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How soon a process ends while none of them lives.
 const SOON: Duration = Duration::from_millis(40);
@@ -63,6 +63,8 @@ struct Environment {
 enum Fate {
     Spared,
     Killed(Duration),
+    /// Killed at the poll of a task with this number, so between any two awaits.
+    KilledAtPoll(u64),
     Frozen(Duration),
 }
 
@@ -77,22 +79,27 @@ impl Lambda {
 
     /// Runs until the queue is empty, or too much time has passed.
     pub async fn run(&self) {
-        let plan = &self.world.plan;
-        let until = self.world.at(plan.healed + QUIET + plan.deadly() * RESTS);
-        let slots: Vec<_> = (0..self.world.plan.environments)
-            .map(|_| Slot::default())
-            .collect();
+        let (world, plan) = (&self.world, &self.world.plan);
+        let redrives = plan.operator.iter();
+        let redrives = redrives.filter(|act| matches!(act.what, Work::Redrive { .. }));
+        let last = redrives.clone().map(|act| act.at).max();
+        let rests = plan.deadly() * RESTS * (1 + redrives.count() as u32);
+        let until = world.at(plan.healed.max(last.unwrap_or_default()) + QUIET + rests);
+        let slots: Vec<_> = (0..plan.environments).map(|_| Slot::default()).collect();
         let pollers = slots
             .iter()
-            .flat_map(|slot| (0..self.world.plan.invocations).map(move |_| self.poll(slot, until)));
-        join_all(pollers).await;
-        let left = self.world.queue.left();
-        self.world.note(Event::Quiet { left });
+            .flat_map(|slot| (0..plan.invocations).map(move |_| self.poll(slot, until)));
+        let pollers = join_all(pollers);
+        join(pollers, operate(world)).await;
+        let left = world.queue.left();
+        world.note(Event::Quiet { left });
     }
 
     async fn poll(&self, slot: &Slot, until: Instant) {
         let (world, plan) = (&self.world, &self.world.plan);
+        let mut pause = Pause::default();
         while let Some(mut batch) = world.queue.receive(world, plan.batch, until).await {
+            let received = Instant::now();
             if batch.len() < plan.batch && !plan.window.is_zero() {
                 sleep(plan.window).await;
                 batch.extend(world.queue.receive_now(world, plan.batch - batch.len()));
@@ -105,15 +112,31 @@ impl Lambda {
                     batch: number,
                 });
             }
-            if world.strikes(plan.rates.throttled_invocation) {
+            // Lambda tries a throttled invocation again, until the visibility timeout is over (*AWS Lambda Developer
+            // Guide*, "Processing messages from Amazon SQS").
+            let mut is_throttled = false;
+            while received.elapsed() < plan.timeouts.visibility {
+                is_throttled =
+                    world.is_out(Service::Lambda) || world.strikes(plan.rates.throttled_invocation);
+                if !is_throttled {
+                    break;
+                }
                 world.note(Event::Throttled { batch: number });
-                continue;
+                pause.wait().await;
             }
-            self.invoke(slot, number, &batch).await;
+            // Otherwise the receive is wasted.
+            if !is_throttled {
+                if self.invoke(slot, number, &batch).await {
+                    pause = Pause::default();
+                } else {
+                    pause.wait().await;
+                }
+            }
         }
     }
 
-    async fn invoke(&self, slot: &Slot, number: usize, batch: &[Received]) {
+    /// Returns whether the invocation succeeded.
+    async fn invoke(&self, slot: &Slot, number: usize, batch: &[Received]) -> bool {
         let (world, timeout) = (&self.world, self.world.plan.timeouts.function);
         let environment = self.environment(slot);
         let Member { process, worker } = environment.member.clone();
@@ -121,7 +144,10 @@ impl Lambda {
             batch: number,
             worker,
         });
-        environment.running.fetch_add(1, Relaxed);
+        if environment.running.fetch_add(1, Relaxed) == 0 {
+            let (now, most) = process.held();
+            world.note(Event::Held { worker, most, now });
+        }
         if process.is_frozen() {
             world.note(Event::Thawed { worker });
             process.thaw();
@@ -135,9 +161,13 @@ impl Lambda {
         let answer =
             process.run(async move { consumer.oneshot(LambdaEvent::new(event, context)).await });
         let began = Instant::now();
-        let fate = async {
-            match self.fate() {
-                Fate::Spared => std::future::pending().await,
+        let fate = self.fate();
+        if let Fate::KilledAtPoll(poll) = fate {
+            process.kill_at_poll(poll);
+        }
+        let stop = async {
+            match fate {
+                Fate::Spared | Fate::KilledAtPoll(_) => std::future::pending().await,
                 Fate::Killed(after) => {
                     sleep(after).await;
                     world.note(Event::Killed { worker });
@@ -157,7 +187,7 @@ impl Lambda {
             }
         };
         let limit = async {
-            select(pin!(sleep(timeout)), pin!(fate)).await;
+            select(pin!(sleep(timeout)), pin!(stop)).await;
         };
         let ended = match select(pin!(answer), pin!(limit)).await {
             Either::Left((answer, _)) => answer,
@@ -173,6 +203,13 @@ impl Lambda {
             }
         };
         let last = environment.running.fetch_sub(1, Relaxed) == 1;
+        for line in process.take_output().split(|&byte| byte == b'\n') {
+            world.ledger.note_metrics(line);
+        }
+        if process.is_dead() {
+            world.note(Event::Killed { worker });
+        }
+        let succeeded = matches!(ended, Some(Ok(_)));
         match ended {
             Some(Ok(response)) => {
                 let response = serde_json::to_value(&response).unwrap_or_default();
@@ -193,6 +230,7 @@ impl Lambda {
         } else if last && slot.holds(&environment) {
             process.freeze(environment.clock_stops);
         }
+        succeeded
     }
 
     /// Ends a process at its timeout, or thaws it later, when others may have taken over.
@@ -252,30 +290,22 @@ impl Lambda {
             if failed.contains(id) {
                 continue;
             }
-            let completed = self.is_completed(&received.message);
+            let record = world
+                .key(&received.message)
+                .and_then(|key| world.table.get(&key));
+            let completed = record.is_some_and(|record| record.state.name() == "COMPLETED");
             world.note(Event::Acknowledged {
                 message: id.clone(),
                 completed,
+                batch: number,
             });
             if world.strikes(world.plan.rates.deletion_lost) {
                 let after = world.dice().scaled(Duration::from_secs(3600));
                 world.queue.forget_deletion(id, after);
             } else {
-                world.queue.delete(id);
+                world.queue.delete(world, received);
             }
         }
-    }
-
-    fn is_completed(&self, message: &crate::plan::Message) -> bool {
-        let part = if self.world.plan.keyed_by_order {
-            &message.order
-        } else {
-            &message.id
-        };
-        let key = namespace()
-            .and_then(|namespace| sqs_once::protocol::Key::new(&namespace, [part.as_str()]).ok());
-        let record = key.and_then(|key| self.world.table.get(&key));
-        record.is_some_and(|record| record.state.name() == "COMPLETED")
     }
 
     fn fate(&self) -> Fate {
@@ -284,7 +314,12 @@ impl Lambda {
         if world.is_out(Service::Workers) {
             Fate::Killed(world.dice().between(Duration::ZERO, SOON))
         } else if world.strikes(rates.killed) {
-            Fate::Killed(world.dice().scaled(timeout))
+            let mut dice = world.dice();
+            if dice.chance(0.5) {
+                Fate::Killed(dice.scaled(timeout))
+            } else {
+                Fate::KilledAtPoll(dice.below(60) as u64)
+            }
         } else if world.strikes(rates.frozen) {
             Fate::Frozen(world.dice().scaled(timeout))
         } else {
@@ -313,6 +348,22 @@ impl Lambda {
     }
 }
 
+/// The pause of a poller, which doubles.
+struct Pause(Duration);
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self(Duration::from_secs(1))
+    }
+}
+
+impl Pause {
+    async fn wait(&mut self) {
+        sleep(self.0).await;
+        self.0 = LONGEST_PAUSE.min(2 * self.0);
+    }
+}
+
 impl Slot {
     fn clear(&self, environment: &Arc<Environment>) {
         if self.holds(environment) {
@@ -325,10 +376,6 @@ impl Slot {
         held.as_ref()
             .is_some_and(|held| Arc::ptr_eq(held, environment))
     }
-}
-
-fn namespace() -> Option<Namespace> {
-    Namespace::new("orders").ok()
 }
 
 fn consumer(world: Arc<World>, member: &Member) -> Charging {
@@ -350,10 +397,11 @@ fn consumer(world: Arc<World>, member: &Member) -> Charging {
         "message-id"
     };
     let worker = member.worker;
-    Consumer::new(Once::new(line), namespace().expect("a namespace"), handler)
+    Consumer::new(Once::new(line), namespace(), handler)
         .key(key.parse().expect("a key source"))
         .concurrency(NonZeroUsize::new(plan.concurrency).unwrap_or(NonZeroUsize::MIN))
         .visibility(visibility)
+        .metrics(Metrics::new("sqs-once", "charge").expect("names of metrics"))
         .on_outcome(move |message| {
             world.note(Event::Outcome {
                 message: message.message_id.to_owned(),
@@ -362,60 +410,4 @@ fn consumer(world: Arc<World>, member: &Member) -> Charging {
                 worker,
             });
         })
-}
-
-fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawValue> {
-    let suffix = if world.plan.fifo { ".fifo" } else { "" };
-    let records: Vec<_> = batch
-        .iter()
-        .map(|received| {
-            let message = &received.message;
-            let body = match message.kind {
-                Kind::Undecodable => "not an order".to_owned(),
-                _ => json!({"order": message.order}).to_string(),
-            };
-            let sent = world.wall().as_millis().saturating_sub(
-                u64::try_from((world.age() - message.sent.min(world.age())).as_millis()).unwrap_or(0),
-            );
-            let mut record = json!({
-                "messageId": message.id,
-                "receiptHandle": received.receipt(),
-                "body": body,
-                "attributes": {
-                    "ApproximateReceiveCount": received.count.to_string(),
-                    "SentTimestamp": sent.to_string(),
-                    "ApproximateFirstReceiveTimestamp": received.first_received.as_millis().to_string(),
-                },
-                "messageAttributes": {"id": {"dataType": "String", "stringValue": message.id}},
-                "eventSource": "aws:sqs",
-                "eventSourceARN": format!("{QUEUE_ARN}{suffix}"),
-                "awsRegion": "eu-central-1",
-            });
-            if let Some(group) = &message.group {
-                record["attributes"]["MessageGroupId"] = json!(group);
-                record["attributes"]["MessageDeduplicationId"] = json!(message.id);
-            }
-            record
-        })
-        .collect();
-    to_raw_value(&json!({ "Records": records })).expect("JSON")
-}
-
-/// Returns the messages that a response names, as the event source mapping reads it.
-fn failures(response: &Value, batch: &[Received]) -> Result<Vec<String>, String> {
-    let named = response["batchItemFailures"]
-        .as_array()
-        .ok_or("no batchItemFailures")?;
-    let mut ids = Vec::new();
-    let mut rest = batch.iter().map(|received| &received.message.id);
-    for failure in named {
-        let id = failure["itemIdentifier"]
-            .as_str()
-            .ok_or("no itemIdentifier")?;
-        if !rest.any(|known| known == id) {
-            return Err(format!("{id} is unknown, named twice, or out of order"));
-        }
-        ids.push(id.to_owned());
-    }
-    Ok(ids)
 }

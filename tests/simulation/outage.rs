@@ -1,12 +1,15 @@
 //! Outages of half a day, with each function timeout of the template. Promise 7: no message may become a dead letter.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use crate::{
     Run,
     ledger::Event,
     oracle::Violation,
-    plan::{FUNCTION_TIMEOUTS, Kind, Message, Outage, Plan, Rates, Service, Timeouts, of_template},
+    plan::{
+        FUNCTION_TIMEOUTS, Gateway, Kind, MOST_IN_FLIGHT, Message, Outage, Plan, RETENTION, Rates,
+        Service, Timeouts, of_template,
+    },
     run,
 };
 
@@ -52,6 +55,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         order: format!("o-{n}"),
         group: None,
         kind: Kind::Good,
+        attributes: BTreeMap::new(),
         sent: n.saturating_sub(WAITING) * (HALF_A_DAY / WAITING),
     };
     let messages: Vec<_> = (0..2 * WAITING).map(message).collect();
@@ -70,12 +74,15 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         concurrency: 10,
         timeouts: of_template(function),
         keyed_by_order: true,
-        gateway_remembers: true,
+        gateway: Gateway::default(),
         direct_dead_letters: true,
         skew_ms: 100,
         messages: messages.clone(),
         rates: Rates::default(),
         outages: outages.clone(),
+        operator: Vec::new(),
+        in_flight: MOST_IN_FLIGHT,
+        retention: RETENTION,
         healed: HALF_A_DAY,
     })
 }

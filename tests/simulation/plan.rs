@@ -1,6 +1,6 @@
 //! [`Plan`]: the script of one world: its settings, its messages and its faults, all drawn from the seed.
 
-use std::{ops::Range, time::Duration};
+use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 use crate::dice::Dice;
 
@@ -9,6 +9,12 @@ const fn seconds(seconds: u64) -> Duration {
 }
 
 const HOUR: Duration = seconds(3600);
+
+/// How long the handler waits for the gateway.
+const PATIENCE: Duration = seconds(5);
+pub const MOST_IN_FLIGHT: usize = 120_000;
+/// Of the template.
+pub const RETENTION: Duration = HOUR.saturating_mul(4 * 24);
 
 /// The script of a world.
 #[derive(Clone, Debug)]
@@ -28,14 +34,18 @@ pub struct Plan {
     pub timeouts: Timeouts,
     /// The key is the order's id, not the message's.
     pub keyed_by_order: bool,
-    /// The gateway remembers idempotency keys.
-    pub gateway_remembers: bool,
+    pub gateway: Gateway,
     pub direct_dead_letters: bool,
     /// Most milliseconds by which a process's wall clock is wrong, in both directions.
     pub skew_ms: u64,
     pub messages: Vec<Message>,
     pub rates: Rates,
     pub outages: Vec<Outage>,
+    pub operator: Vec<Act>,
+    /// Most messages in flight. SQS has 120,000, and 20,000 for a FIFO queue.
+    pub in_flight: usize,
+    /// How long the queue keeps a message.
+    pub retention: Duration,
     /// From then on nothing goes wrong any more.
     pub healed: Duration,
 }
@@ -79,14 +89,61 @@ const fn timeouts(function: u64, visibility: u64, max_receives: u32, cap_minutes
     }
 }
 
-/// A message of a producer.
-#[derive(Clone, Debug)]
+/// A message of a producer, or of an operator who redrives.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     pub id: String,
     pub order: String,
     pub group: Option<String>,
     pub kind: Kind,
     pub sent: Duration,
+    /// Attributes that the consumer has added to a copy.
+    pub attributes: BTreeMap<String, String>,
+}
+
+/// The payment gateway, and how the handler calls it.
+#[derive(Clone, Debug)]
+pub struct Gateway {
+    pub keys: Keys,
+    /// It stores a decline under its key, and answers with it again.
+    pub remembers_declines: bool,
+    /// How long the handler waits for an answer. `None`: as long as the consumer lets it.
+    pub patience: Option<Duration>,
+}
+
+impl Default for Gateway {
+    fn default() -> Self {
+        Self {
+            keys: Keys::Forever,
+            remembers_declines: false,
+            patience: Some(PATIENCE),
+        }
+    }
+}
+
+/// How long the gateway remembers an idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    Forever,
+    ForADay,
+    Never,
+}
+
+/// What an operator does.
+#[derive(Clone, Debug)]
+pub struct Act {
+    pub at: Duration,
+    pub what: Work,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Moves all dead letters back to the queue. `mended`: what was wrong with them no longer is.
+    Redrive { mended: bool },
+    /// Ends the lease of the first record that has one, from this message on.
+    Release { message: usize },
+    /// Deletes the record of this message.
+    Delete { message: usize },
 }
 
 /// What happens when a message is handled.
@@ -101,6 +158,8 @@ pub enum Kind {
     Panics(u32),
     /// The gateway answers it 503 this many times.
     Refused(u32),
+    /// The gateway does not answer this many times.
+    Hangs(u32),
     /// Its handler ends the process whenever it runs.
     Killer,
     /// Its handler ends the process this many times, and then succeeds.
@@ -145,6 +204,10 @@ pub enum Service {
     Sqs,
     /// Each process ends soon after its invocation begins.
     Workers,
+    /// Sends to the dead-letter queue.
+    DeadLetters,
+    /// Lambda throttles every invocation.
+    Lambda,
 }
 
 impl Plan {
@@ -188,8 +251,7 @@ impl Plan {
             }
         }
         let ends = outages.iter().map(|outage| outage.during.end);
-        let healed = ends.chain([span]).max().unwrap_or(span);
-        Self {
+        let mut plan = Self {
             seed,
             fifo,
             batch,
@@ -199,13 +261,62 @@ impl Plan {
             concurrency: dice.pick(&[1, 4, 10]),
             timeouts,
             keyed_by_order,
-            gateway_remembers: dice.chance(0.5),
+            gateway: Gateway::default(),
             direct_dead_letters: dice.chance(0.8),
             skew_ms: dice.pick(&[0, 100, 400]),
+            healed: ends.chain([span]).max().unwrap_or(span),
             messages: messages(&mut dice, fifo, span),
             rates,
             outages,
-            healed,
+            operator: Vec::new(),
+            in_flight: MOST_IN_FLIGHT,
+            retention: RETENTION,
+        };
+        // With numbers of their own: a draw more here changes nothing above.
+        plan.draw_surroundings(&mut Dice::new(seed ^ 0x00ac_ce55), span);
+        plan
+    }
+
+    /// Draws the gateway's habits, an operator, and limits of the queue.
+    fn draw_surroundings(&mut self, dice: &mut Dice, span: Duration) {
+        self.gateway = Gateway {
+            keys: dice.pick(&[Keys::Forever, Keys::Forever, Keys::ForADay, Keys::Never]),
+            remembers_declines: dice.chance(0.5),
+            patience: Some(PATIENCE).filter(|_| dice.chance(0.8)),
+        };
+        for of in [Service::DeadLetters, Service::Lambda] {
+            if dice.chance(0.2) {
+                let from = dice.between(Duration::ZERO, span);
+                let during = from..from + dice.scaled(HOUR * 4);
+                self.healed = self.healed.max(during.end);
+                self.outages.push(Outage { of, during });
+            }
+        }
+        if dice.chance(0.4) {
+            let least = self.healed;
+            for _ in 0..=dice.below(6) {
+                let message = dice.below(self.messages.len());
+                let what = match dice.below(4) {
+                    0 => Work::Release { message },
+                    1 => Work::Delete { message },
+                    _ => Work::Redrive {
+                        mended: dice.chance(0.5),
+                    },
+                };
+                // A redrive may come weeks later.
+                let at = match what {
+                    Work::Redrive { .. } if dice.chance(0.3) => least + dice.scaled(HOUR * 40),
+                    _ => dice.between(Duration::ZERO, least),
+                };
+                self.operator.push(Act { at, what });
+            }
+            self.operator.sort_by_key(|act| act.at);
+        }
+        if dice.chance(0.15) {
+            self.in_flight = self.batch.max(5) + dice.below(20);
+        }
+        if dice.chance(0.1) {
+            self.retention = dice.pick(&[HOUR * 6, HOUR * 24]);
         }
     }
 }
@@ -220,7 +331,7 @@ impl Plan {
 
 /// Draws the messages, in the order in which they are sent.
 fn messages(dice: &mut Dice, fifo: bool, span: Duration) -> Vec<Message> {
-    let number = 5 + dice.below(60);
+    let number = 5 + dice.below(98);
     let repeated = dice.pick(&[0.0, 0.1, 0.5]);
     let odd = dice.pick(&[0.0, 0.1, 0.3]);
     let deadly = dice.pick(&[0.0, 0.0, 0.05]);
@@ -249,6 +360,7 @@ fn messages(dice: &mut Dice, fifo: bool, span: Duration) -> Vec<Message> {
             group,
             kind,
             sent,
+            attributes: BTreeMap::new(),
         });
     }
     messages
@@ -265,6 +377,8 @@ fn kind(dice: &mut Dice, deadly: f64, odd: f64) -> Kind {
             Kind::Panics(3),
             Kind::Refused(1),
             Kind::Refused(5),
+            Kind::Hangs(1),
+            Kind::Hangs(2),
         ])
     } else {
         Kind::Good

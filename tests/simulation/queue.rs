@@ -1,8 +1,8 @@
-//! [`Queue`]: an SQS queue with AWS's rules: visibility timeouts, receipts, receive counts, message groups and a
+//! [`Queue`]: an SQS queue with AWS's rules: visibility timeouts, receipts, receive counts, message groups, limits and a
 //! dead-letter queue.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -15,20 +15,34 @@ use tokio::{
 
 use crate::{
     ledger::Event,
-    plan::{Message, Plan},
+    plan::{Kind, Message, Plan},
     world::World,
 };
 
 /// SQS hides a message for at most twelve hours from its receive (*Amazon SQS API Reference*, "ChangeMessageVisibility").
 const LONGEST: Duration = Duration::from_secs(12 * 3600);
+/// How long a FIFO queue remembers deduplication ids.
+const DEDUPLICATION: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 pub struct Queue {
     stored: Mutex<Vec<Stored>>,
+    dead: Mutex<Dead>,
     changed: Notify,
     visibility: Duration,
     max_receives: u32,
     fifo: bool,
+    in_flight: usize,
+    retention: Duration,
+}
+
+/// The dead-letter queue.
+#[derive(Debug, Default)]
+struct Dead {
+    letters: Vec<Message>,
+    /// When the last copy with each deduplication id was sent, on a FIFO queue.
+    ids: BTreeMap<String, Instant>,
+    redriven: usize,
 }
 
 #[derive(Debug)]
@@ -37,6 +51,7 @@ struct Stored {
     sent: bool,
     gone: bool,
     receives: u32,
+    arrives: Instant,
     visible: Instant,
     received: Instant,
     first_received: Option<Timestamp>,
@@ -51,6 +66,19 @@ pub struct Received {
 }
 
 impl Stored {
+    fn new(message: Message, arrives: Instant) -> Self {
+        Self {
+            message,
+            sent: false,
+            gone: false,
+            receives: 0,
+            arrives,
+            visible: arrives,
+            received: arrives,
+            first_received: None,
+        }
+    }
+
     fn is_in_flight(&self, now: Instant) -> bool {
         !self.gone && self.receives > 0 && self.visible > now
     }
@@ -65,25 +93,29 @@ impl Received {
 impl Queue {
     pub fn new(plan: &Plan) -> Self {
         let now = Instant::now();
-        let stored = plan.messages.iter().map(|message| Stored {
-            message: message.clone(),
-            sent: false,
-            gone: false,
-            receives: 0,
-            visible: now + message.sent,
-            received: now,
-            first_received: None,
-        });
+        let messages = plan.messages.iter();
+        let stored = messages.map(|message| Stored::new(message.clone(), now + message.sent));
         Self {
             stored: Mutex::new(stored.collect()),
+            dead: Mutex::default(),
             changed: Notify::new(),
             visibility: plan.timeouts.visibility,
             max_receives: plan.timeouts.max_receives,
             fifo: plan.fifo,
+            in_flight: plan.in_flight,
+            retention: plan.retention,
         }
     }
 
-    /// Returns up to `most` messages, once one is visible. `None` when the queue is empty, or `until` is over.
+    /// Returns what happens to a message when it is handled.
+    pub fn kind(&self, id: &str) -> Kind {
+        let stored = self.stored();
+        let found = stored.iter().find(|one| one.message.id == id);
+        found.map_or(Kind::Good, |one| one.message.kind)
+    }
+
+    /// Returns up to `most` messages, once one is visible. `None` once `until` is over, or if the queue is empty and
+    /// nobody will send to it.
     pub async fn receive(
         &self,
         world: &World,
@@ -95,7 +127,11 @@ impl Queue {
             if !batch.is_empty() {
                 return Some(batch);
             }
-            let next = self.next_visible()?;
+            let next = match self.next_visible() {
+                Some(next) => next,
+                None if world.is_redrive_due() => until,
+                None => return None,
+            };
             if Instant::now() >= until {
                 return None;
             }
@@ -109,8 +145,16 @@ impl Queue {
     pub fn receive_now(&self, world: &World, most: usize) -> Vec<Received> {
         let now = Instant::now();
         let mut all = self.stored();
+        for one in all.iter_mut() {
+            if !one.gone && now >= one.arrives + self.retention {
+                one.gone = true;
+                let message = one.message.id.clone();
+                world.note(Event::Expired { message });
+            }
+        }
         // A group waits while a message of it is in flight.
         let in_flight = all.iter().filter(|one| one.is_in_flight(now));
+        let most = most.min(self.in_flight.saturating_sub(in_flight.clone().count()));
         let closed: HashSet<String> = in_flight
             .filter_map(|one| one.message.group.clone())
             .collect();
@@ -140,6 +184,7 @@ impl Queue {
             if one.receives >= self.max_receives {
                 one.gone = true;
                 world.note(Event::ReceivesUsedUp { message: id });
+                self.dead().letters.push(one.message.clone());
                 continue;
             }
             one.receives += 1;
@@ -158,14 +203,23 @@ impl Queue {
         batch
     }
 
-    /// Deletes a message. The receipt of an earlier receive does it too.
-    pub fn delete(&self, id: &str) {
-        self.change(id, |one| one.gone = true);
+    /// Deletes a message. On a standard queue an old receipt may do it too, and on a FIFO queue it does not.
+    pub fn delete(&self, world: &World, of: &Received) {
+        let now = Instant::now();
+        self.change(&of.message.id, |one| {
+            let is_current = one.receives == of.count && (!self.fifo || one.visible > now);
+            if is_current || !self.fifo && world.dice().chance(0.5) {
+                one.gone = true;
+            }
+        });
     }
 
-    /// Forgets a deletion, as a server of SQS that was down: the message comes back.
+    /// Forgets a deletion, as a server of SQS that was down: the message comes back. On a FIFO queue not before its
+    /// visibility timeout, because its group waits for it.
     pub fn forget_deletion(&self, id: &str, after: Duration) {
-        self.change(id, |one| one.visible = Instant::now() + after);
+        if !self.fifo {
+            self.change(id, |one| one.visible = Instant::now() + after);
+        }
     }
 
     /// Sets a visibility timeout.
@@ -192,6 +246,52 @@ impl Queue {
         result
     }
 
+    /// Takes the copy of a message into the dead-letter queue. A FIFO queue drops a copy with a known deduplication id.
+    pub fn add_dead_letter(
+        &self,
+        id: &str,
+        deduplication_id: Option<&str>,
+        attributes: BTreeMap<String, String>,
+    ) {
+        let (now, stored) = (Instant::now(), self.stored());
+        let mut dead = self.dead();
+        if let Some(deduplication_id) = deduplication_id {
+            let before = dead.ids.insert(deduplication_id.to_owned(), now);
+            if before.is_some_and(|before| now < before + DEDUPLICATION) {
+                return;
+            }
+        }
+        let found = stored.iter().find(|one| one.message.id == id);
+        dead.letters.extend(found.map(|one| Message {
+            attributes,
+            ..one.message.clone()
+        }));
+    }
+
+    /// Moves all dead letters back to the queue, as new messages. `mended`: they are good now.
+    pub fn redrive(&self, world: &World, mended: bool) {
+        let (mut dead, mut stored) = (self.dead(), self.stored());
+        for letter in std::mem::take(&mut dead.letters) {
+            dead.redriven += 1;
+            let of = letter.id;
+            let kind = if mended { Kind::Good } else { letter.kind };
+            let mut attributes = letter.attributes;
+            attributes.insert("SqsOnceRedriveOf".into(), of.clone());
+            let message = Message {
+                id: format!("d-{}", dead.redriven),
+                kind,
+                sent: world.age(),
+                attributes,
+                ..letter
+            };
+            let later = stored.partition_point(|one| one.arrives <= Instant::now());
+            stored.insert(later, Stored::new(message.clone(), Instant::now()));
+            world.note(Event::Redriven { of, message });
+        }
+        drop(stored);
+        self.changed.notify_waiters();
+    }
+
     /// Returns how many messages are neither acknowledged nor given up.
     pub fn left(&self) -> usize {
         self.stored().iter().filter(|one| !one.gone).count()
@@ -207,14 +307,15 @@ impl Queue {
     /// Returns when a message becomes visible, if nothing else changes. `None` if there is none left.
     fn next_visible(&self) -> Option<Instant> {
         let (now, all) = (Instant::now(), self.stored());
-        let closed: HashSet<_> = all
-            .iter()
-            .filter(|one| one.is_in_flight(now))
+        let in_flight = all.iter().filter(|one| one.is_in_flight(now));
+        let is_full = in_flight.clone().count() >= self.in_flight;
+        let closed: HashSet<_> = in_flight
             .filter_map(|one| one.message.group.as_deref())
             .collect();
         let waits_for_itself = |one: &&Stored| {
             let group = one.message.group.as_deref();
-            one.is_in_flight(now) || !group.is_some_and(|group| closed.contains(group))
+            let waits = is_full || group.is_some_and(|group| closed.contains(group));
+            one.is_in_flight(now) || !waits
         };
         let left = all.iter().filter(|one| !one.gone);
         left.filter(waits_for_itself).map(|one| one.visible).min()
@@ -222,5 +323,9 @@ impl Queue {
 
     fn stored(&self) -> MutexGuard<'_, Vec<Stored>> {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dead(&self) -> MutexGuard<'_, Dead> {
+        self.dead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     Run,
-    plan::{Plan, Rates},
+    plan::{Gateway, MOST_IN_FLIGHT, Plan, RETENTION, Rates},
     run,
 };
 
@@ -57,6 +57,11 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
             plan.outages.remove(n);
         });
     }
+    for n in 0..plan.operator.len() {
+        without(&|plan| {
+            plan.operator.remove(n);
+        });
+    }
     for rate in RATES {
         if *rate(&mut plan.rates.clone()) > 0.0 {
             without(&|plan| *rate(&mut plan.rates) = 0.0);
@@ -70,6 +75,15 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
     }
     if !plan.window.is_zero() {
         without(&|plan| plan.window = Duration::ZERO);
+    }
+    if plan.gateway.patience.is_none() {
+        without(&|plan| plan.gateway.patience = Gateway::default().patience);
+    }
+    if plan.in_flight < MOST_IN_FLIGHT {
+        without(&|plan| plan.in_flight = MOST_IN_FLIGHT);
+    }
+    if plan.retention < RETENTION {
+        without(&|plan| plan.retention = RETENTION);
     }
     if plan.skew_ms > 0 {
         without(&|plan| plan.skew_ms = 0);

@@ -1,6 +1,6 @@
 //! The SDK's client of SQS over a connector in memory.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use aws_sdk_sqs::{
     Client, Config,
@@ -89,6 +89,7 @@ fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
     if world.is_out(Service::Sqs) || world.strikes(world.plan.rates.sqs_refused) {
         return (500, json!({"__type": "com.amazonaws.sqs#InternalFailure"}));
     }
+    let retention = world.plan.retention.as_secs().to_string();
     let entries = body["Entries"].as_array().map_or(&[][..], Vec::as_slice);
     let answer = match operation {
         "GetQueueUrl" => {
@@ -99,7 +100,7 @@ fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
                 "deadLetterTargetArn": format!("arn:aws:sqs:eu-central-1:123456789012:{DEAD_LETTERS}"),
                 "maxReceiveCount": world.plan.timeouts.max_receives,
             });
-            json!({"Attributes": {"MessageRetentionPeriod": "345600", "RedrivePolicy": policy.to_string()}})
+            json!({"Attributes": {"MessageRetentionPeriod": retention, "RedrivePolicy": policy.to_string()}})
         }
         "ChangeMessageVisibilityBatch" => of_entries(entries, |entry| {
             let seconds = entry["VisibilityTimeout"]
@@ -110,14 +111,7 @@ fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
             world.note(Event::Hidden { message, seconds });
             Ok(())
         }),
-        "SendMessageBatch" => of_entries(entries, |entry| {
-            let attribute = |name: &str| entry["MessageAttributes"][name]["StringValue"].as_str();
-            world.note(Event::Copied {
-                message: attribute("id").ok_or("MissingParameter")?.to_owned(),
-                reason: attribute("SqsOnceReason").unwrap_or_default().to_owned(),
-            });
-            Ok(())
-        }),
+        "SendMessageBatch" => of_entries(entries, |entry| copy(world, entry)),
         _ => {
             return (
                 400,
@@ -126,6 +120,30 @@ fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
         }
     };
     (200, answer)
+}
+
+/// Takes the copy of a message into the dead-letter queue.
+fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
+    if world.is_out(Service::DeadLetters) || world.strikes(world.plan.rates.sqs_refused) {
+        return Err("ServiceUnavailable");
+    }
+    let attributes = entry["MessageAttributes"].as_object();
+    let texts = attributes
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, of)| Some((name.clone(), of["StringValue"].as_str()?.to_owned())));
+    let texts: BTreeMap<_, _> = texts.collect();
+    let message = texts.get("id").ok_or("MissingParameter")?.clone();
+    let deduplication_id = entry["MessageDeduplicationId"].as_str();
+    if world.plan.fifo != deduplication_id.is_some() {
+        return Err("InvalidParameterValue");
+    }
+    let reason = texts.get("SqsOnceReason").cloned().unwrap_or_default();
+    world
+        .queue
+        .add_dead_letter(&message, deduplication_id, texts);
+    world.note(Event::Copied { message, reason });
+    Ok(())
 }
 
 /// Serves each entry of a batch, independently of the others.

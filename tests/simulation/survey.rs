@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Run, oracle::Violation};
+use crate::{
+    Run,
+    oracle::{CHECKS, Violation},
+};
 
 /// What many worlds showed.
 #[derive(Debug)]
@@ -26,6 +29,14 @@ pub struct Survey {
 }
 
 impl Survey {
+    /// Returns the checks that could never fail, and the faults that never happened.
+    pub fn idle(&self) -> Vec<&'static str> {
+        let checks = CHECKS.iter().copied();
+        checks
+            .filter(|check| !self.exercised.contains_key(check))
+            .collect()
+    }
+
     fn add(&mut self, run: Run) {
         self.took = self.started.elapsed();
         self.worlds += 1;

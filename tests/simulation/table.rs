@@ -25,6 +25,26 @@ impl Table {
     pub fn get(&self, key: &Key) -> Option<Record> {
         self.records.get(key)
     }
+
+    /// Ends the lease of a record, as an operator does. Returns false if there is none.
+    pub fn release(&self, key: &Key, now: Timestamp) -> bool {
+        let Some(mut record) = self.records.get(key) else {
+            return false;
+        };
+        match &mut record.state {
+            State::InProgress { lease_until } if *lease_until >= now => *lease_until = now,
+            _ => return false,
+        }
+        record.updated_at = Some(now);
+        record.exclusive_attempts = 0;
+        self.records.put(key.clone(), record);
+        true
+    }
+
+    /// Deletes a record, as an operator does. Returns false if there is none.
+    pub fn delete(&self, key: &Key) -> bool {
+        self.records.remove(key).is_some()
+    }
 }
 
 /// The way of one process to the table.

@@ -18,7 +18,8 @@ fn worlds_of_fixed_seeds_keep_promises() {
     println!("{survey}");
     let found = &survey.violations;
     assert!(found.is_empty(), "make simulate SEED=...: {found:#?}");
-    assert!(survey.receives >= 250_000, "{survey}");
+    assert_eq!(survey.idle(), [""; 0], "never exercised");
+    assert!(survey.receives >= 300_000, "{survey}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{
 use futures_util::future::{Either, select};
 use sqs_once::{
     internal::system::{Process, sleep},
-    protocol::Timestamp,
+    protocol::{Key, Namespace, Timestamp},
 };
 use tokio::{
     sync::oneshot,
@@ -20,7 +20,7 @@ use crate::{
     dice::Dice,
     gateway::Gateway,
     ledger::{Event, Ledger, Worker},
-    plan::{Plan, Service},
+    plan::{Message, Plan, Service, Work},
     queue::Queue,
     table::Table,
 };
@@ -110,6 +110,23 @@ impl World {
             .any(|outage| outage.during.contains(&age))
     }
 
+    /// Returns whether an operator will send dead letters back.
+    pub fn is_redrive_due(&self) -> bool {
+        let age = self.age();
+        let mut acts = self.plan.operator.iter();
+        acts.any(|act| act.at > age && matches!(act.what, Work::Redrive { .. }))
+    }
+
+    /// Returns the key of a message.
+    pub fn key(&self, message: &Message) -> Option<Key> {
+        let part = if self.plan.keyed_by_order {
+            &message.order
+        } else {
+            &message.id
+        };
+        Key::new(&namespace(), [part.as_str()]).ok()
+    }
+
     /// Starts a process, whose wall clock is a little wrong.
     pub fn start_process(&self, worker: Worker) -> Member {
         let most = Duration::from_millis(2 * self.plan.skew_ms);
@@ -179,4 +196,9 @@ impl World {
             Either::Right(_) => None,
         }
     }
+}
+
+/// The namespace of all keys.
+pub fn namespace() -> Namespace {
+    Namespace::new("orders").expect("a namespace")
 }

@@ -21,6 +21,7 @@ use super::{
 use crate::{
     handler::{Attribute, AttributeValue, Delivery, DeliveryMetadata, FromMessage, InvalidMessage},
     protocol::{Key, Timestamp},
+    system::Held,
 };
 
 /// A message of a batch. It always has an id, because the response could not name a record without one.
@@ -41,6 +42,7 @@ pub(crate) struct Message {
     delivery: Delivery,
     /// Body and attributes in the queue, if an envelope was removed.
     sent: Option<(Option<String>, HashMap<String, Attribute>)>,
+    _held: Held,
 }
 
 /// The id that names a message in the response: never empty.
@@ -137,6 +139,7 @@ impl Message {
                 fault = Some(why);
                 None
             });
+        let held = Held::bytes(body.as_ref().map_or(0, String::len));
         Some(Self {
             id: MessageId(id),
             identity: fault.map_or_else(OnceLock::new, |fault| Err(fault.into()).into()),
@@ -147,6 +150,7 @@ impl Message {
             receipt_handle: record.receipt_handle,
             delivery: facts.into(),
             sent,
+            _held: held,
         })
     }
 

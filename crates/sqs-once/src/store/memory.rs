@@ -39,6 +39,12 @@ impl MemoryStore {
         self.records().remove(key)
     }
 
+    /// Replaces the record of a key, as an operator would.
+    #[cfg(feature = "simulation")]
+    pub fn put(&self, key: Key, record: Record) {
+        self.records().insert(key, record);
+    }
+
     /// Returns the number of records, including expired ones. The store never deletes expired
     /// records.
     #[must_use]

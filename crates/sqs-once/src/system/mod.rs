@@ -11,7 +11,10 @@
 #[cfg(feature = "simulation")]
 pub(crate) mod simulated;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::{Duration, SystemTime},
+};
 
 pub use tokio::time::Instant;
 use tokio::{runtime::Handle, task::JoinSet};
@@ -19,6 +22,8 @@ use tokio::{runtime::Handle, task::JoinSet};
 #[cfg(not(feature = "simulation"))]
 use tokio::time::{Sleep, Timeout};
 
+#[cfg(feature = "simulation")]
+pub(crate) use simulated::Held;
 #[cfg(feature = "simulation")]
 pub use simulated::{sleep, timeout, timeout_at};
 
@@ -128,4 +133,35 @@ fn in_process(
     future: impl Future<Output = ()> + Send + 'static,
 ) -> impl Future<Output = ()> + Send {
     simulated::in_process(future)
+}
+
+/// Returns whether a person reads standard output.
+pub(crate) fn prints_to_terminal() -> bool {
+    #[cfg(feature = "simulation")]
+    if simulated::Process::current().is_some() {
+        return false;
+    }
+    io::stdout().is_terminal()
+}
+
+/// Writes lines to standard output at once, so that lines of concurrent invocations do not mix.
+pub(crate) fn print(lines: &[u8]) {
+    #[cfg(feature = "simulation")]
+    if let Some(process) = simulated::Process::current() {
+        return process.print(lines);
+    }
+    // An error of standard output cannot be reported anywhere.
+    _ = io::stdout().lock().write_all(lines);
+}
+
+/// The bytes of a body in memory. Only a simulation counts them.
+#[cfg(not(feature = "simulation"))]
+#[derive(Debug)]
+pub(crate) struct Held;
+
+#[cfg(not(feature = "simulation"))]
+impl Held {
+    pub(crate) fn bytes(_: usize) -> Self {
+        Self
+    }
 }

@@ -47,6 +47,12 @@ struct State {
     stopped: Duration,
     /// Tasks that wait, by gate.
     waiting: BTreeMap<u64, Waker>,
+    /// Polls until the process is killed.
+    polls_left: Option<u64>,
+    /// What the process has written to standard output.
+    output: Vec<u8>,
+    /// Bytes of bodies in memory, and most so far.
+    held: (usize, usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +74,9 @@ impl Process {
                 life: Life::Running,
                 stopped: Duration::ZERO,
                 waiting: BTreeMap::new(),
+                polls_left: None,
+                output: Vec::new(),
+                held: (0, 0),
             }),
         }))
     }
@@ -95,6 +104,27 @@ impl Process {
         self.change(Life::Dead);
     }
 
+    /// Ends the process when this many polls of its tasks have gone by.
+    pub fn kill_at_poll(&self, polls: u64) {
+        self.state().polls_left = Some(polls);
+    }
+
+    /// Returns and removes what the process has written to standard output.
+    #[must_use]
+    pub fn take_output(&self) -> Vec<u8> {
+        mem::take(&mut self.state().output)
+    }
+
+    pub(super) fn print(&self, lines: &[u8]) {
+        self.state().output.extend_from_slice(lines);
+    }
+
+    /// Returns how many bytes of bodies the process holds, and how many it held at most.
+    #[must_use]
+    pub fn held(&self) -> (usize, usize) {
+        self.state().held
+    }
+
     /// Freezes the process, as Lambda does between two invocations. The wall clock goes on.
     pub fn freeze(&self, clock_stops: bool) {
         let mut state = self.state();
@@ -117,6 +147,18 @@ impl Process {
     #[must_use]
     pub fn is_dead(&self) -> bool {
         self.state().life == Life::Dead
+    }
+
+    fn is_last_poll(&self) -> bool {
+        let mut state = self.state();
+        match &mut state.polls_left {
+            Some(0) => true,
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+            None => false,
+        }
     }
 
     fn change(&self, life: Life) {
@@ -168,13 +210,16 @@ impl<F: Future> Future for Gate<F> {
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let process = self.process.clone();
+        if process.is_last_poll() {
+            process.kill();
+        }
         let life = {
             let mut state = self.process.state();
             let waker = context.waker().clone();
             state.waiting.insert(self.number, waker);
             state.life
         };
-        let process = self.process.clone();
         match (life, &mut self.inner) {
             (Life::Frozen { .. }, Some(_)) => Poll::Pending,
             (Life::Running, Some(inner)) => {
@@ -194,6 +239,33 @@ impl<F> Drop for Gate<F> {
         self.process.state().waiting.remove(&self.number);
         let inner = self.inner.take();
         self.process.enter(|| drop(inner));
+    }
+}
+
+/// The bytes of a body in the memory of a process.
+#[derive(Debug)]
+pub(crate) struct Held {
+    process: Option<Process>,
+    bytes: usize,
+}
+
+impl Held {
+    pub(crate) fn bytes(bytes: usize) -> Self {
+        let process = Process::current();
+        if let Some(process) = &process {
+            let (now, most) = &mut process.state().held;
+            *now += bytes;
+            *most = (*most).max(*now);
+        }
+        Self { process, bytes }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(process) = &self.process {
+            process.state().held.0 -= self.bytes;
+        }
     }
 }
 

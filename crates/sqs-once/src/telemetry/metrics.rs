@@ -1,7 +1,6 @@
 //! [`Metrics`]: lines in CloudWatch's embedded metric format.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -11,7 +10,7 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{InvalidValue, protocol::Timestamp};
+use crate::{InvalidValue, protocol::Timestamp, system};
 
 /// The most values of one metric in one line, a limit of the embedded metric format.
 const MAX_VALUES: usize = 100;
@@ -70,7 +69,7 @@ impl Metrics {
         Self {
             namespace,
             service,
-            writes: !io::stdout().is_terminal(),
+            writes: !system::prints_to_terminal(),
             cold: Arc::new(AtomicBool::new(true)),
         }
     }
@@ -95,9 +94,7 @@ impl Metrics {
     /// Writes a batch's line to standard output, and more lines for values beyond the first 100.
     pub(crate) fn write(&self, fields: &BatchFields, metrics: &[Metric], request_id: Option<&str>) {
         match self.lines(fields, metrics, request_id, Timestamp::now()) {
-            // We write each line at once, so that lines of concurrent invocations do not mix. An error of
-            // standard output cannot be reported anywhere.
-            Ok(lines) => _ = io::stdout().lock().write_all(&lines),
+            Ok(lines) => system::print(&lines),
             Err(error) => tracing::warn!(%error, "could not write the metrics of a batch"),
         }
     }
@@ -113,7 +110,7 @@ impl Metrics {
             .line(message, None, metrics, request_id, Timestamp::now())
             .write_to(&mut line);
         match written {
-            Ok(()) => _ = io::stdout().lock().write_all(&line),
+            Ok(()) => system::print(&line),
             Err(error) => tracing::warn!(%error, "could not write the metrics of a batch"),
         }
     }

@@ -1,0 +1,70 @@
+//! The event of an invocation, and its response as the event source mapping reads it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json, value::to_raw_value};
+
+use crate::{plan::Kind, queue::Received, sqs::QUEUE_ARN, world::World};
+
+/// Returns the event with a batch.
+pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawValue> {
+    let suffix = if world.plan.fifo { ".fifo" } else { "" };
+    let records: Vec<_> = batch
+        .iter()
+        .map(|received| {
+            let message = &received.message;
+            let body = match message.kind {
+                Kind::Undecodable => "not an order".to_owned(),
+                _ => json!({"order": message.order}).to_string(),
+            };
+            let sent = world.wall().as_millis().saturating_sub(
+                u64::try_from((world.age() - message.sent.min(world.age())).as_millis()).unwrap_or(0),
+            );
+            let mut attributes = message.attributes.clone();
+            attributes.insert("id".into(), message.id.clone());
+            let attributes: BTreeMap<_, _> = attributes
+                .into_iter()
+                .map(|(name, value)| (name, json!({"dataType": "String", "stringValue": value})))
+                .collect();
+            let mut record = json!({
+                "messageId": message.id,
+                "receiptHandle": received.receipt(),
+                "body": body,
+                "attributes": {
+                    "ApproximateReceiveCount": received.count.to_string(),
+                    "SentTimestamp": sent.to_string(),
+                    "ApproximateFirstReceiveTimestamp": received.first_received.as_millis().to_string(),
+                },
+                "messageAttributes": attributes,
+                "eventSource": "aws:sqs",
+                "eventSourceARN": format!("{QUEUE_ARN}{suffix}"),
+                "awsRegion": "eu-central-1",
+            });
+            if let Some(group) = &message.group {
+                record["attributes"]["MessageGroupId"] = json!(group);
+                record["attributes"]["MessageDeduplicationId"] = json!(message.id);
+            }
+            record
+        })
+        .collect();
+    to_raw_value(&json!({ "Records": records })).expect("JSON")
+}
+
+/// Returns the messages that a response names, as the event source mapping reads it.
+pub fn failures(response: &Value, batch: &[Received]) -> Result<Vec<String>, String> {
+    let named = response["batchItemFailures"]
+        .as_array()
+        .ok_or("no batchItemFailures")?;
+    let mut ids = Vec::new();
+    let mut rest = batch.iter().map(|received| &received.message.id);
+    for failure in named {
+        let id = failure["itemIdentifier"]
+            .as_str()
+            .ok_or("no itemIdentifier")?;
+        if !rest.any(|known| known == id) {
+            return Err(format!("{id} is unknown, named twice, or out of order"));
+        }
+        ids.push(id.to_owned());
+    }
+    Ok(ids)
+}

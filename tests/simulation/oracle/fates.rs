@@ -1,0 +1,195 @@
+//! Promises 5 and 7: what becomes of each message, and the order of message groups.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::Bench;
+use crate::{
+    ledger::Event,
+    plan::{Kind, Message},
+};
+
+/// How long a cause must last before it takes a message to the dead-letter queue.
+const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
+
+#[derive(Default)]
+pub(super) struct Fates {
+    acknowledged: BTreeSet<String>,
+    expired: BTreeSet<String>,
+    /// Messages in the dead-letter queue, the reason and the time. Without a reason, SQS moved it.
+    dead: BTreeMap<String, (Option<String>, Duration)>,
+    /// Messages behind which their group may go on.
+    settled: BTreeSet<String>,
+    completed: BTreeSet<String>,
+    /// Keys that an operator has changed, and when each was deleted.
+    released: BTreeSet<String>,
+    deleted: BTreeMap<String, Duration>,
+    /// Orders that were declined.
+    declined: BTreeSet<String>,
+    invoked: BTreeMap<usize, Duration>,
+    /// Message of the last claim of each key.
+    last_claim: BTreeMap<String, String>,
+    orders: BTreeMap<usize, String>,
+}
+
+impl Fates {
+    pub(super) fn event(&mut self, at: Duration, event: &Event, bench: &mut Bench<'_>) {
+        match event {
+            Event::Invoked { batch, .. } => {
+                self.invoked.insert(*batch, at);
+            }
+            Event::Claimed { key, message, .. } => {
+                self.last_claim.insert(key.clone(), message.clone());
+            }
+            Event::Settled { key, is, .. } => {
+                if matches!(*is, "COMPLETED" | "FAILED") {
+                    self.settled.extend(self.last_claim.get(key).cloned());
+                }
+                if *is == "COMPLETED" {
+                    self.completed.insert(key.clone());
+                }
+            }
+            Event::Released { key } => {
+                self.released.insert(key.clone());
+            }
+            Event::Deleted { key } => {
+                self.deleted.insert(key.clone(), at);
+            }
+            Event::HandlerStarted {
+                run,
+                message,
+                order,
+                ..
+            } => {
+                self.orders.insert(*run, order.clone());
+                self.started(message, bench);
+            }
+            Event::HandlerEnded {
+                run,
+                how: "permanent",
+            } => self.declined.extend(self.orders.get(run).cloned()),
+            Event::Acknowledged {
+                message,
+                completed,
+                batch,
+            } => {
+                let key = bench.key(&bench.messages[message]);
+                // The record may have been there during the invocation.
+                let was_deleted =
+                    (self.deleted.get(&key)).is_some_and(|deleted| *deleted >= self.invoked[batch]);
+                let copied = matches!(self.dead.get(message), Some((Some(_), _)));
+                bench.check(
+                    "P5 acknowledged only when recorded",
+                    *completed || copied || was_deleted && self.completed.contains(&key),
+                    &[message],
+                    || format!("{message} was acknowledged, and is neither completed nor copied"),
+                );
+                self.acknowledged.insert(message.clone());
+                self.settled.insert(message.clone());
+            }
+            Event::Copied { message, reason } => {
+                let dead = (Some(reason.clone()), at);
+                self.dead.insert(message.clone(), dead);
+                self.settled.insert(message.clone());
+            }
+            Event::ReceivesUsedUp { message } => {
+                self.dead.entry(message.clone()).or_insert((None, at));
+                self.settled.insert(message.clone());
+            }
+            Event::Expired { message } => {
+                self.expired.insert(message.clone());
+                self.settled.insert(message.clone());
+            }
+            Event::Outcome {
+                message,
+                outcome: "invalid" | "crashed" | "key_reused",
+                ..
+            } => {
+                self.settled.insert(message.clone());
+            }
+            _ => {}
+        }
+    }
+
+    fn started(&self, id: &str, bench: &mut Bench<'_>) {
+        let message = &bench.messages[id];
+        let Some(group) = &message.group else { return };
+        let ahead = bench.order.iter().take_while(|other| *other != id);
+        let waits_for = |other: &&String| {
+            let other = &bench.messages[*other];
+            // An undecodable message has no record that its group could wait for.
+            other.group.as_ref() == Some(group)
+                && other.kind != Kind::Undecodable
+                && !self.settled.contains(&other.id)
+                && !self.completed.contains(&bench.key(other))
+        };
+        let waiting = ahead.clone().find(waits_for).cloned();
+        bench.check("order of a group", waiting.is_none(), &[id], || {
+            format!("{id} ran before {waiting:?} of its group was settled")
+        });
+    }
+
+    pub(super) fn end(&self, bench: &mut Bench<'_>) {
+        for id in bench.order.clone() {
+            let message = bench.messages[&id].clone();
+            let (acknowledged, dead) = (self.acknowledged.contains(&id), self.dead.get(&id));
+            let expired = self.expired.contains(&id);
+            let is_somewhere = acknowledged || expired || matches!(dead, Some((None, _)));
+            bench.check("nothing is lost", is_somewhere, &[&id], || {
+                format!("{id} is neither acknowledged nor in the dead-letter queue nor expired")
+            });
+            if matches!(
+                message.kind,
+                Kind::Declined | Kind::Undecodable | Kind::Killer
+            ) {
+                // Unless another message of its key has succeeded meanwhile.
+                let excused = expired || self.completed.contains(&bench.key(&message));
+                bench.check(
+                    "a permanent failure is a dead letter",
+                    dead.is_some() || excused,
+                    &[&id],
+                    || format!("{id} ({:?}) is not in the dead-letter queue", message.kind),
+                );
+            } else {
+                let excused = dead.is_none_or(|dead| self.has_cause(&message, dead, bench));
+                bench.check("P7 no dead letter without a cause", excused, &[&id], || {
+                    format!(
+                        "{id} ({:?}) is in the dead-letter queue: {dead:?}",
+                        message.kind
+                    )
+                });
+            }
+        }
+    }
+
+    /// Returns whether a message that could have succeeded has a reason to be in the dead-letter queue.
+    fn has_cause(
+        &self,
+        message: &Message,
+        (reason, at): &(Option<String>, Duration),
+        bench: &Bench<'_>,
+    ) -> bool {
+        let outages = bench.plan.outages.iter().map(|outage| {
+            let (from, to) = (&outage.during.start, &outage.during.end);
+            to.min(at).saturating_sub(*from.max(&message.sent))
+        });
+        let of_key = bench
+            .messages
+            .values()
+            .filter(|other| other.order == message.order);
+        match reason.as_deref() {
+            None => outages.sum::<Duration>() >= HALF_A_DAY,
+            // The process died with an earlier message of its key, or an operator ended its rests.
+            Some("crashed") => {
+                self.released.contains(&bench.key(message))
+                    || of_key.clone().any(|other| other.kind == Kind::Killer)
+            }
+            // The gateway has stored the decline of an earlier message.
+            Some(_) => {
+                bench.plan.gateway.remembers_declines && self.declined.contains(&message.order)
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Metrics equal the ledger: what the consumer counted in an invocation is what happened.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::Bench;
+use crate::{
+    ledger::{Event, Worker},
+    plan::Kind,
+};
+
+#[derive(Default)]
+pub(super) struct Counts {
+    batches: BTreeMap<usize, OfBatch>,
+    at_work: BTreeSet<(Worker, usize)>,
+    /// Message of the last claim of each key.
+    last_claim: HashMap<String, String>,
+}
+
+/// What happened in an invocation, and what the consumer has counted.
+#[derive(Default)]
+struct OfBatch {
+    messages: Vec<String>,
+    runs: u64,
+    completed: u64,
+    copied: BTreeSet<String>,
+    /// Another batch of the worker has one of its messages too, so it is unclear what belongs to which.
+    is_unclear: bool,
+    counted: Option<BTreeMap<String, u64>>,
+}
+
+impl Counts {
+    pub(super) fn event(&mut self, event: &Event, bench: &mut Bench<'_>) {
+        match event {
+            Event::Received { message, batch, .. } => {
+                let of_batch = self.batches.entry(*batch).or_default();
+                of_batch.is_unclear |= of_batch.messages.contains(message);
+                of_batch.messages.push(message.clone());
+            }
+            Event::Invoked { batch, worker } => {
+                self.at_work.insert((*worker, *batch));
+            }
+            Event::Claimed { key, message, .. } => {
+                self.last_claim.insert(key.clone(), message.clone());
+            }
+            Event::Settled {
+                key,
+                worker,
+                is: "COMPLETED",
+                ..
+            } => {
+                if let Some(message) = self.last_claim.get(key).cloned() {
+                    self.in_batch_of(*worker, &message, |batch| batch.completed += 1);
+                }
+            }
+            Event::HandlerStarted {
+                message, worker, ..
+            } => self.in_batch_of(*worker, message, |batch| batch.runs += 1),
+            Event::Copied { message, .. } => {
+                let at_work = self.at_work.iter().map(|(_, batch)| *batch);
+                for batch in at_work.collect::<Vec<_>>() {
+                    let of_batch = self.batches.entry(batch).or_default();
+                    if of_batch.messages.contains(message) {
+                        of_batch.copied.insert(message.clone());
+                    }
+                }
+            }
+            Event::Metrics { batch, counts } => {
+                let of_batch = self.batches.entry(*batch).or_default();
+                of_batch.counted = Some(counts.clone());
+                of_batch.compare(*batch, bench);
+            }
+            Event::Answered { batch, failed, .. } => {
+                if let Some(of_batch) = self.batches.get(batch) {
+                    of_batch.answered(*batch, failed, bench);
+                }
+                self.end(*batch);
+            }
+            Event::InvocationLost { batch }
+            | Event::InvocationFailed { batch, .. }
+            | Event::BadResponse { batch, .. } => self.end(*batch),
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, batch: usize) {
+        self.at_work.retain(|(_, at_work)| *at_work != batch);
+        self.batches.remove(&batch);
+    }
+
+    /// Counts something for the batch in which a worker has a message.
+    fn in_batch_of(&mut self, worker: Worker, message: &String, count: impl Fn(&mut OfBatch)) {
+        let at_work = self.at_work.iter().filter(|(of, _)| *of == worker);
+        let has = |batch: &&usize| self.batches[*batch].messages.contains(message);
+        let batches: Vec<_> = at_work
+            .map(|(_, batch)| batch)
+            .filter(has)
+            .copied()
+            .collect();
+        for batch in &batches {
+            let of_batch = self.batches.entry(*batch).or_default();
+            of_batch.is_unclear |= batches.len() > 1;
+            count(of_batch);
+        }
+    }
+}
+
+impl OfBatch {
+    fn counted(&self, name: &str) -> u64 {
+        let counted = self.counted.as_ref();
+        let count = counted.and_then(|counted| counted.get(name));
+        count.copied().unwrap_or(0)
+    }
+
+    /// Compares the line of an invocation with what happened in it.
+    fn compare(&self, batch: usize, bench: &mut Bench<'_>) {
+        let size = self.messages.len() as u64;
+        let (counted, failed) = (self.counted("BatchSize"), self.counted("failed"));
+        let names: Vec<_> = self.messages.iter().map(String::as_str).collect();
+        let said = || format!("batch {batch}: {:?}", self.counted);
+        bench.check(
+            "metrics: messages and failures",
+            counted == size,
+            &names,
+            || format!("{size} messages, {}", said()),
+        );
+        if self.is_unclear {
+            return;
+        }
+        let successes = self.counted("Completed") + self.counted("Duplicates");
+        let dead = self.counted("DeadLettered");
+        bench.check(
+            "metrics: messages and failures",
+            successes + dead + failed == size,
+            &names,
+            || {
+                format!(
+                    "successes, dead letters and failures are not {size}: {}",
+                    said()
+                )
+            },
+        );
+        if !self.copied.is_empty() {
+            let copied = self.copied.len() as u64;
+            bench.check("metrics: dead letters", dead <= copied, &names, || {
+                format!("{copied} copies, {}", said())
+            });
+        }
+        // A completion whose answer was lost is recorded, and the consumer may not know.
+        let unknown = ["CompletionsUnrecorded", "LeasesLost", "RetryableFailures"];
+        let most = unknown.map(|name| self.counted(name)).iter().sum::<u64>();
+        let completed = self.counted("Completed");
+        if completed + self.completed > 0 {
+            let holds = completed <= self.completed && self.completed <= completed + most;
+            bench.check("metrics: completions", holds, &names, || {
+                format!("{} completions, {}", self.completed, said())
+            });
+        }
+        // A body that cannot be decoded has no run, but a time.
+        let runs = self.counted("HandlerDuration");
+        let undecodable = |id: &&String| bench.messages[*id].kind == Kind::Undecodable;
+        let odd = self.messages.iter().filter(undecodable).count() as u64;
+        bench.check(
+            "metrics: runs of handlers",
+            self.runs <= runs && runs <= self.runs + odd,
+            &names,
+            || format!("{} runs, {}", self.runs, said()),
+        );
+    }
+
+    fn answered(&self, batch: usize, failed: &[String], bench: &mut Bench<'_>) {
+        let names: Vec<_> = self.messages.iter().map(String::as_str).collect();
+        let has_line = self.counted.is_some();
+        bench.check("metrics: every answer has a line", has_line, &names, || {
+            format!("batch {batch} was answered without a line")
+        });
+        if has_line {
+            let (counted, failed) = (self.counted("failed"), failed.len() as u64);
+            bench.check(
+                "metrics: messages and failures",
+                counted == failed,
+                &names,
+                || format!("batch {batch}: {failed} failed, and {counted} are counted"),
+            );
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The oracle: every promise as a check over the ledger. Each check counts how often it was exercised.
+
+mod fates;
+mod metrics;
+mod progress;
+mod records;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use crate::{
+    ledger::Event,
+    plan::{Message, Plan},
+};
+
+/// Every check, and every fault. A run of many seeds must exercise each of them.
+pub const CHECKS: &[&str] = &[
+    "P1 one live claim",
+    "P2 completed is never claimed",
+    "P2 failed message is never claimed",
+    "P2 completed never runs again",
+    "P2 failed message never runs again",
+    "P3 told of earlier attempts",
+    "P3 charged again only with a cause",
+    "P5 no result is overwritten",
+    "P5 only the claimant settles",
+    "P5 acknowledged only when recorded",
+    "P6 suspect runs alone",
+    "P7 answer in time",
+    "P7 everything ends",
+    "P7 progress",
+    "P7 no dead letter without a cause",
+    "nothing is lost",
+    "a permanent failure is a dead letter",
+    "charged once",
+    "order of a group",
+    "response is sound",
+    "bodies are let go",
+    "bodies of a process are bounded",
+    "metrics: every answer has a line",
+    "metrics: messages and failures",
+    "metrics: completions",
+    "metrics: dead letters",
+    "metrics: runs of handlers",
+    "fault: a table's request",
+    "fault: a call to SQS",
+    "fault: the gateway refuses",
+    "fault: the gateway is silent",
+    "fault: a process is killed",
+    "fault: a process is frozen",
+    "fault: a process is too slow",
+    "fault: an invocation is throttled",
+    "fault: a message expires",
+    "fault: receives are used up",
+    "operator: redrives",
+    "operator: releases",
+    "operator: deletes",
+];
+
+/// Returns the fault that an event is.
+fn fault(event: &Event) -> Option<&'static str> {
+    Some(match event {
+        Event::TableFault { .. } => "fault: a table's request",
+        Event::SqsFault { .. } => "fault: a call to SQS",
+        Event::GatewayRefused { .. } => "fault: the gateway refuses",
+        Event::GatewaySilent { .. } => "fault: the gateway is silent",
+        Event::Killed { .. } => "fault: a process is killed",
+        Event::Frozen { .. } => "fault: a process is frozen",
+        Event::TimedOut { .. } => "fault: a process is too slow",
+        Event::Throttled { .. } => "fault: an invocation is throttled",
+        Event::Expired { .. } => "fault: a message expires",
+        Event::ReceivesUsedUp { .. } => "fault: receives are used up",
+        Event::Redriven { .. } => "operator: redrives",
+        Event::Released { .. } => "operator: releases",
+        Event::Deleted { .. } => "operator: deletes",
+        _ => return None,
+    })
+}
+
+/// What the oracle says about one world.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    /// What is wrong, with the names of the message or key.
+    pub violations: Vec<Violation>,
+    /// How often each check could have failed.
+    pub exercised: BTreeMap<&'static str, usize>,
+    pub receives: usize,
+    /// Most receives of a good message in which nothing went wrong.
+    pub most_calm: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub check: &'static str,
+    pub what: String,
+    /// Names in the ledger.
+    pub names: Vec<String>,
+}
+
+pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
+    let mut bench = Bench::new(plan);
+    let mut records = records::Records::default();
+    let mut fates = fates::Fates::default();
+    let mut progress = progress::Progress::default();
+    let mut metrics = metrics::Counts::default();
+    for (at, event) in events {
+        if let Event::Redriven { message, .. } = event {
+            bench.add(message);
+        }
+        if let Some(fault) = fault(event) {
+            *bench.verdict.exercised.entry(fault).or_default() += 1;
+        }
+        records.event(*at, event, &mut bench);
+        fates.event(*at, event, &mut bench);
+        progress.event(*at, event, &mut bench);
+        metrics.event(event, &mut bench);
+    }
+    fates.end(&mut bench);
+    progress.end(&mut bench);
+    bench.verdict
+}
+
+/// What every part of the oracle knows, and where it says what it has found.
+struct Bench<'a> {
+    plan: &'a Plan,
+    /// Messages by id, and in the order in which they were sent.
+    messages: BTreeMap<String, Message>,
+    order: Vec<String>,
+    verdict: Verdict,
+}
+
+impl<'a> Bench<'a> {
+    fn new(plan: &'a Plan) -> Self {
+        let mut bench = Self {
+            plan,
+            messages: BTreeMap::new(),
+            order: Vec::new(),
+            verdict: Verdict::default(),
+        };
+        plan.messages.iter().for_each(|message| bench.add(message));
+        bench
+    }
+
+    fn add(&mut self, message: &Message) {
+        let sent = |id: &String| self.messages[id].sent;
+        let place = self.order.partition_point(|id| sent(id) <= message.sent);
+        self.order.insert(place, message.id.clone());
+        self.messages.insert(message.id.clone(), message.clone());
+    }
+
+    /// Returns the key of a message, as the ledger names it.
+    fn key(&self, message: &Message) -> String {
+        let part = if self.plan.keyed_by_order {
+            &message.order
+        } else {
+            &message.id
+        };
+        format!("orders#{part}")
+    }
+
+    fn check(
+        &mut self,
+        check: &'static str,
+        holds: bool,
+        names: &[&str],
+        what: impl FnOnce() -> String,
+    ) {
+        *self.verdict.exercised.entry(check).or_default() += 1;
+        if !holds {
+            self.verdict.violations.push(Violation {
+                check,
+                what: what(),
+                names: names.iter().map(|&name| name.to_owned()).collect(),
+            });
+        }
+    }
+}

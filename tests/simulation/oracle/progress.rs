@@ -1,0 +1,143 @@
+//! Promise 7: everything ends, answers come in time, a message needs few receives once nothing goes wrong, and bodies
+//! do not stay in memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use super::Bench;
+use crate::{
+    ledger::{Event, Run, Worker},
+    plan::Kind,
+};
+
+/// Most receives of a good message in which nothing goes wrong: it may be behind others, wait for a lease, or be
+/// delivered again.
+const MOST_CALM: usize = 40;
+/// Longest body of a message.
+const BODY: usize = 32;
+
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Workers that something stopped.
+    doomed: BTreeSet<Worker>,
+    /// Batches that are at work, by worker, and those in which something went wrong.
+    at_work: BTreeSet<(Worker, usize)>,
+    troubled: BTreeSet<usize>,
+    worker_of_run: HashMap<Run, Worker>,
+    /// Batches of each message.
+    batches: BTreeMap<String, Vec<usize>>,
+}
+
+impl Progress {
+    pub(super) fn event(&mut self, at: Duration, event: &Event, bench: &mut Bench<'_>) {
+        match event {
+            Event::Received { message, batch, .. } => {
+                bench.verdict.receives += 1;
+                let batches = self.batches.entry(message.clone()).or_default();
+                batches.push(*batch);
+                // Whatever the consumer called or would have called.
+                let mut outages = bench.plan.outages.iter();
+                if outages.any(|outage| outage.during.contains(&at)) {
+                    self.troubled.insert(*batch);
+                }
+            }
+            Event::Invoked { batch, worker } => {
+                self.at_work.insert((*worker, *batch));
+            }
+            Event::TableFault { worker, .. } | Event::SqsFault { worker } => self.trouble(*worker),
+            Event::Throttled { batch }
+            | Event::InvocationLost { batch }
+            | Event::InvocationFailed { batch, .. } => {
+                self.troubled.insert(*batch);
+                self.at_work.retain(|(_, at_work)| at_work != batch);
+            }
+            Event::HandlerStarted { run, worker, .. } => {
+                self.worker_of_run.insert(*run, *worker);
+            }
+            Event::GatewayRefused { run }
+            | Event::GatewaySilent { run }
+            | Event::HandlerEnded {
+                run,
+                how: "retryable" | "panicked" | "cut off",
+            } => {
+                if let Some(worker) = self.worker_of_run.get(run) {
+                    self.trouble(*worker);
+                }
+            }
+            Event::Killed { worker } | Event::Frozen { worker, .. } => {
+                self.doomed.insert(*worker);
+                self.trouble(*worker);
+            }
+            Event::Answered { batch, took, .. } => {
+                self.at_work.retain(|(_, at_work)| at_work != batch);
+                let limit = bench.plan.timeouts.function;
+                bench.check("response is sound", true, &[], String::new);
+                bench.check("P7 answer in time", *took < limit, &[], || {
+                    format!("batch {batch} was answered after {took:?}")
+                });
+            }
+            Event::TimedOut {
+                batch,
+                worker,
+                frozen,
+            } => {
+                let excused = *frozen || self.doomed.contains(worker);
+                bench.check("P7 answer in time", excused, &[], || {
+                    format!(
+                        "batch {batch} was not answered in time, and nothing had stopped worker {worker}"
+                    )
+                });
+            }
+            Event::BadResponse { batch, why } => {
+                bench.check("response is sound", false, &[], || {
+                    format!("batch {batch}: {why}")
+                });
+            }
+            Event::Held { worker, most, now } => {
+                bench.check("bodies are let go", *now == 0, &[], || {
+                    format!("worker {worker} holds {now} bytes of bodies between invocations")
+                });
+                let limit = bench.plan.invocations * bench.plan.batch * BODY;
+                bench.check(
+                    "bodies of a process are bounded",
+                    *most <= limit,
+                    &[],
+                    || format!("worker {worker} held {most} bytes of bodies"),
+                );
+            }
+            Event::Quiet { left } => {
+                let left = *left;
+                bench.check("P7 everything ends", left == 0, &[], || {
+                    format!("{left} messages are still in the queue")
+                });
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes that something went wrong for the batches of a worker.
+    fn trouble(&mut self, worker: Worker) {
+        let of_worker = self.at_work.iter().filter(|(of, _)| *of == worker);
+        self.troubled.extend(of_worker.map(|(_, batch)| *batch));
+    }
+
+    pub(super) fn end(&self, bench: &mut Bench<'_>) {
+        for id in bench.order.clone() {
+            let kind = bench.messages[&id].kind;
+            if matches!(kind, Kind::Declined | Kind::Undecodable | Kind::Killer) {
+                continue;
+            }
+            let batches = self.batches.get(&id).map_or(&[][..], Vec::as_slice);
+            let calm = batches
+                .iter()
+                .filter(|batch| !self.troubled.contains(batch));
+            let calm = calm.count();
+            bench.verdict.most_calm = bench.verdict.most_calm.max(calm);
+            bench.check("P7 progress", calm <= MOST_CALM, &[&id], || {
+                format!("{id} needed {calm} receives in which nothing went wrong")
+            });
+        }
+    }
+}

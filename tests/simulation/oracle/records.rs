@@ -1,0 +1,298 @@
+//! Promises 1 to 3 and 6: the record of each key, the runs of its handlers and their charges.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use super::Bench;
+use crate::{
+    ledger::{Event, Run, Worker},
+    plan::Keys,
+};
+
+/// Difference of two clocks that the lease margin covers, in milliseconds.
+const MARGIN_MS: i64 = 1000;
+
+#[derive(Default)]
+pub(super) struct Records {
+    keys: HashMap<String, OfKey>,
+    runs: HashMap<Run, OfRun>,
+    /// Runs that have not ended, by worker.
+    running: HashMap<Worker, BTreeSet<Run>>,
+    /// When something last went wrong for a worker.
+    trouble: HashMap<Worker, Duration>,
+}
+
+#[derive(Default)]
+struct OfKey {
+    completed: bool,
+    failed: BTreeSet<String>,
+    /// Runs that may have had their effect, and whether each has asked the gateway.
+    open: BTreeMap<Run, bool>,
+    charges: Vec<(Run, Duration)>,
+    claim: Option<Claim>,
+    /// When a request for this key went wrong, or an operator changed its record.
+    trouble: Option<Duration>,
+}
+
+/// The last claim of a key.
+struct Claim {
+    worker: Worker,
+    message: String,
+    is_suspect: bool,
+    /// Nothing was recorded since the claim, or since its handler began.
+    is_unsettled: bool,
+}
+
+struct OfRun {
+    key: String,
+    worker: Worker,
+    is_alone: bool,
+    began: Duration,
+    end: Option<(&'static str, Duration)>,
+}
+
+impl Records {
+    pub(super) fn event(&mut self, at: Duration, event: &Event, bench: &mut Bench<'_>) {
+        match event {
+            Event::Claimed { .. } => self.claimed(event, bench),
+            Event::Settled {
+                key,
+                worker,
+                was,
+                is,
+            } => self.settled(key, *worker, (was, is), bench),
+            Event::Released { key } => self.key(key).trouble = Some(at),
+            Event::Deleted { key } => {
+                // A new operation begins.
+                let deleted = OfKey {
+                    trouble: Some(at),
+                    ..OfKey::default()
+                };
+                self.keys.insert(key.clone(), deleted);
+            }
+            Event::TableFault { key, worker, .. } => {
+                self.key(key).trouble = Some(at);
+                self.trouble.insert(*worker, at);
+            }
+            Event::Killed { worker } | Event::Frozen { worker, .. } => {
+                self.trouble.insert(*worker, at);
+            }
+            Event::TimedOut { worker, .. } => {
+                self.trouble.insert(*worker, at);
+            }
+            Event::HandlerStarted {
+                run,
+                message,
+                key,
+                told,
+                worker,
+                ..
+            } => self.started(at, *run, (message, key), *worker, *told, bench),
+            Event::HandlerEnded { run, how } => {
+                if let Some(of_run) = self.runs.get_mut(run) {
+                    of_run.end = Some((how, at));
+                    let running = self.running.entry(of_run.worker).or_default();
+                    running.remove(run);
+                }
+            }
+            Event::GatewayRefused { run } => self.asked(*run),
+            Event::Charged { run, key, taken } => {
+                self.asked(*run);
+                if *taken {
+                    self.charged(at, *run, key, bench);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn key(&mut self, key: &str) -> &mut OfKey {
+        self.keys.entry(key.to_owned()).or_default()
+    }
+
+    fn asked(&mut self, run: Run) {
+        let key = self.runs.get(&run).map(|of| &of.key);
+        let of_key = key.and_then(|key| self.keys.get_mut(key));
+        if let Some(asked) = of_key.and_then(|of_key| of_key.open.get_mut(&run)) {
+            *asked = true;
+        }
+    }
+
+    fn claimed(&mut self, event: &Event, bench: &mut Bench<'_>) {
+        let Event::Claimed {
+            key,
+            message,
+            worker,
+            was,
+            lease_left_ms,
+            ..
+        } = event
+        else {
+            return;
+        };
+        let left = lease_left_ms.unwrap_or(i64::MIN);
+        if *was == "IN_PROGRESS" {
+            bench.check(
+                "P1 one live claim",
+                left < MARGIN_MS,
+                &[key, message],
+                || {
+                    format!(
+                        "{key} was claimed for {message} while another's lease had {left} ms left"
+                    )
+                },
+            );
+        }
+        let of_key = self.key(key);
+        bench.check(
+            "P2 completed is never claimed",
+            !of_key.completed,
+            &[key, message],
+            || format!("{key} was claimed for {message} after its completion"),
+        );
+        bench.check(
+            "P2 failed message is never claimed",
+            !of_key.failed.contains(message),
+            &[key, message],
+            || format!("{key} was claimed for {message}, whose failure is recorded"),
+        );
+        let before = of_key.claim.take();
+        of_key.claim = Some(Claim {
+            worker: *worker,
+            message: message.clone(),
+            is_suspect: *was == "IN_PROGRESS" && before.is_some_and(|before| before.is_unsettled),
+            is_unsettled: true,
+        });
+    }
+
+    fn settled(
+        &mut self,
+        key: &str,
+        worker: Worker,
+        (was, is): (&str, &str),
+        bench: &mut Bench<'_>,
+    ) {
+        bench.check(
+            "P5 no result is overwritten",
+            was != "COMPLETED",
+            &[key],
+            || format!("{key} became {is} after its completion"),
+        );
+        let of_key = self.key(key);
+        let Some(claim) = &mut of_key.claim else {
+            return;
+        };
+        bench.check(
+            "P5 only the claimant settles",
+            claim.worker == worker,
+            &[key, &claim.message],
+            || {
+                format!(
+                    "worker {worker} settled {key}, which worker {} has claimed",
+                    claim.worker
+                )
+            },
+        );
+        claim.is_unsettled = false;
+        if is == "COMPLETED" {
+            of_key.completed = true;
+            of_key.open.clear();
+        } else if is == "FAILED" {
+            of_key.failed.insert(claim.message.clone());
+        }
+    }
+
+    fn started(
+        &mut self,
+        at: Duration,
+        run: Run,
+        (message, key): (&str, &str),
+        worker: Worker,
+        told: bool,
+        bench: &mut Bench<'_>,
+    ) {
+        let of_key = self.keys.entry(key.to_owned()).or_default();
+        bench.check(
+            "P2 completed never runs again",
+            !of_key.completed,
+            &[key, message],
+            || format!("{message} ran as run {run} after {key} was completed"),
+        );
+        bench.check(
+            "P2 failed message never runs again",
+            !of_key.failed.contains(message),
+            &[key, message],
+            || format!("{message} ran as run {run} after its failure was recorded"),
+        );
+        if let Some((earlier, _)) = of_key.open.iter().find(|(_, asked)| **asked) {
+            bench.check("P3 told of earlier attempts", told, &[key, message], || {
+                format!("run {run} of {key} was not told of run {earlier}")
+            });
+        }
+        of_key.open.insert(run, false);
+        let mut is_alone = false;
+        if let Some(claim) = of_key.claim.as_mut().filter(|of| of.worker == worker) {
+            is_alone = claim.is_suspect;
+            claim.is_unsettled = true;
+        }
+        let running = self.running.entry(worker).or_default();
+        let alone = running.iter().find(|other| self.runs[other].is_alone);
+        if is_alone || alone.is_some() {
+            let holds = running.is_empty();
+            bench.check("P6 suspect runs alone", holds, &[key, message], || {
+                format!(
+                    "run {run} of {key} began beside {running:?} (alone: {is_alone}, {alone:?})"
+                )
+            });
+        }
+        running.insert(run);
+        self.runs.insert(
+            run,
+            OfRun {
+                key: key.to_owned(),
+                worker,
+                is_alone,
+                began: at,
+                end: None,
+            },
+        );
+    }
+
+    /// A charge that the gateway has taken.
+    fn charged(&mut self, at: Duration, run: Run, key: &str, bench: &mut Bench<'_>) {
+        let of_key = self.keys.entry(key.to_owned()).or_default();
+        let charges = of_key.charges.len() + 1;
+        if bench.plan.gateway.keys == Keys::Forever {
+            bench.check("charged once", charges <= 1, &[key], || {
+                format!("{key} was charged {charges} times")
+            });
+        }
+        // A request of one run that the network doubled or delayed has no other cause.
+        let began = self.runs.get(&run).map_or(at, |of_run| of_run.began);
+        let of_earlier = of_key.charges.iter().map(|(of, _)| (of, self.runs.get(of)));
+        let earlier = of_earlier.rev().find_map(|(of, of_run)| {
+            let of_run = of_run.filter(|of_run| of_run.began < began)?;
+            Some((of, of_run))
+        });
+        if let Some((earlier, OfRun { worker, end, .. })) = earlier {
+            // Its end is recorded, unless something went wrong between the end and the record.
+            let excused = match end {
+                Some(("ok", ended)) => {
+                    let of_worker = self.trouble.get(worker).copied();
+                    let mut troubles = [of_key.trouble, of_worker].into_iter().flatten();
+                    began < *ended || troubles.any(|then| then >= *ended)
+                }
+                _ => true,
+            };
+            bench.check(
+                "P3 charged again only with a cause",
+                excused,
+                &[key],
+                || format!("run {run} charged {key} again after run {earlier} had succeeded"),
+            );
+        }
+        of_key.charges.push((run, at));
+    }
+}
