@@ -22,10 +22,12 @@ pub mod oracle;
 pub mod outage;
 pub mod plan;
 mod queue;
+mod sdk;
 mod shrink;
 mod sqs;
 pub mod survey;
 mod table;
+mod wire;
 mod world;
 
 use std::{panic, time::Duration};

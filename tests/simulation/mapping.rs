@@ -24,7 +24,7 @@ use crate::{
     plan::{Service, Work},
     queue::Received,
     sqs::client,
-    table::Line,
+    table::Records,
     world::{Member, World, namespace},
 };
 
@@ -39,7 +39,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How soon a process ends while none of them lives.
 const SOON: Duration = Duration::from_millis(40);
 
-type Charging = Consumer<Once<Line>, Charge>;
+type Charging = Consumer<Once<Records>, Charge>;
 
 pub struct Lambda {
     world: Arc<World>,
@@ -380,10 +380,6 @@ impl Slot {
 
 fn consumer(world: Arc<World>, member: &Member) -> Charging {
     let plan = world.plan.clone();
-    let line = Line {
-        world: Arc::clone(&world),
-        member: member.clone(),
-    };
     let handler = Charge {
         world: Arc::clone(&world),
         member: member.clone(),
@@ -397,17 +393,21 @@ fn consumer(world: Arc<World>, member: &Member) -> Charging {
         "message-id"
     };
     let worker = member.worker;
-    Consumer::new(Once::new(line), namespace(), handler)
-        .key(key.parse().expect("a key source"))
-        .concurrency(NonZeroUsize::new(plan.concurrency).unwrap_or(NonZeroUsize::MIN))
-        .visibility(visibility)
-        .metrics(Metrics::new("sqs-once", "charge").expect("names of metrics"))
-        .on_outcome(move |message| {
-            world.note(Event::Outcome {
-                message: message.message_id.to_owned(),
-                count: message.receive_count,
-                outcome: message.outcome.name(),
-                worker,
-            });
-        })
+    Consumer::new(
+        Once::new(Records::new(&world, member)),
+        namespace(),
+        handler,
+    )
+    .key(key.parse().expect("a key source"))
+    .concurrency(NonZeroUsize::new(plan.concurrency).unwrap_or(NonZeroUsize::MIN))
+    .visibility(visibility)
+    .metrics(Metrics::new("sqs-once", "charge").expect("names of metrics"))
+    .on_outcome(move |message| {
+        world.note(Event::Outcome {
+            message: message.message_id.to_owned(),
+            count: message.receive_count,
+            outcome: message.outcome.name(),
+            worker,
+        });
+    })
 }

@@ -7,8 +7,8 @@ use crate::{
     ledger::Event,
     oracle::Violation,
     plan::{
-        FUNCTION_TIMEOUTS, Gateway, Kind, MOST_IN_FLIGHT, Message, Outage, Plan, RETENTION, Rates,
-        Service, Timeouts, of_template,
+        FUNCTION_TIMEOUTS, Gateway, Kind, Level, MOST_IN_FLIGHT, Message, Outage, Plan, RETENTION,
+        Rates, Service, Timeouts, of_template,
     },
     run,
 };
@@ -66,6 +66,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
     let outages: Vec<_> = of.iter().map(outage).collect();
     FUNCTION_TIMEOUTS.into_iter().map(move |function| Plan {
         seed: 12,
+        level: Level::Store,
         fifo: false,
         batch,
         window: Duration::ZERO,

@@ -16,10 +16,25 @@ pub const MOST_IN_FLIGHT: usize = 120_000;
 /// Of the template.
 pub const RETENTION: Duration = HOUR.saturating_mul(4 * 24);
 
+/// Messages at the wire, where a receive takes ten times as long.
+const MOST_AT_THE_WIRE: usize = 40;
+
+/// The level at which requests to the table fail. Calls to SQS go through the SDK at each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// At the trait of stores.
+    Store,
+    /// At the wire, below the shipped store and the SDK.
+    Wire,
+    /// The same with batched writes.
+    Batched,
+}
+
 /// The script of a world.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
+    pub level: Level,
     pub fifo: bool,
     /// Most messages of a batch.
     pub batch: usize,
@@ -253,6 +268,11 @@ impl Plan {
         let ends = outages.iter().map(|outage| outage.during.end);
         let mut plan = Self {
             seed,
+            level: match seed % 20 {
+                9 => Level::Wire,
+                19 => Level::Batched,
+                _ => Level::Store,
+            },
             fifo,
             batch,
             window: dice.pick(&[Duration::ZERO, Duration::ZERO, seconds(1), seconds(60)]),
@@ -273,6 +293,9 @@ impl Plan {
             retention: RETENTION,
         };
         // With numbers of their own: a draw more here changes nothing above.
+        if plan.level != Level::Store {
+            plan.messages.truncate(MOST_AT_THE_WIRE);
+        }
         plan.draw_surroundings(&mut Dice::new(seed ^ 0x00ac_ce55), span);
         plan
     }

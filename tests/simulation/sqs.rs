@@ -1,26 +1,16 @@
 //! The SDK's client of SQS over a connector in memory.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
-use aws_sdk_sqs::{
-    Client, Config,
-    config::{
-        BehaviorVersion, Credentials, IdentityCache, Region, StalledStreamProtectionConfig,
-        http::{HttpRequest, HttpResponse},
-        retry::RetryConfig,
-        timeout::TimeoutConfig,
-    },
-};
-use aws_smithy_runtime_api::client::{
-    http::{HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn},
-    result::ConnectorError,
-};
+use aws_sdk_sqs::Client;
+use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::ConnectorError};
 use serde_json::{Value, json};
 
 use crate::{
     ledger::Event,
     plan::Service,
-    world::{Member, World},
+    sdk::{Request, config, response},
+    world::{CLIENT_TIMEOUT, Member, World},
 };
 
 pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
@@ -28,61 +18,22 @@ const DEAD_LETTERS: &str = "orders-dead";
 
 /// Returns a client through which a process calls the queues.
 pub fn client(world: Arc<World>, member: Member) -> Client {
-    let wire = SharedHttpConnector::new(Wire { world, member });
-    let config = Config::builder()
-        .behavior_version(BehaviorVersion::latest())
-        .region(Region::from_static("eu-central-1"))
-        .endpoint_url("http://sqs")
-        .credentials_provider(Credentials::new("test", "test", None, None, "tests"))
-        .identity_cache(IdentityCache::no_cache())
-        .retry_config(RetryConfig::disabled())
-        .timeout_config(TimeoutConfig::disabled())
-        .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
-        .http_client(http_client_fn(move |_, _| wire.clone()));
-    Client::from_conf(config.build())
-}
-
-struct Wire {
-    world: Arc<World>,
-    member: Member,
-}
-
-impl fmt::Debug for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Wire")
-    }
-}
-
-impl HttpConnector for Wire {
-    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        let operation = request.headers().get("x-amz-target").unwrap_or_default();
-        let operation = operation.trim_start_matches("AmazonSQS.").to_owned();
-        let body = request.body().bytes().unwrap_or_default();
-        let body: Value = serde_json::from_slice(body).unwrap_or_default();
-        let (world, member) = (Arc::clone(&self.world), self.member.clone());
+    let config = config(move |Request { operation, body }| {
+        let (world, member) = (Arc::clone(&world), member.clone());
         HttpConnectorFuture::new(async move {
             let (note_to, worker) = (Arc::clone(&world), member.worker);
             let served = move |world: &World| serve(world, &operation, &body);
-            // The SDK would wait for a second.
-            let answer = world.exchange(&member, Duration::from_secs(1), served);
-            let answer = answer.await;
+            let answer = world.exchange(&member, CLIENT_TIMEOUT, served).await;
             if answer.as_ref().is_none_or(|(status, _)| *status != 200) {
                 note_to.note(Event::SqsFault { worker });
             }
             match answer {
-                Some((status, body)) => {
-                    let status = status.try_into().map_err(|error| {
-                        ConnectorError::other(
-                            Box::<dyn std::error::Error + Send + Sync>::from(error),
-                            None,
-                        )
-                    })?;
-                    Ok(HttpResponse::new(status, body.to_string().into()))
-                }
+                Some(answer) => response(answer),
                 None => Err(ConnectorError::timeout("no answer".into())),
             }
         })
-    }
+    });
+    Client::new(&config)
 }
 
 fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {

@@ -1,4 +1,4 @@
-//! [`Table`]: the idempotency table, and [`Line`], the store that a process sees.
+//! [`Table`]: the idempotency table, and [`Records`], the store that a process sees.
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -6,29 +6,55 @@ use futures_util::FutureExt as _;
 use sqs_once::{
     internal::RequestErrorKind,
     protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp},
-    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
+    store::{
+        Batched, ClaimResponse, DynamoStore, MemoryStore, RequestContext, SettleResponse, Store,
+        StoreError,
+    },
 };
 
 use crate::{
     ledger::Event,
-    plan::Service,
+    plan::{Level, Service},
+    wire::{Dynamo, store},
     world::{CLIENT_TIMEOUT, Member, World},
 };
 
 /// The records, with atomic conditional writes.
-#[derive(Debug, Default)]
-pub struct Table {
-    records: MemoryStore,
+#[derive(Debug)]
+pub enum Table {
+    Memory(MemoryStore),
+    Wire(Dynamo),
 }
 
 impl Table {
+    pub fn new(level: Level) -> Self {
+        match level {
+            Level::Store => Self::Memory(MemoryStore::default()),
+            Level::Wire | Level::Batched => Self::Wire(Dynamo::new()),
+        }
+    }
+
+    pub fn at_the_wire(&self) -> Option<&Dynamo> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Wire(dynamo) => Some(dynamo),
+        }
+    }
+
     pub fn get(&self, key: &Key) -> Option<Record> {
-        self.records.get(key)
+        match self {
+            Self::Memory(records) => records.get(key),
+            Self::Wire(dynamo) => dynamo.get(key),
+        }
     }
 
     /// Ends the lease of a record, as an operator does. Returns false if there is none.
     pub fn release(&self, key: &Key, now: Timestamp) -> bool {
-        let Some(mut record) = self.records.get(key) else {
+        let records = match self {
+            Self::Memory(records) => records,
+            Self::Wire(dynamo) => return dynamo.release(key, now),
+        };
+        let Some(mut record) = records.get(key) else {
             return false;
         };
         match &mut record.state {
@@ -37,21 +63,74 @@ impl Table {
         }
         record.updated_at = Some(now);
         record.exclusive_attempts = 0;
-        self.records.put(key.clone(), record);
+        records.put(key.clone(), record);
         true
     }
 
     /// Deletes a record, as an operator does. Returns false if there is none.
     pub fn delete(&self, key: &Key) -> bool {
-        self.records.remove(key).is_some()
+        match self {
+            Self::Memory(records) => records.remove(key).is_some(),
+            Self::Wire(dynamo) => dynamo.delete(key),
+        }
     }
 }
 
-/// The way of one process to the table.
+/// The store of a process: the shipped one, or records in memory behind a line that fails.
+#[derive(Clone, Debug)]
+pub enum Records {
+    Memory(Line),
+    Wire(DynamoStore),
+    Batched(Batched),
+}
+
+impl Records {
+    pub fn new(world: &Arc<World>, member: &Member) -> Self {
+        let line = || Line {
+            world: Arc::clone(world),
+            member: member.clone(),
+        };
+        match world.plan.level {
+            Level::Store => Self::Memory(line()),
+            Level::Wire => Self::Wire(store(world, member)),
+            Level::Batched => Self::Batched(Batched::new(store(world, member))),
+        }
+    }
+}
+
+impl Store for Records {
+    async fn claim(
+        &self,
+        request: &ClaimRequest,
+        context: &RequestContext,
+    ) -> Result<ClaimResponse, StoreError> {
+        match self {
+            Self::Memory(line) => line.claim(request, context).await,
+            Self::Wire(store) => store.claim(request, context).await,
+            Self::Batched(store) => store.claim(request, context).await,
+        }
+    }
+
+    async fn settle(
+        &self,
+        fence: &FencingToken,
+        settlement: &Settlement,
+        now: Timestamp,
+        context: &RequestContext,
+    ) -> Result<SettleResponse, StoreError> {
+        match self {
+            Self::Memory(line) => line.settle(fence, settlement, now, context).await,
+            Self::Wire(store) => store.settle(fence, settlement, now, context).await,
+            Self::Batched(store) => store.settle(fence, settlement, now, context).await,
+        }
+    }
+}
+
+/// The way of one process to records in memory.
 #[derive(Clone, Debug)]
 pub struct Line {
-    pub world: Arc<World>,
-    pub member: Member,
+    world: Arc<World>,
+    member: Member,
 }
 
 const NO_ANSWER: &str = "no answer";
@@ -112,7 +191,9 @@ impl Store for Line {
         let (request, context) = (request.clone(), context.clone());
         let (key, worker) = (request.key.clone(), self.member.worker);
         let apply = move |world: &World| {
-            let records = &world.table.records;
+            let Table::Memory(records) = &world.table else {
+                unreachable!("a line leads to records in memory")
+            };
             let was = records.get(&request.key);
             let claim = records.claim(&request, &context);
             let response = claim.now_or_never().expect("memory does not wait");
@@ -142,7 +223,9 @@ impl Store for Line {
         let (context, worker) = (context.clone(), self.member.worker);
         let key = fence.key.clone();
         let apply = move |world: &World| {
-            let records = &world.table.records;
+            let Table::Memory(records) = &world.table else {
+                unreachable!("a line leads to records in memory")
+            };
             let was = records.get(&fence.key);
             let settle = records.settle(&fence, &settlement, now, &context);
             let response = settle.now_or_never().expect("memory does not wait");

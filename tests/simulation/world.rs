@@ -62,7 +62,7 @@ impl World {
         Arc::new(Self {
             ledger: Ledger::default(),
             queue: Queue::new(&plan),
-            table: Table::default(),
+            table: Table::new(plan.level),
             gateway: Gateway::default(),
             start: Instant::now(),
             // Not the seed itself, with which the plan was drawn.

@@ -1,0 +1,98 @@
+//! The SDK's clients of a simulated process: a connector in memory, and the process's own clocks.
+
+use std::{fmt, time::SystemTime};
+
+use aws_config::{
+    BehaviorVersion, Region, SdkConfig, identity::IdentityCache, retry::RetryConfig,
+    stalled_stream_protection::StalledStreamProtectionConfig, timeout::TimeoutConfig,
+};
+use aws_credential_types::{Credentials, provider::SharedCredentialsProvider};
+use aws_smithy_async::{
+    rt::sleep::{AsyncSleep, SharedAsyncSleep, Sleep},
+    time::{SharedTimeSource, TimeSource},
+};
+use aws_smithy_runtime_api::client::{
+    http::{HttpConnector, HttpConnectorFuture, SharedHttpConnector, http_client_fn},
+    orchestrator::{HttpRequest, HttpResponse},
+    result::ConnectorError,
+};
+use serde_json::Value;
+use sqs_once::{internal::system::sleep, protocol::Timestamp};
+
+use crate::world::CLIENT_TIMEOUT;
+
+/// Returns the configuration of clients whose requests `answer` answers. The SDK repeats none.
+pub fn config(
+    answer: impl Fn(Request) -> HttpConnectorFuture + Send + Sync + 'static,
+) -> SdkConfig {
+    let wire = SharedHttpConnector::new(Wire(answer));
+    let credentials = Credentials::new("test", "test", None, None, "tests");
+    let timeouts = TimeoutConfig::builder().operation_attempt_timeout(CLIENT_TIMEOUT);
+    SdkConfig::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .region(Region::from_static("eu-central-1"))
+        .endpoint_url("http://service")
+        .credentials_provider(SharedCredentialsProvider::new(credentials))
+        .identity_cache(IdentityCache::no_cache())
+        .retry_config(RetryConfig::disabled())
+        .timeout_config(timeouts.build())
+        .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+        .sleep_impl(SharedAsyncSleep::new(Clock))
+        .time_source(SharedTimeSource::new(Clock))
+        .http_client(http_client_fn(move |_, _| wire.clone()))
+        .build()
+}
+
+/// A request of the SDK.
+pub struct Request {
+    pub operation: String,
+    pub body: Value,
+}
+
+/// Returns a response with this status and body.
+pub fn response((status, body): (u16, Value)) -> Result<HttpResponse, ConnectorError> {
+    let status = status
+        .try_into()
+        .map_err(|error| ConnectorError::other(Box::from(format!("{error}")), None))?;
+    Ok(HttpResponse::new(status, body.to_string().into()))
+}
+
+/// The clocks of the process that runs.
+#[derive(Debug)]
+struct Clock;
+
+impl AsyncSleep for Clock {
+    fn sleep(&self, duration: std::time::Duration) -> Sleep {
+        Sleep::new(sleep(duration))
+    }
+}
+
+impl TimeSource for Clock {
+    fn now(&self) -> SystemTime {
+        let since = std::time::Duration::from_millis(Timestamp::now().as_millis());
+        SystemTime::UNIX_EPOCH + since
+    }
+}
+
+struct Wire<F>(F);
+
+impl<F> fmt::Debug for Wire<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wire")
+    }
+}
+
+impl<F> HttpConnector for Wire<F>
+where
+    F: Fn(Request) -> HttpConnectorFuture + Send + Sync,
+{
+    fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
+        let target = request.headers().get("x-amz-target").unwrap_or_default();
+        let (_, operation) = target.split_once('.').unwrap_or_default();
+        let body = request.body().bytes().unwrap_or_default();
+        (self.0)(Request {
+            operation: operation.to_owned(),
+            body: serde_json::from_slice(body).unwrap_or_default(),
+        })
+    }
+}
