@@ -122,6 +122,11 @@ pub enum Event {
         was: &'static str,
         is: &'static str,
     },
+    /// Writes that arrive at the table in one request.
+    BatchedWrites {
+        worker: Worker,
+        keys: Vec<String>,
+    },
     TableFault {
         key: String,
         worker: Worker,

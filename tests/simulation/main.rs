@@ -84,6 +84,8 @@ fn show(seeds: impl Iterator<Item = u64> + Send, of: Option<usize>) -> Survey {
     for (check, times) in &survey.exercised {
         println!("{times:>9}  {check}");
     }
+    let wire = survey.receives_at_the_wire;
+    println!("{wire:>9}  receives of all whose writes went through the SDK");
     let calm = survey.most_calm;
     println!("{calm:>9}  receives of one good message in which nothing went wrong, at most");
     survey

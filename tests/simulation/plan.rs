@@ -17,7 +17,7 @@ pub const MOST_IN_FLIGHT: usize = 120_000;
 pub const RETENTION: Duration = HOUR.saturating_mul(4 * 24);
 
 /// Messages at the wire, where a receive takes ten times as long.
-const MOST_AT_THE_WIRE: usize = 40;
+const MOST_AT_THE_WIRE: usize = 20;
 
 /// The level at which requests to the table fail. Calls to SQS go through the SDK at each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

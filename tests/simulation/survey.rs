@@ -11,6 +11,7 @@ use std::{
 use crate::{
     Run,
     oracle::{CHECKS, Violation},
+    plan::Level,
 };
 
 /// What many worlds showed.
@@ -20,6 +21,8 @@ pub struct Survey {
     took: Duration,
     pub worlds: usize,
     pub receives: usize,
+    /// Those of worlds whose table is at the wire.
+    pub receives_at_the_wire: usize,
     /// How often each check could have failed.
     pub exercised: BTreeMap<&'static str, usize>,
     /// Most receives of a good message in which nothing went wrong.
@@ -41,6 +44,9 @@ impl Survey {
         self.took = self.started.elapsed();
         self.worlds += 1;
         self.receives += run.verdict.receives;
+        if run.plan.level != Level::Store {
+            self.receives_at_the_wire += run.verdict.receives;
+        }
         self.most_calm = self.most_calm.max(run.verdict.most_calm);
         for (check, times) in run.verdict.exercised {
             *self.exercised.entry(check).or_default() += times;
@@ -76,6 +82,7 @@ pub fn survey(
         took: Duration::ZERO,
         worlds: 0,
         receives: 0,
+        receives_at_the_wire: 0,
         exercised: BTreeMap::new(),
         most_calm: 0,
         violations: BTreeMap::new(),

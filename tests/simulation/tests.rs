@@ -20,6 +20,7 @@ fn worlds_of_fixed_seeds_keep_promises() {
     assert!(found.is_empty(), "make simulate SEED=...: {found:#?}");
     assert_eq!(survey.idle(), [""; 0], "never exercised");
     assert!(survey.receives >= 300_000, "{survey}");
+    assert!(survey.receives_at_the_wire >= 3000, "{survey:?}");
 }
 
 #[test]

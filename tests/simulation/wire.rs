@@ -169,6 +169,10 @@ impl Dynamo {
             note("server error");
             return Some(error(500, "InternalServerError"));
         }
+        if keys.len() > 1 {
+            let keys = keys.clone();
+            world.note(Event::BatchedWrites { worker, keys });
+        }
         let before: Vec<_> = keys.iter().map(|key| self.see(key)).collect();
         let mut answer = if served["Statements"].as_array().is_some_and(Vec::is_empty) {
             (200, json!({ "Responses": [] }))

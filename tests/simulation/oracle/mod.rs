@@ -51,12 +51,13 @@ pub const CHECKS: &[&str] = &[
     "fault: an invocation is throttled",
     "fault: a message expires",
     "fault: receives are used up",
+    "wire: writes in one request",
     "operator: redrives",
     "operator: releases",
     "operator: deletes",
 ];
 
-/// Returns the fault that an event is.
+/// Returns the fault, or another rare thing, that an event is.
 fn fault(event: &Event) -> Option<&'static str> {
     Some(match event {
         Event::TableFault { .. } => "fault: a table's request",
@@ -69,6 +70,7 @@ fn fault(event: &Event) -> Option<&'static str> {
         Event::Throttled { .. } => "fault: an invocation is throttled",
         Event::Expired { .. } => "fault: a message expires",
         Event::ReceivesUsedUp { .. } => "fault: receives are used up",
+        Event::BatchedWrites { .. } => "wire: writes in one request",
         Event::Redriven { .. } => "operator: redrives",
         Event::Released { .. } => "operator: releases",
         Event::Deleted { .. } => "operator: deletes",
