@@ -23,14 +23,14 @@ use crate::{
 #[derive(Debug)]
 pub enum Table {
     Memory(MemoryStore),
-    Wire(Dynamo),
+    Wire(Box<Dynamo>),
 }
 
 impl Table {
     pub fn new(level: Level) -> Self {
         match level {
             Level::Store => Self::Memory(MemoryStore::default()),
-            Level::Wire | Level::Batched => Self::Wire(Dynamo::new()),
+            Level::Wire | Level::Batched => Self::Wire(Box::new(Dynamo::new())),
         }
     }
 
