@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use sqs_once::{Attempt, Failure, Handler, internal::system::sleep};
+use sqs_once::{Attempt, Failure, FailureKind, Handler, internal::system::sleep};
 
 use crate::{
     ledger::{Event, Run},
@@ -151,6 +151,9 @@ impl Charge {
         match self.world.exchange(&self.member, patience, served).await {
             Some(Some(Answer::Charged)) => Ok(format!("charged by run {run}")),
             Some(Some(Answer::Declined)) => Err(Failure::permanent("declined")),
+            Some(Some(Answer::Busy)) if self.world.plan.gateway.is_trusted => {
+                Err(Failure::no_effect("busy"))
+            }
             Some(Some(Answer::Busy)) => Err(Failure::retryable("busy")),
             silent => {
                 if silent.is_some() {
@@ -190,13 +193,16 @@ impl Handler for Charge {
         let mut end = End {
             world: &self.world,
             run,
-            how: "cut off",
+            how: "dropped",
         };
         let ended = self.charge(run, &order, kind, &attempt).await;
         end.how = match &ended {
             Ok(_) => "ok",
-            Err(failure) if failure.to_string() == "declined" => "permanent",
-            Err(_) => "retryable",
+            Err(failure) => match failure.kind() {
+                FailureKind::Permanent => "permanent",
+                FailureKind::NoEffect => "no effect",
+                _ => "retryable",
+            },
         };
         ended
     }

@@ -108,6 +108,16 @@ pub enum Event {
         was: &'static str,
         lease_left_ms: Option<i64>,
     },
+    /// So many messages are in flight that SQS delivers none.
+    QueueFull,
+    /// A deletion with an old receipt did nothing.
+    NotDeleted {
+        message: String,
+    },
+    /// The dead-letter queue did not take a copy.
+    CopyRefused {
+        message: String,
+    },
     /// An operator ended the lease of a record.
     Released {
         key: String,

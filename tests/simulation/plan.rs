@@ -122,6 +122,8 @@ pub struct Gateway {
     pub keys: Keys,
     /// It stores a decline under its key, and answers with it again.
     pub remembers_declines: bool,
+    /// The handler takes a 503 as a promise that nothing was charged.
+    pub is_trusted: bool,
     /// How long the handler waits for an answer. `None`: as long as the consumer lets it.
     pub patience: Option<Duration>,
 }
@@ -131,6 +133,7 @@ impl Default for Gateway {
         Self {
             keys: Keys::Forever,
             remembers_declines: false,
+            is_trusted: false,
             patience: Some(PATIENCE),
         }
     }
@@ -306,6 +309,7 @@ impl Plan {
             keys: dice.pick(&[Keys::Forever, Keys::Forever, Keys::ForADay, Keys::Never]),
             remembers_declines: dice.chance(0.5),
             patience: Some(PATIENCE).filter(|_| dice.chance(0.8)),
+            is_trusted: dice.chance(0.3),
         };
         for of in [Service::DeadLetters, Service::Lambda] {
             if dice.chance(0.2) {

@@ -154,7 +154,11 @@ impl Queue {
         }
         // A group waits while a message of it is in flight.
         let in_flight = all.iter().filter(|one| one.is_in_flight(now));
-        let most = most.min(self.in_flight.saturating_sub(in_flight.clone().count()));
+        let room = self.in_flight.saturating_sub(in_flight.clone().count());
+        if room == 0 {
+            world.note(Event::QueueFull);
+        }
+        let most = most.min(room);
         let closed: HashSet<String> = in_flight
             .filter_map(|one| one.message.group.clone())
             .collect();
@@ -210,6 +214,9 @@ impl Queue {
             let is_current = one.receives == of.count && (!self.fifo || one.visible > now);
             if is_current || !self.fifo && world.dice().chance(0.5) {
                 one.gone = true;
+            } else {
+                let message = one.message.id.clone();
+                world.note(Event::NotDeleted { message });
             }
         });
     }

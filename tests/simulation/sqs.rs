@@ -75,9 +75,6 @@ fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
 
 /// Takes the copy of a message into the dead-letter queue.
 fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
-    if world.is_out(Service::DeadLetters) || world.strikes(world.plan.rates.sqs_refused) {
-        return Err("ServiceUnavailable");
-    }
     let attributes = entry["MessageAttributes"].as_object();
     let texts = attributes
         .into_iter()
@@ -85,6 +82,10 @@ fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
         .filter_map(|(name, of)| Some((name.clone(), of["StringValue"].as_str()?.to_owned())));
     let texts: BTreeMap<_, _> = texts.collect();
     let message = texts.get("id").ok_or("MissingParameter")?.clone();
+    if world.is_out(Service::DeadLetters) || world.strikes(world.plan.rates.sqs_refused) {
+        world.note(Event::CopyRefused { message });
+        return Err("ServiceUnavailable");
+    }
     let deduplication_id = entry["MessageDeduplicationId"].as_str();
     if world.plan.fifo != deduplication_id.is_some() {
         return Err("InvalidParameterValue");

@@ -26,11 +26,11 @@ pub(super) struct Fates {
     /// Keys that an operator has changed, and when each was deleted.
     released: BTreeSet<String>,
     deleted: BTreeMap<String, Duration>,
+    /// Messages given up because their process died each time.
+    crashed: BTreeSet<String>,
     /// Orders that were declined.
     declined: BTreeSet<String>,
     invoked: BTreeMap<usize, Duration>,
-    /// Message of the last claim of each key.
-    last_claim: BTreeMap<String, String>,
     orders: BTreeMap<usize, String>,
 }
 
@@ -40,12 +40,9 @@ impl Fates {
             Event::Invoked { batch, .. } => {
                 self.invoked.insert(*batch, at);
             }
-            Event::Claimed { key, message, .. } => {
-                self.last_claim.insert(key.clone(), message.clone());
-            }
             Event::Settled { key, is, .. } => {
-                if matches!(*is, "COMPLETED" | "FAILED") {
-                    self.settled.extend(self.last_claim.get(key).cloned());
+                if *is == "COMPLETED" || *is == "FAILED" && bench.has_failed(key) {
+                    self.settled.extend(bench.claimed_for(key).cloned());
                 }
                 if *is == "COMPLETED" {
                     self.completed.insert(key.clone());
@@ -104,10 +101,13 @@ impl Fates {
             }
             Event::Outcome {
                 message,
-                outcome: "invalid" | "crashed" | "key_reused",
+                outcome: outcome @ ("invalid" | "crashed" | "key_reused"),
                 ..
             } => {
                 self.settled.insert(message.clone());
+                if *outcome == "crashed" {
+                    self.crashed.insert(message.clone());
+                }
             }
             _ => {}
         }
@@ -175,21 +175,18 @@ impl Fates {
             let (from, to) = (&outage.during.start, &outage.during.end);
             to.min(at).saturating_sub(*from.max(&message.sent))
         });
-        let of_key = bench
+        let mut of_key = bench
             .messages
             .values()
             .filter(|other| other.order == message.order);
-        match reason.as_deref() {
-            None => outages.sum::<Duration>() >= HALF_A_DAY,
-            // The process died with an earlier message of its key, or an operator ended its rests.
-            Some("crashed") => {
-                self.released.contains(&bench.key(message))
-                    || of_key.clone().any(|other| other.kind == Kind::Killer)
-            }
-            // The gateway has stored the decline of an earlier message.
-            Some(_) => {
-                bench.plan.gateway.remembers_declines && self.declined.contains(&message.order)
-            }
-        }
+        // The gateway has stored the decline of an earlier message.
+        let is_declined =
+            bench.plan.gateway.remembers_declines && self.declined.contains(&message.order);
+        // The process died with another message of its key, or an operator ended its rests.
+        let may_crash = self.released.contains(&bench.key(message))
+            || of_key.any(|other| other.kind == Kind::Killer);
+        let has_crashed = self.crashed.contains(&message.id) && may_crash;
+        let lasted = reason.is_none() && outages.sum::<Duration>() >= HALF_A_DAY;
+        is_declined || has_crashed || lasted
     }
 }

@@ -1,6 +1,6 @@
 //! Metrics equal the ledger: what the consumer counted in an invocation is what happened.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Bench;
 use crate::{
@@ -12,8 +12,6 @@ use crate::{
 pub(super) struct Counts {
     batches: BTreeMap<usize, OfBatch>,
     at_work: BTreeSet<(Worker, usize)>,
-    /// Message of the last claim of each key.
-    last_claim: HashMap<String, String>,
 }
 
 /// What happened in an invocation, and what the consumer has counted.
@@ -39,16 +37,13 @@ impl Counts {
             Event::Invoked { batch, worker } => {
                 self.at_work.insert((*worker, *batch));
             }
-            Event::Claimed { key, message, .. } => {
-                self.last_claim.insert(key.clone(), message.clone());
-            }
             Event::Settled {
                 key,
                 worker,
                 is: "COMPLETED",
                 ..
             } => {
-                if let Some(message) = self.last_claim.get(key).cloned() {
+                if let Some(message) = bench.claimed_for(key).cloned() {
                     self.in_batch_of(*worker, &message, |batch| batch.completed += 1);
                 }
             }

@@ -8,7 +8,7 @@ mod records;
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    ledger::Event,
+    ledger::{Event, Run},
     plan::{Message, Plan},
 };
 
@@ -50,6 +50,9 @@ pub const CHECKS: &[&str] = &[
     "fault: a process is too slow",
     "fault: an invocation is throttled",
     "fault: a message expires",
+    "fault: too many messages in flight",
+    "fault: an old receipt deletes nothing",
+    "fault: a copy is refused",
     "fault: receives are used up",
     "wire: writes in one request",
     "operator: redrives",
@@ -68,6 +71,9 @@ fn fault(event: &Event) -> Option<&'static str> {
         Event::Frozen { .. } => "fault: a process is frozen",
         Event::TimedOut { .. } => "fault: a process is too slow",
         Event::Throttled { .. } => "fault: an invocation is throttled",
+        Event::QueueFull => "fault: too many messages in flight",
+        Event::NotDeleted { .. } => "fault: an old receipt deletes nothing",
+        Event::CopyRefused { .. } => "fault: a copy is refused",
         Event::Expired { .. } => "fault: a message expires",
         Event::ReceivesUsedUp { .. } => "fault: receives are used up",
         Event::BatchedWrites { .. } => "wire: writes in one request",
@@ -98,6 +104,26 @@ pub struct Violation {
     pub names: Vec<String>,
 }
 
+impl Verdict {
+    /// Notes that a check was exercised, and a violation unless it holds.
+    pub fn check(
+        &mut self,
+        check: &'static str,
+        holds: bool,
+        names: &[&str],
+        what: impl FnOnce() -> String,
+    ) {
+        *self.exercised.entry(check).or_default() += 1;
+        if !holds {
+            self.violations.push(Violation {
+                check,
+                what: what(),
+                names: names.iter().map(|&name| name.to_owned()).collect(),
+            });
+        }
+    }
+}
+
 pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut bench = Bench::new(plan);
     let mut records = records::Records::default();
@@ -105,9 +131,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut progress = progress::Progress::default();
     let mut metrics = metrics::Counts::default();
     for (at, event) in events {
-        if let Event::Redriven { message, .. } = event {
-            bench.add(message);
-        }
+        bench.event(event);
         if let Some(fault) = fault(event) {
             *bench.verdict.exercised.entry(fault).or_default() += 1;
         }
@@ -127,7 +151,17 @@ struct Bench<'a> {
     /// Messages by id, and in the order in which they were sent.
     messages: BTreeMap<String, Message>,
     order: Vec<String>,
+    /// The last claim of each key, and the keys of runs.
+    claims: BTreeMap<String, Claim>,
+    keys: BTreeMap<Run, String>,
     verdict: Verdict,
+}
+
+struct Claim {
+    message: String,
+    was_failed: bool,
+    /// How its handler ended, once it began.
+    run: Option<&'static str>,
 }
 
 impl<'a> Bench<'a> {
@@ -136,10 +170,54 @@ impl<'a> Bench<'a> {
             plan,
             messages: BTreeMap::new(),
             order: Vec::new(),
+            claims: BTreeMap::new(),
+            keys: BTreeMap::new(),
             verdict: Verdict::default(),
         };
         plan.messages.iter().for_each(|message| bench.add(message));
         bench
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::Redriven { message, .. } => self.add(message),
+            Event::Claimed {
+                key, message, was, ..
+            } => {
+                let claim = Claim {
+                    message: message.clone(),
+                    was_failed: *was == "FAILED",
+                    run: None,
+                };
+                self.claims.insert(key.clone(), claim);
+            }
+            Event::HandlerStarted { run, key, .. } => {
+                self.keys.insert(*run, key.clone());
+                if let Some(claim) = self.claims.get_mut(key) {
+                    claim.run = Some("running");
+                }
+            }
+            Event::HandlerEnded { run, how } => {
+                let key = self.keys.get(run);
+                if let Some(claim) = key.and_then(|key| self.claims.get_mut(key)) {
+                    claim.run = Some(how);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the message of a key's last claim.
+    fn claimed_for(&self, key: &str) -> Option<&String> {
+        self.claims.get(key).map(|claim| &claim.message)
+    }
+
+    /// Returns whether a record that became `FAILED` has a failure of its last claim. An undo makes it `FAILED` again.
+    fn has_failed(&self, key: &str) -> bool {
+        self.claims.get(key).is_some_and(|claim| match claim.run {
+            None => !claim.was_failed,
+            Some(how) => how == "permanent",
+        })
     }
 
     fn add(&mut self, message: &Message) {
@@ -166,13 +244,6 @@ impl<'a> Bench<'a> {
         names: &[&str],
         what: impl FnOnce() -> String,
     ) {
-        *self.verdict.exercised.entry(check).or_default() += 1;
-        if !holds {
-            self.verdict.violations.push(Violation {
-                check,
-                what: what(),
-                names: names.iter().map(|&name| name.to_owned()).collect(),
-            });
-        }
+        self.verdict.check(check, holds, names, what);
     }
 }

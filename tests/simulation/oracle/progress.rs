@@ -14,7 +14,7 @@ use crate::{
 
 /// Most receives of a good message in which nothing goes wrong: it may be behind others, wait for a lease, or be
 /// delivered again.
-const MOST_CALM: usize = 40;
+const MOST_CALM: usize = 20;
 /// Longest body of a message.
 const BODY: usize = 32;
 
@@ -26,6 +26,8 @@ pub(super) struct Progress {
     at_work: BTreeSet<(Worker, usize)>,
     troubled: BTreeSet<usize>,
     worker_of_run: HashMap<Run, Worker>,
+    message_of_run: HashMap<Run, String>,
+    declined: BTreeSet<String>,
     /// Batches of each message.
     batches: BTreeMap<String, Vec<usize>>,
 }
@@ -53,14 +55,24 @@ impl Progress {
                 self.troubled.insert(*batch);
                 self.at_work.retain(|(_, at_work)| at_work != batch);
             }
-            Event::HandlerStarted { run, worker, .. } => {
+            Event::HandlerStarted {
+                run,
+                worker,
+                message,
+                ..
+            } => {
                 self.worker_of_run.insert(*run, *worker);
+                self.message_of_run.insert(*run, message.clone());
             }
+            Event::HandlerEnded {
+                run,
+                how: "permanent",
+            } => self.declined.extend(self.message_of_run.get(run).cloned()),
             Event::GatewayRefused { run }
             | Event::GatewaySilent { run }
             | Event::HandlerEnded {
                 run,
-                how: "retryable" | "panicked" | "cut off",
+                how: "retryable" | "no effect" | "panicked" | "dropped",
             } => {
                 if let Some(worker) = self.worker_of_run.get(run) {
                     self.trouble(*worker);
@@ -126,7 +138,8 @@ impl Progress {
     pub(super) fn end(&self, bench: &mut Bench<'_>) {
         for id in bench.order.clone() {
             let kind = bench.messages[&id].kind;
-            if matches!(kind, Kind::Declined | Kind::Undecodable | Kind::Killer) {
+            let fails = matches!(kind, Kind::Declined | Kind::Undecodable | Kind::Killer);
+            if fails || self.declined.contains(&id) {
                 continue;
             }
             let batches = self.batches.get(&id).map_or(&[][..], Vec::as_slice);

@@ -95,6 +95,11 @@ impl Records {
                     of_run.end = Some((how, at));
                     let running = self.running.entry(of_run.worker).or_default();
                     running.remove(run);
+                    if *how == "no effect"
+                        && let Some(of_key) = self.keys.get_mut(&of_run.key)
+                    {
+                        of_key.open.remove(run);
+                    }
                 }
             }
             Event::GatewayRefused { run } => self.asked(*run),
@@ -199,7 +204,7 @@ impl Records {
         if is == "COMPLETED" {
             of_key.completed = true;
             of_key.open.clear();
-        } else if is == "FAILED" {
+        } else if is == "FAILED" && bench.has_failed(key) {
             of_key.failed.insert(claim.message.clone());
         }
     }
