@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::plan::{Kind, Message};
@@ -180,7 +179,7 @@ pub enum Event {
     /// What the consumer counted in an invocation, and how many values its metrics with several values had.
     Metrics {
         batch: usize,
-        counts: BTreeMap<String, u64>,
+        counts: BTreeMap<&'static str, u64>,
     },
     /// Bytes of bodies that a process held at most, and once it had no invocation.
     Held {
@@ -191,6 +190,29 @@ pub enum Event {
     Quiet {
         left: usize,
     },
+}
+
+/// The metrics and fields of a batch's line that the oracle compares.
+const COUNTS: [&str; 9] = [
+    "failed",
+    "BatchSize",
+    "Completed",
+    "Duplicates",
+    "DeadLettered",
+    "CompletionsUnrecorded",
+    "LeasesLost",
+    "RetryableFailures",
+    "HandlerDuration",
+];
+
+/// Returns the text after `name`. A parser of JSON would take a tenth of the simulation's time.
+fn after<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split_once(name).map(|(_, after)| after)
+}
+
+fn number(text: &str) -> Option<u64> {
+    let end = text.find(|char: char| !char.is_ascii_digit())?;
+    text[..end].parse().ok()
 }
 
 #[derive(Debug)]
@@ -215,21 +237,24 @@ impl Ledger {
     }
 
     /// Notes a line that a process wrote to standard output, if it has the metrics of a batch.
-    pub fn note_metrics(&self, line: &[u8]) {
-        let line: Value = serde_json::from_slice(line).unwrap_or_default();
-        let request_id = line["span"]["requestId"].as_str();
-        let batch = request_id.and_then(|id| id.strip_prefix("r-")?.parse().ok());
-        let (Some(batch), "batch processed") = (batch, line["message"].as_str().unwrap_or(""))
-        else {
+    pub fn note_metrics(&self, line: &str) {
+        let request_id = after(line, "\"requestId\":\"r-");
+        let Some(batch) = request_id.and_then(number) else {
             return;
         };
-        let count = |value: &Value| match value {
-            Value::Array(several) => Some(several.len() as u64),
-            value => value.as_u64(),
-        };
-        let fields = line.as_object().into_iter().flatten();
-        let counts = fields.filter_map(|(name, value)| Some((name.clone(), count(value)?)));
+        if !line.contains("\"message\":\"batch processed\"") {
+            return;
+        }
+        let counts = COUNTS.iter().filter_map(|&name| {
+            let value = after(line, &format!("\"{name}\":"))?;
+            let count = match value.strip_prefix('[') {
+                Some(several) => several.split(']').next()?.split(',').count() as u64,
+                None => number(value)?,
+            };
+            Some((name, count))
+        });
         let counts = counts.collect();
+        let batch = usize::try_from(batch).unwrap_or(usize::MAX);
         self.note(Event::Metrics { batch, counts });
     }
 

@@ -203,7 +203,7 @@ impl Lambda {
             }
         };
         let last = environment.running.fetch_sub(1, Relaxed) == 1;
-        for line in process.take_output().split(|&byte| byte == b'\n') {
+        for line in String::from_utf8_lossy(&process.take_output()).lines() {
             world.ledger.note_metrics(line);
         }
         if process.is_dead() {

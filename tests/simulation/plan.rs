@@ -258,7 +258,7 @@ impl Plan {
             }
         }
         if fifo {
-            (rates.delivered_twice, rates.deletion_lost) = (0.0, 0.0);
+            rates.delivered_twice = 0.0;
         }
         let mut outages = Vec::new();
         for of in [Service::Table, Service::Gateway, Service::Sqs] {
@@ -286,7 +286,7 @@ impl Plan {
             keyed_by_order,
             gateway: Gateway::default(),
             direct_dead_letters: dice.chance(0.8),
-            skew_ms: dice.pick(&[0, 100, 400]),
+            skew_ms: dice.pick(&[0, 100, 499]),
             healed: ends.chain([span]).max().unwrap_or(span),
             messages: messages(&mut dice, fifo, span),
             rates,

@@ -23,7 +23,7 @@ struct OfBatch {
     copied: BTreeSet<String>,
     /// Another batch of the worker has one of its messages too, so it is unclear what belongs to which.
     is_unclear: bool,
-    counted: Option<BTreeMap<String, u64>>,
+    counted: Option<BTreeMap<&'static str, u64>>,
 }
 
 impl Counts {
