@@ -17,7 +17,7 @@ mod event;
 mod gateway;
 pub mod ledger;
 mod mapping;
-mod operator;
+pub mod operator;
 pub mod oracle;
 pub mod outage;
 pub mod plan;

@@ -1,8 +1,27 @@
 //! The operator: redrives dead letters, and changes records as `sqs-once record release` and `record delete` do.
 
+use std::time::Duration;
+
 use tokio::time::sleep_until;
 
-use crate::{ledger::Event, plan::Work, world::World};
+use crate::{ledger::Event, world::World};
+
+/// What an operator does.
+#[derive(Clone, Debug)]
+pub struct Act {
+    pub at: Duration,
+    pub what: Work,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Moves all dead letters back to the queue. `mended`: what was wrong with them no longer is.
+    Redrive { mended: bool },
+    /// Ends the lease of the first record that has one, from this message on.
+    Release { message: usize },
+    /// Deletes the record of this message.
+    Delete { message: usize },
+}
 
 /// Does the operator's work at its times.
 pub async fn operate(world: &World) {

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, ops::Range, time::Duration};
 
-use crate::dice::Dice;
+use crate::{
+    dice::Dice,
+    operator::{Act, Work},
+};
 
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -145,23 +148,6 @@ pub enum Keys {
     Forever,
     ForADay,
     Never,
-}
-
-/// What an operator does.
-#[derive(Clone, Debug)]
-pub struct Act {
-    pub at: Duration,
-    pub what: Work,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Moves all dead letters back to the queue. `mended`: what was wrong with them no longer is.
-    Redrive { mended: bool },
-    /// Ends the lease of the first record that has one, from this message on.
-    Release { message: usize },
-    /// Deletes the record of this message.
-    Delete { message: usize },
 }
 
 /// What happens when a message is handled.

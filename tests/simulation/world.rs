@@ -20,7 +20,8 @@ use crate::{
     dice::Dice,
     gateway::Gateway,
     ledger::{Event, Ledger, Worker},
-    plan::{Message, Plan, Service, Work},
+    operator::Work,
+    plan::{Message, Plan, Service},
     queue::Queue,
     table::Table,
 };
