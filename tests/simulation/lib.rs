@@ -14,6 +14,7 @@
 
 mod dice;
 mod event;
+pub mod flaws;
 mod gateway;
 pub mod ledger;
 mod mapping;
@@ -22,6 +23,7 @@ pub mod oracle;
 pub mod outage;
 pub mod plan;
 mod queue;
+mod runs;
 mod sdk;
 mod shrink;
 mod sqs;

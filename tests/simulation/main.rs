@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `SEEDS` | the worlds of this many seeds, 2,000 if it is not set |
 //! | `MINUTES` | worlds of drawn seeds, for this long |
+//! | `FLAW` | the first world that shows this flaw of the product, or those of `all`; with `SEED`, its story |
 //! | `SEED` | one world, with its story; `NAMES` are the messages and keys of the story |
 //! | `OUTAGE` | outages of half a day |
 
@@ -17,6 +18,7 @@ use std::{
 
 use simulation::{
     Run,
+    flaws::{self, Flaw, Found},
     ledger::Story,
     outage::{self, survive},
     plan::Plan,
@@ -29,8 +31,12 @@ fn main() -> ExitCode {
     if env::var_os("OUTAGE").is_some() {
         return outages();
     }
+    let flaw = env::var("FLAW").ok().map(|flaw| &*flaw.leak());
     if let Some(seed) = number("SEED") {
-        return one(seed);
+        return one(seed, flaw);
+    }
+    if let Some(flaw) = flaw {
+        return find_flaws(flaw);
     }
     let survey = match number("MINUTES") {
         Some(minutes) => {
@@ -53,7 +59,7 @@ fn main() -> ExitCode {
     }
     let violated = survey.violations.first_key_value();
     if let Some((&seed, _)) = violated {
-        one(seed);
+        one(seed, None);
     }
     println!("{survey}");
     ExitCode::from(u8::from(violated.is_some() || is_idle))
@@ -92,10 +98,10 @@ fn show(seeds: impl Iterator<Item = u64> + Send, of: Option<usize>) -> Survey {
 }
 
 /// Prints a world and the story of what went wrong in it, made smaller first.
-fn one(seed: u64) -> ExitCode {
-    let run = run(Plan::draw(seed), None);
+fn one(seed: u64, flaw: Option<&'static str>) -> ExitCode {
+    let run = run(Plan::draw(seed), flaw);
     let violated = !run.verdict.violations.is_empty();
-    let run = if violated { shrink(run, None) } else { run };
+    let run = if violated { shrink(run, flaw) } else { run };
     println!("{:#?}", run.plan);
     match env::var("NAMES") {
         Ok(names) => {
@@ -140,4 +146,33 @@ fn outages() -> ExitCode {
         started.elapsed().as_secs_f64()
     );
     ExitCode::from(u8::from(lost > 0))
+}
+
+/// Prints the first world that shows a flaw, or those of `all` flaws, as lines of the table in twins.rs.
+fn find_flaws(named: &str) -> ExitCode {
+    let seeds = number("SEEDS").unwrap_or(2000);
+    let flaws = flaws::in_product().into_iter();
+    let flaws = flaws.filter(|flaw| named == "all" || flaw.name == named);
+    let missed = Mutex::new(0);
+    in_parallel(&Mutex::new(flaws), |Flaw { name, file, line }| {
+        let name: &'static str = name.leak();
+        match flaws::find(name, 0..seeds) {
+            Some(Found {
+                seed,
+                check,
+                receives,
+            }) => {
+                println!(
+                    "    (\"{name}\", {seed}, \"{check}\"), // {file}:{line}, {receives} receives"
+                );
+            }
+            None => {
+                println!("    // {name}: not found in {seeds} seeds, {file}:{line}");
+                if let Ok(mut missed) = missed.lock() {
+                    *missed += 1;
+                }
+            }
+        }
+    });
+    ExitCode::from(u8::from(missed.into_inner().unwrap_or_default() > 0))
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::{
+    flawed::flawed,
     protocol::Timestamp,
     system::{self, Instant},
 };
@@ -120,7 +121,7 @@ impl Deadline {
         let budget = if at <= now && at < FIRST_DEADLINE {
             assumed_timeout
         } else {
-            now.until(at)
+            now.until(at) + Duration::from_secs(flawed!("the deadline is a second late").into())
         };
         Self::after(now, budget, reserve)
     }

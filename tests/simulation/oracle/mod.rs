@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::{
     ledger::{Event, Run},
     plan::{Message, Plan},
+    runs,
 };
 
 /// Every check, and every fault. A run of many seeds must exercise each of them.
@@ -142,6 +143,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     }
     fates.end(&mut bench);
     progress.end(&mut bench);
+    runs::judge(plan, events, &mut bench.verdict);
     bench.verdict
 }
 

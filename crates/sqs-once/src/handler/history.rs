@@ -1,6 +1,9 @@
 //! [`History`]: the earlier attempts at an operation, from its record.
 
-use crate::protocol::{AttemptEnd, PriorState, Timestamp};
+use crate::{
+    flawed::flawed,
+    protocol::{AttemptEnd, PriorState, Timestamp},
+};
 
 /// The earlier attempts in the record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,7 +55,8 @@ impl History {
 
 impl From<&PriorState> for History {
     fn from(claimed: &PriorState) -> Self {
-        let prior = claimed.open_since.map(|since| PriorAttempt {
+        let open_since = (claimed.open_since).filter(|_| !flawed!("the handler is not told"));
+        let prior = open_since.map(|since| PriorAttempt {
             first_claimed_at: Some(since).filter(|at| *at != Timestamp::default()),
             last_end: claimed.end(),
         });

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    flawed::flawed,
     handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History, LookUpStage, Reconciled},
     meter::Meter,
     protocol::{
@@ -62,7 +63,11 @@ impl<S: Store> Once<S> {
             return Err(Outcome::NotStarted);
         }
         let gate = gate.map(|OperationGate(gate)| gate);
-        let lease_until = deadline.invocation_end() + self.lease_margin;
+        let lease_until = if flawed!("a lease ends at once") {
+            self.records.now()
+        } else {
+            deadline.invocation_end() + self.lease_margin
+        };
         let takeover_after = takeover_after(self.lease_margin, quarantine);
         let message_id = delivery.message_id();
         let request =

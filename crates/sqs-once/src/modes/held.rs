@@ -11,12 +11,13 @@ use std::{
 use super::{
     Outcome, RetryableError,
     records::Records,
-    repeat::{Answered, Effort, repeat},
+    repeat::{Answered, Effort, GivenUp, repeat},
     turns::{Gate, Turn, Turns},
     work::NoOutput,
 };
 use crate::{
     deadline::Deadline,
+    flawed::flawed,
     handler::{FailureKind, LookUpStage},
     meter::Meter,
     protocol::{
@@ -83,6 +84,9 @@ impl<S: Store> HeldClaim<'_, S> {
         let settlement = self.records.completion(&result);
         match self.settle(&self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::Completed(result),
+            Settled::LeaseLost if flawed!("a lost lease is a success") => {
+                Outcome::Completed(result)
+            }
             Settled::LeaseLost => Outcome::LeaseLost,
             // The effect has happened. We leave the claim, so that no retry repeats the effect at once.
             Settled::Unknown(error) => Outcome::completion_unrecorded(error),
@@ -113,8 +117,14 @@ impl<S: Store> HeldClaim<'_, S> {
                     return self.fail(failure.to_string(), true).await;
                 }
                 FailureKind::NoEffect => return self.restore(end.into()).await,
+                FailureKind::Retryable if flawed!("a retryable failure had no effect") => {
+                    return self.restore(end.into()).await;
+                }
                 FailureKind::Retryable => AttemptEnd::Retryable,
             },
+            NoOutput::Panicked if flawed!("a panic is a permanent failure") => {
+                return self.fail("panicked".into(), false).await;
+            }
             NoOutput::Panicked => AttemptEnd::Panic,
             NoOutput::OutOfTime => AttemptEnd::Deadline,
         };
@@ -157,6 +167,7 @@ impl<S: Store> HeldClaim<'_, S> {
     /// Returns whether the worker's right to run has ended, by the wall clock. The margin is for other workers.
     pub(crate) fn has_ended(&self) -> bool {
         self.records.now() > self.deadline.invocation_end()
+            && !flawed!("work goes on after its lease")
     }
 
     /// Runs `work` until the worker's right to run has ended. Timers stand still while Lambda freezes the
@@ -209,7 +220,7 @@ impl<S: Store> HeldClaim<'_, S> {
         if !has_turn || !self.deadline.may_start() || self.has_ended() {
             return Err(self.restore(Outcome::NotStarted).await);
         }
-        let attempt = exclusive_attempts + 1;
+        let attempt = exclusive_attempts + u64::from(!flawed!("attempts alone are not counted"));
         let until = lease_alone(attempt, waits, self.records.now(), self.lease_until);
         let fence = self.fence.clone().with_lease(self.lease_until);
         let settlement = (self.records).attempt_alone(until, until + self.takeover_after, attempt);
@@ -318,6 +329,10 @@ impl<S: Store> HeldClaim<'_, S> {
                     }
                 }
             },
+            Err(GivenUp {
+                may_have_been_applied: true,
+                ..
+            }) if flawed!("a write without an answer was applied") => Settled::Applied,
             Err(given_up) => Settled::Unknown(given_up.error),
         }
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::{
     deadline::Deadline,
+    flawed::flawed,
     meter::Meter,
     protocol::{Key, RequestErrorKind},
     store::{RequestContext, StoreError},
@@ -97,6 +98,7 @@ impl Effort {
         let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
         Self {
             denied: (u32::MAX, now + (left - for_last_answer).min(MAX_DENIED)),
+            unanswered: flawed!("a completion is sent once").then_some(0),
             ..Self::commit(end, meter)
         }
     }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{Key, Timestamp};
+use crate::flawed::flawed;
 
 /// How many handlers must fail in a row to open the circuit.
 pub const FAILURES_TO_OPEN: usize = 20;
@@ -124,7 +125,9 @@ impl Circuit {
                 failed.clear();
                 None
             }
-            (Self::Open { .. }, HandlerEnd::Answered) => {
+            (Self::Open { .. }, HandlerEnd::Answered)
+                if !flawed!("a success does not close the circuit") =>
+            {
                 *self = Self::default();
                 Some(CircuitChange::Closed)
             }

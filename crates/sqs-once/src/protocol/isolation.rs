@@ -20,6 +20,7 @@ use super::{
     decision::{PreviousRecord, PriorState},
     record::{State, Timestamp},
 };
+use crate::flawed::flawed;
 
 /// How long a message rests each time the process dies while the message runs alone. After one more death,
 /// the message is `crashed`.
@@ -108,7 +109,7 @@ pub enum Standing {
 #[doc(hidden)]
 #[must_use]
 pub fn standing(claimed: &PriorState, waits: &CrashWaits) -> Standing {
-    if waits.is_off() || claimed.last_end.is_some() {
+    if waits.is_off() || claimed.last_end.is_some() || flawed!("no message is a suspect") {
         return Standing::Clear;
     }
     let was_in_progress = match &claimed.before {
@@ -151,7 +152,10 @@ pub fn lease_alone(
     now: Timestamp,
     lease_until: Timestamp,
 ) -> Timestamp {
-    let rest = waits.after_death(n).map(|wait| now + wait);
+    let wait = waits
+        .after_death(n)
+        .filter(|_| !flawed!("a suspect does not rest"));
+    let rest = wait.map(|wait| now + wait);
     rest.map_or(lease_until, |rest| rest.max(lease_until))
 }
 

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::HashMap};
 
-use crate::protocol::Key;
+use crate::{flawed::flawed, protocol::Key};
 
 /// Messages, by their place in the batch, that run one after the other. Lanes run side by side.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,9 +42,11 @@ pub(crate) fn plan(messages: &[LaneInputs<'_>]) -> Vec<Lane> {
     let mut lane_of: HashMap<LaneKey<'_>, usize> = HashMap::new();
     for (index, message) in messages.iter().enumerate() {
         let (of, kind) = match (message.fifo_group, message.key) {
-            (Some(group), _) => (LaneKey::Group(group), LaneKind::FifoGroup),
-            (None, Some(key)) => (LaneKey::Key(key), LaneKind::SameKey),
-            (None, None) => (LaneKey::Itself(index), LaneKind::SameKey),
+            (Some(group), _) if !flawed!("a group has no order") => {
+                (LaneKey::Group(group), LaneKind::FifoGroup)
+            }
+            (_, Some(key)) => (LaneKey::Key(key), LaneKind::SameKey),
+            (_, None) => (LaneKey::Itself(index), LaneKind::SameKey),
         };
         let lane = *lane_of.entry(of).or_insert_with(|| {
             lanes.push(Lane {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{message::Message, message_result::MessageResult};
 use crate::{
+    flawed::flawed,
     handler::{History, PriorAttempt},
     meter::Readings,
     modes::Outcome,
@@ -43,7 +44,9 @@ pub struct MessageOutcome<'a> {
 impl MessageOutcome<'_> {
     /// Returns whether SQS may delete the message.
     pub(super) fn is_settled(&self) -> bool {
-        self.processed.is_success() || self.dead_lettered
+        let is_success = self.processed.is_success();
+        is_success && !(flawed!("a duplicate is a failure") && self.history.is_none())
+            || self.dead_lettered
     }
 
     /// Latency of each request to DynamoDB, in the order of the responses. Includes requests that got no

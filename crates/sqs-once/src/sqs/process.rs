@@ -9,7 +9,9 @@ use super::{
     key_source::KeySource, lanes::Lane, message::Message, message_outcome::MessageOutcome,
     record::Record, report::BatchReport,
 };
-use crate::{deadline::Deadline, handler::Handler, modes::Mode, store::StoreError, system};
+use crate::{
+    deadline::Deadline, flawed::flawed, handler::Handler, modes::Mode, store::StoreError, system,
+};
 
 /// Why an invocation fails. SQS then keeps all messages of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -213,7 +215,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 /// Builds the response, which names each message that goes back to the queue once.
 fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
     let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
-    for message in ended {
+    for message in ended
+        .iter()
+        .skip(usize::from(flawed!("the response omits a message")))
+    {
         if !message.is_settled() && named.insert(message.message_id) {
             response.add_failure(message.message_id);
         }

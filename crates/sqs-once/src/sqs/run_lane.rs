@@ -14,6 +14,7 @@ use super::{
     message_result::MessageResult,
 };
 use crate::{
+    flawed::flawed,
     handler::{Attempt, Handler, History, Stored},
     modes::{Mode, Outcome, work::guard},
     system,
@@ -86,7 +87,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
             FifoAfterPermanent::Stop => false,
         };
-        !(processed.is_success() || goes_on)
+        !(processed.is_success() || goes_on || flawed!("a group does not stop"))
     }
 
     /// Calls the handler's `on_duplicate` with the recorded result.

@@ -29,13 +29,15 @@ pub fn may_claim(record: Option<&Record>, request: &ClaimRequest) -> bool {
         return true;
     };
     let failed = &record.failed_message_ids;
-    if failed.contains(&request.message_id) {
+    if failed.contains(&request.message_id) && !flawed!("a failed message is claimed again") {
         return false;
     }
     match &record.state {
         // A takeover: the lease of another worker expired, and the payload is the same.
         State::InProgress { lease_until } => {
-            *lease_until < request.takes_over_leases_before() && same_payload(record, request)
+            (*lease_until < request.takes_over_leases_before()
+                || flawed!("a live lease is taken over"))
+                && same_payload(record, request)
         }
         State::Completed { .. } => flawed!("a completed key is claimed"),
         // The message was sent anew, or redriven from the dead-letter queue. Its payload may have been

@@ -3,8 +3,12 @@
 use std::time::Duration;
 
 use super::{PreviousRecord, PriorState};
-use crate::protocol::record::{
-    AttemptEnd, ClaimRequest, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult, Timestamp,
+use crate::{
+    flawed::flawed,
+    protocol::record::{
+        AttemptEnd, ClaimRequest, FencingToken, MAX_ERROR_BYTES, Record, State, StoredResult,
+        Timestamp,
+    },
 };
 
 /// Ends a claim or renews its lease, with one write on the condition of the claim's [`FencingToken`].
@@ -160,6 +164,9 @@ impl Settlement {
                 record.state = State::Failed;
                 record.expires_at = *expires_at;
                 record.error = Some(error.clone());
+                if flawed!("a failure replaces those of other messages") {
+                    record.failed_message_ids.clear();
+                }
                 record.failed_message_ids.insert(message_id.clone());
                 record.exclusive_attempts = 0;
                 if *first_open {
@@ -174,7 +181,7 @@ impl Settlement {
                 }
             }
             Self::Restore(claimed) => {
-                if claimed.is_first_open() {
+                if claimed.is_first_open() || flawed!("an undone claim hides earlier attempts") {
                     record.first_claimed_at = None;
                 }
                 record.last_end = claimed.last_end;
@@ -239,7 +246,8 @@ pub fn may_settle(record: Option<&Record>, fence: &FencingToken) -> bool {
     let same_lease = fence.lease_until.is_none_or(|fenced| fenced == lease_until);
     let first = fence.first_claimed_at;
     let same_first = first.is_none() || first == record.first_claimed_at;
-    record.owner.as_ref() == Some(&fence.owner) && same_lease && same_first
+    let same_owner = record.owner.as_ref() == Some(&fence.owner);
+    (same_owner || flawed!("the owner is not compared")) && same_lease && same_first
 }
 
 /// Why the condition of a settlement failed.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use crate::{
+    flawed::flawed,
     modes::{Outcome, Retry},
     protocol::Timestamp,
     sqs::{message::MessageId, message_outcome::MessageOutcome},
@@ -113,11 +114,12 @@ impl Rule {
                 Some(ahead) => ahead.into(),
                 // The failed message is in the dead-letter queue.
                 None if matches!(outcome, Outcome::BehindFailure) => 0,
-                None if receive.count <= 1 => 0,
+                None if receive.count <= 1 || flawed!("what did not start does not wait") => 0,
                 // The messages of a batch that is larger than its time must not circle until their receives
                 // are used up.
                 None => backoff(),
             },
+            Retry::At(_) if flawed!("a conflict does not wait") => 0,
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
@@ -133,7 +135,9 @@ impl Rule {
             Retry::BackoffAtLeast(wanted) => backoff()
                 .max(ceil(wanted.min(self.backoff.cap)))
                 .max(self.after_quarantine()),
+            Retry::BackoffUntil(_) if flawed!("an open circuit does not wait") => 0,
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
+            Retry::Backoff if flawed!("waits do not grow") => self.backoff.seconds(1, self.jitter),
             // Also for a conflict with a lease that has ended: the record stays as it is until another
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),

@@ -23,7 +23,7 @@ use delay::{Backoff, LONGEST, Rule};
 use queues::{Bound, Queues};
 
 use super::{message::Message, message_outcome::MessageOutcome};
-use crate::protocol::Timestamp;
+use crate::{flawed::flawed, protocol::Timestamp};
 
 /// Time for all calls of a batch, however much of the invocation is left: enough for one attempt without a
 /// response ([`crate::aws::config`]) and a second one.
@@ -223,7 +223,8 @@ impl Visibility {
         let confirmed = dead_letters.send(&alone).await;
         let not_sent = ids.len() - confirmed.len();
         for of in batch {
-            of.dead_lettered = confirmed.contains(of.message.id());
+            of.dead_lettered = confirmed.contains(of.message.id())
+                || flawed!("a copy is not confirmed") && of.processed.is_recorded_failure(true);
         }
         not_sent
     }

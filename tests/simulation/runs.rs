@@ -1,0 +1,307 @@
+//! The part of the oracle that follows the runs of handlers: one at a time for each key, suspects alone, and what the
+//! worker makes of the end of a run.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use sqs_once::{internal::FAILURES_TO_OPEN, protocol::MAX_FAILED_MESSAGES};
+
+use crate::{
+    ledger::{Event, Run, Worker},
+    oracle::Verdict,
+    plan::{Kind, Plan},
+};
+
+/// Runs of a message that ends its process each time: one beside others, and alone one more than there are rests.
+const DEADLY_RUNS: usize = 5;
+
+/// How long a message that ends its process rests in all: 20 minutes, 2 hours and 10 hours.
+const RESTS: Duration = Duration::from_secs(12 * 3600 + 20 * 60);
+
+/// Judges the runs of a world in which no operator changes records or messages.
+pub fn judge(plan: &Plan, events: &[(Duration, Event)], verdict: &mut Verdict) {
+    let by_operator = |event: &Event| {
+        matches!(
+            event,
+            Event::Redriven { .. } | Event::Released { .. } | Event::Deleted { .. }
+        )
+    };
+    if events.iter().any(|(_, event)| by_operator(event)) {
+        return;
+    }
+    let mut runs = Runs {
+        keys: BTreeMap::new(),
+        open: BTreeMap::new(),
+        frozen: BTreeSet::new(),
+        workers: BTreeMap::new(),
+        failed: BTreeSet::new(),
+        batches: BTreeMap::new(),
+        batch_of: BTreeMap::new(),
+        plan,
+        verdict,
+    };
+    for (at, event) in events {
+        runs.event(*at, event);
+    }
+}
+
+struct Runs<'a> {
+    plan: &'a Plan,
+    verdict: &'a mut Verdict,
+    keys: BTreeMap<String, OfKey>,
+    /// Runs that have not ended.
+    open: BTreeMap<Run, Open>,
+    frozen: BTreeSet<Worker>,
+    workers: BTreeMap<Worker, OfWorker>,
+    /// Messages whose permanent failure is recorded.
+    failed: BTreeSet<String>,
+    /// When each batch began.
+    batches: BTreeMap<usize, Duration>,
+    batch_of: BTreeMap<String, usize>,
+}
+
+#[derive(Default)]
+struct OfKey {
+    /// The process of the last run ended during it, and nobody has recorded an end since.
+    is_suspect: bool,
+    /// Message of the last claim.
+    claimed_for: String,
+    failures: usize,
+    table_faults: usize,
+    /// Runs since the last recorded result that ended their process, as they always do.
+    deaths: usize,
+    /// First run since the last recorded result, and how long before that result it was.
+    first_run: Option<Duration>,
+    worked_on_for: Duration,
+}
+
+struct Open {
+    key: String,
+    worker: Worker,
+    is_alone: bool,
+    /// Another worker has claimed the key while the process of this run was frozen.
+    is_replaced: bool,
+}
+
+/// What the circuit breaker of a process should know.
+#[derive(Default)]
+struct OfWorker {
+    failures: usize,
+    succeeded_in_batch: bool,
+}
+
+impl Runs<'_> {
+    fn event(&mut self, at: Duration, event: &Event) {
+        match event {
+            Event::Received { message, batch, .. } => {
+                self.batch_of.insert(message.clone(), *batch);
+            }
+            Event::Invoked { batch, worker } => {
+                self.batches.insert(*batch, at);
+                self.workers.entry(*worker).or_default().succeeded_in_batch = false;
+            }
+            Event::Frozen { worker, .. } => {
+                self.frozen.insert(*worker);
+            }
+            Event::Thawed { worker } => {
+                self.frozen.remove(worker);
+            }
+            Event::Killed { worker } => self.killed(*worker),
+            Event::TableFault { key, .. } => self.key(key).table_faults += 1,
+            Event::Claimed { key, message, .. } => self.claimed(key, message),
+            Event::Settled { key, is, .. } if *is != "IN_PROGRESS" => {
+                self.settled(at, key, *is == "FAILED");
+            }
+            Event::HandlerStarted {
+                run,
+                message,
+                key,
+                worker,
+                kind,
+                ..
+            } => {
+                self.key(key).first_run.get_or_insert(at);
+                self.started(*run, key, *worker);
+                if *kind == Kind::Killer {
+                    self.died(key, message);
+                }
+            }
+            Event::HandlerEnded { run, how } => self.ended(*run, how),
+            Event::Copied { message, reason } => self.copied(message, reason),
+            Event::Outcome {
+                message,
+                outcome,
+                worker,
+                ..
+            } => self.outcome(at, message, outcome, *worker),
+            _ => {}
+        }
+    }
+
+    fn key(&mut self, key: &str) -> &mut OfKey {
+        self.keys.entry(key.to_owned()).or_default()
+    }
+
+    fn key_of(&mut self, message: &str) -> Option<(&mut OfKey, String)> {
+        let mut messages = self.plan.messages.iter();
+        let message = messages.find(|one| one.id == message)?;
+        let part = if self.plan.keyed_by_order {
+            &message.order
+        } else {
+            &message.id
+        };
+        let key = format!("orders#{part}");
+        Some((self.key(&key), key))
+    }
+
+    fn killed(&mut self, worker: Worker) {
+        let ended = self.open.extract_if(.., |_, run| run.worker == worker);
+        for (
+            _,
+            Open {
+                key, is_replaced, ..
+            },
+        ) in ended
+        {
+            if !is_replaced && let Some(of_key) = self.keys.get_mut(&key) {
+                of_key.is_suspect = true;
+            }
+        }
+    }
+
+    fn claimed(&mut self, key: &str, message: &str) {
+        message.clone_into(&mut self.key(key).claimed_for);
+        for run in self.open.values_mut().filter(|run| run.key == key) {
+            run.is_replaced = true;
+        }
+    }
+
+    fn settled(&mut self, at: Duration, key: &str, failed: bool) {
+        let of_key = self.key(key);
+        (of_key.is_suspect, of_key.deaths) = (false, 0);
+        let began = of_key.first_run.take().unwrap_or(at);
+        of_key.worked_on_for = at - began;
+        if failed {
+            of_key.failures += 1;
+            let message = of_key.claimed_for.clone();
+            self.failed.insert(message);
+        }
+    }
+
+    fn started(&mut self, run: Run, key: &str, worker: Worker) {
+        let is_alone = std::mem::take(&mut self.key(key).is_suspect);
+        let mut open = self.open.iter();
+        let other =
+            open.find(|(_, other)| other.key == key && !self.frozen.contains(&other.worker));
+        let other = other.map(|(other, _)| *other);
+        self.verdict
+            .check("P1 one handler at a time", other.is_none(), &[key], || {
+                format!("run {run} of {key} began during run {other:?}")
+            });
+        let mut beside = self.open.iter().filter(|(_, open)| open.worker == worker);
+        let beside = beside.find(|(_, open)| is_alone || open.is_alone);
+        let names = beside.map(|(other, open)| (*other, open.key.clone()));
+        let (other, other_key) = names.unwrap_or_default();
+        let holds = other == 0;
+        self.verdict
+            .check("P6 a suspect runs alone", holds, &[key, &other_key], || {
+                format!("run {run} of {key} was beside run {other} of {other_key}")
+            });
+        self.open.insert(
+            run,
+            Open {
+                key: key.to_owned(),
+                worker,
+                is_alone,
+                is_replaced: false,
+            },
+        );
+    }
+
+    fn died(&mut self, key: &str, message: &str) {
+        let of_key = self.key(key);
+        of_key.deaths += 1;
+        let (deaths, most) = (of_key.deaths, DEADLY_RUNS + of_key.table_faults);
+        self.verdict.check(
+            "P6 deaths are counted",
+            deaths <= most,
+            &[key, message],
+            || format!("{key} has ended {deaths} processes"),
+        );
+    }
+
+    fn ended(&mut self, run: Run, how: &str) {
+        let Some(Open {
+            key,
+            worker,
+            is_replaced,
+            ..
+        }) = self.open.remove(&run)
+        else {
+            return;
+        };
+        let of_worker = self.workers.entry(worker).or_default();
+        if matches!(how, "ok" | "permanent") {
+            of_worker.succeeded_in_batch = true;
+            of_worker.failures = 0;
+        } else {
+            of_worker.failures += 1;
+        }
+        let stopped = !is_replaced || how == "dropped";
+        self.verdict
+            .check("P1 no work after the lease", stopped, &[&key], || {
+                format!("run {run} of {key} went on after another worker's claim")
+            });
+    }
+
+    fn copied(&mut self, message: &str, reason: &str) {
+        let failures = self.key_of(message).map_or(0, |(key, _)| key.failures);
+        let has_record = !matches!(reason, "invalid" | "key_reused");
+        let recorded = self.failed.contains(message) || failures >= MAX_FAILED_MESSAGES;
+        let holds = recorded || !has_record;
+        self.verdict
+            .check("P5 recorded before its copy", holds, &[message], || {
+                format!("{message} was copied ({reason}), and its failure is not recorded")
+            });
+    }
+
+    fn outcome(&mut self, at: Duration, message: &str, outcome: &str, worker: Worker) {
+        let names = &[message];
+        match outcome {
+            "crashed" => {
+                let took = self.key_of(message).map(|(key, _)| key.worked_on_for);
+                let rested = took.is_some_and(|took| took >= RESTS);
+                self.verdict.check("P7 a suspect rests", rested, names, || {
+                    format!("{message} was given up after {took:?}")
+                });
+            }
+            "completion_unrecorded" | "failure_unrecorded" => {
+                let began = self.batch_of.get(message);
+                let began = began.and_then(|batch| self.batches.get(batch));
+                let tried = at.saturating_sub(began.copied().unwrap_or_default());
+                let enough = self.plan.timeouts.function / 4;
+                let check = "a result is sent until the end";
+                self.verdict.check(check, tried >= enough, names, || {
+                    format!("the result of {message} was given up after {tried:?}")
+                });
+            }
+            // With several invocations, the circuit may have been closed after the message was refused.
+            "circuit_open" if self.plan.invocations == 1 => {
+                let of_worker = self.workers.entry(worker).or_default();
+                // A failure may be counted after a success that came later.
+                let enough = of_worker.failures + self.plan.concurrency >= FAILURES_TO_OPEN;
+                let failures = of_worker.failures;
+                let holds = enough || of_worker.succeeded_in_batch;
+                self.verdict
+                    .check("a success closes the circuit", holds, names, || {
+                        format!(
+                            "{message} was refused by worker {worker} after {failures} failures"
+                        )
+                    });
+            }
+            _ => {}
+        }
+    }
+}
