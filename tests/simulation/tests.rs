@@ -1,5 +1,7 @@
 //! The simulation with fixed seeds.
 
+mod twins;
+
 use std::sync::Mutex;
 
 use simulation::{

@@ -1,0 +1,127 @@
+//! Flaws of the product, and the world in which the oracle finds each. `FLAW=all simulate` prints this table.
+
+use std::collections::BTreeSet;
+
+use simulation::{flaws, plan::Plan, run, silence_handlers};
+
+/// The flaw, the first seed that finds it, and the check that fails.
+const FOUND: [(&str, u64, &str); 23] = [
+    (
+        "a completed key is claimed",
+        0,
+        "P2 completed is never claimed",
+    ),
+    (
+        "a completion is sent once",
+        5,
+        "a result is sent until the end",
+    ),
+    (
+        "a conflict does not wait",
+        0,
+        "P7 no dead letter without a cause",
+    ),
+    (
+        "a copy is not confirmed",
+        6,
+        "P5 acknowledged only when recorded",
+    ),
+    (
+        "a duplicate is a failure",
+        0,
+        "metrics: messages and failures",
+    ),
+    (
+        "a failed message is claimed again",
+        0,
+        "P2 failed message is never claimed",
+    ),
+    (
+        "a failure replaces those of other messages",
+        31,
+        "P2 failed message is never claimed",
+    ),
+    ("a group does not stop", 2, "order of a group"),
+    ("a group has no order", 2, "order of a group"),
+    ("a live lease is taken over", 0, "P1 one live claim"),
+    (
+        "a lease ends at once",
+        6,
+        "P3 charged again only with a cause",
+    ),
+    (
+        "a panic is a permanent failure",
+        0,
+        "P7 no dead letter without a cause",
+    ),
+    ("a record is not kept", 0, "P2 completed is never claimed"),
+    (
+        "a retryable failure had no effect",
+        0,
+        "P3 told of earlier attempts",
+    ),
+    ("a suspect does not rest", 2, "P7 a suspect rests"),
+    ("a turn ends at once", 0, "P6 suspect runs alone"),
+    (
+        "an undone claim hides earlier attempts",
+        0,
+        "P3 told of earlier attempts",
+    ),
+    (
+        "attempts alone are not counted",
+        2,
+        "P7 no dead letter without a cause",
+    ),
+    ("no message is a suspect", 0, "P6 suspect runs alone"),
+    ("the deadline is a second late", 4, "P7 answer in time"),
+    ("the handler is not told", 0, "P3 told of earlier attempts"),
+    (
+        "the response omits a message",
+        0,
+        "metrics: messages and failures",
+    ),
+    ("waits do not grow", 34, "P7 no dead letter without a cause"),
+];
+
+/// Flaws that no world has shown yet.
+const MISSED: [&str; 9] = [
+    "a failure is shared",
+    "a lost lease is a success",
+    "a success does not close the circuit",
+    "a write without an answer was applied",
+    "an open circuit does not wait",
+    "an unrecorded failure is recorded",
+    "the owner is not compared",
+    "what did not start does not wait",
+    "work goes on after its lease",
+];
+
+#[test]
+fn each_flaw_is_found_by_its_seed() {
+    silence_handlers();
+    for (flaw, seed, check) in FOUND {
+        let found = run(Plan::draw(seed), Some(flaw)).verdict.violations;
+        let checks: BTreeSet<_> = found.iter().map(|found| found.check).collect();
+        assert!(checks.contains(check), "{flaw}, SEED={seed}: {checks:?}");
+        let sound = run(Plan::draw(seed), None).verdict.violations;
+        assert!(sound.is_empty(), "SEED={seed}: {sound:#?}");
+    }
+}
+
+#[test]
+fn each_flaw_of_the_product_is_listed() {
+    let product = flaws::in_product();
+    for flaw in &product {
+        println!("{}:{}: {}", flaw.file, flaw.line, flaw.name);
+    }
+    let listed = FOUND.iter().map(|(flaw, ..)| *flaw).chain(MISSED);
+    let listed: BTreeSet<_> = listed.collect();
+    assert_eq!(
+        product
+            .iter()
+            .map(|flaw| &*flaw.name)
+            .collect::<BTreeSet<_>>(),
+        listed
+    );
+    assert_eq!(product.len(), listed.len(), "a name stands twice");
+}
