@@ -150,7 +150,7 @@ soak: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
 soak: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
 soak: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
 soak: $(VENV) ## Run new simulated worlds for ten minutes (SIMULATED_MINUTES); kill, freeze and disconnect real workers over tens of thousands of messages
-	@MINUTES=$(SIMULATED_MINUTES); export MINUTES; $(SIMULATE)
+	@unset SEED FLAW; MINUTES=$(SIMULATED_MINUTES); export MINUTES; $(SIMULATE)
 	$(CONSUMER)
 	$(RELEASE) --package adjusted --bin adjusted
 	$(TEST) --test process -- chaos:: --nocapture

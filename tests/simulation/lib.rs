@@ -23,7 +23,6 @@ pub mod oracle;
 pub mod outage;
 pub mod plan;
 mod queue;
-mod runs;
 mod sdk;
 mod shrink;
 mod sqs;

@@ -153,26 +153,34 @@ fn find_flaws(named: &str) -> ExitCode {
     let seeds = number("SEEDS").unwrap_or(2000);
     let flaws = flaws::in_product().into_iter();
     let flaws = flaws.filter(|flaw| named == "all" || flaw.name == named);
+    let flaws: Vec<_> = flaws.collect();
+    if flaws.is_empty() {
+        println!("FLAW={named}: there is no flaw of this name, see tests/simulation/twins.rs");
+        return ExitCode::from(2);
+    }
     let missed = Mutex::new(0);
-    in_parallel(&Mutex::new(flaws), |Flaw { name, file, line }| {
-        let name: &'static str = name.leak();
-        match flaws::find(name, 0..seeds) {
-            Some(Found {
-                seed,
-                check,
-                receives,
-            }) => {
-                println!(
-                    "    (\"{name}\", {seed}, \"{check}\"), // {file}:{line}, {receives} receives"
-                );
-            }
-            None => {
-                println!("    // {name}: not found in {seeds} seeds, {file}:{line}");
-                if let Ok(mut missed) = missed.lock() {
-                    *missed += 1;
+    in_parallel(
+        &Mutex::new(flaws.into_iter()),
+        |Flaw { name, file, line }| {
+            let name: &'static str = name.leak();
+            match flaws::find(name, 0..seeds) {
+                Some(Found {
+                    seed,
+                    check,
+                    receives,
+                }) => {
+                    println!(
+                        "    (\"{name}\", {seed}, \"{check}\"), // {file}:{line}, {receives} receives"
+                    );
+                }
+                None => {
+                    println!("    // {name}: not found in {seeds} seeds, {file}:{line}");
+                    if let Ok(mut missed) = missed.lock() {
+                        *missed += 1;
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     ExitCode::from(u8::from(missed.into_inner().unwrap_or_default() > 0))
 }

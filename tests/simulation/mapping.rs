@@ -238,11 +238,15 @@ impl Lambda {
         slot.clear(environment);
         let (world, member) = (Arc::clone(&self.world), environment.member.clone());
         let (is_thawed, after) = {
-            let mut dice = world.dice();
-            (
-                member.process.is_frozen() && dice.chance(0.5),
-                dice.scaled(Duration::from_secs(7200)),
-            )
+            let (mut dice, visibility) = (world.dice(), world.plan.timeouts.visibility);
+            let is_thawed = member.process.is_frozen() && dice.chance(0.5);
+            let after = if dice.chance(0.5) {
+                // Another process has the message by then.
+                dice.between(visibility, visibility * 3 / 2)
+            } else {
+                dice.scaled(Duration::from_secs(7200))
+            };
+            (is_thawed, after)
         };
         if !is_thawed {
             world.note(Event::Killed {
@@ -321,7 +325,12 @@ impl Lambda {
                 Fate::KilledAtPoll(dice.below(60) as u64)
             }
         } else if world.strikes(rates.frozen) {
-            Fate::Frozen(world.dice().scaled(timeout))
+            let mut dice = world.dice();
+            Fate::Frozen(if dice.chance(0.5) {
+                dice.between(Duration::ZERO, SOON)
+            } else {
+                dice.scaled(timeout)
+            })
         } else {
             Fate::Spared
         }

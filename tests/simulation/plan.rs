@@ -68,7 +68,7 @@ pub struct Plan {
     pub healed: Duration,
 }
 
-/// What the template derives from the function's timeout (PROTOCOL, promise 7).
+/// What the template derives from the function's timeout (docs/operations.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     pub function: Duration,

@@ -1,8 +1,9 @@
 //! [`survey`]: many worlds, on all processors.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
+    panic::{self, AssertUnwindSafe},
     sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -32,12 +33,20 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Returns the checks that could never fail, and the faults that never happened.
+    /// Returns the checks that could never fail, the faults that never happened, and those that are not listed.
     pub fn idle(&self) -> Vec<&'static str> {
-        let checks = CHECKS.iter().copied();
-        checks
-            .filter(|check| !self.exercised.contains_key(check))
-            .collect()
+        let listed: BTreeSet<_> = CHECKS.iter().copied().collect();
+        let exercised = self.exercised.keys().copied().collect();
+        listed.symmetric_difference(&exercised).copied().collect()
+    }
+
+    fn panicked(&mut self, seed: u64) {
+        let violation = Violation {
+            check: "nothing panics",
+            what: "see the message above".into(),
+            names: Vec::new(),
+        };
+        self.violations.insert(seed, violation);
     }
 
     fn add(&mut self, run: Run) {
@@ -88,9 +97,13 @@ pub fn survey(
         violations: BTreeMap::new(),
     });
     in_parallel(&seeds, |seed| {
-        let run = world(seed);
+        // Handlers' panics are the product's to catch.
+        let run = panic::catch_unwind(AssertUnwindSafe(|| world(seed)));
         locked(&survey, |survey| {
-            survey.add(run);
+            match run {
+                Ok(run) => survey.add(run),
+                Err(_) => survey.panicked(seed),
+            }
             look(survey);
         });
     });

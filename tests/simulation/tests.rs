@@ -34,7 +34,9 @@ fn same_seed_has_same_story() {
     }
 }
 
-/// Every message survives an outage of twelve hours. Promise 7.
+/// Every message survives an outage of twelve hours.
+///
+/// Promise 7.
 #[test]
 fn outages_of_half_a_day_dead_letter_nothing() {
     let ends = |plan: &Plan| [30, 900].contains(&plan.timeouts.function.as_secs());
@@ -51,6 +53,17 @@ fn outages_of_half_a_day_dead_letter_nothing() {
         );
         assert!(survival.most_receives > 1);
     });
+}
+
+/// The oracle's bound is no excuse: with few receives, messages end in the dead-letter queue.
+#[test]
+fn outage_with_eight_receives_dead_letters_messages() {
+    silence_handlers();
+    let mut plan = plans(OUTAGES[0], BATCHES[0]).next().unwrap();
+    plan.timeouts.max_receives = 8;
+    let survival = survive(plan);
+    assert!(!survival.is_kept());
+    assert!(survival.dead > 100, "{survival}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{Kind, Message},
+    plan::{Kind, Message, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -171,10 +171,20 @@ impl Fates {
         (reason, at): &(Option<String>, Duration),
         bench: &Bench<'_>,
     ) -> bool {
-        let outages = bench.plan.outages.iter().map(|outage| {
-            let (from, to) = (&outage.during.start, &outage.during.end);
-            to.min(at).saturating_sub(*from.max(&message.sent))
-        });
+        // Whatever keeps messages from being handled. Two outages at a time last no longer than their union.
+        let outages = bench.plan.outages.iter();
+        let outages = outages.filter(|outage| outage.of != Service::DeadLetters);
+        let mut outages: Vec<_> = outages.map(|outage| outage.during.clone()).collect();
+        outages.sort_by_key(|during| during.start);
+        let mut reached = message.sent;
+        let lasted: Duration = outages
+            .into_iter()
+            .map(|during| {
+                let (from, to) = (during.start.max(reached), during.end.min(*at));
+                reached = reached.max(to);
+                to.saturating_sub(from)
+            })
+            .sum();
         let mut of_key = bench
             .messages
             .values()
@@ -186,7 +196,7 @@ impl Fates {
         let may_crash = self.released.contains(&bench.key(message))
             || of_key.any(|other| other.kind == Kind::Killer);
         let has_crashed = self.crashed.contains(&message.id) && may_crash;
-        let lasted = reason.is_none() && outages.sum::<Duration>() >= HALF_A_DAY;
-        is_declined || has_crashed || lasted
+        let has_lasted = reason.is_none() && lasted >= HALF_A_DAY;
+        is_declined || has_crashed || has_lasted
     }
 }

@@ -4,13 +4,13 @@ mod fates;
 mod metrics;
 mod progress;
 mod records;
+mod runs;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     ledger::{Event, Run},
     plan::{Message, Plan},
-    runs,
 };
 
 /// Every check, and every fault. A run of many seeds must exercise each of them.
@@ -25,7 +25,15 @@ pub const CHECKS: &[&str] = &[
     "P5 no result is overwritten",
     "P5 only the claimant settles",
     "P5 acknowledged only when recorded",
+    "P1 one handler at a time",
+    "P1 no work after the lease",
+    "P5 recorded before its copy",
     "P6 suspect runs alone",
+    "P6 deaths are counted",
+    "P7 a suspect rests",
+    "a result is sent until the end",
+    "a success closes the circuit",
+    "a handler gets its message's key",
     "P7 answer in time",
     "P7 everything ends",
     "P7 progress",

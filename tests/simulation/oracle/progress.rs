@@ -20,8 +20,8 @@ const BODY: usize = 32;
 
 #[derive(Default)]
 pub(super) struct Progress {
-    /// Workers that something stopped.
-    doomed: BTreeSet<Worker>,
+    /// Batches during which something stopped the process.
+    stopped: BTreeSet<usize>,
     /// Batches that are at work, by worker, and those in which something went wrong.
     at_work: BTreeSet<(Worker, usize)>,
     troubled: BTreeSet<usize>,
@@ -79,8 +79,9 @@ impl Progress {
                 }
             }
             Event::Killed { worker } | Event::Frozen { worker, .. } => {
-                self.doomed.insert(*worker);
                 self.trouble(*worker);
+                let of_worker = self.at_work.iter().filter(|(of, _)| of == worker);
+                self.stopped.extend(of_worker.map(|(_, batch)| *batch));
             }
             Event::Answered { batch, took, .. } => {
                 self.at_work.retain(|(_, at_work)| at_work != batch);
@@ -95,7 +96,7 @@ impl Progress {
                 worker,
                 frozen,
             } => {
-                let excused = *frozen || self.doomed.contains(worker);
+                let excused = *frozen || self.stopped.contains(batch);
                 bench.check("P7 answer in time", excused, &[], || {
                     format!(
                         "batch {batch} was not answered in time, and nothing had stopped worker {worker}"

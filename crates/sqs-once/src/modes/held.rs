@@ -84,9 +84,6 @@ impl<S: Store> HeldClaim<'_, S> {
         let settlement = self.records.completion(&result);
         match self.settle(&self.after_effect(), &settlement).await {
             Settled::Applied => Outcome::Completed(result),
-            Settled::LeaseLost if flawed!("a lost lease is a success") => {
-                Outcome::Completed(result)
-            }
             Settled::LeaseLost => Outcome::LeaseLost,
             // The effect has happened. We leave the claim, so that no retry repeats the effect at once.
             Settled::Unknown(error) => Outcome::completion_unrecorded(error),
@@ -167,7 +164,6 @@ impl<S: Store> HeldClaim<'_, S> {
     /// Returns whether the worker's right to run has ended, by the wall clock. The margin is for other workers.
     pub(crate) fn has_ended(&self) -> bool {
         self.records.now() > self.deadline.invocation_end()
-            && !flawed!("work goes on after its lease")
     }
 
     /// Runs `work` until the worker's right to run has ended. Timers stand still while Lambda freezes the

@@ -41,12 +41,11 @@ pub(crate) fn plan(messages: &[LaneInputs<'_>]) -> Vec<Lane> {
     let mut lanes: Vec<Lane> = Vec::new();
     let mut lane_of: HashMap<LaneKey<'_>, usize> = HashMap::new();
     for (index, message) in messages.iter().enumerate() {
-        let (of, kind) = match (message.fifo_group, message.key) {
-            (Some(group), _) if !flawed!("a group has no order") => {
-                (LaneKey::Group(group), LaneKind::FifoGroup)
-            }
-            (_, Some(key)) => (LaneKey::Key(key), LaneKind::SameKey),
-            (_, None) => (LaneKey::Itself(index), LaneKind::SameKey),
+        let group = (message.fifo_group).filter(|_| !flawed!("a group has no order"));
+        let (of, kind) = match (group, message.key) {
+            (Some(group), _) => (LaneKey::Group(group), LaneKind::FifoGroup),
+            (None, Some(key)) => (LaneKey::Key(key), LaneKind::SameKey),
+            (None, None) => (LaneKey::Itself(index), LaneKind::SameKey),
         };
         let lane = *lane_of.entry(of).or_insert_with(|| {
             lanes.push(Lane {

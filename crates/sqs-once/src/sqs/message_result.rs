@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::message::Message;
 use crate::{
-    flawed::flawed,
     modes::{Outcome, Severity},
     protocol::{Key, StoredResult},
     store::StoreError,
@@ -71,8 +70,7 @@ impl MessageResult {
     /// permanent failure concerns only its own message: a different message under the same key may succeed.
     pub(super) fn is_shared(&self, message: &Message, other: &Message) -> bool {
         let same_payload = message.identity() == other.identity();
-        let same_message = message.id() == other.id() || flawed!("a failure is shared");
-        same_payload && (!self.outcome.is_permanent() || same_message)
+        same_payload && (!self.outcome.is_permanent() || message.id() == other.id())
     }
 
     /// Takes the recorded result out of a duplicate, if it belongs to the message's own attempt.
@@ -115,7 +113,6 @@ impl MessageResult {
     pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
         match self.own_outcome() {
             Some(Outcome::PermanentFailure(_)) => mode_records,
-            Some(Outcome::FailureUnrecorded { .. }) => flawed!("an unrecorded failure is recorded"),
             outcome => outcome.is_some_and(Outcome::is_permanent),
         }
     }

@@ -114,7 +114,7 @@ impl Rule {
                 Some(ahead) => ahead.into(),
                 // The failed message is in the dead-letter queue.
                 None if matches!(outcome, Outcome::BehindFailure) => 0,
-                None if receive.count <= 1 || flawed!("what did not start does not wait") => 0,
+                None if receive.count <= 1 => 0,
                 // The messages of a batch that is larger than its time must not circle until their receives
                 // are used up.
                 None => backoff(),
@@ -135,7 +135,6 @@ impl Rule {
             Retry::BackoffAtLeast(wanted) => backoff()
                 .max(ceil(wanted.min(self.backoff.cap)))
                 .max(self.after_quarantine()),
-            Retry::BackoffUntil(_) if flawed!("an open circuit does not wait") => 0,
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             Retry::Backoff if flawed!("waits do not grow") => self.backoff.seconds(1, self.jitter),
             // Also for a conflict with a lease that has ended: the record stays as it is until another

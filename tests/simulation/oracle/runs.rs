@@ -59,13 +59,12 @@ struct Runs<'a> {
     failed: BTreeSet<String>,
     /// When each batch began.
     batches: BTreeMap<usize, Duration>,
-    batch_of: BTreeMap<String, usize>,
+    /// By message and its receive count.
+    batch_of: BTreeMap<(String, u32), usize>,
 }
 
 #[derive(Default)]
 struct OfKey {
-    /// The process of the last run ended during it, and nobody has recorded an end since.
-    is_suspect: bool,
     /// Message of the last claim.
     claimed_for: String,
     failures: usize,
@@ -80,7 +79,6 @@ struct OfKey {
 struct Open {
     key: String,
     worker: Worker,
-    is_alone: bool,
     /// Another worker has claimed the key while the process of this run was frozen.
     is_replaced: bool,
 }
@@ -95,8 +93,12 @@ struct OfWorker {
 impl Runs<'_> {
     fn event(&mut self, at: Duration, event: &Event) {
         match event {
-            Event::Received { message, batch, .. } => {
-                self.batch_of.insert(message.clone(), *batch);
+            Event::Received {
+                message,
+                count,
+                batch,
+            } => {
+                self.batch_of.insert((message.clone(), *count), *batch);
             }
             Event::Invoked { batch, worker } => {
                 self.batches.insert(*batch, at);
@@ -132,10 +134,10 @@ impl Runs<'_> {
             Event::Copied { message, reason } => self.copied(message, reason),
             Event::Outcome {
                 message,
+                count,
                 outcome,
                 worker,
-                ..
-            } => self.outcome(at, message, outcome, *worker),
+            } => self.outcome(at, (message, *count), outcome, *worker),
             _ => {}
         }
     }
@@ -157,18 +159,7 @@ impl Runs<'_> {
     }
 
     fn killed(&mut self, worker: Worker) {
-        let ended = self.open.extract_if(.., |_, run| run.worker == worker);
-        for (
-            _,
-            Open {
-                key, is_replaced, ..
-            },
-        ) in ended
-        {
-            if !is_replaced && let Some(of_key) = self.keys.get_mut(&key) {
-                of_key.is_suspect = true;
-            }
-        }
+        self.open.retain(|_, run| run.worker != worker);
     }
 
     fn claimed(&mut self, key: &str, message: &str) {
@@ -180,7 +171,7 @@ impl Runs<'_> {
 
     fn settled(&mut self, at: Duration, key: &str, failed: bool) {
         let of_key = self.key(key);
-        (of_key.is_suspect, of_key.deaths) = (false, 0);
+        of_key.deaths = 0;
         let began = of_key.first_run.take().unwrap_or(at);
         of_key.worked_on_for = at - began;
         if failed {
@@ -191,7 +182,6 @@ impl Runs<'_> {
     }
 
     fn started(&mut self, run: Run, key: &str, worker: Worker) {
-        let is_alone = std::mem::take(&mut self.key(key).is_suspect);
         let mut open = self.open.iter();
         let other =
             open.find(|(_, other)| other.key == key && !self.frozen.contains(&other.worker));
@@ -200,21 +190,11 @@ impl Runs<'_> {
             .check("P1 one handler at a time", other.is_none(), &[key], || {
                 format!("run {run} of {key} began during run {other:?}")
             });
-        let mut beside = self.open.iter().filter(|(_, open)| open.worker == worker);
-        let beside = beside.find(|(_, open)| is_alone || open.is_alone);
-        let names = beside.map(|(other, open)| (*other, open.key.clone()));
-        let (other, other_key) = names.unwrap_or_default();
-        let holds = other == 0;
-        self.verdict
-            .check("P6 a suspect runs alone", holds, &[key, &other_key], || {
-                format!("run {run} of {key} was beside run {other} of {other_key}")
-            });
         self.open.insert(
             run,
             Open {
                 key: key.to_owned(),
                 worker,
-                is_alone,
                 is_replaced: false,
             },
         );
@@ -267,7 +247,13 @@ impl Runs<'_> {
             });
     }
 
-    fn outcome(&mut self, at: Duration, message: &str, outcome: &str, worker: Worker) {
+    fn outcome(
+        &mut self,
+        at: Duration,
+        (message, count): (&str, u32),
+        outcome: &str,
+        worker: Worker,
+    ) {
         let names = &[message];
         match outcome {
             "crashed" => {
@@ -278,7 +264,7 @@ impl Runs<'_> {
                 });
             }
             "completion_unrecorded" | "failure_unrecorded" => {
-                let began = self.batch_of.get(message);
+                let began = self.batch_of.get(&(message.to_owned(), count));
                 let began = began.and_then(|batch| self.batches.get(batch));
                 let tried = at.saturating_sub(began.copied().unwrap_or_default());
                 let enough = self.plan.timeouts.function / 4;
