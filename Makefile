@@ -105,7 +105,7 @@ suites:
 
 .PHONY: doctests
 doctests:
-	$(TEST) --doc
+	$(TEST) --exclude simulated --doc
 
 # After the suites: it replaces the program that some of them run.
 .PHONY: local-runs
