@@ -201,7 +201,7 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	cargo bench --locked --bench postgres
 
 # The test profile optimizes what a world spends its time in, and shares all other crates with the tests.
-SIMULATE := cargo build --quiet --locked $(WORKSPACE) --profile test --bin simulate && $${CARGO_TARGET_DIR:-target}/debug/simulate
+SIMULATE := cargo build --locked $(WORKSPACE) --profile test --bin simulate && $${CARGO_TARGET_DIR:-target}/debug/simulate
 
 .PHONY: simulate
 simulate: export SEEDS ?= 2000
