@@ -335,6 +335,20 @@ impl Plan {
 }
 
 impl Plan {
+    /// Returns the key of a message, as the ledger names it.
+    pub fn key(&self, message: &Message) -> String {
+        format!("orders#{}", self.id_of_operation(message))
+    }
+
+    /// Returns the part of a message's key that is its own.
+    pub fn id_of_operation<'a>(&self, message: &'a Message) -> &'a str {
+        if self.keyed_by_order {
+            &message.order
+        } else {
+            &message.id
+        }
+    }
+
     /// Returns how many messages end their process.
     pub fn deadly(&self) -> u32 {
         let deadly = |message: &&Message| matches!(message.kind, Kind::Killer | Kind::Kills(_));

@@ -7,7 +7,7 @@ use sqs_once::{
     internal::RequestErrorKind,
     protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp},
     store::{
-        Batched, ClaimResponse, DynamoStore, MemoryStore, RequestContext, SettleResponse, Store,
+        AnyStore, Batched, ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store,
         StoreError,
     },
 };
@@ -80,8 +80,7 @@ impl Table {
 #[derive(Clone, Debug)]
 pub enum Records {
     Memory(Line),
-    Wire(DynamoStore),
-    Batched(Batched),
+    Wire(Box<AnyStore>),
 }
 
 impl Records {
@@ -92,8 +91,10 @@ impl Records {
         };
         match world.plan.level {
             Level::Store => Self::Memory(line()),
-            Level::Wire => Self::Wire(store(world, member)),
-            Level::Batched => Self::Batched(Batched::new(store(world, member))),
+            Level::Wire => Self::Wire(Box::new(AnyStore::DynamoDb(store(world, member)))),
+            Level::Batched => Self::Wire(Box::new(AnyStore::Batched(Batched::new(store(
+                world, member,
+            ))))),
         }
     }
 }
@@ -107,7 +108,6 @@ impl Store for Records {
         match self {
             Self::Memory(line) => line.claim(request, context).await,
             Self::Wire(store) => store.claim(request, context).await,
-            Self::Batched(store) => store.claim(request, context).await,
         }
     }
 
@@ -121,7 +121,6 @@ impl Store for Records {
         match self {
             Self::Memory(line) => line.settle(fence, settlement, now, context).await,
             Self::Wire(store) => store.settle(fence, settlement, now, context).await,
-            Self::Batched(store) => store.settle(fence, settlement, now, context).await,
         }
     }
 }

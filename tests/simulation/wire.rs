@@ -16,6 +16,7 @@ use futures_util::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use sqs_once::{
+    internal::StoredRecord,
     protocol::{Key, Record, State, Timestamp},
     store::DynamoStore,
 };
@@ -80,14 +81,17 @@ impl Dynamo {
         }
     }
 
+    /// Reads a record as the operator does.
+    fn show(&self, key: &Key) -> Option<StoredRecord> {
+        self.operator.get(key.as_str()).now_or_never()?.ok()?
+    }
+
     pub fn get(&self, key: &Key) -> Option<Record> {
-        let read = self.operator.get(key.as_str()).now_or_never();
-        read?.ok()??.record.ok()
+        self.show(key)?.record.ok()
     }
 
     pub fn release(&self, key: &Key, now: Timestamp) -> bool {
-        let read = self.operator.get(key.as_str()).now_or_never();
-        let Some(Ok(Some(shown))) = read else {
+        let Some(shown) = self.show(key) else {
             return false;
         };
         let runs = matches!(
@@ -99,8 +103,7 @@ impl Dynamo {
     }
 
     pub fn delete(&self, key: &Key) -> bool {
-        let read = self.operator.get(key.as_str()).now_or_never();
-        let Some(Ok(Some(shown))) = read else {
+        let Some(shown) = self.show(key) else {
             return false;
         };
         let delete = self.operator.delete_record(&shown);

@@ -120,12 +120,7 @@ impl World {
 
     /// Returns the key of a message.
     pub fn key(&self, message: &Message) -> Option<Key> {
-        let part = if self.plan.keyed_by_order {
-            &message.order
-        } else {
-            &message.id
-        };
-        Key::new(&namespace(), [part.as_str()]).ok()
+        Key::new(&namespace(), [self.plan.id_of_operation(message)]).ok()
     }
 
     /// Starts a process, whose wall clock is a little wrong.

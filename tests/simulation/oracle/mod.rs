@@ -237,14 +237,8 @@ impl<'a> Bench<'a> {
         self.messages.insert(message.id.clone(), message.clone());
     }
 
-    /// Returns the key of a message, as the ledger names it.
     fn key(&self, message: &Message) -> String {
-        let part = if self.plan.keyed_by_order {
-            &message.order
-        } else {
-            &message.id
-        };
-        format!("orders#{part}")
+        self.plan.key(message)
     }
 
     fn check(

@@ -149,12 +149,7 @@ impl Runs<'_> {
     fn key_of(&mut self, message: &str) -> Option<(&mut OfKey, String)> {
         let mut messages = self.plan.messages.iter();
         let message = messages.find(|one| one.id == message)?;
-        let part = if self.plan.keyed_by_order {
-            &message.order
-        } else {
-            &message.id
-        };
-        let key = format!("orders#{part}");
+        let key = self.plan.key(message);
         Some((self.key(&key), key))
     }
 
