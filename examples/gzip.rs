@@ -28,7 +28,7 @@ use sqs_once::{
     ItemMode, Settings, SettingsError, Write, telemetry,
 };
 
-/// Longest JSON, in bytes. Ten such bodies can be in memory at a time, and gzip expands a message of 1 MB up to a
+/// Longest JSON, in bytes. All messages that run may have such bodies, and gzip expands a message of 1 MB up to a
 /// gigabyte.
 const MAX_BYTES: u64 = 1024 * 1024;
 

@@ -14,7 +14,7 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
 };
 use serde_json::{json, value::RawValue};
-use sqs_once::{Attempt, Failure, LookUp, Settings, SettingsError, protocol::Key};
+use sqs_once::{Attempt, Failure, LookedUp, Settings, SettingsError, protocol::Key};
 
 use crate::order::Order;
 
@@ -86,9 +86,9 @@ impl Gateway {
         &self,
         key: &Key,
         order: &Order,
-    ) -> Result<LookUp<Box<RawValue>>, Failure> {
+    ) -> Result<LookedUp<Box<RawValue>>, Failure> {
         match self {
-            Self::Sandbox => Ok(LookUp::NotFound),
+            Self::Sandbox => Ok(LookedUp::NotFound),
             Self::Http(http) => http.look_up(key, order).await,
         }
     }

@@ -540,7 +540,7 @@ async fn listing(status: u16, body: &'static str) -> Gateway {
     without_keys([("PAYMENT_GATEWAY_URL", &*url)]).1.unwrap()
 }
 
-async fn look_up(gateway: &Gateway) -> Result<LookUp<Box<RawValue>>, Failure> {
+async fn look_up(gateway: &Gateway) -> Result<LookedUp<Box<RawValue>>, Failure> {
     let order = serde_json::from_str(BODY).unwrap();
     gateway.look_up(&key(), &order).await
 }
@@ -549,9 +549,9 @@ async fn look_up(gateway: &Gateway) -> Result<LookUp<Box<RawValue>>, Failure> {
 async fn charge_is_found_only_in_a_list() {
     let gateway = listing(200, r#"[{"id":"ch_1","amount":1}]"#).await;
     let found = look_up(&gateway).await.unwrap();
-    assert!(matches!(found, LookUp::Found(charge) if charge.get().contains("ch_1")));
+    assert!(matches!(found, LookedUp::Found(charge) if charge.get().contains("ch_1")));
     let gateway = listing(200, "[]").await;
-    assert!(matches!(look_up(&gateway).await, Ok(LookUp::NotFound)));
+    assert!(matches!(look_up(&gateway).await, Ok(LookedUp::NotFound)));
     // The gateway has no idempotency keys, so it gets none.
     assert_eq!(charge(&gateway).await.unwrap().get(), "\"None\"");
 }

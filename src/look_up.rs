@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use reqwest::{Method, Request, StatusCode, Url};
 use serde_json::{Value, value::RawValue};
-use sqs_once::{Failure, LookUp, protocol::Key};
+use sqs_once::{Failure, LookedUp, protocol::Key};
 
 use crate::{
     gateway::{Http, retry_after},
@@ -24,7 +24,7 @@ impl Http {
         &self,
         key: &Key,
         order: &Order,
-    ) -> Result<LookUp<Box<RawValue>>, Failure> {
+    ) -> Result<LookedUp<Box<RawValue>>, Failure> {
         let url = charges_of(self.charges.clone(), &order.fields.order_id);
         let request = Request::new(Method::GET, url);
         let mut response = self.connections.send(request, true).await?;
@@ -64,7 +64,7 @@ fn charges_of(mut charges: Url, order_id: &str) -> Url {
 }
 
 /// Interprets the list of charges. The errors are logged, so they quote no value.
-fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookUp<Box<RawValue>>, Failure> {
+fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookedUp<Box<RawValue>>, Failure> {
     let charges: Vec<Box<RawValue>> = serde_json::from_slice(body)
         .map_err(|_| "the payment gateway's list of charges is not a JSON array")?;
     for charge in &charges {
@@ -77,8 +77,8 @@ fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookUp<Box<RawValue>>,
         tracing::error!(%key, charges = charges.len(), "this order was charged more than once");
     }
     Ok(match charges.into_iter().next() {
-        Some(charge) => LookUp::Found(charge),
-        None => LookUp::NotFound,
+        Some(charge) => LookedUp::Found(charge),
+        None => LookedUp::NotFound,
     })
 }
 
@@ -108,8 +108,8 @@ mod tests {
         let key = Key::new(&Namespace::new("payments").unwrap(), ["o-1"]).unwrap();
         let order: Order = serde_json::from_str(ORDER).unwrap();
         match found(&key, &order, body.as_bytes()) {
-            Ok(LookUp::Found(charge)) => Ok(Some(charge.get().to_owned())),
-            Ok(LookUp::NotFound) => Ok(None),
+            Ok(LookedUp::Found(charge)) => Ok(Some(charge.get().to_owned())),
+            Ok(LookedUp::NotFound) => Ok(None),
             Err(unknown) => Err(unknown.to_string()),
         }
     }

@@ -27,6 +27,9 @@ fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
     settings.runtime()?.block_on(async {
         // A charge is an effect outside DynamoDB, so its mode is `once`: a claim before the handler, a record
         // after it.
-        sqs_once::run(settings.once(charge).await?).await
+        let consumer = settings.once(charge.clone()).await?;
+        let charge = charge?;
+        let quarantine = charge.quarantine();
+        sqs_once::run(consumer.look_up(charge, quarantine)).await
     })
 }

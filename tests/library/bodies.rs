@@ -77,7 +77,7 @@ async fn run<M: Mode<H::Output>, H: Handler>(
     log::start();
     let _failed = process(&Arc::new(consumer), batch(records), within(ONE_MINUTE)).await;
     let mut lines = log::lines_of("message processed");
-    // In the order of the batch. Messages end in the order of their lanes.
+    // In the order of the batch. Messages end in the order of their chains.
     lines.sort_by_key(|line| {
         ids.iter()
             .position(|id| *id == line["fields"]["message_id"])

@@ -323,6 +323,23 @@ async fn suspect_without_time_keeps_its_count() {
     assert_eq!((left.exclusive_attempts, left.last_end), (1, None));
 }
 
+/// Otherwise it would starve beside handlers that last nearly as long as the invocation.
+#[tokio::test(start_paused = true)]
+async fn suspect_needs_no_minimum_of_time_from_its_tenth_receive() {
+    for (receives, began) in [("9", vec!["m-2"]), ("10", vec!["m-2", "m-1"])] {
+        let (world, store) = (World::default(), MemoryStore::default());
+        died_in_a_crowd(&store, &["m-1".into()]).await;
+        let mut suspect = order("m-1", "succeed");
+        suspect["attributes"]["ApproximateReceiveCount"] = json!(receives);
+        let consumer = Arc::new(world.consumer(store.clone()));
+        // 100 ms are left to start, and the other handler takes 200.
+        let deadline = within(20 * SECOND);
+        let deadline = deadline.min_time_to_start(deadline.time_left() - SECOND / 10);
+        process(&consumer, batch([suspect, order("m-2", "slow")]), deadline).await;
+        assert_eq!(world.began(), began, "{receives}");
+    }
+}
+
 #[tokio::test]
 async fn failure_without_effect_alone_removes_the_count() {
     let (world, store) = (World::default(), MemoryStore::default());

@@ -1,4 +1,4 @@
-//! The modules of the library import only from modules below them.
+//! The modules of the library import only from modules below them, and DESIGN.md names the way of one message.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -76,6 +76,29 @@ fn modules_import_only_from_below() {
     }
     assert!(seen > 300, "only {seen} imports were found");
     assert_eq!(upward, Vec::<String>::new());
+}
+
+/// The table of DESIGN.md names files and functions that exist.
+#[test]
+fn way_of_one_message_is_true() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let design = fs::read_to_string(root.join("DESIGN.md")).unwrap();
+    let (_, table) = design.split_once("### The way of one message").unwrap();
+    let (table, _) = table.split_once("\n## ").unwrap();
+    let row = Regex::new(r"(?m)^\| [^|]+ \| `([^`]+)` \| ([^|]+) \|$").unwrap();
+    let name = Regex::new(r"`(\w+)`").unwrap();
+    let mut files = 0;
+    for row in row.captures_iter(table) {
+        files += 1;
+        let file = root.join("crates/sqs-once/src").join(&row[1]);
+        let source = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
+        for name in name.captures_iter(&row[2]) {
+            let is_there = source.contains(&format!("fn {}(", &name[1]))
+                || source.contains(&format!("fn {}<", &name[1]));
+            assert!(is_there, "{file:?} has no function {}", &name[1]);
+        }
+    }
+    assert!((12..=20).contains(&files), "{files} files");
 }
 
 /// The first names behind `crate::`, alone or in braces. A `pub use` only shows an item in a second place.

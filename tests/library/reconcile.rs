@@ -10,8 +10,9 @@ use std::{
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Consumer, Deadline, Failure, Handler, LookUp, Once, Operation, Outcome,
-    Reconcile, Reconciling,
+    Attempt, BatchError, Consumer, Deadline, Failure, Handler, LookUp, LookedUp, Once, Operation,
+    Outcome,
+    internal::run_handler,
     protocol::{AttemptEnd, ClaimRequest, Key, Owner, Record, Settlement, State, StoredResult},
     sqs::KeySource,
     store::{ClaimResponse, MemoryStore, SettleResponse, Store as _},
@@ -27,6 +28,7 @@ use crate::wall_clock::{advance, clock};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
+const QUARANTINE: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// One answer of the look-up.
@@ -96,9 +98,8 @@ impl World {
         let once = Once::new(store.clone()).clock(clock);
         let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
         let mut operation = Operation::new(key(), None, message_id, deadline);
-        let handler = Reconciling(self.clone());
-        operation.quarantine = handler.quarantine();
-        let run = once.run(operation, |attempt| handler.handle(json!({}), attempt));
+        operation.quarantine = Some(QUARANTINE);
+        let run = run_handler(&once, (self, Some(self)), operation, json!({}));
         tokio::select! {
             outcome = run => Some(outcome),
             () = self.0.death.notified() => None,
@@ -116,7 +117,7 @@ impl World {
     }
 }
 
-impl Reconcile for World {
+impl Handler for World {
     type Message = Value;
     type Output = String;
 
@@ -129,8 +130,10 @@ impl Reconcile for World {
             Charge::Death => self.die().await,
         }
     }
+}
 
-    async fn look_up(&self, _: &Value, attempt: &Attempt) -> Result<LookUp<String>, Failure> {
+impl LookUp<Value, String> for World {
+    async fn look_up(&self, _: &Value, attempt: &Attempt) -> Result<LookedUp<String>, Failure> {
         assert!(
             attempt.prior().is_some(),
             "looks up without a prior attempt"
@@ -138,8 +141,8 @@ impl Reconcile for World {
         self.call("look up");
         let answer = lock(&self.0.answers).pop_front();
         match answer.expect("an answer for each look-up") {
-            Answer::Found => Ok(LookUp::Found("found".into())),
-            Answer::NotFound => Ok(LookUp::NotFound),
+            Answer::Found => Ok(LookedUp::Found("found".into())),
+            Answer::NotFound => Ok(LookedUp::NotFound),
             Answer::Error => Err("503".into()),
             Answer::Permanent => Err(Failure::permanent("400")),
             Answer::Panic => std::panic::resume_unwind(Box::new("scripted")),
@@ -365,7 +368,9 @@ async fn handler_is_not_polled_after_its_lease() {
 async fn key_that_changes_on_redrive_is_refused() {
     let consumer = |key: KeySource| {
         let once = Once::new(MemoryStore::default());
-        Consumer::new(once, namespace(), Reconciling(World::default())).key(key)
+        Consumer::new(once, namespace(), World::default())
+            .key(key)
+            .look_up(World::default(), QUARANTINE)
     };
     let event = || serde_json::from_value(batch([record("m-1", "{\"id\":\"o-1\"}")])).unwrap();
     let deadline = || Deadline::after(clock(), 20 * SECOND, SECOND);
@@ -387,57 +392,39 @@ async fn key_that_changes_on_redrive_is_refused() {
     assert_eq!(process(&suitable, event, deadline()).await, [""; 0]);
 }
 
-/// A handler that says that the called system has idempotency keys after all.
-struct Off;
-
-impl Reconcile for Off {
-    type Message = Value;
-    type Output = ();
-
-    async fn handle(&self, _: Value, _: Attempt) -> Result<(), Failure> {
-        Ok(())
-    }
-
-    async fn look_up(&self, _: &Value, _: &Attempt) -> Result<LookUp<()>, Failure> {
-        panic!("must not look up")
-    }
-
-    fn reconcile_after(&self) -> Option<Duration> {
-        None
-    }
-}
-
+/// The called system has idempotency keys after all.
 #[tokio::test]
 async fn look_up_that_is_off_needs_no_key() {
-    let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), Reconciling(Off)));
+    let (world, once) = (World::default(), Once::new(MemoryStore::default()));
+    let consumer = Consumer::new(once, namespace(), world.clone()).look_up(world.clone(), None);
     let event = batch([record("m-1", "{}")]);
     let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
-    assert_eq!(process(&consumer, event, deadline).await, [""; 0]);
+    assert_eq!(process(&Arc::new(consumer), event, deadline).await, [""; 0]);
+    assert_eq!(world.calls(), ["charge"]);
 }
 
-/// The wrapper forgets the quarantine, so the claim did not wait for it.
+/// A decorator around the handler cannot lose the look-up.
 #[tokio::test]
-async fn look_up_without_quarantine_runs_nothing() {
-    struct Timed(Reconciling<World>);
+async fn decorated_handler_is_looked_up() {
+    struct Timed(World);
     impl Handler for Timed {
         type Message = Value;
-        type Output = sqs_once::Reconciled<String>;
-        async fn handle(&self, message: Value, attempt: Attempt) -> Result<Self::Output, Failure> {
+        type Output = String;
+        async fn handle(&self, message: Value, attempt: Attempt) -> Result<String, Failure> {
             self.0.handle(message, attempt).await
         }
     }
     let (world, store) = (World::default(), MemoryStore::default());
     world.fails_and_rests(&store).await;
+    world.answers([Answer::Found]);
     let once = Once::new(store.clone()).clock(clock);
+    let consumer = Consumer::new(once, namespace(), Timed(world.clone()))
+        .key("body:/id".parse().unwrap())
+        .look_up(world.clone(), QUARANTINE);
+    let event = batch([record("m-1", "{\"id\":\"o-1\"}")]);
     let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
-    let operation = Operation::new(key(), None, "m-1", deadline);
-    let timed = Timed(Reconciling(world.clone()));
-    let outcome = once
-        .run(operation, |attempt| timed.handle(json!({}), attempt))
-        .await;
-    assert!(matches!(outcome, Outcome::NoEffect(_)), "{outcome}");
-    assert_eq!(world.calls(), [""; 0]);
+    assert_eq!(process(&Arc::new(consumer), event, deadline).await, [""; 0]);
+    assert_eq!(world.calls(), ["look up"]);
 }
 
 /// An abandoned claim leaves an open attempt in which no handler ran.

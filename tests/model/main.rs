@@ -14,3 +14,4 @@
 mod processes;
 mod properties;
 mod schedules;
+mod waiting;

@@ -9,9 +9,9 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use sqs_once::{Attempt, Outcome, protocol::Timestamp};
+use sqs_once::{Attempt, Deadline, Outcome, protocol::Timestamp};
 use sqs_once_postgres::{PostgresMode, Transaction};
-use support::world::{World, ample, operation};
+use support::world::{World, operation};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const WORKERS: u32 = 8;
@@ -42,7 +42,8 @@ async fn minute(mode: &PostgresMode, minute: usize, is_real: bool) -> usize {
             if is_over(number) {
                 return completed;
             }
-            let operation = operation(&format!("{minute}-{number}"), ample());
+            let deadline = Deadline::after(now(), MINUTE, MINUTE / 10);
+            let operation = operation(&format!("{minute}-{number}"), deadline);
             let done = async |attempt: Attempt| Ok(Transaction::of(&attempt)?.done(()));
             let outcome = mode.run(operation, done).await;
             assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");

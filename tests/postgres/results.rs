@@ -31,8 +31,10 @@ impl Handler for Writer {
     ) -> Result<InTransaction<String>, Failure> {
         Ok(Transaction::of(&attempt)?.done("x".repeat(letters)))
     }
+}
 
-    async fn on_duplicate(&self, stored: Stored<String>, _: Attempt) -> Result<(), Failure> {
+impl Writer {
+    async fn replay(self, stored: Stored<String>) -> Result<(), Failure> {
         let output = stored.output().await?;
         self.0.lock().unwrap().push(output);
         Ok(())
@@ -45,7 +47,8 @@ async fn replayed(
     consumer: Consumer<PostgresMode, Writer>,
     writer: &Writer,
 ) -> Value {
-    let consumer = Arc::new(consumer);
+    let seen = writer.clone();
+    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
     for _ in 0..2 {
         let event = batch([record("m-1", &letters)]);
         assert_eq!(process(&consumer, event, within(PATIENCE)).await, [""; 0]);

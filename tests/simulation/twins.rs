@@ -62,15 +62,15 @@ const FOUND: [(&str, u64, &str); 26] = [
         "a success closes the circuit",
     ),
     ("a suspect does not rest", 2, "P7 a suspect rests"),
-    ("a turn ends at once", 18, "P6 suspect runs alone"),
+    ("a turn ends at once", 67, "P6 suspect runs alone"),
     (
         "a write without an answer was applied",
-        216,
+        1709,
         "metrics: completions",
     ),
     (
         "an undone claim hides earlier attempts",
-        0,
+        12,
         "P3 told of earlier attempts",
     ),
     (
@@ -87,7 +87,7 @@ const FOUND: [(&str, u64, &str); 26] = [
     ("the handler is not told", 0, "P3 told of earlier attempts"),
     (
         "the owner is not compared",
-        108,
+        12,
         "P5 only the claimant settles",
     ),
     (

@@ -184,7 +184,7 @@ async fn two_pointers_with_one_key_run_once() {
     world.s3.put_object("k-2", &order("o-1"));
     let records = ["k-1", "k-2"].map(|key| record(key, &pointer(key)));
     world.process(records).await;
-    // Neither has a key when lanes are planned, so they run side by side.
+    // Neither has a key when chains are planned, so they run side by side.
     let second = names().into_iter().filter(|name| name != "completed");
     let second: Vec<_> = second.collect();
     assert!(

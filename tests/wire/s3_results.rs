@@ -35,8 +35,10 @@ impl Handler for Writer {
     async fn handle(&self, letters: usize, _: Attempt) -> Result<String, Failure> {
         Ok("x".repeat(letters))
     }
+}
 
-    async fn on_duplicate(&self, stored: Stored<String>, _: Attempt) -> Result<(), Failure> {
+impl Writer {
+    async fn replay(self, stored: Stored<String>) -> Result<(), Failure> {
         let output = stored.output().await?;
         self.0.lock().unwrap().push(output);
         Ok(())
@@ -72,8 +74,13 @@ impl World {
 
     /// Ids reported as batch item failures after a message that asks for an output of so many letters.
     async fn process(&self, letters: usize, results: Results) -> Vec<String> {
-        let consumer = Consumer::new(self.once(results), namespace(), self.writer.clone());
-        deliver(&Arc::new(consumer), letters).await
+        deliver(&Arc::new(self.consumer(results)), letters).await
+    }
+
+    fn consumer(&self, results: Results) -> Consumer<Once<DynamoStore>, Writer> {
+        let seen = self.writer.clone();
+        Consumer::new(self.once(results), namespace(), self.writer.clone())
+            .on_duplicate(move |stored, _| seen.clone().replay(stored))
     }
 
     async fn record(&self) -> support::dynamo::Item {
@@ -195,8 +202,7 @@ async fn unreadable_output_returns_its_message() {
         world.s3.put(&name, answer);
         // A permanent failure would be copied to the dead-letter queue, and acknowledged.
         let visibility = Visibility::new(sqs.client()).dead_letter(true);
-        let once = world.once(world.results());
-        let consumer = Consumer::new(once, namespace(), world.writer.clone());
+        let consumer = world.consumer(world.results());
         let consumer = Arc::new(consumer.visibility(visibility));
         assert_eq!(deliver(&consumer, 70_000).await, ["m-1"], "{case}");
         let (outcome, detail) = last_outcome();
@@ -254,7 +260,8 @@ async fn setting_bucket_takes_outputs_over_64_kb() {
         ("IDEMPOTENCY_RESULT_BUCKET", BUCKET),
     ]);
     let consumer = settings.sdk_config(config).once(Ok(world.writer.clone()));
-    let consumer = Arc::new(consumer.await.unwrap());
+    let (consumer, seen) = (consumer.await.unwrap(), world.writer.clone());
+    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
     // With its quotes, the longest output in a record.
     assert_eq!(deliver(&consumer, 65_534).await, [""; 0]);
     assert!(world.s3.objects().is_empty());

@@ -7,17 +7,19 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use sqs_once::{
     Attempt, Failure, Mode, Once, Operation, Outcome,
     internal::{
-        History, ModeOptions, ModeSettings, Published, Records, first_fault, guard, to_output,
+        Claimed, HandlerEnd, History, ModeOptions, ModeSettings, Published, Records, first_fault,
+        guard_now, run_here, to_output,
     },
-    protocol::{AfterFailure, Timestamp},
+    protocol::{AfterFailure, ClaimRequest, Key, StoredResult, Timestamp},
     store::Results,
 };
 use tokio::sync::Mutex;
 
 use crate::{
-    run::Run,
+    run::{Claim, Run},
     store::PostgresStore,
-    transaction::{InTransaction, OpenTransaction},
+    transaction::{InTransaction, OpenTransaction, Transaction},
+    transaction_connection::TransactionConnection,
 };
 
 /// The PostgreSQL mode: runs operations whose only effect is writes to one PostgreSQL database.
@@ -129,71 +131,33 @@ impl PostgresMode {
         self
     }
 
-    /// Runs one operation: see [`Mode::run`].
+    /// Runs one operation: begins a transaction, lends it to `work`, and commits it with the record. See
+    /// [`Once::run`].
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
         F: Future<Output = Result<InTransaction<O>, Failure>>,
         O: Serialize + Send + 'static,
     {
-        let Operation {
-            key,
-            fingerprint,
-            delivery,
-            deadline,
-            gate,
-            meter,
-            ..
-        } = operation;
-        if !deadline.may_start() {
-            return Outcome::NotStarted;
-        }
-        // The lock of the record replaces a lease.
-        let (now, message_id) = (self.records.now(), delivery.message_id());
-        let run = Run {
+        run_here(self, operation, work).await
+    }
+
+    fn attempt<'a>(&'a self, operation: &'a Operation, request: ClaimRequest) -> Run<'a> {
+        Run {
             records: &self.records,
-            request: (self.records).request(&key, fingerprint, message_id, now, Duration::ZERO),
-            deadline,
-            meter,
-        };
-        let (mut tx, claim) = match run.begin().await {
-            Ok(begun) => begun,
-            Err(outcome) => return outcome,
-        };
-        // The claim may have waited for a lock.
-        if !deadline.may_start() {
-            run.roll_back(&mut tx).await;
-            return Outcome::NotStarted;
-        }
-        let history = History::from(&claim.claimed);
-        let tx = Arc::new(Mutex::new(tx));
-        let attempt =
-            Attempt::new(key, delivery, history, deadline).with_extension(OpenTransaction::of(&tx));
-        if gate.is_none() {
-            attempt.log_history();
-        }
-        let answer = guard(deadline, async {
-            let InTransaction {
-                output,
-                events,
-                transaction,
-            } = work(attempt).await?;
-            if let Some(fault) = first_fault(&events) {
-                return Err(Failure::permanent(fault));
-            }
-            let publish = |(index, event)| Published::new(&run.request.key, index, event);
-            let published = events.into_iter().enumerate().map(publish);
-            Ok((to_output(&output), published.collect(), transaction))
-        });
-        match answer.await {
-            Ok((output, events, transaction)) => {
-                // Dropping the transaction returns the connection to the pool.
-                drop(tx);
-                run.complete(&claim, output, events, transaction).await
-            }
-            Err(end) => run.end_without_output(tx, end).await,
+            request,
+            deadline: operation.deadline,
+            meter: &operation.meter,
         }
     }
+}
+
+/// A claim with its open transaction, which locks the record.
+#[derive(Debug)]
+pub struct OpenClaim {
+    request: ClaimRequest,
+    claim: Claim,
+    tx: Arc<Mutex<TransactionConnection>>,
 }
 
 impl sqs_once::internal::Sealed for PostgresMode {}
@@ -213,12 +177,52 @@ sqs_once::explain_wrong_output!([] PostgresMode);
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
-    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<InTransaction<O>, Failure>> + Send,
-    {
-        Self::run(self, operation, work)
+    type Claim = OpenClaim;
+
+    async fn claim(&self, operation: &Operation) -> Claimed<OpenClaim> {
+        if !operation.deadline.may_start() {
+            return Claimed::Ended(Outcome::NotStarted);
+        }
+        // The lock of the record replaces a lease.
+        let (now, message_id) = (self.records.now(), operation.delivery.message_id());
+        let (key, fingerprint) = (&operation.key, operation.fingerprint.clone());
+        let request = (self.records).request(key, fingerprint, message_id, now, Duration::ZERO);
+        let run = self.attempt(operation, request);
+        match run.begin().await {
+            Ok((tx, claim)) => {
+                let history = History::from(&claim.claimed);
+                let tx = Arc::new(Mutex::new(tx));
+                let request = run.request;
+                Claimed::Run(OpenClaim { request, claim, tx }, history)
+            }
+            Err(outcome) => Claimed::Ended(outcome),
+        }
+    }
+
+    fn lend(&self, claim: &OpenClaim, attempt: Attempt) -> Attempt {
+        attempt.with_extension(OpenTransaction::of(&claim.tx))
+    }
+
+    async fn finish(
+        &self,
+        operation: &Operation,
+        open: OpenClaim,
+        end: HandlerEnd<InTransaction<O>>,
+    ) -> Outcome {
+        let OpenClaim { request, claim, tx } = open;
+        let run = self.attempt(operation, request);
+        let answer = match end.answer() {
+            Ok(answer) => answer.and_then(|answer| guard_now(|| prepared(&operation.key, answer))),
+            Err(outcome) => return run.not_started(tx, outcome).await,
+        };
+        match answer {
+            Ok((output, events, transaction)) => {
+                // Dropping the transaction returns the connection to the pool.
+                drop(tx);
+                run.complete(&claim, output, events, transaction).await
+            }
+            Err(end) => run.end_without_output(tx, end).await,
+        }
     }
 
     fn now(&self) -> Timestamp {
@@ -228,4 +232,22 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
     fn results(&self) -> Results {
         self.records.results.clone()
     }
+}
+
+/// Prepares what the handler returned for the commit.
+fn prepared<O: Serialize + Send>(
+    key: &Key,
+    answer: InTransaction<O>,
+) -> Result<(StoredResult, Vec<Published>, Transaction), Failure> {
+    let InTransaction {
+        output,
+        events,
+        transaction,
+    } = answer;
+    if let Some(fault) = first_fault(&events) {
+        return Err(Failure::permanent(fault));
+    }
+    let publish = |(index, event)| Published::new(key, index, event);
+    let published = events.into_iter().enumerate().map(publish).collect();
+    Ok((to_output(&output), published, transaction))
 }

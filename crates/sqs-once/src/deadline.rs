@@ -168,6 +168,12 @@ impl Deadline {
         Self { start_by, ..self }
     }
 
+    /// Returns a deadline until whose end a handler may start.
+    pub(crate) fn without_min_time(self) -> Self {
+        let start_by = self.handler_cutoff;
+        Self { start_by, ..self }
+    }
+
     /// Returns whether enough time is left to start a handler.
     #[must_use]
     pub fn may_start(&self) -> bool {

@@ -127,21 +127,19 @@ pub mod internal {
             transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
         },
         event::{Published, first_fault, is_name},
-        handler::{Delivery, HandlerOutput, History, to_output},
+        handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},
         meter::Meter,
         modes::{
-            mode::{Unsupported, sealed::Sealed},
+            mode::{Claimed, Suspect, Unsupported, sealed::Sealed},
             records::Records,
-            work::{NoOutput, guard},
+            run::{run_handler, run_here},
+            work::{HandlerEnd, NoOutput, guard_now},
         },
         protocol::{
             circuit::{
-                Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
+                Called, Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, runs_while_open,
             },
-            isolation::{
-                Standing, Waiting, has_last_look_up, lease_alone, may_start_beside, next_suspect,
-                standing,
-            },
+            isolation::{Standing, has_last_look_up, lease_alone, standing},
             record::{expires_at, takeover_after},
             request_error_kind::RequestErrorKind,
         },
@@ -168,8 +166,8 @@ pub use dynamo::{
 pub use event::Event;
 pub use handler::{
     Attempt, Attribute, AttributeValue, DeliveryMetadata, EnvelopeMetadata, Failure, FailureKind,
-    FromMessage, Handler, HandlerFn, InvalidMessage, Json, LookUp, PriorAttempt, Reconcile,
-    Reconciled, Reconciling, ResultExt, Stored, Text, handler_fn,
+    FromMessage, Handler, HandlerFn, InvalidMessage, Json, LookUp, LookUpFn, LookedUp,
+    PriorAttempt, ResultExt, Stored, Text, handler_fn, look_up_fn,
 };
 pub use invalid::InvalidValue;
 pub use modes::{

@@ -55,11 +55,13 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
     let charge = charge::Charge::read(&mut settings);
     let consumer = settings
         .warm_up(warm_up)
-        .once(charge)
+        .once(charge.clone())
         .await?
         .deadline_reserve(reserve)
         .assumed_timeout(assumed_timeout)
         .fail_when_store_unavailable(fails)
         .map_mode(|once| once.lease_margin(margin).crash_waits(waits).clock(skewed));
-    sqs_once::run(consumer).await
+    let charge = charge?;
+    let quarantine = charge.quarantine();
+    sqs_once::run(consumer.look_up(charge, quarantine)).await
 }

@@ -1,20 +1,24 @@
-// error[E0277]: `Inbox<DynamoStore>` does not run handlers that return `sqs_once::Reconciled<u64>`
-// = note: for `Reconciled`, which a handler with a look-up returns, use `Once`: in the other modes the effect commits together with the record, so there is nothing to look up
+// error[E0599]: no method named `look_up` found for struct `Consumer<Inbox<DynamoStore>,
+// = note: the method was found for
+// - `Consumer<sqs_once::Once<S>, H>`
 
-use sqs_once::{Attempt, Consumer, Failure, Inbox, LookUp};
-use sqs_once::{handler_fn, protocol::Namespace, store::DynamoStore};
+use std::time::Duration;
 
-async fn charge(_: String, _: Attempt) -> Result<u64, Failure> {
-    Ok(1)
+use sqs_once::{Attempt, Consumer, Done, Failure, Inbox, LookedUp};
+use sqs_once::{handler_fn, look_up_fn, protocol::Namespace, store::DynamoStore};
+
+async fn place(_: String, _: Attempt) -> Result<Done<u64>, Failure> {
+    Ok(Done::new(1))
 }
 
-async fn look_up(_: &String, _: &Attempt) -> Result<LookUp<u64>, Failure> {
-    Ok(LookUp::NotFound)
+async fn look_up(_: &String, _: &Attempt) -> Result<LookedUp<Done<u64>>, Failure> {
+    Ok(LookedUp::NotFound)
 }
 
 fn consumer(inbox: Inbox<DynamoStore>) {
     let namespace = Namespace::new("orders").unwrap();
-    let _ = Consumer::new(inbox, namespace, handler_fn(charge).reconcile(look_up));
+    let _ = Consumer::new(inbox, namespace, handler_fn(place))
+        .look_up(look_up_fn(look_up), Duration::from_secs(30));
 }
 
 fn main() {}

@@ -98,8 +98,8 @@ fn look_up_in_inbox_is_explained() {
 }
 
 #[test]
-fn look_up_of_done_is_explained() {
-    explained("look_up_of_done");
+fn look_up_of_other_output_is_explained() {
+    explained("look_up_of_other_output");
 }
 
 /// Control: without this test, an error about a missing library would pass for an explanation.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sqs_once::internal::{
-    Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, HandlerEnd, runs_while_open,
+    Called, Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, runs_while_open,
 };
 
 use crate::processes::{
@@ -21,7 +21,7 @@ impl World {
         self.circuit.then(|| {
             let mut circuit = Circuit::default();
             for failure in 1..FAILURES_TO_OPEN {
-                circuit.handler_ended(time(0), &key(100 + failure), HandlerEnd::Failed);
+                circuit.called(time(0), &key(100 + failure), Called::Failed);
             }
             Arc::new(circuit)
         })
@@ -75,13 +75,13 @@ impl Next<'_> {
             return;
         };
         let end = match answer {
-            HandlerAnswer::Success | HandlerAnswer::Permanent => HandlerEnd::Answered,
+            HandlerAnswer::Success | HandlerAnswer::Permanent => Called::Answered,
             HandlerAnswer::Retryable | HandlerAnswer::NoEffect | HandlerAnswer::CutOff => {
-                HandlerEnd::Failed
+                Called::Failed
             }
         };
         let rules = self.world.rules;
-        match rules.handler_ended(circuit, time(clock), operation, end) {
+        match rules.called(circuit, time(clock), operation, end) {
             Some(CircuitChange::Opened) => process.open_until = Some(clock + FIRST_WAIT.as_secs()),
             Some(CircuitChange::Closed) => process.open_until = None,
             None => {}

@@ -1,15 +1,13 @@
 //! Which [`Action`]s are possible in a state.
 
-use sqs_once::{
-    internal::Waiting,
-    protocol::{State as Status, Timestamp},
-};
+use sqs_once::protocol::{State as Status, Timestamp};
 
 use crate::processes::{
     action::{Action, HandlerAnswer, LookUp, Lot},
     state::{Fate, Kind, Message, Process, Receive, State, Step, Task, second, time},
     world::{LONG, MARGIN, World},
 };
+use crate::waiting::Waiting;
 
 impl World {
     pub fn actions(&self, state: &State, actions: &mut Vec<Action>) {

@@ -4,20 +4,23 @@ use std::{sync::Arc, time::Duration};
 
 use sqs_once::{
     internal::{
-        Circuit, CircuitChange, HandlerEnd, Standing, Waiting, expires_at, has_last_look_up,
-        lease_alone, may_start_beside, next_suspect, standing, takeover_after,
+        Called, Circuit, CircuitChange, History, Standing, expires_at, has_last_look_up,
+        lease_alone, standing, takeover_after,
     },
     protocol::{
         AttemptEnd, ClaimRequest, CrashWaits, FailedClaim, FencingToken, PriorState, Record,
         Rejection, Settlement, State, Timestamp,
-        decision::{failed_claim, may_claim, may_have_effect, may_settle, settled_at},
+        decision::{failed_claim, may_claim, may_settle, settled_at},
     },
 };
 
-use crate::processes::{
-    flaw::Flaw,
-    state::{key, seconds},
-    world::{MARGIN, TIMEOUT},
+use crate::{
+    processes::{
+        flaw::Flaw,
+        state::{key, seconds},
+        world::{MARGIN, TIMEOUT},
+    },
+    waiting::{Waiting, may_start_beside, next_suspect},
 };
 
 /// Each method calls the function of the library with the same name, unless a flaw replaces it.
@@ -257,7 +260,7 @@ impl Rules {
 
     /// True if an earlier attempt may have had its effect, so that it is looked up.
     pub fn looks_up(self, prior: &PriorState) -> bool {
-        may_have_effect(prior) && !self.has(Flaw::NoLookUp)
+        History::from(prior).may_have_effect() && !self.has(Flaw::NoLookUp)
     }
 
     pub fn has_last_look_up(self, exclusive_attempts: u64, waits: &CrashWaits) -> bool {
@@ -290,14 +293,14 @@ impl Rules {
     }
 
     /// Returns whether the circuit opened or closed.
-    pub fn handler_ended(
+    pub fn called(
         self,
         circuit: &mut Arc<Circuit>,
         now: Timestamp,
         operation: usize,
-        end: HandlerEnd,
+        end: Called,
     ) -> Option<CircuitChange> {
-        Arc::make_mut(circuit).handler_ended(now, &key(operation), end)
+        Arc::make_mut(circuit).called(now, &key(operation), end)
     }
 }
 

@@ -4,12 +4,14 @@ use std::{collections::BTreeSet, time::Duration};
 
 use proptest::{prelude::*, test_runner::TestError};
 use sqs_once::{
-    internal::{Standing, Waiting, lease_alone, may_start_beside, next_suspect, standing},
+    internal::{Standing, lease_alone, standing},
     protocol::{
         AttemptEnd, ClaimRequest, CrashWaits, Key, Namespace, Owner, PreviousRecord, PriorState,
         Record, Settlement, State, StoredResult, Timestamp, decision::may_claim,
     },
 };
+
+use crate::waiting::{Waiting, may_start_beside, next_suspect};
 
 use super::runner;
 

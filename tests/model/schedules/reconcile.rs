@@ -1,4 +1,4 @@
-//! Handlers with a look-up: `Once` with `Reconcile`, for a gateway without idempotency keys.
+//! Handlers with a look-up: `Once` with `LookUp`, for a gateway without idempotency keys.
 //!
 //! A charge may be on its way to the gateway for up to [`ON_ITS_WAY`] after it was sent, whatever
 //! becomes of its worker meanwhile. The gateway charges the card for each request that arrives.
@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use sqs_once::{
-    Attempt, Failure, Handler, LookUp, Outcome, Reconcile, Reconciling, internal::Delivery,
+    Attempt, Failure, Handler, LookUp, LookedUp, Outcome,
+    internal::{AnyLookUp, Delivery, run_handler},
 };
 
 use crate::schedules::{
@@ -31,7 +32,7 @@ struct Charge {
     worker: usize,
 }
 
-impl Reconcile for Charge {
+impl Handler for Charge {
     type Message = ();
     type Output = usize;
 
@@ -47,27 +48,26 @@ impl Reconcile for Charge {
         obey(word)?;
         Ok(worker)
     }
+}
 
-    async fn look_up(&self, (): &(), _: &Attempt) -> Result<LookUp<usize>, Failure> {
+impl LookUp<(), usize> for Charge {
+    async fn look_up(&self, (): &(), _: &Attempt) -> Result<LookedUp<usize>, Failure> {
         pause().await;
         let word = lock(&self.world).looks_up(self.worker);
         obey(word)?;
         let charged = lock(&self.world).charged_by();
-        Ok(charged.map_or(LookUp::NotFound, LookUp::Found))
-    }
-
-    fn reconcile_after(&self) -> Option<Duration> {
-        lock(&self.world).quarantine
+        Ok(charged.map_or(LookedUp::NotFound, LookedUp::Found))
     }
 }
 
 pub async fn claim_look_up_run(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
-    let handler = Reconciling(Charge { world, worker });
+    let quarantine = lock(&world).quarantine;
+    let charge = Charge { world, worker };
     let mut operation = operation(delivery);
-    operation.quarantine = handler.quarantine();
-    once.run(operation, |attempt| handler.handle((), attempt))
-        .await
+    operation.quarantine = quarantine;
+    let look_up = quarantine.map(|_| &charge as &dyn AnyLookUp<Charge>);
+    run_handler(&once, (&charge, look_up), operation, ()).await
 }
 
 impl World {

@@ -397,6 +397,15 @@ impl<'a> Receives<'a> {
         if outcome == "not_started" && limit.is_some() && beside_suspect {
             return Some(Cause::Injected("beside a suspect".into()));
         }
+        // From its tenth receive on, a suspect starts with less than its minimum of time.
+        let earlier = self
+            .receives
+            .iter()
+            .filter(|other| other.message.id == receive.message.id && other.from <= receive.from);
+        let may_lack_time = earlier.count() >= 10;
+        if outcome == "out_of_time" && limit.is_some() && beside_suspect && may_lack_time {
+            return Some(Cause::Injected("suspect without a minimum of time".into()));
+        }
         let limit = limit.filter(|_| stall::excuses(receive.stalled, took));
         limit.map(|_| Cause::Delayed(outcome.into()))
     }
@@ -405,6 +414,25 @@ impl<'a> Receives<'a> {
     /// group does not wait for it.
     fn behind(&self, receive: &Receive<'_>, ahead: Option<Cause>) -> Cause {
         let said = receive.ahead.and_then(|ahead| self.receives[ahead].said);
+        if receive.message.group.is_none() {
+            // The deliveries of a key run by their receives, and so perhaps not in the order of the batch.
+            let same_key = |other: &&Receive<'_>| {
+                (other.worker, other.invocation) == (receive.worker, receive.invocation)
+                    && other.message.operation == receive.message.operation
+            };
+            let stops = |said: &str| {
+                said != "completed" && said != "duplicate" && !PERMANENT.contains(&said)
+            };
+            let failed = self.receives.iter().filter(same_key).find_map(|other| {
+                let (outcome, detail) = other.said?;
+                let is_behind = detail.starts_with("a message before this one");
+                (stops(outcome) && !is_behind).then_some(outcome)
+            });
+            return match failed {
+                Some(outcome) => Cause::Injected(format!("behind {outcome} of its key")),
+                None => Cause::False("behind a failure, and nothing of its key failed".into()),
+            };
+        }
         match (said, ahead) {
             (Some((outcome, _)), _) if PERMANENT.contains(&outcome) => {
                 Cause::False(format!("behind {outcome}, which stops no group"))

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use aws_sdk_dynamodb::types::AttributeValue;
 use axum::{
     Router,
     body::Bytes,
@@ -354,6 +355,49 @@ async fn batch_of_10000_messages_has_bounded_memory() {
     assert_eq!(dynamo.records(TABLE).await.len(), 99);
     println!("idle: {idle} bytes, at most: {} bytes", peak(&lambda));
     assert!(peak(&lambda) < MOST_MEMORY);
+}
+
+/// Peak memory of a process that gets ten thousand messages. If they are suspects, it has claimed nearly all of them
+/// before the first runs alone.
+async fn peak_with_messages(are_suspects: bool) -> usize {
+    let dynamo = Dynamo::start().await;
+    let lambda = consumer(&dynamo).await;
+    if are_suspects {
+        for n in 0..10_000 {
+            let text = |text: String| AttributeValue::S(text);
+            let number = |number: &str| AttributeValue::N(number.to_owned());
+            let died = [
+                ("id", text(format!("{NAMESPACE}#o-{n}"))),
+                ("status", text("IN_PROGRESS".into())),
+                ("owner", text(format!("{n:032x}"))),
+                ("message_id", text(format!("m-{n}"))),
+                ("lease_until", number("1000")),
+                ("first_claimed_at", number("500")),
+                ("attempts", number("1")),
+                ("expires_at", number("9999999999")),
+            ];
+            let died = died.map(|(name, value)| (name.to_owned(), value));
+            dynamo.put(TABLE, died.into()).await;
+        }
+    }
+    let message = |n: usize| record(&format!("m-{n}"), &order(&format!("o-{n}")));
+    let event = batch((0..10_000).map(message));
+    let response = lambda.invoke(event, PATIENCE).await.response();
+    println!(
+        "suspects: {are_suspects}, {} returned",
+        failed(&response).len()
+    );
+    peak(&lambda)
+}
+
+#[tokio::test]
+async fn ten_thousand_suspects_take_no_more_memory_than_others() {
+    let [fresh, suspects] = [
+        peak_with_messages(false).await,
+        peak_with_messages(true).await,
+    ];
+    println!("{fresh} bytes at most, {suspects} with suspects");
+    assert!(suspects <= fresh + 8 * MIB, "{suspects} bytes, not {fresh}");
 }
 
 #[tokio::test]

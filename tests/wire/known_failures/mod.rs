@@ -173,14 +173,17 @@ async fn falsy_output_is_replayed_unchanged() {
         async fn handle(&self, order: Value, _: Attempt) -> Result<Value, Failure> {
             Ok(order["output"].clone())
         }
-        async fn on_duplicate(&self, stored: Stored<Value>, _: Attempt) -> Result<(), Failure> {
+    }
+    impl Echo {
+        async fn replay(self, stored: Stored<Value>) -> Result<(), Failure> {
             let output = stored.output().await?;
             self.0.lock().unwrap().extend(output);
             Ok(())
         }
     }
     let (world, echo) = (World::new().await, Echo::default());
-    let worker = Arc::new(world.worker(echo.clone()));
+    let (worker, seen) = (world.worker(echo.clone()), echo.clone());
+    let worker = Arc::new(worker.on_duplicate(move |stored, _| seen.clone().replay(stored)));
     let outputs = [
         json!(0),
         json!(false),

@@ -17,7 +17,11 @@ use support::{
 use super::world::{RETENTION, THINGS, Thing, World, ample, now, operation, until};
 
 /// Runs the operation `key` with this change.
-async fn run<O: Serialize>(item_mode: &ItemMode, key: &str, change: Change<O>) -> Outcome {
+async fn run<O: Serialize + Send + 'static>(
+    item_mode: &ItemMode,
+    key: &str,
+    change: Change<O>,
+) -> Outcome {
     let handler = async |_| Ok(change);
     item_mode.run(operation(key, ample()), handler).await
 }

@@ -18,6 +18,7 @@ use crate::{
 };
 
 /// A claim whose transaction is open. The transaction locks the record.
+#[derive(Debug)]
 pub(crate) struct Claim {
     /// The record in progress. If the record existed before, the table still has its old state.
     pub(crate) record: Record,

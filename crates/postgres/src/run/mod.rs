@@ -3,6 +3,8 @@
 mod claim;
 mod failure;
 
+use std::sync::Arc;
+
 use sqlx::Error;
 use sqs_once::{
     Deadline, Outcome,
@@ -10,6 +12,8 @@ use sqs_once::{
     protocol::{ClaimRequest, Key, Settlement, StoredResult},
     store::StoreError,
 };
+
+use tokio::sync::Mutex;
 
 use crate::{
     explain::{
@@ -20,7 +24,7 @@ use crate::{
     transaction::Transaction,
     transaction_connection::TransactionConnection,
 };
-use claim::Claim;
+pub(crate) use claim::Claim;
 
 const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK, or a savepoint \
     that could not begin), so its writes are not part of the record's transaction: return `tx.done(output)`, or \
@@ -31,7 +35,7 @@ pub(crate) struct Run<'a> {
     pub(crate) records: &'a Records<PostgresStore>,
     pub(crate) request: ClaimRequest,
     pub(crate) deadline: Deadline,
-    pub(crate) meter: Meter,
+    pub(crate) meter: &'a Meter,
 }
 
 impl Run<'_> {
@@ -128,6 +132,16 @@ impl Run<'_> {
             // A deferred constraint of the handler's tables failed.
             Outcome::RetryableFailure(explain(&error).into())
         })
+    }
+
+    /// Rolls back, because the handler was not called.
+    pub(crate) async fn not_started(
+        &self,
+        tx: Arc<Mutex<TransactionConnection>>,
+        outcome: Outcome,
+    ) -> Outcome {
+        self.roll_back(&mut *tx.lock_owned().await).await;
+        outcome
     }
 
     /// Rolls back after an error, or closes a connection that is lost.

@@ -115,14 +115,6 @@ impl Failure {
         }
     }
 
-    /// Returns this failure as one without an effect.
-    pub(crate) fn without_effect(self) -> Self {
-        Self {
-            kind: FailureKind::NoEffect,
-            ..self
-        }
-    }
-
     /// Asks for at least this long until the message is visible again, for example the `Retry-After` of a 429
     /// or a 503. The consumer waits for the longer of this and its back-off, at most for the back-off's cap
     /// (`CONSUMER_BACKOFF_CAP`). A permanent failure ignores it.

@@ -39,6 +39,13 @@ impl History {
         }
     }
 
+    /// Returns whether an earlier attempt may have had its effect, so that a look-up comes first. An abandoned claim
+    /// leaves an open attempt in which no handler ran.
+    pub fn may_have_effect(&self) -> bool {
+        self.prior
+            .is_some_and(|prior| prior.last_end != Some(AttemptEnd::NotStarted))
+    }
+
     /// Returns whether the last open attempt ended by a crash, a panic or the deadline, and not by a failure
     /// that the handler returned.
     pub fn is_takeover(&self) -> bool {
@@ -64,5 +71,27 @@ impl From<&PriorState> for History {
             attempts: claimed.attempts,
             prior,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_attempt_may_have_effect_unless_it_never_started() {
+        let after = |last_end| {
+            let first_claimed_at = Some(Timestamp::from_millis(7));
+            let prior = PriorAttempt {
+                first_claimed_at,
+                last_end,
+            };
+            History::with_prior(1, prior).may_have_effect()
+        };
+        for end in [None, Some(AttemptEnd::Panic), Some(AttemptEnd::Deadline)] {
+            assert!(after(end), "{end:?}");
+        }
+        assert!(!after(Some(AttemptEnd::NotStarted)));
+        assert!(!History::fresh().may_have_effect());
     }
 }

@@ -6,10 +6,10 @@ mod delivery;
 mod failure;
 mod history;
 mod invalid_message;
+mod look_up;
 mod output;
-mod reconcile;
 
-use std::{borrow::Cow, fmt, marker::PhantomData, time::Duration};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use serde::de::DeserializeOwned;
 
@@ -21,11 +21,9 @@ pub use delivery::{Delivery, EnvelopeMetadata};
 pub use failure::{Failure, FailureKind, ResultExt};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
+pub use look_up::{AnyLookUp, LookUp, LookUpFn, LookedUp, look_up_fn};
 pub(crate) use output::to_result;
 pub use output::{HandlerOutput, to_output};
-pub(crate) use reconcile::ClaimModeOutput;
-pub(crate) use reconcile::LookUpStage;
-pub use reconcile::{LookUp, Reconcile, Reconciled, Reconciling};
 
 use crate::{protocol::StoredResult, store::Results};
 
@@ -68,8 +66,7 @@ use crate::{protocol::StoredResult, store::Results};
     message = "`{Self}` is not a handler",
     label = "not a handler",
     note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
-    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`",
-    note = "to make a handler of a type that implements `Reconcile`, write `sqs_once::Reconciling(value)`"
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
 )]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the body: one that implements [`serde::Deserialize`] for JSON, [`Text`], or your own
@@ -102,51 +99,6 @@ pub trait Handler: Send + Sync + 'static {
         message: Self::Message,
         attempt: Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
-
-    /// Handles a duplicate: a message whose operation is completed. A handler can send a reply again here. By
-    /// default nothing happens, and the message is acknowledged.
-    ///
-    /// This method runs for each duplicate, so its effects happen at least once.
-    ///
-    /// ```
-    /// # use sqs_once::{Attempt, Failure, Handler, Stored};
-    /// struct Tickets;
-    ///
-    /// impl Handler for Tickets {
-    ///     type Message = String;
-    ///     type Output = u64;
-    ///
-    ///     async fn handle(&self, _customer: String, _: Attempt) -> Result<u64, Failure> {
-    ///         Ok(17)
-    ///     }
-    ///
-    ///     async fn on_duplicate(&self, ticket: Stored<u64>, attempt: Attempt) -> Result<(), Failure> {
-    ///         match ticket.output().await? {
-    ///             Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
-    ///             None => println!("{} had a ticket that was not kept", attempt.key()),
-    ///         }
-    ///         Ok(())
-    ///     }
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// A failure sends the message back to the queue. The record stays unchanged.
-    fn on_duplicate(
-        &self,
-        stored: Stored<<Self::Output as HandlerOutput>::Result>,
-        attempt: Attempt,
-    ) -> impl Future<Output = Result<(), Failure>> + Send {
-        let _unused = (stored, attempt);
-        std::future::ready(Ok(()))
-    }
-
-    /// Returns the quarantine, if this handler looks up what an earlier attempt did ([`Reconcile`]).
-    #[doc(hidden)]
-    fn quarantine(&self) -> Option<Duration> {
-        None
-    }
 }
 
 /// The stored output of a completed operation.
@@ -172,7 +124,7 @@ pub struct Stored<O> {
 }
 
 impl<O> Stored<O> {
-    /// Creates a stored output from the result in a record. Use it to test [`Handler::on_duplicate`].
+    /// Creates a stored output from the result in a record. Use it to test [`Consumer::on_duplicate`](crate::Consumer::on_duplicate).
     #[must_use]
     pub fn new(result: StoredResult) -> Self {
         Self::from_store(result, Results::inline())
@@ -194,7 +146,7 @@ impl<O> Stored<O> {
     /// # Errors
     ///
     /// [`Failure::no_effect`] if the output is in S3 and cannot be read: S3 does not respond or denies access,
-    /// or the object is lost or altered. With `?`, [`on_duplicate`](Handler::on_duplicate) sends the message
+    /// or the object is lost or altered. With `?`, [`on_duplicate`](crate::Consumer::on_duplicate) sends the message
     /// back to the queue. The operation stays completed, so the failure is never permanent. Handle the error
     /// if you can do without the output.
     pub async fn json(&self) -> Result<Option<Cow<'_, str>>, Failure> {
@@ -214,7 +166,7 @@ impl<O> Stored<O> {
     /// # Errors
     ///
     /// The errors of [`json`](Self::json), and a permanent failure if the stored JSON does not have this
-    /// type, for example because you changed the type. If [`on_duplicate`](Handler::on_duplicate) returns
+    /// type, for example because you changed the type. If [`on_duplicate`](crate::Consumer::on_duplicate) returns
     /// that failure, the message goes to the dead-letter queue although its operation is completed.
     pub async fn output(&self) -> Result<Option<O>, Failure>
     where

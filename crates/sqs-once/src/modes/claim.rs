@@ -1,25 +1,23 @@
-//! Runs an operation in the claim mode: claim -> handler -> complete | fail | end the lease | restore.
+//! [`Once`] as a [`Mode`]: claim -> handler -> complete | fail | end the lease | undo.
 
-use std::{
-    pin::pin,
-    sync::{Arc, atomic::AtomicBool},
-};
+use serde::Serialize;
 
 use super::{
     Mode, Once, Operation, Outcome,
     held::HeldClaim,
+    mode::{Claimed, Suspect},
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
-    turns::OperationGate,
-    work::guard,
+    run::run,
+    work::{HandlerEnd, guard, guard_now},
 };
 use crate::{
     deadline::Deadline,
     flawed::flawed,
-    handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History, LookUpStage, Reconciled},
+    handler::{Attempt, Failure, HandlerOutput, History, to_output},
     meter::Meter,
     protocol::{
         ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
-        decision::{failed_claim, may_have_effect, may_settle},
+        decision::{failed_claim, may_settle},
         isolation::{Standing, has_last_look_up, standing},
         record::takeover_after,
     },
@@ -28,7 +26,11 @@ use crate::{
 };
 
 impl<S: Store> Once<S> {
-    /// Runs one operation: see [`Mode::run`].
+    /// Runs one operation: claims it, runs `work`, and records its end.
+    ///
+    /// Does not run `work` if the operation is completed, has failed permanently, or is claimed by another
+    /// worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches
+    /// panics of `work`, except in a build with `panic = "abort"`.
     ///
     /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
     /// attempt sees this one as the prior attempt.
@@ -39,114 +41,133 @@ impl<S: Store> Once<S> {
         F: Future<Output = Result<A, Failure>> + Send,
         A: HandlerOutput,
     {
-        Mode::run(self, operation, work).await
+        let (clock, deadline) = (|| self.records.now(), operation.deadline);
+        run(self, &self.turns, operation, |attempt, _| {
+            // Making the future runs the application's code too.
+            guard(clock, deadline, async { work(attempt).await })
+        })
+        .await
     }
 
-    /// Claims the operation and runs `work`. If `work` does not succeed, settles the claim and returns the
-    /// outcome.
-    #[doc(hidden)]
-    pub async fn claim_and_run<T>(
-        &self,
-        operation: Operation,
-        work: impl AsyncFnOnce(Attempt) -> Result<T, Failure>,
-    ) -> Result<(HeldClaim<'_, S>, T), Outcome> {
+    /// Claims an operation, and decides how its handler runs.
+    pub(super) async fn claimed(&self, operation: &Operation) -> Claimed<HeldClaim> {
         let Operation {
             key,
             fingerprint,
             delivery,
             deadline,
             quarantine,
-            gate,
-            meter,
+            ..
         } = operation;
         if !deadline.may_start() {
-            return Err(Outcome::NotStarted);
+            return Claimed::Ended(Outcome::NotStarted);
         }
-        let gate = gate.map(|OperationGate(gate)| gate);
         let lease_until = if flawed!("a lease ends at once") {
             self.records.now()
         } else {
             deadline.invocation_end() + self.lease_margin
         };
-        let takeover_after = takeover_after(self.lease_margin, quarantine);
-        let message_id = delivery.message_id();
-        let request =
-            (self.records).request(&key, fingerprint, message_id, lease_until, takeover_after);
-        let context = RequestContext::until(deadline.handler_cutoff(), &meter)
-            .expecting_record(delivery.facts().receive_count > 1);
-        let mut claim = self.claim(&request, deadline, context).await?;
+        let request = self.records.request(
+            key,
+            fingerprint.clone(),
+            delivery.message_id(),
+            lease_until,
+            takeover_after(self.lease_margin, *quarantine),
+        );
+        let claim = match self.send_claim(&request, operation).await {
+            Ok(claim) => claim,
+            Err(outcome) => return Claimed::Ended(outcome),
+        };
         // A claim takes time, and Lambda may have frozen the process until the lease was over. We do not use
         // up the lease margin here: a worker whose clock is ahead sees the lease expire earlier.
-        if !deadline.may_start() || claim.has_ended() {
-            return Err(claim.restore(Outcome::NotStarted).await);
+        if !self.may_start(operation) {
+            let outcome = Outcome::NotStarted;
+            return Claimed::Ended(self.undo(operation, &claim, false, outcome).await);
         }
-        let standing = standing(&claim.claimed, &self.crash_waits);
-        let looks_up = quarantine.is_some() && may_have_effect(&claim.claimed);
-        let exclusive_attempts = match standing {
-            Standing::Clear => None,
-            Standing::Suspect { exclusive_attempts } => Some(exclusive_attempts),
-            Standing::Crashed { exclusive_attempts }
-                if looks_up && has_last_look_up(exclusive_attempts, &self.crash_waits) =>
-            {
-                Some(exclusive_attempts)
-            }
-            Standing::Crashed { .. } => return Err(claim.crashed().await),
-        };
-        if let Some(exclusive_attempts) = exclusive_attempts {
-            tracing::warn!(
-                %key,
-                exclusive_attempts,
-                "an earlier attempt has no recorded end: the handler runs alone"
-            );
-            let isolation = (gate.as_deref(), &self.turns, &self.crash_waits);
-            claim = claim.alone(exclusive_attempts, isolation).await?;
-        } else if gate.is_none() {
-            claim = claim.beside_others(&self.turns).await?;
-        }
-        claim.began = true;
         let history = History::from(&claim.claimed);
-        let mut attempt = Attempt::new(key, delivery, history, deadline);
-        if quarantine.is_some() {
-            let stage = Arc::new(LookUpStage {
-                is_wanted: looks_up,
-                is_running: AtomicBool::new(false),
-                is_last: matches!(standing, Standing::Crashed { .. }),
-            });
-            claim.look_up = Some(Arc::clone(&stage));
-            attempt = attempt.with_extension(stage);
-        }
-        if gate.is_none() {
-            attempt.log_history();
-        }
-        let answer = {
-            // The handler is dropped before the settlement, so that it cannot run on afterwards.
-            let work = pin!(guard(deadline, work(attempt)));
-            claim.while_held(work).await
+        let (exclusive_attempts, runs_handler) = match standing(&claim.claimed, &self.crash_waits) {
+            Standing::Clear => return Claimed::Run(claim, history),
+            Standing::Suspect { exclusive_attempts } => (exclusive_attempts, true),
+            Standing::Crashed { exclusive_attempts }
+                if quarantine.is_some()
+                    && history.may_have_effect()
+                    && has_last_look_up(exclusive_attempts, &self.crash_waits) =>
+            {
+                (exclusive_attempts, false)
+            }
+            Standing::Crashed { .. } => {
+                return Claimed::Ended(self.crashed(operation, &claim, false).await);
+            }
         };
-        match answer {
-            Ok(answer) => Ok((claim, answer)),
-            Err(end) => Err(claim.end_without_output(end).await),
-        }
+        tracing::warn!(
+            %key,
+            exclusive_attempts,
+            "an earlier attempt has no recorded end: the handler runs alone"
+        );
+        let suspect = Suspect {
+            history,
+            exclusive_attempts,
+            runs_handler,
+        };
+        Claimed::Suspect(claim, suspect)
     }
 
-    async fn claim(
+    /// Counts the attempt of a suspect, if its handler may still start.
+    pub(super) async fn counted(
+        &self,
+        operation: &Operation,
+        mut claim: HeldClaim,
+    ) -> Result<HeldClaim, Outcome> {
+        if self.may_start(operation) {
+            self.count_alone(operation, &mut claim).await?;
+            if self.may_start(operation) {
+                return Ok(claim);
+            }
+        }
+        Err(self
+            .undo(operation, &claim, false, Outcome::NotStarted)
+            .await)
+    }
+
+    /// Returns the output to complete the operation with. Settles the claim if there is none.
+    pub(super) async fn output<O>(
+        &self,
+        operation: &Operation,
+        claim: &HeldClaim,
+        end: HandlerEnd<O>,
+    ) -> Result<O, Outcome> {
+        Err(match end {
+            HandlerEnd::Returned(output) | HandlerEnd::Found(output) => return Ok(output),
+            HandlerEnd::NotFound => self.crashed(operation, claim, true).await,
+            HandlerEnd::NoOutput(end) => self.end_without_output(operation, claim, end).await,
+            HandlerEnd::NotStarted(outcome) => self.undo(operation, claim, false, outcome).await,
+        })
+    }
+
+    fn may_start(&self, operation: &Operation) -> bool {
+        let deadline = operation.deadline;
+        deadline.may_start() && self.records.now() <= deadline.invocation_end()
+    }
+
+    async fn send_claim(
         &self,
         request: &ClaimRequest,
-        deadline: Deadline,
-        context: RequestContext,
-    ) -> Result<HeldClaim<'_, S>, Outcome> {
+        operation: &Operation,
+    ) -> Result<HeldClaim, Outcome> {
+        let (deadline, meter) = (operation.deadline, &operation.meter);
         if self.health.has_given_up(deadline) {
             let why = "the last claims of this process got no answer, so this one was not sent";
             let error = StoreError::unanswered("claim", &request.key, "the table", why);
             return Err(Outcome::store_unavailable(error));
         }
-        let meter = context.meter.clone();
+        let context = RequestContext::until(deadline.handler_cutoff(), meter)
+            .expecting_record(operation.delivery.facts().receive_count > 1);
         let effort = Effort::claim(deadline, context);
         let send = || self.records.store.claim(request, effort.context());
         let answered = match repeat(&effort, "claim", &request.key, send).await {
             Ok(answered) => answered,
             Err(given_up) => {
-                return Err(self.not_claimed(given_up, request, deadline, &meter).await);
+                return Err(self.not_claimed(given_up, request, deadline, meter).await);
             }
         };
         self.health.answered();
@@ -164,21 +185,14 @@ impl<S: Store> Once<S> {
             },
         };
         Ok(HeldClaim {
-            records: &self.records,
             fence: request.fence(),
             claimed_at: request.now,
             claim_lease: request.lease_until,
             lease_until: request.lease_until,
             takeover_after: request.takeover_after,
             is_copy_on_its_way: copies_on_their_way > 0,
-            message_id: request.message_id.clone(),
             claimed,
-            deadline,
-            meter,
-            began: false,
-            look_up: None,
             ran_alone: false,
-            turn: None,
         })
     }
 
@@ -226,21 +240,29 @@ impl<S: Store> Once<S> {
 impl<S> super::mode::sealed::Sealed for Once<S> {}
 
 #[diagnostic::do_not_recommend]
-impl<S: Store, A: ClaimModeOutput> Mode<A> for Once<S> {
-    async fn run<W, F>(&self, operation: Operation, work: W) -> Outcome
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<A, Failure>> + Send,
-    {
-        // The guard covers the creation of the future and the serialization of the output too, because both
-        // run the application's code.
-        let work = async |attempt| Ok(work(attempt).await?.recorded());
-        match self.claim_and_run(operation, work).await {
-            Ok((claim, Reconciled::Ran(output))) => claim.complete(output).await,
-            Ok((claim, Reconciled::Found(output))) => claim.reconcile(output).await,
-            Ok((claim, Reconciled::NotFound)) => claim.crashed().await,
-            Err(outcome) => outcome,
-        }
+impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
+    type Claim = HeldClaim;
+
+    async fn claim(&self, operation: &Operation) -> Claimed<HeldClaim> {
+        self.claimed(operation).await
+    }
+
+    async fn alone(&self, operation: &Operation, claim: HeldClaim) -> Result<HeldClaim, Outcome> {
+        self.counted(operation, claim).await
+    }
+
+    async fn finish(&self, operation: &Operation, claim: HeldClaim, end: HandlerEnd<O>) -> Outcome {
+        let is_found = matches!(end, HandlerEnd::Found(_));
+        let output = match self.output(operation, &claim, end).await {
+            Ok(output) => output,
+            Err(outcome) => return outcome,
+        };
+        // The application's code serializes the output, and may panic.
+        let outcome = match guard_now(move || Ok(to_output(&output))) {
+            Ok(output) => self.complete(operation, &claim, output).await,
+            Err(end) => self.end_without_output(operation, &claim, end).await,
+        };
+        outcome.found(is_found)
     }
 
     fn now(&self) -> Timestamp {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{health::Health, records::Records, turns::Turns};
+use super::{health::Health, output_memory::OutputMemory, records::Records, turns::Turns};
 use crate::{
     handler::Stored,
     protocol::{AfterFailure, StoredResult, Timestamp, isolation::CrashWaits},
@@ -39,6 +39,7 @@ pub struct Once<S> {
     pub(super) health: Arc<Health>,
     pub(super) crash_waits: CrashWaits,
     pub(super) turns: Turns,
+    pub(super) output_memory: OutputMemory,
 }
 
 impl<S: Store> Once<S> {
@@ -61,6 +62,7 @@ impl<S: Store> Once<S> {
             health: Arc::default(),
             crash_waits: CrashWaits::default(),
             turns: Turns::default(),
+            output_memory: OutputMemory::default(),
         }
     }
 
@@ -102,6 +104,13 @@ impl<S: Store> Once<S> {
     #[must_use]
     pub fn crash_waits(mut self, crash_waits: CrashWaits) -> Self {
         self.crash_waits = crash_waits;
+        self
+    }
+
+    /// Limits the memory for large outputs on their way to their records, in bytes.
+    #[must_use]
+    pub(crate) fn output_memory(mut self, bytes: usize) -> Self {
+        self.output_memory = OutputMemory::of(bytes);
         self
     }
 

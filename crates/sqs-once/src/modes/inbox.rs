@@ -11,15 +11,17 @@ use crate::{
         done::{Done, ErasedDone, WriteSet},
         transactional::{RecordWrite, TransactionalStore},
     },
-    handler::{Attempt, Failure, History},
+    handler::{Attempt, Failure},
     meter::Meter,
     modes::{
         Mode, Once, Operation, Outcome,
         commit::{Committed, commit},
+        mode::Claimed,
         not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
         records::Records,
         repeat::Effort,
-        work::{NoOutput, guard},
+        run::run_here,
+        work::{HandlerEnd, NoOutput, guard_now},
     },
     protocol::{
         ClaimRequest, FailedClaim, RequestErrorKind, Settlement, Timestamp,
@@ -70,44 +72,14 @@ impl<S> Inbox<S> {
 }
 
 impl<S: TransactionalStore> Inbox<S> {
-    /// Runs one operation: see [`Mode::run`].
+    /// Runs one operation: plans its writes by `work`, and commits them with the record. See [`Once::run`].
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
         F: Future<Output = Result<Done<O>, Failure>>,
         O: Serialize + Send + 'static,
     {
-        let Operation {
-            key,
-            fingerprint,
-            delivery,
-            deadline,
-            meter,
-            // Without a claim there is no isolation after a crash, and nothing to look up.
-            ..
-        } = operation;
-        if !deadline.may_start() {
-            return Outcome::NotStarted;
-        }
-        // An inbox needs no lease, because it writes the record in its final state.
-        let (now, message_id) = (self.records.now(), delivery.message_id());
-        let request = (self.records).request(&key, fingerprint, message_id, now, Duration::ZERO);
-        let insert = Insert {
-            records: &self.records,
-            request,
-            deadline,
-            meter,
-        };
-        let attempt = Attempt::new(key, delivery, History::fresh(), deadline);
-        let plan = guard(deadline, async { work(attempt).await?.try_into() }).await;
-        let write = |round, plan| insert.complete(round, plan);
-        match write_until_accepted(plan, write).await {
-            Ok(outcome) => outcome,
-            Err((round, NoOutput::Failed(failure))) if failure.kind().is_permanent() => {
-                insert.fail(round, failure.to_string()).await
-            }
-            Err((_, end)) => end.into(),
-        }
+        run_here(self, operation, work).await
     }
 }
 
@@ -116,7 +88,7 @@ struct Insert<'a, S> {
     records: &'a Records<S>,
     request: ClaimRequest,
     deadline: Deadline,
-    meter: Meter,
+    meter: &'a Meter,
 }
 
 impl<S: TransactionalStore> Insert<'_, S> {
@@ -183,7 +155,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
             settlement: settlement.clone(),
         };
         let owner = &request.owner;
-        let effort = Effort::commit(self.deadline.write_until(), &self.meter);
+        let effort = Effort::commit(self.deadline.write_until(), self.meter);
         match commit(self.records, owner, round, write, effects, &effort).await {
             Committed::Applied => Ok(inserted),
             // Another worker has replaced the record, and the new record admits the insert.
@@ -220,12 +192,34 @@ crate::explain_wrong_output!([S: TransactionalStore] Inbox<S>);
 
 #[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inbox<S> {
-    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<Done<O>, Failure>> + Send,
-    {
-        Self::run(self, operation, work)
+    type Claim = ();
+
+    async fn claim(&self, operation: &Operation) -> Claimed<()> {
+        Claimed::without_record(operation)
+    }
+
+    async fn finish(&self, operation: &Operation, (): (), end: HandlerEnd<Done<O>>) -> Outcome {
+        let plan = match end.answer() {
+            Ok(answer) => answer.and_then(|done| guard_now(|| done.try_into())),
+            Err(outcome) => return outcome,
+        };
+        // An inbox needs no lease, because it writes the record in its final state.
+        let (now, message_id) = (self.records.now(), operation.delivery.message_id());
+        let (key, fingerprint) = (&operation.key, operation.fingerprint.clone());
+        let insert = Insert {
+            records: &self.records,
+            request: (self.records).request(key, fingerprint, message_id, now, Duration::ZERO),
+            deadline: operation.deadline,
+            meter: &operation.meter,
+        };
+        let write = |round, plan| insert.complete(round, plan);
+        match write_until_accepted(plan, write).await {
+            Ok(outcome) => outcome,
+            Err((round, NoOutput::Failed(failure))) if failure.kind().is_permanent() => {
+                insert.fail(round, failure.to_string()).await
+            }
+            Err((_, end)) => end.into(),
+        }
     }
 
     fn now(&self) -> Timestamp {

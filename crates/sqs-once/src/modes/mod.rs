@@ -48,8 +48,10 @@ pub(crate) mod mode;
 mod not_written;
 mod operation;
 mod outcome;
+pub(crate) mod output_memory;
 pub(crate) mod records;
 pub(crate) mod repeat;
+pub(crate) mod run;
 mod turns;
 pub(crate) mod work;
 
@@ -59,4 +61,4 @@ pub use item::{Change, ItemMode};
 pub use mode::Mode;
 pub use operation::Operation;
 pub use outcome::{Outcome, Retry, RetryableError, Severity};
-pub(crate) use turns::{Gate, OperationGate, Turn, Turns};
+pub(crate) use turns::{Turn, Turns};

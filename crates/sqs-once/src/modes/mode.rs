@@ -1,37 +1,66 @@
 //! [`Mode`]: the common interface of the modes.
 
-use super::{Operation, Outcome};
+use super::{Operation, Outcome, work::HandlerEnd};
 use crate::{
-    handler::{Attempt, Failure, HandlerOutput},
+    handler::{Attempt, HandlerOutput, History},
     protocol::Timestamp,
     store::Results,
 };
 
-/// A mode: a way to process operations once, for handlers that return an `A`.
+/// A mode: a way to process operations once, for handlers that return an `O`.
 ///
 /// The modes are [`Once`](crate::Once), `Inbox` and `ItemMode`,
-/// and `PostgresMode` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them.
+/// and `PostgresMode` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them. It claims, calls the
+/// handler and finishes. Only this project implements the trait.
+///
+/// If a future of a mode is dropped, or nobody calls [`finish`](Self::finish), that is like a crash.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not run handlers that return `{A}`",
-    label = "not a mode for handlers that return `{A}`",
+    message = "`{Self}` does not run handlers that return `{O}`",
+    label = "not a mode for handlers that return `{O}`",
     note = "for an output that implements `serde::Serialize`, use `Once` on any store",
     note = "for `Done`, use `Once` or `Inbox` on a `DynamoStore`: a `MemoryStore` has no transactions",
     note = "for `Change`, use `ItemMode`",
-    note = "for `Reconciled`, which a handler with a look-up returns, use `Once`: in the other modes the effect commits together with the record, so there is nothing to look up",
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
-pub trait Mode<A: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
-    /// Runs `work` and records the result.
+pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
+    /// What the mode keeps while a handler runs.
+    #[doc(hidden)]
+    type Claim: Send + 'static;
+
+    /// Claims an operation. Its handler may run only after that.
+    #[doc(hidden)]
+    fn claim(&self, operation: &Operation) -> impl Future<Output = Claimed<Self::Claim>> + Send;
+
+    /// Counts the attempt of a suspect whose turn has come.
     ///
-    /// Does not run `work` if the operation is completed, has failed permanently, or is claimed by another
-    /// worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches
-    /// panics of `work`, except in a build with `panic = "abort"`.
+    /// # Errors
     ///
-    /// Dropping the returned future is like a crash.
-    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<A, Failure>> + Send;
+    /// The outcome, if the handler must not start. The claim has then been undone.
+    #[doc(hidden)]
+    fn alone(
+        &self,
+        operation: &Operation,
+        claim: Self::Claim,
+    ) -> impl Future<Output = Result<Self::Claim, Outcome>> + Send {
+        let _alone_already = operation;
+        std::future::ready(Ok(claim))
+    }
+
+    /// Lends the handler what it needs of the claim, for the time of the call.
+    #[doc(hidden)]
+    fn lend(&self, claim: &Self::Claim, attempt: Attempt) -> Attempt {
+        let _nothing = claim;
+        attempt
+    }
+
+    /// Records how the handler ended. The handler's future has been dropped.
+    #[doc(hidden)]
+    fn finish(
+        &self,
+        operation: &Operation,
+        claim: Self::Claim,
+        end: HandlerEnd<O>,
+    ) -> impl Future<Output = Outcome> + Send;
 
     /// Returns the time of the mode's wall clock.
     fn now(&self) -> Timestamp;
@@ -47,6 +76,39 @@ pub trait Mode<A: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     fn records_failures(&self) -> bool {
         true
     }
+}
+
+/// The answer to a claim.
+#[derive(Debug)]
+pub enum Claimed<C> {
+    /// The handler may run.
+    Run(C, History),
+    /// The handler may have ended its process: it runs alone.
+    Suspect(C, Suspect),
+    /// The handler does not run.
+    Ended(Outcome),
+}
+
+impl Claimed<()> {
+    /// Answers for a mode without a claim: the handler may run if there is time.
+    pub(crate) fn without_record(operation: &Operation) -> Self {
+        if operation.deadline.may_start() {
+            Self::Run((), History::fresh())
+        } else {
+            Self::Ended(Outcome::NotStarted)
+        }
+    }
+}
+
+/// What is known of a message whose handler may have ended its process.
+#[derive(Clone, Debug)]
+pub struct Suspect {
+    /// The earlier attempts.
+    pub history: History,
+    /// Attempts alone before this one that have no recorded end.
+    pub exclusive_attempts: u64,
+    /// False if the process ended too often: only a look-up runs.
+    pub runs_handler: bool,
 }
 
 /// An output that no handler can return.
@@ -70,11 +132,18 @@ macro_rules! explain_wrong_output {
     ([$($parameters:tt)*] $mode:ty) => {
         #[diagnostic::do_not_recommend]
         impl<$($parameters)*> $crate::Mode<$crate::internal::Unsupported> for $mode {
-            async fn run<W, F>(&self, _: $crate::Operation, _: W) -> $crate::Outcome
-            where
-                W: FnOnce($crate::Attempt) -> F + Send,
-                F: Future<Output = Result<$crate::internal::Unsupported, $crate::Failure>> + Send,
-            {
+            type Claim = ();
+
+            async fn claim(&self, _: &$crate::Operation) -> $crate::internal::Claimed<()> {
+                $crate::internal::Claimed::Ended($crate::Outcome::NotStarted)
+            }
+
+            async fn finish(
+                &self,
+                _: &$crate::Operation,
+                (): (),
+                _: $crate::internal::HandlerEnd<$crate::internal::Unsupported>,
+            ) -> $crate::Outcome {
                 $crate::Outcome::NotStarted
             }
 

@@ -1,11 +1,12 @@
 //! Writes that were not applied, and the handler's decision after failed condition checks.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use crate::{
     dynamo::{condition_failed::ConditionFailed, done::OnConditionFailed},
     handler::Failure,
-    modes::{Outcome, work::NoOutput},
+    modes::{
+        Outcome,
+        work::{NoOutput, guard_now},
+    },
 };
 
 /// Why nothing was written.
@@ -55,9 +56,6 @@ impl<T> UnwrittenOutput<T> {
             }
             (NotWritten::Invalid(why), _) => return Err(NoOutput::Failed(Failure::permanent(why))),
         };
-        match catch_unwind(AssertUnwindSafe(|| decide(&failed))) {
-            Ok(answer) => answer.map_err(NoOutput::Failed),
-            Err(_panic) => Err(NoOutput::Panicked),
-        }
+        guard_now(|| decide(&failed))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::turns::OperationGate;
 use crate::{
     deadline::Deadline,
     handler::Delivery,
@@ -40,10 +39,6 @@ pub struct Operation {
     /// look up.
     #[doc(hidden)]
     pub quarantine: Option<Duration>,
-    /// Decides when the handler of a suspect starts. With `None`, it starts when no other handler of the mode
-    /// runs.
-    #[doc(hidden)]
-    pub gate: Option<OperationGate>,
     /// Measures the requests to the store.
     #[doc(hidden)]
     pub meter: Meter,
@@ -64,7 +59,6 @@ impl Operation {
             delivery: delivery.into(),
             deadline,
             quarantine: None,
-            gate: None,
             meter: Meter::default(),
         }
     }

@@ -62,7 +62,7 @@ pub(crate) struct GivenUp {
 
 /// How long a request is repeated.
 #[derive(Clone, Debug)]
-pub struct Effort {
+pub(crate) struct Effort {
     /// When the last copy stops waiting for a response.
     until: Instant,
     /// Context that the store gets with each request.
@@ -112,7 +112,7 @@ impl Effort {
     }
 
     /// Effort for a write that is the effect itself. If it is denied, nothing has changed.
-    pub fn commit(end: Instant, meter: &Meter) -> Self {
+    pub(crate) fn commit(end: Instant, meter: &Meter) -> Self {
         Self {
             until: end,
             context: RequestContext::until(end, meter),
@@ -128,7 +128,7 @@ impl Effort {
     }
 
     /// Returns the context for the store.
-    pub const fn context(&self) -> &RequestContext {
+    pub(crate) const fn context(&self) -> &RequestContext {
         &self.context
     }
 }

@@ -1,13 +1,33 @@
-//! Runs the handler.
+//! [`guard`]: runs the handler's code. [`HandlerEnd`]: how that ended.
 
-use std::panic::AssertUnwindSafe;
+use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    task::Poll,
+};
 
 use futures_util::FutureExt as _;
 
 use super::Outcome;
-use crate::{deadline::Deadline, handler::Failure, system::timeout_at};
+use crate::{deadline::Deadline, handler::Failure, protocol::Timestamp, system::timeout_at};
+
+/// How the handler of a claimed operation ended.
+#[derive(Debug)]
+pub enum HandlerEnd<O> {
+    /// The handler returned an output.
+    Returned(O),
+    /// The look-up found the effect of an earlier attempt, and the handler did not run.
+    Found(O),
+    /// The look-up found nothing, and the handler must not run, because it ended its process too often.
+    NotFound,
+    /// The handler ran and produced no output.
+    NoOutput(NoOutput),
+    /// The handler did not run. If the claim can be undone, this is the outcome.
+    NotStarted(Outcome),
+}
 
 /// Why a handler produced no output.
+#[derive(Debug)]
 pub enum NoOutput {
     /// The handler returned a failure.
     Failed(Failure),
@@ -15,6 +35,28 @@ pub enum NoOutput {
     Panicked,
     /// The handler was cut off at the deadline.
     OutOfTime,
+}
+
+impl<O> HandlerEnd<O> {
+    /// Returns what the handler returned, in a mode that has no look-up.
+    ///
+    /// # Errors
+    ///
+    /// The outcome, if the handler did not run.
+    pub fn answer(self) -> Result<Result<O, NoOutput>, Outcome> {
+        match self {
+            Self::Returned(output) | Self::Found(output) => Ok(Ok(output)),
+            Self::NoOutput(end) => Ok(Err(end)),
+            Self::NotStarted(outcome) => Err(outcome),
+            Self::NotFound => Err(Outcome::NotStarted),
+        }
+    }
+}
+
+impl<O> From<Result<O, NoOutput>> for HandlerEnd<O> {
+    fn from(answer: Result<O, NoOutput>) -> Self {
+        answer.map_or_else(Self::NoOutput, Self::Returned)
+    }
 }
 
 /// Converts the end of a handler to the outcome, when no record is needed.
@@ -28,20 +70,34 @@ impl From<NoOutput> for Outcome {
     }
 }
 
-/// Runs a handler until it returns, panics or reaches the deadline.
+/// Runs the application's code until it returns, panics or reaches the deadline. Timers stand still while Lambda
+/// freezes the process, so only the wall clock can tell that the code must not go on.
 ///
 /// This is not an `async fn`, whose future would hold `work` twice: as its argument, and while it waits.
-pub fn guard<T>(
+pub(crate) fn guard<T>(
+    clock: impl Fn() -> Timestamp,
     deadline: Deadline,
     work: impl Future<Output = Result<T, Failure>>,
 ) -> impl Future<Output = Result<T, NoOutput>> {
-    timeout_at(
-        deadline.handler_cutoff(),
-        AssertUnwindSafe(work).catch_unwind(),
-    )
-    .map(|end| match end {
-        Ok(Ok(answer)) => answer.map_err(NoOutput::Failed),
-        Ok(Err(_panic)) => Err(NoOutput::Panicked),
-        Err(_elapsed) => Err(NoOutput::OutOfTime),
+    let work = AssertUnwindSafe(work).catch_unwind();
+    let mut work = Box::pin(timeout_at(deadline.handler_cutoff(), work));
+    poll_fn(move |context| {
+        // We do not use up the lease margin: a worker whose clock is ahead sees the lease expire earlier.
+        if clock() > deadline.invocation_end() {
+            return Poll::Ready(Err(NoOutput::OutOfTime));
+        }
+        work.as_mut().poll(context).map(|end| match end {
+            Ok(Ok(answer)) => answer.map_err(NoOutput::Failed),
+            Ok(Err(_panic)) => Err(NoOutput::Panicked),
+            Err(_elapsed) => Err(NoOutput::OutOfTime),
+        })
     })
+}
+
+/// Runs the application's code that does not wait, such as a serialization.
+pub fn guard_now<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, NoOutput> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(answer) => answer.map_err(NoOutput::Failed),
+        Err(_panic) => Err(NoOutput::Panicked),
+    }
 }

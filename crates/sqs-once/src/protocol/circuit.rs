@@ -44,9 +44,9 @@ pub enum Circuit {
     },
 }
 
-/// How a handler ended, as the circuit sees it.
+/// How a call of the handler ended, as the circuit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HandlerEnd {
+pub enum Called {
     /// It succeeded or failed permanently, so the called system works.
     Answered,
     /// It returned a retryable failure, a failure without an effect, or was cut off.
@@ -100,15 +100,10 @@ impl Circuit {
         }
     }
 
-    /// Records the end of a handler.
-    pub fn handler_ended(
-        &mut self,
-        now: Timestamp,
-        key: &Key,
-        end: HandlerEnd,
-    ) -> Option<CircuitChange> {
-        match (&mut *self, end) {
-            (Self::Closed { failed }, HandlerEnd::Failed) => {
+    /// Records how a call of the handler ended.
+    pub fn called(&mut self, now: Timestamp, key: &Key, called: Called) -> Option<CircuitChange> {
+        match (&mut *self, called) {
+            (Self::Closed { failed }, Called::Failed) => {
                 failed.push_back(key.clone());
                 if failed.len() > FAILURES_TO_OPEN {
                     failed.pop_front();
@@ -125,7 +120,7 @@ impl Circuit {
                 failed.clear();
                 None
             }
-            (Self::Open { .. }, HandlerEnd::Answered)
+            (Self::Open { .. }, Called::Answered)
                 if !flawed!("a success does not close the circuit") =>
             {
                 *self = Self::default();
@@ -144,7 +139,7 @@ impl Circuit {
 
 #[cfg(test)]
 mod tests {
-    use super::{HandlerEnd::*, *};
+    use super::{Called::*, *};
     use crate::protocol::Namespace;
 
     const NOW: Timestamp = Timestamp::from_millis(1_000_000);
@@ -154,8 +149,8 @@ mod tests {
     }
 
     /// Ends `handlers` handlers of different keys at `NOW`.
-    fn end(circuit: &mut Circuit, handlers: usize, end: HandlerEnd) -> Option<CircuitChange> {
-        let ends = (0..handlers).map(|n| circuit.handler_ended(NOW, &key(n), end));
+    fn end(circuit: &mut Circuit, handlers: usize, end: Called) -> Option<CircuitChange> {
+        let ends = (0..handlers).map(|n| circuit.called(NOW, &key(n), end));
         ends.last().flatten()
     }
 
@@ -192,11 +187,11 @@ mod tests {
     fn failures_of_nine_keys_do_not_open_the_circuit() {
         let mut circuit = Circuit::default();
         for n in 0..10 * FAILURES_TO_OPEN {
-            circuit.handler_ended(NOW, &key(n % (KEYS_TO_OPEN - 1)), Failed);
+            circuit.called(NOW, &key(n % (KEYS_TO_OPEN - 1)), Failed);
         }
         assert!(!circuit.is_open());
         // The tenth key.
-        circuit.handler_ended(NOW, &key(KEYS_TO_OPEN), Failed);
+        circuit.called(NOW, &key(KEYS_TO_OPEN), Failed);
         assert!(circuit.is_open());
     }
 
@@ -218,7 +213,7 @@ mod tests {
             assert_eq!(circuit.admit(just_before, 2), Err(at + wait));
             at = at + wait;
             assert_eq!(circuit.admit(at, 2), Ok(()));
-            assert_eq!(circuit.handler_ended(at, &key(0), Failed), None);
+            assert_eq!(circuit.called(at, &key(0), Failed), None);
         }
     }
 
@@ -234,11 +229,11 @@ mod tests {
     fn answer_of_any_handler_closes_the_circuit() {
         let mut circuit = open();
         assert_eq!(
-            circuit.handler_ended(NOW, &key(0), Panicked),
+            circuit.called(NOW, &key(0), Panicked),
             None,
             "a panic says nothing"
         );
-        let closed = circuit.handler_ended(NOW, &key(0), Answered);
+        let closed = circuit.called(NOW, &key(0), Answered);
         assert_eq!(closed, Some(CircuitChange::Closed));
         assert_eq!(circuit.admit(NOW, 2), Ok(()));
         // It needs twenty failures to open again.

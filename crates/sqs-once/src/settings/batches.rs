@@ -28,24 +28,20 @@ use crate::{
             IDEMPOTENCY_FINGERPRINT, IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_RETENTION,
         },
     },
-    sqs::{Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, Visibility},
+    sqs::{
+        Concurrency, Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, LEAST,
+        Visibility,
+    },
     telemetry::{
         Metrics,
         metrics::{checked_namespace, checked_service},
     },
 };
 
-/// How many handlers of a batch run at a time with `auto`: at least this many in claim mode, exactly this
-/// many in the other modes.
-pub(super) const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(10).unwrap();
 /// The most handlers that run at a time unless a setting says otherwise.
-const MOST_HANDLERS: usize = 100;
+const MOST_HANDLERS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 /// Memory of the process without messages, in MB, with some room for the allocator.
 const MEMORY_OF_PROCESS: u32 = 64;
-/// Memory that one handler may need, in MB. The largest output that fits into a record has 400 KB, and there
-/// are about ten copies of it while the handler returns it and the completion is sent.
-const MEMORY_OF_HANDLER: u32 = 4;
-
 impl Settings {
     /// Reads the settings of batches.
     pub(super) fn batches(&mut self) -> Result<Batches, SettingsError> {
@@ -74,14 +70,10 @@ impl Settings {
         });
         let memory = self.memory();
         let min_time_to_start = self.setting(&CONSUMER_MIN_TIME_TO_START, duration);
+        let invocations = self.invocations();
         // A default that the code sets is only a hint.
-        let min_time_divisor = self.is_set(CONSUMER_MIN_TIME_TO_START.name).then(|| {
-            if self.runs_several_invocations() {
-                2
-            } else {
-                1
-            }
-        });
+        let is_set = self.is_set(CONSUMER_MIN_TIME_TO_START.name);
+        let min_time_divisor = is_set.then(|| invocations.get().min(2));
         let fifo_after_permanent = self.setting(
             &CONSUMER_FIFO_AFTER_PERMANENT,
             str::parse::<FifoAfterPermanent>,
@@ -101,6 +93,7 @@ impl Settings {
             retention: retention?,
             concurrency: concurrency?,
             memory,
+            invocations,
             min_time_to_start: min_time_to_start?,
             min_time_divisor,
             fifo_after_permanent: fifo_after_permanent?,
@@ -182,6 +175,8 @@ pub(super) struct Batches {
     pub(super) concurrency: Option<NonZeroUsize>,
     /// Memory of the function in MB; `None` where Lambda did not set it.
     pub(super) memory: Option<u32>,
+    /// The most invocations that run at once in the process.
+    pub(super) invocations: NonZeroU32,
     pub(super) min_time_to_start: Duration,
     /// `None`: the minimum is not checked.
     pub(super) min_time_divisor: Option<u32>,
@@ -194,20 +189,27 @@ pub(super) struct Batches {
 
 impl Batches {
     /// How many handlers of a batch run at a time, in modes whose handlers hold a connection or an item.
-    pub(super) fn concurrency(&self) -> NonZeroUsize {
-        self.concurrency.unwrap_or(CONCURRENCY)
+    pub(super) fn concurrency(&self) -> Concurrency {
+        Concurrency::new(self.concurrency.unwrap_or(LEAST))
     }
 
-    /// The same in claim mode, with outputs in the record. With `auto`, as many as the memory holds with the
-    /// largest outputs, at least 10 and at most 100.
-    pub(super) fn concurrency_of_claims(&self) -> NonZeroUsize {
-        let of_memory = self.memory.map_or(MOST_HANDLERS, |memory| {
-            (memory.saturating_sub(MEMORY_OF_PROCESS) / MEMORY_OF_HANDLER)
-                .try_into()
-                .unwrap_or(MOST_HANDLERS)
-        });
-        let auto = NonZeroUsize::new(of_memory.min(MOST_HANDLERS)).unwrap_or(CONCURRENCY);
-        self.concurrency.unwrap_or(auto.max(CONCURRENCY))
+    /// The same in claim mode, with outputs in the record. With `auto`, as many as the memory of an invocation holds, at
+    /// least 10 and at most 100.
+    pub(super) fn concurrency_of_claims(&self) -> Concurrency {
+        match self.concurrency {
+            Some(number) => Concurrency::new(number),
+            None => {
+                let memory = self.memory_of_messages().unwrap_or(usize::MAX);
+                let invocations = usize::try_from(self.invocations.get()).unwrap_or(usize::MAX);
+                Concurrency::within_memory(MOST_HANDLERS, memory / invocations)
+            }
+        }
+    }
+
+    /// Memory for all messages of the process, in bytes. `None` where Lambda did not set it.
+    pub(super) fn memory_of_messages(&self) -> Option<usize> {
+        let memory = self.memory?.saturating_sub(MEMORY_OF_PROCESS);
+        usize::try_from(memory).ok()?.checked_mul(1 << 20)
     }
 
     pub(super) fn crash_waits(&self) -> CrashWaits {
@@ -237,7 +239,7 @@ impl Batches {
             .key(self.key)
             .envelope(self.envelope)
             .fingerprint(self.fingerprint)
-            .concurrency(concurrency)
+            .concurrent(concurrency)
             .min_time_to_start(self.min_time_to_start)
             .circuit_breaker(self.circuit_breaker)
             .fifo_after_permanent(self.fifo_after_permanent)

@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     future::pending,
     io,
+    num::NonZeroU32,
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
@@ -77,13 +78,13 @@ impl Settings {
     fn has_threads(&mut self) -> bool {
         let memory = self.memory();
         memory.is_some_and(|memory| memory >= 2 * MEMORY_OF_A_VCPU)
-            || self.runs_several_invocations()
+            || self.invocations() > NonZeroU32::MIN
     }
 
-    /// Returns whether Lambda runs several invocations at once in this process.
-    pub(super) fn runs_several_invocations(&mut self) -> bool {
+    /// Returns how many invocations Lambda runs at once in this process, at most.
+    pub(super) fn invocations(&mut self) -> NonZeroU32 {
         let at_once = self.number("AWS_LAMBDA_MAX_CONCURRENCY");
-        at_once.is_some_and(|at_once| at_once > 1)
+        at_once.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
     }
 
     /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`,

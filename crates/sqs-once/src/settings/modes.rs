@@ -81,13 +81,13 @@ impl Settings {
         let once = records.once(store, &batches, &config);
         if batches.concurrency.is_none() {
             tracing::info!(
-                handlers = concurrency.get(),
-                "CONSUMER_CONCURRENCY is `auto`: at most this many handlers of one batch run at a time"
+                handlers = concurrency.small_messages(),
+                "CONSUMER_CONCURRENCY is `auto`: at most this many handlers of one batch run at a time, or fewer with long bodies"
             );
         }
         let build = || batches.consumer(once, handler, &config);
         let consumer = while_reading(to_read, build).await;
-        Ok(consumer.concurrency(concurrency))
+        Ok(consumer.concurrent(concurrency))
     }
 
     /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).

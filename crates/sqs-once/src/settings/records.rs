@@ -140,11 +140,15 @@ impl ResultPlace {
 
 impl Records {
     pub(super) fn once<S: Store>(self, store: S, batches: &Batches, config: &SdkConfig) -> Once<S> {
-        Once::new(store)
+        let once = Once::new(store)
             .retention(batches.retention)
             .after_failure(self.after_failure)
             .outbox(self.outbox)
             .results(self.results.results(config))
-            .crash_waits(batches.crash_waits())
+            .crash_waits(batches.crash_waits());
+        match batches.memory_of_messages() {
+            Some(memory) => once.output_memory(memory / 2),
+            None => once,
+        }
     }
 }

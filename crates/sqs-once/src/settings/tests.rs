@@ -209,12 +209,27 @@ fn handlers_of_a_batch_fit_into_the_memory() {
         let auto = ("CONSUMER_CONCURRENCY", "auto");
         let memory = [auto, ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)];
         let (_, _, batches) = read(&[&REQUIRED[..], &memory].concat()).unwrap();
-        batches.concurrency_of_claims().get()
+        let (limit, each) = (batches.concurrency_of_claims(), 3 << 19);
+        (0..)
+            .take_while(|n| limit.admits(*n, (n + 1) * each))
+            .count()
     };
     let of_memory = ["40", "128", "256", "10240", ""].map(handlers);
-    assert_eq!(of_memory, [10, 16, 48, 100, 100]);
+    assert_eq!(of_memory, [10, 42, 100, 100, 100]);
+    let several = |at_once| {
+        let vars = [
+            ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "2112"),
+            ("AWS_LAMBDA_MAX_CONCURRENCY", at_once),
+        ];
+        let (_, _, batches) = read(&[&REQUIRED[..], &vars].concat()).unwrap();
+        let (limit, each) = (batches.concurrency_of_claims(), 20 << 20);
+        (0..)
+            .take_while(|n| limit.admits(*n, (n + 1) * each))
+            .count()
+    };
+    assert_eq!(["1", "2", "4", "8"].map(several), [100, 51, 25, 12]);
     let (_, _, set) = read(&[&REQUIRED[..], &[("CONSUMER_CONCURRENCY", "7")]].concat()).unwrap();
-    assert_eq!(set.concurrency_of_claims().get(), 7);
+    assert_eq!(set.concurrency_of_claims().most(), 7);
 }
 
 #[tokio::test]

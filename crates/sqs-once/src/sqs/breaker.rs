@@ -1,16 +1,16 @@
 //! [`CircuitBreaker`]: the [`Circuit`] of this process, which all its batches share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::protocol::{
     Key, Timestamp,
-    circuit::{Circuit, CircuitChange, HandlerEnd},
+    circuit::{Called, Circuit, CircuitChange},
 };
 
-/// The circuit breaker of a process. Clones share the circuit, and ask the clock one after the other: a time
-/// before the last one would look like a clock that was set back.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CircuitBreaker(Arc<Mutex<Circuit>>);
+/// The circuit breaker of a process. Messages ask the clock one after the other: a time before the last one would look
+/// like a clock that was set back.
+#[derive(Debug, Default)]
+pub(super) struct CircuitBreaker(Mutex<Circuit>);
 
 impl CircuitBreaker {
     /// Decides whether a message may run.
@@ -27,11 +27,11 @@ impl CircuitBreaker {
         circuit.admit(clock(), receive_count)
     }
 
-    /// Records the end of a handler.
-    pub(super) fn handler_ended(&self, clock: impl Fn() -> Timestamp, key: &Key, end: HandlerEnd) {
+    /// Records how a call of the handler ended.
+    pub(super) fn called(&self, clock: impl Fn() -> Timestamp, key: &Key, called: Called) {
         let change = {
             let mut circuit = self.circuit();
-            circuit.handler_ended(clock(), key, end)
+            circuit.called(clock(), key, called)
         };
         match change {
             Some(CircuitChange::Opened) => tracing::warn!(

@@ -1,17 +1,18 @@
 //! [`Consumer`]: processes batches of SQS messages, each message once.
 
-use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use super::{
-    BatchError, Envelope, breaker::CircuitBreaker, fifo_after_permanent::FifoAfterPermanent,
+    BatchError, Envelope, fifo_after_permanent::FifoAfterPermanent,
     fingerprint_source::FingerprintSource, key_source::KeySource, make_span::MakeSpan,
-    observer::Observer, s3_pointer::ReadBodies, visibility::Visibility,
+    observer::Observer, on_duplicate::OnDuplicate, process::Process, s3_pointer::ReadBodies,
+    visibility::Visibility,
 };
 
 use crate::{
     deadline::{Deadline, LEAST_MEMORY, reserve_per_message},
-    handler::Handler,
-    modes::{Mode, Turns},
+    handler::{AnyLookUp, Handler},
+    modes::Mode,
     protocol::{Namespace, Timestamp},
     telemetry::{Metrics, millis},
 };
@@ -44,16 +45,18 @@ use crate::{
 /// assert_eq!(response.batch_item_failures[0].item_identifier, "m-2");
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
 pub struct Consumer<M, H> {
     pub(super) mode: Arc<M>,
     pub(super) handler: Arc<H>,
+    /// The look-up and its quarantine.
+    pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
+    pub(super) replay: Option<OnDuplicate<H>>,
     pub(super) namespace: Namespace,
     pub(super) key: KeySource,
     pub(super) envelope: Envelope,
     pub(super) s3_bodies: Option<Arc<dyn ReadBodies>>,
     pub(super) fingerprint: FingerprintSource,
-    pub(super) concurrency: NonZeroUsize,
+    pub(super) concurrency: Concurrency,
     pub(super) deadline_reserve: Duration,
     pub(super) reserve_per_message: Duration,
     pub(super) assumed_timeout: Duration,
@@ -63,10 +66,8 @@ pub struct Consumer<M, H> {
     pub(super) min_time_divisor: Option<u32>,
     pub(super) fifo_after_permanent: FifoAfterPermanent,
     pub(super) fail_when_store_unavailable: bool,
-    /// Circuit breaker. `None`: every message runs.
-    pub(super) breaker: Option<CircuitBreaker>,
-    /// Turns of the handlers, shared by clones and so by the batches of a process.
-    pub(super) turns: Turns,
+    /// Shared by clones, and so by the invocations of a process.
+    pub(super) process: Arc<Process>,
     pub(super) visibility: Option<Visibility>,
     pub(super) metrics: Option<Metrics>,
     pub(super) observer: Option<Observer>,
@@ -80,6 +81,8 @@ impl<M, H> Clone for Consumer<M, H> {
         Self {
             mode: Arc::clone(&self.mode),
             handler: Arc::clone(&self.handler),
+            asks: self.asks.clone(),
+            replay: self.replay.clone(),
             namespace: self.namespace.clone(),
             key: self.key.clone(),
             envelope: self.envelope,
@@ -93,8 +96,7 @@ impl<M, H> Clone for Consumer<M, H> {
             min_time_divisor: self.min_time_divisor,
             fifo_after_permanent: self.fifo_after_permanent,
             fail_when_store_unavailable: self.fail_when_store_unavailable,
-            breaker: self.breaker.clone(),
-            turns: self.turns.clone(),
+            process: Arc::clone(&self.process),
             visibility: self.visibility.clone(),
             metrics: self.metrics.clone(),
             observer: self.observer.clone(),
@@ -103,7 +105,68 @@ impl<M, H> Clone for Consumer<M, H> {
     }
 }
 
+impl<M: fmt::Debug, H> fmt::Debug for Consumer<M, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer")
+            .field("mode", &self.mode)
+            .field("namespace", &self.namespace)
+            .field("key", &self.key)
+            .field("envelope", &self.envelope)
+            .field("s3_bodies", &self.s3_bodies)
+            .field("fingerprint", &self.fingerprint)
+            .field("concurrency", &self.concurrency)
+            .field("visibility", &self.visibility)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How many messages of a batch run at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Concurrency {
+    /// At most this many.
+    most: NonZeroUsize,
+    /// More than [`LEAST`] only if they fit into this much memory, in bytes.
+    memory: usize,
+}
+
+/// How many messages run at a time in any case, if no setting says less.
+pub(crate) const LEAST: NonZeroUsize = NonZeroUsize::new(10).unwrap();
+
+/// Memory that a message may need for its output while it runs, in bytes. The largest output that fits into a record has
+/// 400 KB, and there are several copies of it.
+pub(super) const MEMORY_OF_OUTPUT: usize = 3 << 19;
+
+impl Concurrency {
+    pub(crate) const fn new(most: NonZeroUsize) -> Self {
+        Self::within_memory(most, usize::MAX)
+    }
+
+    pub(crate) const fn within_memory(most: NonZeroUsize, memory: usize) -> Self {
+        Self { most, memory }
+    }
+
+    pub(crate) const fn most(self) -> usize {
+        self.most.get()
+    }
+
+    /// Returns how many messages without much of a body may run at a time.
+    pub(crate) fn small_messages(self) -> usize {
+        let fit = self.memory / MEMORY_OF_OUTPUT;
+        self.most().min(fit.max(LEAST.get()))
+    }
+
+    /// Returns whether one more message may run beside these, if all of them then need this much memory.
+    pub(crate) const fn admits(self, running: usize, memory: usize) -> bool {
+        running < self.most() && (running < LEAST.get() || memory <= self.memory)
+    }
+}
+
 impl<M, H> Consumer<M, H> {
+    /// Returns the quarantine of the look-up, if there is one.
+    pub(super) fn quarantine(&self) -> Option<Duration> {
+        self.asks.as_ref().map(|(_, quarantine)| *quarantine)
+    }
+
     /// Creates a consumer that runs `handler` for each message in this `mode` ([`Once`](crate::Once),
     /// [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of every
     /// key. By default it runs ten messages at a time, uses the message id as key, and keeps back half a
@@ -117,12 +180,14 @@ impl<M, H> Consumer<M, H> {
         Self {
             mode: Arc::new(mode),
             handler: Arc::new(handler),
+            asks: None,
+            replay: None,
             namespace,
             key: KeySource::default(),
             envelope: Envelope::None,
             s3_bodies: None,
             fingerprint: FingerprintSource::default(),
-            concurrency: const { NonZeroUsize::new(10).unwrap() },
+            concurrency: Concurrency::new(LEAST),
             deadline_reserve: Duration::from_millis(500),
             reserve_per_message: reserve_per_message(LEAST_MEMORY),
             assumed_timeout: Duration::from_secs(300),
@@ -130,8 +195,7 @@ impl<M, H> Consumer<M, H> {
             min_time_divisor: None,
             fifo_after_permanent: FifoAfterPermanent::default(),
             fail_when_store_unavailable: true,
-            breaker: Some(CircuitBreaker::default()),
-            turns: Turns::default(),
+            process: Arc::default(),
             visibility: None,
             metrics: None,
             observer: None,

@@ -6,11 +6,91 @@ use tracing::Span;
 
 use super::{
     Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, MessageOutcome,
-    ReadBodies, Visibility, breaker::CircuitBreaker, make_span::MakeSpan, observer::Observer,
+    ReadBodies, Visibility, breaker::CircuitBreaker, consumer::Concurrency, make_span::MakeSpan,
+    observer::Observer, on_duplicate::OnDuplicate,
 };
-use crate::{handler::DeliveryMetadata, telemetry::Metrics};
+use crate::{
+    handler::{Attempt, DeliveryMetadata, Failure, Handler, HandlerOutput, LookUp, Stored},
+    modes::Once,
+    telemetry::Metrics,
+};
+
+impl<S, H: Handler> Consumer<Once<S>, H> {
+    /// Adds a look-up of what an earlier attempt did, for a called system without idempotency keys: see [`LookUp`]. By
+    /// default there is none.
+    ///
+    /// The `quarantine` is how long after the end of its lease a request of an earlier attempt may still take effect.
+    /// Choose more than the time limit of the call; 30 seconds suit a call of at most 20. With `None`, nothing is
+    /// looked up: for a system that turns out to have idempotency keys. A consumer whose key is `message-id` or
+    /// `deduplication-id` does not start with a look-up ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::{Attempt, Consumer, Failure, LookedUp, Once, handler_fn, look_up_fn};
+    /// use sqs_once::{protocol::Namespace, store::MemoryStore};
+    ///
+    /// async fn send(mail: String, _: Attempt) -> Result<u64, Failure> {
+    ///     Ok(mail.len() as u64)
+    /// }
+    ///
+    /// async fn sent(mail: &String, _: &Attempt) -> Result<LookedUp<u64>, Failure> {
+    ///     Ok(LookedUp::Found(mail.len() as u64))
+    /// }
+    ///
+    /// let once = Once::new(MemoryStore::default());
+    /// let consumer = Consumer::new(once, Namespace::new("mails")?, handler_fn(send))
+    ///     .key("body:/id".parse()?)
+    ///     .look_up(look_up_fn(sent), Duration::from_secs(30));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn look_up<L>(self, look_up: L, quarantine: impl Into<Option<Duration>>) -> Self
+    where
+        L: LookUp<H::Message, H::Output>,
+        H::Message: Sync,
+    {
+        Self {
+            asks: quarantine
+                .into()
+                .map(|quarantine| (Arc::new(look_up) as _, quarantine)),
+            ..self
+        }
+    }
+}
 
 impl<M, H> Consumer<M, H> {
+    /// Calls `on_duplicate` for each duplicate: a message whose operation is completed. It can send a reply again. By
+    /// default nothing happens, and the message is acknowledged.
+    ///
+    /// It runs for each duplicate, so its effects happen at least once. A failure sends the message back to the
+    /// queue, the record stays unchanged, and messages behind it in its message group or under its key do not run. It is
+    /// cut off at the deadline, and isolation after a crash does not cover it.
+    ///
+    /// ```
+    /// # use sqs_once::{Attempt, Consumer, Failure, Mode, Stored, Handler};
+    /// # fn replying<M: Mode<u64>, H: Handler<Output = u64>>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.on_duplicate(async |ticket: Stored<u64>, attempt: Attempt| {
+    ///     match ticket.output().await? {
+    ///         Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
+    ///         None => println!("{} had a ticket that was not kept", attempt.key()),
+    ///     }
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn on_duplicate<F, Fut>(self, on_duplicate: F) -> Self
+    where
+        F: Fn(Stored<<H::Output as HandlerOutput>::Result>, Attempt) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Failure>> + Send + 'static,
+        H: Handler,
+    {
+        Self {
+            replay: Some(OnDuplicate::new(on_duplicate)),
+            ..self
+        }
+    }
+
     /// Sets where a message's key comes from.
     #[must_use]
     pub fn key(self, key: KeySource) -> Self {
@@ -51,9 +131,14 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Sets how many handlers of one batch run at a time.
+    /// Sets how many handlers of one batch run at a time, whatever memory they take.
     #[must_use]
     pub fn concurrency(self, concurrency: NonZeroUsize) -> Self {
+        self.concurrent(Concurrency::new(concurrency))
+    }
+
+    /// Sets the same, with a limit of memory.
+    pub(crate) fn concurrent(self, concurrency: Concurrency) -> Self {
         Self {
             concurrency,
             ..self
@@ -201,7 +286,9 @@ impl<M, H> Consumer<M, H> {
     #[must_use]
     pub fn circuit_breaker(self, circuit_breaker: bool) -> Self {
         Self {
-            breaker: circuit_breaker.then(CircuitBreaker::default),
+            process: Arc::new(
+                (self.process).with_breaker(circuit_breaker.then(CircuitBreaker::default)),
+            ),
             ..self
         }
     }

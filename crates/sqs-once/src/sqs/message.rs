@@ -1,14 +1,12 @@
 //! [`Message`]: one record of an SQS event: its ids, its body and its delivery.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, OnceLock},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use aws_lambda_events::sqs::SqsMessageAttribute;
 use tracing::{Span, field};
 
 use super::{
+    consumer::MEMORY_OF_OUTPUT,
     envelope::{self, Envelope, NoMessage},
     fingerprint_source::FingerprintSource,
     identity::{Identity, IdentitySources},
@@ -20,6 +18,7 @@ use super::{
 };
 use crate::{
     handler::{Attribute, AttributeValue, Delivery, DeliveryMetadata, FromMessage, InvalidMessage},
+    modes::Outcome,
     protocol::{Key, Timestamp},
     system::Held,
 };
@@ -28,8 +27,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Message {
     id: MessageId,
-    /// Not set until the body is read. A body in S3 is read when its message runs.
-    identity: OnceLock<Result<Identity, NoIdentity>>,
+    /// `None` if it is made when the message runs: its body is in S3, or the time was short.
+    identity: Option<Result<Identity, NoIdentity>>,
     /// Body without its envelope.
     body: Option<String>,
     /// The innermost message, if the body is in an envelope that the handler gets too.
@@ -142,7 +141,7 @@ impl Message {
         let held = Held::bytes(body.as_ref().map_or(0, String::len));
         Some(Self {
             id: MessageId(id),
-            identity: fault.map_or_else(OnceLock::new, |fault| Err(fault.into()).into()),
+            identity: fault.map(|fault| Err(fault.into())),
             body,
             inside,
             is_s3_test,
@@ -155,9 +154,9 @@ impl Message {
     }
 
     /// Makes key and fingerprint from the body in the queue, unless the body is in S3 or needs neither.
-    pub(crate) fn identify_body(&self, sources: &IdentitySources<'_>) {
-        if self.s3_pointer.is_none() && !self.is_s3_test {
-            let _identity = self.identify(self.body(), sources);
+    pub(crate) fn identify_body(&mut self, sources: &IdentitySources<'_>) {
+        if self.identity.is_none() && self.s3_pointer.is_none() && !self.is_s3_test {
+            self.identity = Some(self.identify(self.body(), sources));
         }
     }
 
@@ -192,39 +191,62 @@ impl Message {
         self.delivery.facts().sent_at
     }
 
-    /// Returns key and fingerprint. `None` if the body has not been read, or the message has no key.
-    pub(crate) fn identity(&self) -> Option<&Identity> {
-        self.identity.get()?.as_ref().ok()
+    /// Returns key and fingerprint, or why there are none. `None` if they are made when the message runs.
+    pub(crate) fn identity(&self) -> Option<&Result<Identity, NoIdentity>> {
+        self.identity.as_ref()
     }
 
-    /// Makes key and fingerprint from the body, at the first call.
+    /// Makes key and fingerprint from the body, which may be from S3.
     pub(crate) fn identify(
         &self,
         body: Option<&str>,
         sources: &IdentitySources<'_>,
-    ) -> Result<&Identity, &NoIdentity> {
-        let identify = || {
-            let body = body.ok_or_else(InvalidMessage::no_body)?;
-            let facts = self.delivery.facts();
-            let (FingerprintSource::Body, Some(inside)) = (sources.fingerprint, &self.inside)
-            else {
-                return sources.identity(body, facts);
-            };
-            // An envelope has an id and a time of its own each time that the message is published.
-            let of_body = IdentitySources {
-                fingerprint: &FingerprintSource::Off,
-                ..*sources
-            };
-            let of_inside = IdentitySources {
-                key: &KeySource::MessageId,
-                ..*sources
-            };
-            Ok(Identity {
-                key: of_body.identity(body, facts)?.key,
-                fingerprint: of_inside.identity(inside, facts)?.fingerprint,
-            })
+    ) -> Result<Identity, NoIdentity> {
+        let body = body.ok_or_else(InvalidMessage::no_body)?;
+        let facts = self.delivery.facts();
+        let (FingerprintSource::Body, Some(inside)) = (sources.fingerprint, &self.inside) else {
+            return sources.identity(body, facts);
         };
-        self.identity.get_or_init(identify).as_ref()
+        // An envelope has an id and a time of its own each time that the message is published.
+        let of_body = IdentitySources {
+            fingerprint: &FingerprintSource::Off,
+            ..*sources
+        };
+        let of_inside = IdentitySources {
+            key: &KeySource::MessageId,
+            ..*sources
+        };
+        Ok(Identity {
+            key: of_body.identity(body, facts)?.key,
+            fingerprint: of_inside.identity(inside, facts)?.fingerprint,
+        })
+    }
+
+    /// Returns the outcome of a message without a key.
+    pub(crate) fn without_key(&self, why: NoIdentity) -> Outcome {
+        match why {
+            NoIdentity::Invalid(InvalidMessage(why)) => self.invalid(&why),
+            NoIdentity::KeyPanicked => Outcome::Panicked,
+        }
+    }
+
+    /// Returns the outcome of a message that can never be processed.
+    pub(crate) fn invalid(&self, why: &str) -> Outcome {
+        Outcome::Invalid(if self.delivery.facts().envelope.is_some() {
+            format!("{why}; JSON pointers start at the message inside its envelope")
+        } else if self.inside.is_some() {
+            format!(
+                "{why}; the message is in an envelope of SNS, EventBridge or S3, which \
+                 CONSUMER_ENVELOPE=auto removes"
+            )
+        } else {
+            why.to_owned()
+        })
+    }
+
+    /// Returns the memory that this message may need while it runs, in bytes: its handler's message, and an output.
+    pub(crate) fn memory(&self) -> usize {
+        MEMORY_OF_OUTPUT + self.body.as_ref().map_or(0, String::len) * 5 / 2
     }
 
     /// Creates the span of the message's run, whose fields are on the handler's log lines too. Ours is open
@@ -232,7 +254,9 @@ impl Message {
     pub(crate) fn span(&self, make_span: Option<&MakeSpan>) -> Span {
         let made = make_span.and_then(|make_span| make_span.span(self.delivery.facts()));
         if let Some(span) = made {
-            self.add_key_to(&span);
+            if let Some(key) = self.key() {
+                Self::add_key_to(&span, key);
+            }
             return span;
         }
         tracing::error_span!(
@@ -246,14 +270,13 @@ impl Message {
     }
 
     /// Records the key in a span that has a field for it and began before the key was known.
-    pub(crate) fn add_key_to(&self, span: &Span) {
-        if let Some(key) = self.key() {
-            span.record("key", key.as_str());
-        }
+    pub(crate) fn add_key_to(span: &Span, key: &Key) {
+        span.record("key", key.as_str());
     }
 
+    /// Returns the key, if it was made when the event was read.
     pub(crate) fn key(&self) -> Option<&Key> {
-        self.identity().map(|identity| &identity.key)
+        Some(&self.identity.as_ref()?.as_ref().ok()?.key)
     }
 
     /// Returns the body in the queue, without its envelope.
@@ -281,11 +304,6 @@ impl Message {
     /// Returns whether S3 sent the message to test its notifications.
     pub(crate) fn is_s3_test(&self) -> bool {
         self.is_s3_test
-    }
-
-    /// Returns whether the handler gets an envelope with the message.
-    pub(crate) fn is_in_envelope(&self) -> bool {
-        self.inside.is_some()
     }
 
     /// Makes the handler's message from this body, which may be from S3.
@@ -343,7 +361,7 @@ mod tests {
     }
 
     fn message(record: SqsMessage) -> Option<Message> {
-        let message = Message::new(record, None, Envelope::None, false)?;
+        let mut message = Message::new(record, None, Envelope::None, false)?;
         message.identify_body(&IdentitySources {
             namespace: &Namespace::new("ns").unwrap(),
             key: &KeySource::default(),
@@ -393,7 +411,7 @@ mod tests {
         let mut bodiless = record("");
         bodiless.body = None;
         let no_body = InvalidMessage::no_body();
-        let identity = message(bodiless.clone()).unwrap().identity.into_inner();
+        let identity = message(bodiless.clone()).unwrap().identity;
         assert_eq!(identity, Some(Err(NoIdentity::Invalid(no_body.clone()))));
         assert_eq!(parse(bodiless).unwrap_err(), no_body);
     }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::{message::Message, message_result::MessageResult};
+use super::{
+    ended::{Ended, HandlerRun},
+    message::Message,
+};
 use crate::{
     flawed::flawed,
     handler::{History, PriorAttempt},
-    meter::Readings,
     modes::Outcome,
     protocol::{Key, Timestamp},
 };
@@ -22,8 +24,7 @@ pub struct MessageOutcome<'a> {
     /// The idempotency key; `None` if the message has none.
     pub key: Option<&'a Key>,
     /// The outcome, with [`StoredResult::Omitted`](crate::protocol::StoredResult::Omitted) in place of the
-    /// handler's output. If the first delivery of a key in a batch failed, a second delivery has the same
-    /// outcome, except that it does not take over the permanent failure of a different message.
+    /// handler's output.
     pub outcome: &'a Outcome,
     /// True if SQS confirmed the copy in the dead-letter queue.
     pub dead_lettered: bool,
@@ -36,16 +37,34 @@ pub struct MessageOutcome<'a> {
     /// Time of the handler, including the decoding of its message. `None` if neither ran.
     pub handler_duration: Option<Duration>,
     pub(super) message: &'a Message,
-    pub(super) processed: &'a MessageResult,
-    pub(super) history: Option<&'a History>,
-    pub(super) requests: Readings,
+    pub(super) ended: &'a Ended,
 }
 
-impl MessageOutcome<'_> {
+impl<'a> MessageOutcome<'a> {
+    pub(super) fn new(message: &'a Message, ended: &'a Ended) -> Self {
+        Self {
+            message_id: message.id().as_str(),
+            key: ended.key.as_ref(),
+            outcome: &ended.outcome,
+            dead_lettered: false,
+            receive_count: message.receive_count(),
+            sent_at: message.sent_at(),
+            duration: ended.duration,
+            handler_duration: ended.handler.as_ref().map(|run| run.duration),
+            message,
+            ended,
+        }
+    }
+
+    fn history(&self) -> Option<&'a History> {
+        let run: &HandlerRun = self.ended.handler.as_ref()?;
+        Some(&run.history)
+    }
+
     /// Returns whether SQS may delete the message.
     pub(super) fn is_settled(&self) -> bool {
-        let is_success = self.processed.is_success();
-        is_success && !(flawed!("a duplicate is a failure") && self.history.is_none())
+        let is_success = self.ended.is_success();
+        is_success && !(flawed!("a duplicate is a failure") && self.history().is_none())
             || self.dead_lettered
     }
 
@@ -53,25 +72,25 @@ impl MessageOutcome<'_> {
     /// response in time.
     #[must_use]
     pub fn store_latencies(&self) -> &[Duration] {
-        &self.requests.latencies
+        &self.ended.requests.latencies
     }
 
     /// Number of earlier claims of the operation. `None` if the handler did not run.
     #[must_use]
     pub fn earlier_claims(&self) -> Option<u64> {
-        self.history.map(|history| history.attempts)
+        self.history().map(|history| history.attempts)
     }
 
     /// Returns the prior attempt that the handler saw, which may have had its effect. `None` if there was
     /// none, or if the handler did not run.
     #[must_use]
     pub fn prior(&self) -> Option<PriorAttempt> {
-        self.history?.prior
+        self.history()?.prior
     }
 
     /// Returns whether the handler ran after an attempt that crashed, panicked or was cut off.
     #[must_use]
     pub fn is_takeover(&self) -> bool {
-        self.history.is_some_and(History::is_takeover)
+        self.history().is_some_and(History::is_takeover)
     }
 }

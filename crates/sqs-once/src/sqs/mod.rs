@@ -16,74 +16,71 @@
 //! | `canonical` | the canonical form of JSON |
 //! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
 //! | `s3_bodies` | reads such bodies |
-//! | `lanes` | order of messages: which run one after the other |
-//! | `long_polls` | finds handlers that block their thread |
-//! | `batch` | workers that run lanes until the deadline |
-//! | `batch::progress` | how far each message is |
 //! | `consumer` | the type [`Consumer`] |
 //! | `consumer_settings` | its settings |
+//! | `process` | what the invocations of a process share |
+//! | `invocation` | a batch, and the response |
+//! | `chains` | which messages run one after the other |
+//! | `batch` | runs the chains until the deadline, and keeps how each message ended |
+//! | `run` | one message: admit, claim, decode, look up, call the handler, finish |
+//! | `body` | its body, which may be from S3 |
 //! | `fifo_after_permanent` | how a message group goes on behind a permanent failure |
-//! | `process` | a batch, and the response |
-//! | `run_lane` | one lane of a batch |
-//! | `run_message` | one message of a lane |
-//! | `prepare` | a message with its key and its body |
-//! | `gate` | when the handler of a message starts |
-//! | `message_result` | how a message ended, and its log line |
+//! | `long_polls` | finds handlers that block their thread |
+//! | `on_duplicate` | a function that sees the duplicates |
+//! | `ended` | how a message ended, and its log line |
 //! | `message_outcome` | the same with the facts of the message, for the response, metrics and observers |
 //! | `observer` | a function that sees each of them |
 //! | `make_span` | a function that makes the span of a message |
 //! | `report` | the log line of a batch, with metrics |
 //! | `breaker` | the circuit breaker of the process |
-//! | `suspects` | messages of a batch that run alone after a crash |
 //! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering |
 //! | `visibility::change` | the calls that change visibility timeouts |
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
+mod body;
 mod breaker;
 mod canonical;
+mod chains;
 mod consumer;
 mod consumer_settings;
 mod document;
+mod ended;
 mod envelope;
 mod fifo_after_permanent;
 mod fingerprint_source;
-mod gate;
-mod held_body;
 mod identity;
+mod invocation;
 mod key_fn;
 mod key_source;
 mod lambda;
-mod lanes;
 mod long_polls;
 mod make_span;
 mod message;
 mod message_outcome;
-mod message_result;
 mod observer;
+mod on_duplicate;
 mod pointer;
-mod prepare;
 mod process;
 mod read_message;
 mod record;
 mod report;
-mod run_lane;
-mod run_message;
+mod run;
 #[cfg(feature = "s3")]
 mod s3_bodies;
 mod s3_notification;
 mod s3_pointer;
-mod suspects;
 mod visibility;
 
 pub use consumer::Consumer;
+pub(crate) use consumer::{Concurrency, LEAST};
 pub use envelope::Envelope;
 pub use fifo_after_permanent::FifoAfterPermanent;
 pub use fingerprint_source::FingerprintSource;
+pub use invocation::BatchError;
 pub use key_source::KeySource;
 pub use lambda::run;
 pub use message_outcome::MessageOutcome;
-pub use process::BatchError;
 pub use read_message::read_message;
 #[cfg(feature = "s3")]
 pub use s3_bodies::S3Bodies;

@@ -1,241 +1,71 @@
-//! Processes a batch: each message once, and then the response to Lambda.
+//! [`Process`]: what the invocations of a process share.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{
-    batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
-    key_source::KeySource, lanes::Lane, message::Message, message_outcome::MessageOutcome,
-    record::Record, report::BatchReport,
-};
+use super::breaker::CircuitBreaker;
 use crate::{
-    deadline::Deadline, flawed::flawed, handler::Handler, modes::Mode, store::StoreError, system,
+    modes::Turns,
+    system::{Instant, timeout_at},
 };
 
-/// Why an invocation fails. SQS then keeps all messages of the batch.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BatchError {
-    /// The event is not an SQS event.
-    #[error(
-        "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
-    )]
-    NotSqs {
-        /// Line of the first difference, from 1.
-        line: usize,
-        /// Column of the first difference, from 1.
-        column: usize,
-    },
-    /// A record has no message id. SQS deletes messages that the response does not name, so the whole
-    /// invocation fails.
-    #[error(
-        "record {index} of the event has no messageId, so the response could not name it: check that the trigger of this function is an SQS queue; nothing was processed"
-    )]
-    NoMessageId {
-        /// Place of the record in the event, from 0.
-        index: usize,
-    },
-    /// The handler looks up what an earlier attempt did ([`Reconcile`](crate::Reconcile)), and the key
-    /// changes when a message is redriven. The look-up would be left out, and the effect repeated.
-    #[error(
-        "the handler has a look-up, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
-    )]
-    KeyChangesOnRedrive {
-        /// The key source: `message-id` or `deduplication-id`.
-        key: &'static str,
-    },
-    /// `CONSUMER_MIN_TIME_TO_START` is longer than the function's timeout, or than half of it where the process
-    /// runs several invocations at once. Most messages would never start.
-    #[error(
-        "CONSUMER_MIN_TIME_TO_START is {setting:?}, and with the function's timeout of {timeout:?} it may be at most {longest:?} (half of the timeout if AWS_LAMBDA_MAX_CONCURRENCY is above 1): lower it, or raise the timeout; nothing was processed"
-    )]
-    MinTimeToStart {
-        /// The setting.
-        setting: Duration,
-        /// The function's timeout.
-        timeout: Duration,
-        /// The longest value that the setting may have.
-        longest: Duration,
-    },
-    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
-    /// batch failed. Lambda counts the invocation in its Errors metric.
-    #[error(
-        "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
-    )]
-    StoreUnavailable {
-        /// Messages of the batch.
-        messages: usize,
-        /// The error of the first.
-        reason: String,
-    },
+/// The most memory for bodies from S3. Such a body can be larger than an event.
+const S3_BODIES: u32 = 20 << 20;
+/// Bytes of a permit.
+const PERMIT: u32 = 1 << 10;
+
+/// What the invocations of a process share. Clones of a consumer share it too.
+#[derive(Debug)]
+pub(super) struct Process {
+    /// Turns of the handlers: side by side, or a suspect alone.
+    pub(super) turns: Turns,
+    /// The circuit breaker. `None`: every message runs.
+    pub(super) breaker: Option<CircuitBreaker>,
+    s3_bodies: Arc<Semaphore>,
 }
 
-impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch and returns the batch item failures, which are the messages that go back to the
-    /// queue. Returns before `deadline` even if a handler does not. On a runtime with one thread, a handler
-    /// that blocks this thread delays the return.
-    ///
-    /// # Errors
-    ///
-    /// [`BatchError::NoMessageId`] if a record cannot be named, and [`BatchError::KeyChangesOnRedrive`]; then
-    /// nothing was processed.
-    /// [`BatchError::StoreUnavailable`] if every message failed because of the store.
-    pub async fn process(
-        &self,
-        event: SqsEvent,
-        deadline: Deadline,
-    ) -> Result<SqsBatchResponse, BatchError> {
-        let records = event.records.into_iter().map(Record::from).collect();
-        self.process_batch(records, deadline, None).await
-    }
-
-    /// Processes the batch of an invocation. The request id goes into its log line.
-    pub(super) async fn process_batch(
-        &self,
-        records: Vec<Record>,
-        deadline: Deadline,
-        request_id: Option<&str>,
-    ) -> Result<SqsBatchResponse, BatchError> {
-        self.check_key()?;
-        let started = system::instant();
-        let begun = self.mode.now();
-        let mut report = BatchReport::new(begun);
-        let size = u32::try_from(records.len()).unwrap_or(u32::MAX);
-        let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
-        let messages = self.read(records, deadline, request_id).await?;
-        let batch = Arc::new(Batch::new(messages, deadline));
-        self.run_lanes(&batch).await;
-        batch.close();
-        let mut ended = batch.outcomes();
-        let answer = deadline.respond_by();
-        if let Some(visibility) = &self.visibility {
-            let keyed_by_id = matches!(self.key, KeySource::DeduplicationId);
-            let not_sent = visibility
-                .dead_letter_all(&mut ended, keyed_by_id, answer)
-                .await;
-            report.dead_letters_not_sent(not_sent);
-        }
-        let response = response(&ended);
-        for message in &ended {
-            report.add(message);
-            if let Some(observer) = &self.observer {
-                observer.observe(message);
-            }
-        }
-        if let Some(visibility) = &self.visibility {
-            let (times, quarantine) = ((begun, self.mode.now()), self.handler.quarantine());
-            visibility.apply(&ended, times, quarantine, answer).await;
-        }
-        report.log(
-            response.batch_item_failures.len(),
-            system::elapsed(started),
-            self.circuit(),
-            self.metrics.as_ref(),
-            request_id,
-        );
-        match store_unavailable(&ended) {
-            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
-                messages: ended.len(),
-                reason: error.to_string(),
-            }),
-            _ => Ok(response),
-        }
-    }
-
-    /// Checks that the key suits the handler.
-    ///
-    /// # Errors
-    ///
-    /// [`BatchError::KeyChangesOnRedrive`].
-    pub(super) fn check_key(&self) -> Result<(), BatchError> {
-        match self.key.changes_on_redrive() {
-            Some(key) if self.handler.quarantine().is_some() => {
-                Err(BatchError::KeyChangesOnRedrive { key })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Turns records into messages. Bodies that are read in the first half of the time get their keys here.
-    async fn read(
-        &self,
-        records: Vec<Record>,
-        deadline: Deadline,
-        request_id: Option<&str>,
-    ) -> Result<Vec<Message>, BatchError> {
-        let (sources, request_id) = (self.identity_sources(), request_id.map(Arc::from));
-        let reads_s3 = self.s3_bodies.is_some();
-        let mut messages = Vec::with_capacity(records.len());
-        let kept_for_handlers = deadline.time_left() / 2;
-        for (index, record) in records.into_iter().enumerate() {
-            let message = Message::new(record, request_id.as_ref(), self.envelope, reads_s3)
-                .ok_or(BatchError::NoMessageId { index })?;
-            // Lanes need keys. But if keys are slow to make, they must not use up the time of the other
-            // messages, so the rest get their keys when they run.
-            if deadline.time_left() >= kept_for_handlers {
-                if index > 0 {
-                    // Give other invocations of the process a chance to run.
-                    tokio::task::yield_now().await;
-                }
-                message.identify_body(&sources);
-            }
-            messages.push(message);
-        }
-        Ok(messages)
-    }
-
-    /// Runs the lanes of a batch until all have ended or it is time to respond.
-    async fn run_lanes(&self, batch: &Arc<Batch>) {
-        let consumer = Arc::new(self.clone());
-        let run_lane = move |batch: Arc<Batch>, lane: Lane| {
-            let consumer = Arc::clone(&consumer);
-            async move { consumer.run_lane(&lane, &batch).await }
-        };
-        batch.run(self.concurrency, run_lane).await;
-    }
-
-    /// Returns the state of the circuit breaker, unless it is closed.
-    fn circuit(&self) -> Option<&'static str> {
-        let breaker = self.breaker.as_ref();
-        breaker
-            .is_some_and(CircuitBreaker::is_open)
-            .then_some("open")
-    }
-
-    pub(super) fn identity_sources(&self) -> IdentitySources<'_> {
-        IdentitySources {
-            namespace: &self.namespace,
-            key: &self.key,
-            fingerprint: &self.fingerprint,
+impl Default for Process {
+    fn default() -> Self {
+        let permits = usize::try_from(S3_BODIES / PERMIT).unwrap_or(Semaphore::MAX_PERMITS);
+        Self {
+            turns: Turns::default(),
+            breaker: Some(CircuitBreaker::default()),
+            s3_bodies: Arc::new(Semaphore::new(permits)),
         }
     }
 }
 
-/// Builds the response, which names each message that goes back to the queue once.
-fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
-    let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
-    for message in ended
-        .iter()
-        .skip(usize::from(flawed!("the response omits a message")))
-    {
-        if !message.is_settled() && named.insert(message.message_id) {
-            response.add_failure(message.message_id);
+/// Memory of a body from S3. Dropping it gives the memory back.
+#[derive(Debug)]
+pub(super) struct BodyMemory(OwnedSemaphorePermit);
+
+impl Process {
+    /// Returns the same process with this circuit breaker.
+    pub(super) fn with_breaker(&self, breaker: Option<CircuitBreaker>) -> Self {
+        Self {
+            turns: self.turns.clone(),
+            breaker,
+            s3_bodies: Arc::clone(&self.s3_bodies),
         }
     }
-    response
+
+    /// Waits for the memory of a body of at most `bytes`. `None` if it takes longer than until `latest`.
+    pub(super) async fn memory_of_body(&self, bytes: u32, latest: Instant) -> Option<BodyMemory> {
+        let permits = bytes.min(S3_BODIES).div_ceil(PERMIT);
+        let acquired = Arc::clone(&self.s3_bodies).acquire_many_owned(permits);
+        let permit = timeout_at(latest, acquired).await.ok()?.ok()?;
+        Some(BodyMemory(permit))
+    }
 }
 
-/// Returns the store's error, if every message of the batch failed because of it or had no time left
-/// afterwards.
-fn store_unavailable<'a>(batch: &[MessageOutcome<'a>]) -> Option<&'a StoreError> {
-    let mut first = None;
-    for MessageOutcome { processed, .. } in batch {
-        match processed.store_unavailable() {
-            Some(error) => first = first.or(Some(error)),
-            None if processed.is_not_started() => {}
-            None => return None,
+impl BodyMemory {
+    /// Gives back what a body of this length does not need.
+    pub(super) fn shrink_to(mut self, bytes: usize) -> Self {
+        let needed = bytes.div_ceil(PERMIT as usize);
+        match self.0.split(needed) {
+            Some(needed) => Self(needed),
+            None => self,
         }
     }
-    first
 }

@@ -8,11 +8,7 @@ use super::{
     key_fn::NoIdentity,
     message::Message,
 };
-use crate::{
-    Deadline, Operation, Outcome,
-    handler::{FromMessage, InvalidMessage},
-    protocol::Namespace,
-};
+use crate::{Deadline, Operation, Outcome, handler::FromMessage, protocol::Namespace};
 
 /// Reads one message as a [`Consumer`](crate::Consumer) with default settings does, but does not run it.
 /// Returns its operation, with the message id as key, and its body.
@@ -51,10 +47,7 @@ pub fn read_message<T: FromMessage>(
     if message.is_s3_test() {
         return Err(Outcome::Ignored);
     }
-    read(&message, &sources, deadline).map_err(|why| match why {
-        NoIdentity::Invalid(InvalidMessage(why)) => Outcome::Invalid(why),
-        NoIdentity::KeyPanicked => Outcome::Panicked,
-    })
+    read(&message, &sources, deadline).map_err(|why| message.without_key(why))
 }
 
 fn read<T: FromMessage>(
@@ -63,7 +56,7 @@ fn read<T: FromMessage>(
     deadline: Deadline,
 ) -> Result<(Operation, T), NoIdentity> {
     let identity = message.identify(message.body(), sources);
-    let Identity { key, fingerprint } = identity.map_err(Clone::clone)?.clone();
+    let Identity { key, fingerprint } = identity?;
     let operation = Operation::new(key, fingerprint, message.delivery().clone(), deadline);
     let body = message.parse(message.body())?;
     Ok((operation, body))

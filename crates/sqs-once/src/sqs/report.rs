@@ -59,7 +59,7 @@ impl BatchReport {
         self.takeovers += u64::from(message.is_takeover());
         self.dead_lettered += u64::from(message.dead_lettered);
         self.results_omitted += u64::from(omitted);
-        self.batched_writes_off += u64::from(message.requests.batches_ended);
+        self.batched_writes_off += u64::from(message.ended.requests.batches_ended);
         let sent_at = self.oldest_sent_at.into_iter().chain(message.sent_at);
         self.oldest_sent_at = sent_at.min();
         self.handler_ms.extend(message.handler_duration.map(millis));

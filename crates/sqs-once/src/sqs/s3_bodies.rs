@@ -85,6 +85,10 @@ impl S3Bodies {
 }
 
 impl ReadBodies for S3Bodies {
+    fn max_bytes(&self) -> u32 {
+        self.max_bytes.get()
+    }
+
     fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>> {
         Box::pin(async move {
             let allowed = self.buckets.iter().find(|name| **name == pointer.bucket);

@@ -16,6 +16,10 @@ const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"
 
 /// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
 pub trait ReadBodies: Debug + Send + Sync {
+    /// Returns how many bytes a body may have. The consumer waits for that much memory before it reads one, but not for
+    /// more than the 20 MiB that it has for all of them.
+    fn max_bytes(&self) -> u32;
+
     /// Reads the body behind a pointer.
     ///
     /// # Errors

@@ -119,21 +119,20 @@ pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
 }
 
 /// Runs `future` in a task of `tasks`.
-pub(crate) fn spawn_in(tasks: &mut JoinSet<()>, future: impl Future<Output = ()> + Send + 'static) {
+pub(crate) fn spawn_in<T: Send + 'static>(
+    tasks: &mut JoinSet<T>,
+    future: impl Future<Output = T> + Send + 'static,
+) {
     tasks.spawn(in_process(future));
 }
 
 #[cfg(not(feature = "simulation"))]
-fn in_process<F: Future<Output = ()>>(future: F) -> F {
+fn in_process<F: Future>(future: F) -> F {
     future
 }
 
 #[cfg(feature = "simulation")]
-fn in_process(
-    future: impl Future<Output = ()> + Send + 'static,
-) -> impl Future<Output = ()> + Send {
-    simulated::in_process(future)
-}
+use simulated::in_process;
 
 /// Returns whether a person reads standard output.
 pub(crate) fn prints_to_terminal() -> bool {

@@ -269,14 +269,17 @@ impl Drop for Held {
     }
 }
 
-/// Runs `future` in the process that is current now, if there is one.
-pub(super) fn in_process(
-    future: impl Future<Output = ()> + Send + 'static,
-) -> impl Future<Output = ()> + Send {
+/// Runs `future` in the process that is current now, if there is one. It never ends if the process is killed.
+pub(super) fn in_process<T: Send>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = T> + Send {
     let process = Process::current();
     async move {
         match process {
-            Some(process) => drop(process.run(future).await),
+            Some(process) => match process.run(future).await {
+                Some(ended) => ended,
+                None => std::future::pending().await,
+            },
             None => future.await,
         }
     }

@@ -1,16 +1,24 @@
 //! [`DryRun`]: a mode that records writes and sends nothing.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use serde::Serialize;
 
 use crate::{
-    Attempt, Failure, Handler, Mode, Operation, Outcome,
+    Handler, LookUp, Mode, Operation, Outcome,
     dynamo::item::Item,
-    modes::mode::sealed::Sealed,
+    handler::AnyLookUp,
+    modes::{
+        mode::{Claimed, sealed::Sealed},
+        run::run_handler,
+        work::HandlerEnd,
+    },
     protocol::{Namespace, Timestamp},
     sqs::read_message,
     testing::{
@@ -62,11 +70,37 @@ impl DryRun {
     }
 
     /// Runs `handler` for `message`, as a [`Consumer`](crate::Consumer) does in the namespace `test` with
-    /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](Handler::on_duplicate).
+    /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](crate::Consumer::on_duplicate).
     ///
     /// If the body does not have the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
     /// panics, it is [`Outcome::Panicked`].
     pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
+    where
+        Self: Mode<H::Output>,
+    {
+        self.run_asking(handler, None, message).await
+    }
+
+    /// Does the same for a consumer with this [look-up](crate::Consumer::look_up). Its quarantine is over.
+    pub async fn run_with_look_up<H: Handler>(
+        &self,
+        handler: &H,
+        look_up: &impl LookUp<H::Message, H::Output>,
+        message: Message,
+    ) -> Outcome
+    where
+        Self: Mode<H::Output>,
+        H::Message: Sync,
+    {
+        self.run_asking(handler, Some(look_up), message).await
+    }
+
+    async fn run_asking<H: Handler>(
+        &self,
+        handler: &H,
+        look_up: Option<&dyn AnyLookUp<H>>,
+        message: Message,
+    ) -> Outcome
     where
         Self: Mode<H::Output>,
     {
@@ -76,36 +110,36 @@ impl DryRun {
         };
         match read_message(message.into_record(), &namespace, deadline()) {
             Ok((mut operation, body)) => {
-                operation.quarantine = handler.quarantine();
+                operation.quarantine = look_up.map(|_| Duration::ZERO);
                 if self.interrupted.swap(false, Relaxed) {
                     self.plans.interrupt(&operation).await;
                 }
-                Mode::run(self, operation, |attempt| handler.handle(body, attempt)).await
+                run_handler(self, (handler, look_up), operation, body).await
             }
             Err(outcome) => outcome,
         }
     }
 
     /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
-    /// crashed. This replaces the record that the operation has. So the handler sees a [prior attempt](Attempt::prior), and a handler with a
-    /// [look-up](crate::Reconcile) looks up.
+    /// crashed. This replaces the record that the operation has. So the handler sees a
+    /// [prior attempt](crate::Attempt::prior), and a [look-up](LookUp) looks up.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message};
-    /// use sqs_once::{Attempt, Failure, LookUp, Outcome, handler_fn};
+    /// use sqs_once::{Attempt, Failure, LookedUp, Outcome, handler_fn, look_up_fn};
     ///
     /// async fn send(_: String, _: Attempt) -> Result<&'static str, Failure> {
     ///     Ok("sent")
     /// }
-    /// async fn sent(mail: &String, _: &Attempt) -> Result<LookUp<&'static str>, Failure> {
-    ///     Ok(if mail == "to Ada" { LookUp::Found("sent before") } else { LookUp::NotFound })
+    /// async fn sent(mail: &String, _: &Attempt) -> Result<LookedUp<&'static str>, Failure> {
+    ///     Ok(if mail == "to Ada" { LookedUp::Found("sent before") } else { LookedUp::NotFound })
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// let mailer = handler_fn(send).reconcile(sent);
     /// let dry_run = DryRun::new();
     /// dry_run.interrupted();
-    /// let outcome = dry_run.run(&mailer, Message::new("m-1", &"to Ada")).await;
+    /// let message = Message::new("m-1", &"to Ada");
+    /// let outcome = dry_run.run_with_look_up(&handler_fn(send), &look_up_fn(sent), message).await;
     /// assert!(matches!(outcome, Outcome::Reconciled(_)));
     /// # }
     /// ```
@@ -200,12 +234,18 @@ impl Sealed for DryRun {}
 
 #[diagnostic::do_not_recommend]
 impl<A: Planned> Mode<A> for DryRun {
-    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<A, Failure>> + Send,
-    {
-        A::run(&self.plans, operation, work)
+    type Claim = A::Claim;
+
+    async fn claim(&self, operation: &Operation) -> Claimed<A::Claim> {
+        A::claim(&self.plans, operation).await
+    }
+
+    async fn alone(&self, operation: &Operation, claim: A::Claim) -> Result<A::Claim, Outcome> {
+        A::alone(&self.plans, operation, claim).await
+    }
+
+    async fn finish(&self, operation: &Operation, claim: A::Claim, end: HandlerEnd<A>) -> Outcome {
+        A::finish(&self.plans, operation, claim, end).await
     }
 
     fn now(&self) -> Timestamp {

@@ -1,14 +1,16 @@
 //! [`Planned`]: what a dry run does with each type that a handler can return.
 
-use std::{panic::AssertUnwindSafe, slice};
+use std::slice;
 
-use futures_util::FutureExt as _;
 use serde::Serialize;
 
 use crate::{
     dynamo::done::Done,
-    handler::{Attempt, ClaimModeOutput, Failure, HandlerOutput, History},
-    modes::{Once, Operation, Outcome, item::Change},
+    handler::{Failure, HandlerOutput},
+    modes::{
+        Mode, Once, Operation, Outcome, held::HeldClaim, item::Change, mode::Claimed,
+        work::HandlerEnd,
+    },
     protocol::StoredResult,
     testing::plans::Plans,
 };
@@ -18,15 +20,29 @@ pub trait Planned: HandlerOutput + Sized {
     /// True if permanent failures are recorded.
     const RECORDS_FAILURES: bool = true;
 
-    /// Runs `work`, and records its writes in `plans`.
-    fn run<W, F>(
+    /// What the mode keeps while the handler runs.
+    type Claim: Send + 'static;
+
+    /// Claims an operation.
+    fn claim(
         plans: &Plans,
-        operation: Operation,
-        work: W,
-    ) -> impl Future<Output = Outcome> + Send
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<Self, Failure>> + Send;
+        operation: &Operation,
+    ) -> impl Future<Output = Claimed<Self::Claim>> + Send;
+
+    /// Counts the attempt of a suspect.
+    fn alone(
+        plans: &Plans,
+        operation: &Operation,
+        claim: Self::Claim,
+    ) -> impl Future<Output = Result<Self::Claim, Outcome>> + Send;
+
+    /// Records the end of the handler, and its writes in `plans`.
+    fn finish(
+        plans: &Plans,
+        operation: &Operation,
+        claim: Self::Claim,
+        end: HandlerEnd<Self>,
+    ) -> impl Future<Output = Outcome> + Send;
 }
 
 fn once(plans: &Plans) -> Once<Plans> {
@@ -34,24 +50,54 @@ fn once(plans: &Plans) -> Once<Plans> {
 }
 
 #[diagnostic::do_not_recommend]
-impl<A: ClaimModeOutput> Planned for A {
-    async fn run<W, F>(plans: &Plans, operation: Operation, work: W) -> Outcome
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<A, Failure>> + Send,
-    {
-        once(plans).run(operation, work).await
+impl<O: Serialize + Send> Planned for O {
+    type Claim = HeldClaim;
+
+    async fn claim(plans: &Plans, operation: &Operation) -> Claimed<HeldClaim> {
+        Mode::<O>::claim(&once(plans), operation).await
+    }
+
+    async fn alone(
+        plans: &Plans,
+        operation: &Operation,
+        claim: HeldClaim,
+    ) -> Result<HeldClaim, Outcome> {
+        Mode::<O>::alone(&once(plans), operation, claim).await
+    }
+
+    async fn finish(
+        plans: &Plans,
+        operation: &Operation,
+        claim: HeldClaim,
+        end: HandlerEnd<O>,
+    ) -> Outcome {
+        once(plans).finish(operation, claim, end).await
     }
 }
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Planned for Done<O> {
-    async fn run<W, F>(plans: &Plans, operation: Operation, work: W) -> Outcome
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<Self, Failure>> + Send,
-    {
-        once(plans).run(operation, work).await
+    type Claim = HeldClaim;
+
+    async fn claim(plans: &Plans, operation: &Operation) -> Claimed<HeldClaim> {
+        Mode::<Done<O>>::claim(&once(plans), operation).await
+    }
+
+    async fn alone(
+        plans: &Plans,
+        operation: &Operation,
+        claim: HeldClaim,
+    ) -> Result<HeldClaim, Outcome> {
+        Mode::<Done<O>>::alone(&once(plans), operation, claim).await
+    }
+
+    async fn finish(
+        plans: &Plans,
+        operation: &Operation,
+        claim: HeldClaim,
+        end: HandlerEnd<Done<O>>,
+    ) -> Outcome {
+        once(plans).finish(operation, claim, end).await
     }
 }
 
@@ -59,29 +105,33 @@ impl<O: Serialize + Send + 'static> Planned for Done<O> {
 impl<O: Serialize + Send + 'static> Planned for Change<O> {
     const RECORDS_FAILURES: bool = false;
 
-    async fn run<W, F>(plans: &Plans, operation: Operation, work: W) -> Outcome
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<Self, Failure>> + Send,
-    {
-        let Operation {
-            key,
-            delivery,
-            deadline,
-            ..
-        } = operation;
-        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
-        // Making the future runs the handler's code too, as in every mode.
-        let work = AssertUnwindSafe(async { work(attempt).await });
-        let Ok(mut answer) = work.catch_unwind().await else {
-            return Outcome::Panicked;
+    type Claim = ();
+
+    async fn claim(_: &Plans, operation: &Operation) -> Claimed<()> {
+        Claimed::without_record(operation)
+    }
+
+    async fn alone(_: &Plans, _: &Operation, (): ()) -> Result<(), Outcome> {
+        Ok(())
+    }
+
+    async fn finish(
+        plans: &Plans,
+        operation: &Operation,
+        (): (),
+        end: HandlerEnd<Change<O>>,
+    ) -> Outcome {
+        let mut answer: Result<_, Failure> = match end.answer() {
+            Ok(Ok(change)) => Ok(change),
+            Ok(Err(end)) => return end.into(),
+            Err(outcome) => return outcome,
         };
         loop {
             let change = match answer {
                 Ok(change) => change,
                 Err(failure) => return failure.into(),
             };
-            if plans.is_changed(&key) {
+            if plans.is_changed(&operation.key) {
                 return Outcome::Duplicate(StoredResult::Omitted(
                     "the item keeps the key and no result".into(),
                 ));
@@ -92,7 +142,7 @@ impl<O: Serialize + Send + 'static> Planned for Change<O> {
             };
             answer = match plans.write(slice::from_ref(&planned.write)) {
                 Ok(()) => {
-                    plans.note_changed(key);
+                    plans.note_changed(operation.key.clone());
                     return Outcome::Completed(planned.result);
                 }
                 Err(failed) => planned.condition_failed(&failed),

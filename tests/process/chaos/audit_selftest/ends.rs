@@ -277,7 +277,7 @@ fn blocked_group_without_failure_is_found() {
         events.push(said(1, 7, ahead));
         let mut behind = said(2, 7, "not_started");
         if let Event::DeliveryLog { detail, .. } = &mut behind {
-            "a message before this one in its FIFO group failed; the handler did not run"
+            "a message before this one in its FIFO group, or under its key, failed; the handler did not run"
                 .clone_into(detail);
         }
         events.push(behind);
@@ -297,5 +297,8 @@ fn blocked_group_without_failure_is_found() {
     // The failure itself was not recorded, so the group waits for it.
     clean(&group(Some("g"), "failure_unrecorded"));
     caught(&group(Some("g"), "completed"), "nothing ahead failed");
-    caught(&group(None, "store_unavailable"), "nothing ahead failed");
+    caught(
+        &group(None, "store_unavailable"),
+        "nothing of its key failed",
+    );
 }

@@ -18,8 +18,11 @@ use writer::ChangeWriter;
 
 use crate::{
     dynamo::{empty_response::reject_empty_responses, store::Places, without_retries},
-    handler::{Attempt, Failure, History},
-    modes::{Mode, Operation, Outcome, not_written::write_until_accepted, work::guard},
+    handler::{Attempt, Failure},
+    modes::{
+        Mode, Operation, Outcome, mode::Claimed, not_written::write_until_accepted, run::run_here,
+        work::HandlerEnd,
+    },
     protocol::Timestamp,
 };
 
@@ -63,7 +66,7 @@ use crate::{
 /// | failures | a message that fails permanently runs again on each delivery |
 /// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
-/// So [`Handler::on_duplicate`](crate::Handler::on_duplicate) gets no output. A message that fails
+/// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails
 /// permanently reaches the dead-letter queue through the queue's redrive policy.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
@@ -134,32 +137,40 @@ impl ItemMode {
         Self { clock, ..self }
     }
 
-    /// Runs one operation: see [`Mode::run`].
+    /// Runs one operation: gets its change by `work`, and makes that. See [`Once::run`](crate::Once::run).
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,
         F: Future<Output = Result<Change<O>, Failure>>,
+        O: Serialize + Send + 'static,
     {
-        let Operation {
-            key,
-            delivery,
-            deadline,
-            // Without a claim there is no isolation after a crash.
-            gate: _,
-            meter,
-            ..
-        } = operation;
-        if !deadline.may_start() {
-            return Outcome::NotStarted;
-        }
-        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
+        run_here(self, operation, work).await
+    }
+}
+
+impl crate::modes::mode::sealed::Sealed for ItemMode {}
+
+crate::explain_wrong_output!([] ItemMode);
+
+#[diagnostic::do_not_recommend]
+impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
+    type Claim = ();
+
+    async fn claim(&self, operation: &Operation) -> Claimed<()> {
+        Claimed::without_record(operation)
+    }
+
+    async fn finish(&self, operation: &Operation, (): (), end: HandlerEnd<Change<O>>) -> Outcome {
+        let change = match end.answer() {
+            Ok(change) => change,
+            Err(outcome) => return outcome,
+        };
         let writer = ChangeWriter {
             item_mode: self,
-            key: &key,
-            deadline,
-            meter,
+            key: &operation.key,
+            deadline: operation.deadline,
+            meter: &operation.meter,
         };
-        let change = guard(deadline, async { work(attempt).await }).await;
         // The next delivery begins with the first change, and only the item of that change can show that the
         // operation is completed.
         let item = match &change {
@@ -171,21 +182,6 @@ impl ItemMode {
             Ok(outcome) => outcome,
             Err((_, end)) => end.into(),
         }
-    }
-}
-
-impl crate::modes::mode::sealed::Sealed for ItemMode {}
-
-crate::explain_wrong_output!([] ItemMode);
-
-#[diagnostic::do_not_recommend]
-impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
-    fn run<W, F>(&self, operation: Operation, work: W) -> impl Future<Output = Outcome> + Send
-    where
-        W: FnOnce(Attempt) -> F + Send,
-        F: Future<Output = Result<Change<O>, Failure>> + Send,
-    {
-        Self::run(self, operation, work)
     }
 
     fn now(&self) -> Timestamp {

@@ -76,7 +76,7 @@ impl ChangeWriter<'_> {
                 Err(error) => self.answer(table, needs, error),
             }
         };
-        let effort = Effort::commit(self.deadline.write_until(), &self.meter);
+        let effort = Effort::commit(self.deadline.write_until(), self.meter);
         match repeat(&effort, "change", self.key, send).await {
             Ok(Answered {
                 answer, unanswered, ..

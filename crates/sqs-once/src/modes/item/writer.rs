@@ -35,7 +35,7 @@ pub(super) struct ChangeWriter<'a> {
     pub(super) item_mode: &'a ItemMode,
     pub(super) key: &'a Key,
     pub(super) deadline: Deadline,
-    pub(super) meter: Meter,
+    pub(super) meter: &'a Meter,
 }
 
 /// An outcome, or why nothing was written.

@@ -57,7 +57,7 @@ impl fmt::Display for Outcome {
                 f.write_str("too little time left in this invocation; the handler did not run")
             }
             Self::BehindFailure => f.write_str(
-                "a message before this one in its FIFO group failed; the handler did not run",
+                "a message before this one in its FIFO group, or under its key, failed; the handler did not run",
             ),
             Self::CircuitOpen { next_probe } => write!(
                 f,

@@ -39,7 +39,7 @@ pub enum Outcome {
     /// An earlier attempt completed the operation. Holds the recorded result. The handler did not run.
     Duplicate(StoredResult),
     /// The look-up found the effect of an earlier attempt, and its result is now recorded. The handler did
-    /// not run ([`Reconcile`](crate::Reconcile)).
+    /// not run ([`LookUp`](crate::LookUp)).
     Reconciled(StoredResult),
     /// Another worker holds the claim. The handler did not run.
     Conflict {
@@ -91,7 +91,8 @@ pub enum Outcome {
     Ignored,
     /// Too little time was left before the deadline. The handler did not run.
     NotStarted,
-    /// An earlier message of the same message group failed. The handler did not run.
+    /// A message before this one in its message group, or on a standard queue under its key, failed. The handler did
+    /// not run.
     BehindFailure,
     /// The circuit breaker is open, because the last handlers of this process failed one after the other. The
     /// message was not claimed, and the handler did not run.
@@ -228,6 +229,14 @@ impl Outcome {
     /// Creates the outcome of a claim that was not written, or got no response.
     pub fn store_unavailable(error: StoreError) -> Self {
         Self::StoreUnavailable(Arc::new(error))
+    }
+
+    /// Returns a completion as [`Reconciled`](Self::Reconciled), if a look-up found its output.
+    pub(super) fn found(self, is_found: bool) -> Self {
+        match self {
+            Self::Completed(result) if is_found => Self::Reconciled(result),
+            other => other,
+        }
     }
 
     /// Creates the outcome of a commit that got no response.

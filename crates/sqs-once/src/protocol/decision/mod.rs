@@ -11,5 +11,5 @@ mod settlement;
 
 pub(crate) use claim::failed_insert;
 pub use claim::{FailedClaim, Rejection, failed_claim, may_claim, rejection};
-pub use prior_state::{PreviousRecord, PriorState, may_have_effect};
+pub use prior_state::{PreviousRecord, PriorState};
 pub use settlement::{FailedSettlement, Settlement, failed_settlement, may_settle, settled_at};

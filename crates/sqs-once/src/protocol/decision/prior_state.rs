@@ -21,15 +21,6 @@ pub struct PriorState {
     pub exclusive_attempts: u64,
 }
 
-/// Returns whether an earlier attempt may have had its effect, so that a handler with a look-up looks first.
-///
-/// An abandoned claim leaves an open attempt in which no handler ran ([`AttemptEnd::NotStarted`]).
-#[doc(hidden)]
-#[must_use]
-pub fn may_have_effect(claimed: &PriorState) -> bool {
-    claimed.open_since.is_some() && claimed.last_end != Some(AttemptEnd::NotStarted)
-}
-
 /// The record before a claim.
 #[doc(hidden)]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,22 +125,5 @@ mod tests {
         assert_eq!(claimed.first_claimed_at, Some(EARLIER));
         assert_eq!(claimed.created_at, before.created_at);
         assert_eq!((claimed.attempts, claimed.last_end), (2, None));
-    }
-
-    #[test]
-    fn open_attempt_may_have_effect_unless_it_never_started() {
-        let after = |open_since, last_end| {
-            may_have_effect(&PriorState {
-                open_since,
-                last_end,
-                ..PriorState::over(None)
-            })
-        };
-        for end in [None, Some(AttemptEnd::Panic), Some(AttemptEnd::Deadline)] {
-            assert!(after(Some(EARLIER), end), "{end:?}");
-            assert!(!after(None, end), "{end:?}");
-        }
-        assert!(!after(Some(EARLIER), Some(AttemptEnd::NotStarted)));
-        assert!(!after(None, Some(AttemptEnd::NotStarted)));
     }
 }

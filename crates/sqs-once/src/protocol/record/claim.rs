@@ -27,7 +27,7 @@ pub struct ClaimRequest {
     /// End of the lease: the claim is exclusive until then.
     pub lease_until: Timestamp,
     /// How long after the end of an earlier lease this claim may take over. Zero, unless the consumer
-    /// [looks up](crate::Reconcile) what an earlier attempt did: then it is the lease margin plus the
+    /// [looks up](crate::LookUp) what an earlier attempt did: then it is the lease margin plus the
     /// quarantine.
     pub takeover_after: Duration,
     /// End of the record's retention, in seconds since the epoch.

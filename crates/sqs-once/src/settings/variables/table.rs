@@ -92,7 +92,7 @@ settings! {
     "`auto` [removes the JSON](handlers.md#envelopes) that SNS, EventBridge or S3 put around a message, before the consumer looks for the key; `none` leaves it"
 
     CONSUMER_MAX_BODY_BYTES: Consumer, "ConsumerMaxBodyBytes", "2097152";
-    "largest body that is read from S3, in bytes; a larger one is a permanent failure. Ten such bodies can be in [memory](large-messages.md#memory) at a time"
+    "largest body that is read from S3, in bytes; a larger one is a permanent failure. All such bodies together take at most 20 MiB of [memory](large-messages.md#memory)"
 
     CONSUMER_S3_BUCKETS: Consumer, "ConsumerS3Buckets", "", "not set";
     "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
@@ -122,7 +122,7 @@ settings! {
     "`SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
-    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is one for each 4 MB of memory beyond 64 MB, at least 10 and at most 100: 16 with 128 MB, 48 with 256 MB, 100 from 464 MB on. At most 10 of them then have a body in S3. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
+    "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is as many as fit into the memory beyond 64 MB, at least 10 and at most 100: each takes 1.5 MB and 2.5 times its body, so that 42 small messages run with 128 MB, and 100 from 256 MB on. The memory is divided by `AWS_LAMBDA_MAX_CONCURRENCY`. Bodies from S3 take at most 20 MiB together. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
 
     CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
     "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`. A variable that is longer than the function's timeout, or than half of it if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, fails every invocation"

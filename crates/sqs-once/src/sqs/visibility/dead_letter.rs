@@ -141,7 +141,7 @@ impl DeadLetters<'_> {
         for of in failed {
             let copy = MessageCopy::of(
                 of.message,
-                of.outcome,
+                (of.outcome, of.key),
                 max_bytes,
                 self.needs_deduplication_id,
             );
@@ -220,7 +220,7 @@ impl<'a> MessageCopy<'a> {
     /// which is shortened first, then the key, then the reason.
     fn of(
         message: &'a Message,
-        outcome: &Outcome,
+        (outcome, key): (&Outcome, Option<&Key>),
         max_bytes: usize,
         needs_deduplication_id: bool,
     ) -> Result<Self, NoCopy> {
@@ -244,7 +244,7 @@ impl<'a> MessageCopy<'a> {
         {
             return Err(NoCopy::NoRoom(max_bytes));
         }
-        let key = message.key().map_or(Cow::Borrowed(""), printable);
+        let key = key.map_or(Cow::Borrowed(""), printable);
         if room.add(REASON, outcome.name()) && room.add(KEY, &key) {
             let mut error = error(outcome);
             error.truncate(error.floor_char_boundary(room.left(ERROR)));

@@ -8,8 +8,11 @@ use std::{
 use crate::{
     flawed::flawed,
     modes::{Outcome, Retry},
-    protocol::Timestamp,
-    sqs::{message::MessageId, message_outcome::MessageOutcome},
+    protocol::{Key, Timestamp},
+    sqs::{
+        message::{Message, MessageId},
+        message_outcome::MessageOutcome,
+    },
 };
 
 /// The longest timeout at the start of an invocation. SQS hides a message for at most 12 hours from its
@@ -66,7 +69,7 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// Wait of the message before it in its message group that failed and is still in the queue.
+    /// Wait of the message before it in its chain that failed and is still in the queue.
     ahead: Option<u16>,
     /// True if the messages behind it in its message group did not run because of it.
     stops_group: bool,
@@ -159,26 +162,40 @@ impl Rule {
         has_dead_letter_queue: impl Fn(&str) -> bool,
     ) -> Vec<TimeoutChange<'a>> {
         let mut changes = Vec::new();
-        let mut of_group = HashMap::new();
+        let mut of_chain = HashMap::new();
         let stop = stopping(batch);
-        for of in batch {
-            let message = of.message;
-            let (group, receipt) = (message.fifo_group(), message.receipt());
+        // On a standard queue, a message may be behind one that comes later in the batch.
+        let (behind, ended): (Vec<_>, Vec<_>) = batch
+            .iter()
+            .partition(|of| is_behind(of) && of.message.fifo_group().is_none());
+        for of in ended.into_iter().chain(behind) {
+            let (chain, receipt) = (chain(of), of.message.receipt());
+            let is_in_group = of.message.fifo_group().is_some();
             let receive = Receive {
-                count: message.receive_count(),
-                fifo: group.is_some(),
+                count: of.receive_count,
+                fifo: is_in_group,
                 has_dead_letter_queue: receipt
                     .is_some_and(|receipt| has_dead_letter_queue(receipt.queue_arn)),
-                ahead: group.and_then(|group| of_group.get(group)).copied(),
-                stops_group: stop.contains(message.id()),
+                ahead: chain
+                    .filter(|_| is_in_group || is_behind(of))
+                    .and_then(|chain| of_chain.get(chain))
+                    .copied(),
+                stops_group: stop.contains(of.message.id()),
             };
             let wait = (self.seconds(of.outcome, receive)).filter(|_| !of.dead_lettered);
-            if let (Some(group), Some(wait)) = (group, wait) {
-                of_group.insert(group, wait);
+            // Behind a permanent failure, the next message of a key runs.
+            let stops = is_in_group || !of.outcome.is_permanent();
+            if let (Some(chain), Some(wait)) = (chain.filter(|_| stops), wait) {
+                let of_chain = of_chain.entry(chain).or_insert(wait);
+                *of_chain = if is_in_group {
+                    wait
+                } else {
+                    wait.max(*of_chain)
+                };
             }
             if let (Some(seconds), Some(receipt)) = (wait, receipt) {
                 changes.push(TimeoutChange {
-                    message_id: message.id(),
+                    message_id: of.message.id(),
                     queue_arn: receipt.queue_arn,
                     receipt_handle: receipt.handle,
                     seconds,
@@ -189,6 +206,18 @@ impl Rule {
     }
 }
 
+fn is_behind(of: &MessageOutcome<'_>) -> bool {
+    matches!(of.outcome, Outcome::BehindFailure)
+}
+
+/// Names the chain of a message: its message group on a FIFO queue, else its key. A body in S3 has a chain of its own.
+fn chain<'a>(of: &MessageOutcome<'a>) -> Option<&'a str> {
+    let message: &'a Message = of.message;
+    message
+        .fifo_group()
+        .or_else(|| message.key().map(Key::as_str))
+}
+
 /// Returns the messages because of which the messages behind them in their message group did not run.
 fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     let mut last_of_group = HashMap::new();
@@ -197,7 +226,7 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
         let Some(group) = of.message.fifo_group() else {
             continue;
         };
-        if !matches!(of.outcome, Outcome::BehindFailure) {
+        if !is_behind(of) {
             last_of_group.insert(group, of.message.id());
         } else if let Some(last) = last_of_group.get(group) {
             stopping.insert(*last);
@@ -231,7 +260,7 @@ mod tests {
     use crate::{
         modes::RetryableError,
         protocol::{Owner, StoredResult},
-        sqs::batch::tests::batch_of,
+        sqs::{ended::Ended, envelope::Envelope},
         store::StoreError,
     };
 
@@ -431,17 +460,23 @@ mod tests {
             ]);
             record
         });
-        let batch = batch_of(records);
-        let mut copied = Vec::new();
-        for (place, (_, outcome, is)) in ends.into_iter().enumerate() {
-            assert!(batch.end(place, outcome.into()));
-            copied.push(is == Is::Copied);
-        }
-        let mut ended = batch.outcomes();
-        for (of, copied) in ended.iter_mut().zip(copied) {
-            of.dead_lettered = copied;
-        }
-        let changes = rule(BACKOFF, least).plan(&ended, |_| true);
+        let messages: Vec<_> = records
+            .into_iter()
+            .map(|record| Message::new(record, None, Envelope::None, false).unwrap())
+            .collect();
+        let ends: Vec<_> = ends
+            .into_iter()
+            .zip(&messages)
+            .map(|((_, outcome, is), message)| (Ended::without_run(outcome, message), is))
+            .collect();
+        let ended = messages
+            .iter()
+            .zip(&ends)
+            .map(|(message, (ended, is))| MessageOutcome {
+                dead_lettered: *is == Is::Copied,
+                ..MessageOutcome::new(message, ended)
+            });
+        let changes = rule(BACKOFF, least).plan(&ended.collect::<Vec<_>>(), |_| true);
         let place = |change: &TimeoutChange<'_>| change.message_id.as_str().parse().unwrap();
         (changes.iter())
             .map(|change| (place(change), change.seconds))

@@ -135,8 +135,7 @@ impl Visibility {
     /// ten attributes or more bytes than the queue takes has a shorter `SqsOnceError`, or goes without error,
     /// key and reason, in this order. Only if the key is made of `SqsOnceDeduplicationId` and even that does
     /// not fit, there is no copy. The metric `DeadLettersNotSent` counts these messages, and a process warns
-    /// once of a missing queue or permission. A message that took its
-    /// outcome from another message of its batch is reported as failed too. After a crash between copy and
+    /// once of a missing queue or permission. After a crash between copy and
     /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
@@ -202,7 +201,7 @@ impl Visibility {
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
         // If the mode records no failures, nothing has to be recorded first.
-        let failed = |of: &&MessageOutcome<'_>| of.processed.is_recorded_failure(true);
+        let failed = |of: &&MessageOutcome<'_>| of.ended.is_recorded_failure(true);
         let failed: Vec<_> = batch.iter().filter(failed).collect();
         let ids: HashSet<_> = failed.iter().map(|of| of.message_id).collect();
         let shared = if ids.is_empty() {
@@ -224,7 +223,7 @@ impl Visibility {
         let not_sent = ids.len() - confirmed.len();
         for of in batch {
             of.dead_lettered = confirmed.contains(of.message.id())
-                || flawed!("a copy is not confirmed") && of.processed.is_recorded_failure(true);
+                || flawed!("a copy is not confirmed") && of.ended.is_recorded_failure(true);
         }
         not_sent
     }

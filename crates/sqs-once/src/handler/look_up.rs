@@ -1,0 +1,228 @@
+//! [`LookUp`]: looks up what an earlier attempt did, for called systems without idempotency keys.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+
+use super::{Attempt, Failure, Handler};
+
+/// Looks up whether an earlier attempt had its effect. Use it if the called system has no idempotency keys: a
+/// legacy gateway, SMTP, a bank's file. [`Consumer::look_up`](crate::Consumer::look_up) takes it, and
+/// [`look_up_fn`] makes one of an async function.
+///
+/// If an attempt may have had its effect without a record of it, the next attempt looks up before the handler
+/// runs:
+///
+/// | look-up | consumer |
+/// | --- | --- |
+/// | `Ok(`[`LookedUp::Found`]`)` | records the operation as completed with that output; the handler does not run. The outcome is [`Reconciled`](crate::Outcome::Reconciled) |
+/// | `Ok(`[`LookedUp::NotFound`]`)` | calls the handler |
+/// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt looks up again |
+///
+/// Without an earlier attempt of that kind, the consumer never looks up. A message that may have ended its
+/// process is looked up while it runs alone.
+///
+/// Only the claim mode, [`Once`](crate::Once), has a look-up. The other modes need none, because their effects commit
+/// together with the record.
+///
+/// # Quarantine
+///
+/// A request that an attempt sent just before it died may arrive later. So nobody takes over, and nobody
+/// looks up, until the lease of that attempt, the lease margin and the quarantine have passed. The effect happens once
+/// if:
+///
+/// - an attempt sends nothing after its lease: no task or thread outlives the handler;
+/// - its request is visible to the look-up within the quarantine after the attempt has ended, or after its lease
+///   has, whichever is first, or never takes effect. So the quarantine must be longer than the time limit of the
+///   call;
+/// - the look-up finds the effect *of this operation*. So the key must name the operation, and not the
+///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
+///   a key does not start;
+/// - the handler has one effect. If the look-up finds it, nothing else of the handler runs;
+/// - every consumer of the table has the look-up. While you deploy it, or roll it back, a build without it may
+///   take over at the end of the lease.
+///
+/// # Example
+///
+/// ```
+/// use std::time::Duration;
+/// use serde::{Deserialize, Serialize};
+/// use sqs_once::{Attempt, Consumer, Failure, Handler, LookUp, LookedUp, Once};
+/// use sqs_once::{protocol::Namespace, store::MemoryStore};
+///
+/// #[derive(Deserialize)]
+/// struct Order { id: String }
+///
+/// #[derive(Serialize)]
+/// struct Receipt { order: String }
+///
+/// #[derive(Clone)]
+/// struct Legacy;
+///
+/// impl Legacy {
+///     async fn charge(&self, order: &Order) -> Result<Receipt, std::io::Error> {
+/// #       Ok(Receipt { order: order.id.clone() })
+/// #   }
+/// #   /*
+///         ...
+///     }
+/// #   */
+///     async fn charge_of(&self, order: &Order) -> Result<Option<Receipt>, std::io::Error> {
+/// #       Ok(Some(Receipt { order: order.id.clone() }))
+/// #   }
+/// #   /*
+///         ...
+///     }
+/// #   */
+/// }
+///
+/// impl Handler for Legacy {
+///     type Message = Order;
+///     type Output = Receipt;
+///
+///     async fn handle(&self, order: Order, _: Attempt) -> Result<Receipt, Failure> {
+///         Ok(self.charge(&order).await?)
+///     }
+/// }
+///
+/// impl LookUp<Order, Receipt> for Legacy {
+///     async fn look_up(&self, order: &Order, _: &Attempt) -> Result<LookedUp<Receipt>, Failure> {
+///         Ok(match self.charge_of(order).await? {
+///             Some(receipt) => LookedUp::Found(receipt),
+///             None => LookedUp::NotFound,
+///         })
+///     }
+/// }
+///
+/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, Legacy)
+///     .key("body:/id".parse()?)
+///     .look_up(Legacy, Duration::from_secs(30));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a look-up for messages of type `{M}` and outputs of type `{O}`",
+    label = "not a look-up",
+    note = "implement `sqs_once::LookUp<{M}, {O}>`",
+    note = "or write `sqs_once::look_up_fn(function)` with `async fn function(message: &{M}, attempt: &Attempt) -> Result<LookedUp<{O}>, Failure>`"
+)]
+pub trait LookUp<M, O>: Send + Sync + 'static {
+    /// Looks up whether an earlier attempt had its effect. [`Attempt::prior`] says since when an attempt is
+    /// open.
+    ///
+    /// # Errors
+    ///
+    /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the
+    /// queue after a back-off. Return an error unless the called system clearly said yes or no: after a 404,
+    /// for example, nobody knows whether the effect or the path is missing.
+    fn look_up(
+        &self,
+        message: &M,
+        attempt: &Attempt,
+    ) -> impl Future<Output = Result<LookedUp<O>, Failure>> + Send;
+}
+
+/// The answer of a [`LookUp`]. If it cannot tell, it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum LookedUp<O> {
+    /// An earlier attempt had its effect. Holds the output that the handler would have returned.
+    Found(O),
+    /// No earlier attempt had its effect, and none can have it later.
+    NotFound,
+}
+
+/// Makes a [`LookUp`] of an async function, which takes the message and the [`Attempt`] by reference.
+///
+/// ```
+/// use sqs_once::{Attempt, Failure, LookedUp, look_up_fn};
+///
+/// async fn sent(mail: &String, attempt: &Attempt) -> Result<LookedUp<u64>, Failure> {
+///     let _since = attempt.prior().and_then(|prior| prior.first_claimed_at);
+///     Ok(LookedUp::Found(mail.len() as u64))
+/// }
+///
+/// let look_up = look_up_fn(sent);
+/// ```
+pub fn look_up_fn<F>(function: F) -> LookUpFn<F> {
+    LookUpFn(function)
+}
+
+/// An async function as a [`LookUp`]. [`look_up_fn`] creates it.
+#[derive(Clone)]
+pub struct LookUpFn<F>(F);
+
+impl<F> fmt::Debug for LookUpFn<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LookUpFn").finish_non_exhaustive()
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<F, M, O> LookUp<M, O> for LookUpFn<F>
+where
+    F: for<'a> Ask<'a, M, O> + 'static,
+    M: Sync + 'static,
+{
+    async fn look_up(&self, message: &M, attempt: &Attempt) -> Result<LookedUp<O>, Failure> {
+        self.0.ask(message, attempt).await
+    }
+}
+
+/// An async function that looks up. Its future may borrow from its arguments, which a bound on `Fn` cannot say.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a look-up for messages of type `{M}`",
+    label = "not a look-up",
+    note = "write `async fn look_up(message: &{M}, attempt: &Attempt) -> Result<LookedUp<{O}>, Failure>`"
+)]
+pub trait Ask<'a, M: 'a, O>: Send + Sync {
+    /// Calls the function.
+    fn ask(
+        &self,
+        message: &'a M,
+        attempt: &'a Attempt,
+    ) -> impl Future<Output = Result<LookedUp<O>, Failure>> + Send;
+}
+
+#[diagnostic::do_not_recommend]
+impl<'a, M: 'a, O, F, Fut> Ask<'a, M, O> for F
+where
+    F: Fn(&'a M, &'a Attempt) -> Fut + Send + Sync,
+    Fut: Future<Output = Result<LookedUp<O>, Failure>> + Send,
+{
+    fn ask(
+        &self,
+        message: &'a M,
+        attempt: &'a Attempt,
+    ) -> impl Future<Output = Result<LookedUp<O>, Failure>> + Send {
+        self(message, attempt)
+    }
+}
+
+/// A look-up for the handler `H`, as a consumer keeps it.
+///
+/// Its parameter is the handler and not the two types, and any `H`: to see that a consumer of a closure is `Send`, the
+/// compiler must not ask what the closure returns.
+pub trait AnyLookUp<H>: Send + Sync {
+    /// Looks up. Nothing of the application's code runs before the first poll.
+    fn ask<'a>(
+        &'a self,
+        message: &'a H::Message,
+        attempt: &'a Attempt,
+    ) -> BoxFuture<'a, Result<LookedUp<H::Output>, Failure>>
+    where
+        H: Handler;
+}
+
+impl<L, H> AnyLookUp<H> for L
+where
+    L: LookUp<H::Message, H::Output>,
+    H: Handler<Message: Sync>,
+{
+    fn ask<'a>(
+        &'a self,
+        message: &'a H::Message,
+        attempt: &'a Attempt,
+    ) -> BoxFuture<'a, Result<LookedUp<H::Output>, Failure>> {
+        Box::pin(async move { self.look_up(message, attempt).await })
+    }
+}

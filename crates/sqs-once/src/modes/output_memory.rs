@@ -1,0 +1,49 @@
+//! [`OutputMemory`]: bounds the outputs that are on their way to their records.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    protocol::StoredResult,
+    system::{Instant, timeout_at},
+};
+
+/// Outputs up to this length, in bytes, need no place. A message has memory for that.
+const SMALL: usize = 64 << 10;
+/// Copies of an output while the completion is sent: the item, the request's text and the connection's buffers.
+const COPIES: usize = 8;
+/// Bytes of a permit.
+const PERMIT: usize = 1 << 10;
+
+/// Memory for large outputs. A batch may have a hundred of them at the same time. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OutputMemory(Option<(Arc<Semaphore>, usize)>);
+
+impl OutputMemory {
+    /// Limits the memory to so many bytes.
+    pub(crate) fn of(bytes: usize) -> Self {
+        let permits = (bytes / PERMIT).clamp(1, Semaphore::MAX_PERMITS);
+        Self(Some((Arc::new(Semaphore::new(permits)), permits)))
+    }
+
+    /// Waits for the memory of a large output, at most until `latest`. The effect has happened, so its completion is
+    /// sent then in any case.
+    pub(crate) async fn wait(
+        &self,
+        output: &StoredResult,
+        latest: Instant,
+    ) -> Option<OwnedSemaphorePermit> {
+        let (memory, most) = self.0.as_ref()?;
+        let StoredResult::Json(json) = output else {
+            return None;
+        };
+        if json.len() <= SMALL {
+            return None;
+        }
+        let permits = (json.len() * COPIES / PERMIT).min(*most);
+        let permits = u32::try_from(permits).ok()?;
+        let acquired = Arc::clone(memory).acquire_many_owned(permits);
+        timeout_at(latest, acquired).await.ok()?.ok()
+    }
+}

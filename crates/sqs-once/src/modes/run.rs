@@ -1,0 +1,163 @@
+//! [`run`]: one operation outside a batch. [`call`]: the look-up, then the handler.
+
+use super::{
+    Mode, Operation, Outcome, RetryableError, Turns,
+    mode::Claimed,
+    work::{HandlerEnd, NoOutput, guard, guard_now},
+};
+use crate::{
+    deadline::Deadline,
+    handler::{AnyLookUp, Attempt, Failure, Handler, HandlerOutput, History, LookedUp},
+    protocol::Timestamp,
+};
+
+/// Runs one operation outside a batch, beside all others.
+pub async fn run_here<M: Mode<O>, O: HandlerOutput, F>(
+    mode: &M,
+    operation: Operation,
+    work: impl FnOnce(Attempt) -> F,
+) -> Outcome
+where
+    F: Future<Output = Result<O, Failure>>,
+{
+    let (clock, deadline) = (|| mode.now(), operation.deadline);
+    let turns = Turns::default();
+    let run = run(mode, &turns, operation, |attempt, _| {
+        // Making the future runs the application's code too.
+        guard(clock, deadline, async { work(attempt).await })
+    });
+    // Boxed, because the compiler gives up on a future that is nested too deeply.
+    Box::pin(run).await
+}
+
+/// Runs a handler for one message outside a batch, beside all others, after the look-up if there is one.
+pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
+    mode: &M,
+    called: (&H, Option<&dyn AnyLookUp<H>>),
+    operation: Operation,
+    message: H::Message,
+) -> Outcome {
+    let (clock, deadline) = (|| mode.now(), operation.deadline);
+    run(
+        mode,
+        &Turns::default(),
+        operation,
+        |attempt, runs_handler| call(called, clock, deadline, message, attempt, runs_handler),
+    )
+    .await
+}
+
+/// Claims an operation, runs `work` and records its end. `work` gets the attempt, and whether the handler may run
+/// after a look-up.
+pub(super) async fn run<M: Mode<O>, O: HandlerOutput, F>(
+    mode: &M,
+    turns: &Turns,
+    operation: Operation,
+    work: impl FnOnce(Attempt, bool) -> F,
+) -> Outcome
+where
+    F: Future<Output: Into<HandlerEnd<O>>>,
+{
+    let latest = operation.deadline.start_by();
+    let (turn, claim, history, runs_handler) = match mode.claim(&operation).await {
+        Claimed::Ended(outcome) => return outcome,
+        Claimed::Run(claim, history) => (turns.shared(latest).await, claim, history, true),
+        Claimed::Suspect(claim, suspect) => {
+            let turn = turns.alone(latest).await;
+            let claim = match turn {
+                Some(_) => mode.alone(&operation, claim).await,
+                None => Ok(claim),
+            };
+            match claim {
+                Ok(claim) => (turn, claim, suspect.history, suspect.runs_handler),
+                Err(outcome) => return outcome,
+            }
+        }
+    };
+    let attempt = turn
+        .as_ref()
+        .and_then(|_| begin(mode, &operation, &claim, &history));
+    let end = match attempt {
+        Some(attempt) => work(attempt, runs_handler).await.into(),
+        None => HandlerEnd::NotStarted(Outcome::NotStarted),
+    };
+    mode.finish(&operation, claim, end).await
+}
+
+/// Begins an attempt. `None` if its handler must not start any more: a claim takes time, and Lambda may have frozen the
+/// process meanwhile.
+pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
+    mode: &M,
+    operation: &Operation,
+    claim: &M::Claim,
+    history: &History,
+) -> Option<Attempt> {
+    let deadline = operation.deadline;
+    if !deadline.may_start() || mode.now() > deadline.invocation_end() {
+        return None;
+    }
+    let (key, delivery) = (operation.key.clone(), operation.delivery.clone());
+    let attempt = Attempt::new(key, delivery, history.clone(), deadline);
+    let attempt = mode.lend(claim, attempt);
+    attempt.log_history();
+    Some(attempt)
+}
+
+/// Asks the look-up, if there is one and an earlier attempt may have had its effect. Then calls the handler, unless
+/// the effect was found.
+pub(crate) async fn call<H: Handler>(
+    (handler, look_up): (&H, Option<&dyn AnyLookUp<H>>),
+    clock: impl Fn() -> Timestamp,
+    deadline: Deadline,
+    message: H::Message,
+    attempt: Attempt,
+    runs_handler: bool,
+) -> HandlerEnd<H::Output> {
+    if let Some(look_up) = look_up
+        && attempt.history().may_have_effect()
+    {
+        let asked = look_up.ask(&message, &attempt);
+        let found = match guard(&clock, deadline, asked).await {
+            Ok(LookedUp::Found(output)) => Some(HandlerEnd::Found(output)),
+            Ok(LookedUp::NotFound) => None,
+            Err(end) => Some(HandlerEnd::NotStarted(not_looked_up(end))),
+        };
+        let effect = match &found {
+            Some(HandlerEnd::Found(_)) => "found",
+            Some(_) => "unknown",
+            None => "not found",
+        };
+        tracing::info!(key = %attempt.key(), effect, "looked up the earlier attempt");
+        if let Some(end) = found {
+            // The end is known, even if dropping the message panics.
+            let _panic = guard_now(|| {
+                drop(message);
+                Ok(())
+            });
+            return end;
+        }
+    }
+    if !runs_handler {
+        let _panic = guard_now(|| {
+            drop(message);
+            Ok(())
+        });
+        return HandlerEnd::NotFound;
+    }
+    guard(clock, deadline, async {
+        handler.handle(message, attempt).await
+    })
+    .await
+    .into()
+}
+
+/// Even a permanent failure of a look-up says nothing about the message: only the effect is unknown.
+fn not_looked_up(end: NoOutput) -> Outcome {
+    let (why, retry_after) = match end {
+        NoOutput::Failed(failure) => (format!("failed: {failure}"), failure.requested_wait()),
+        NoOutput::Panicked => ("panicked".into(), None),
+        NoOutput::OutOfTime => ("was cut off at the deadline".into(), None),
+    };
+    let text = format!("the look-up of the earlier attempt {why}");
+    Outcome::NoEffect(RetryableError { text, retry_after })
+}

@@ -1,0 +1,453 @@
+//! [`Batch`]: runs the chains of a batch until the deadline, and keeps how each message ended.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, VecDeque},
+    mem,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Either, select},
+};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, unbounded_channel},
+    task::{JoinError, JoinSet},
+};
+use tracing::Instrument as _;
+
+use super::{
+    chains::{Chain, ChainInputs, chains},
+    consumer::Consumer,
+    ended::{Began, Ended, HandlerRun},
+    fifo_after_permanent::FifoAfterPermanent,
+    message::Message,
+    run::{OfBatch, Parked, Ran},
+};
+use crate::{
+    deadline::Deadline,
+    flawed::flawed,
+    handler::Handler,
+    modes::{Mode, Outcome, Turn},
+    system::{self, Instant, timeout_at},
+};
+
+/// How many messages that did not start are logged and named one by one. A batch may have ten thousand, and
+/// Lambda waits for our response.
+const NAMED: usize = 100;
+/// How many suspects wait at a time. More would take memory, and there is no time to run them one after the other.
+const MOST_SUSPECTS: usize = 200;
+
+/// The messages of one invocation. Everything that changes is here. The task of a message returns how it ended, and
+/// sees nothing of the others but that a suspect waits.
+///
+/// 1. Every chain runs beside the others. A chain that meets a suspect stops there.
+/// 2. The suspects run alone, one after the other. The rest of their chains begins with 1 again.
+pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
+    consumer: Arc<Consumer<M, H>>,
+    messages: Arc<[Message]>,
+    deadline: Deadline,
+    /// Dropped before the turns, so that a handler which can be cut off has no turn afterwards.
+    tasks: JoinSet<(usize, Ran<M::Claim>)>,
+    /// Messages that run, by their place in the batch.
+    running: HashMap<usize, Running>,
+    /// Chains whose next message may start.
+    ready: VecDeque<Chain>,
+    suspects: Vec<(usize, Parked<M::Claim>, Running)>,
+    /// What the task of each message sees of the batch.
+    shown: OfBatch,
+    /// The handlers that began, for those whose end does not become known.
+    began: UnboundedReceiver<Began>,
+    ended: Vec<Option<Ended>>,
+    /// Number of lines logged so far about messages that did not start.
+    not_started_lines: usize,
+}
+
+/// A message that runs or waits to run alone.
+struct Running {
+    started: Instant,
+    /// The messages behind it.
+    chain: Chain,
+    /// Kept here so that it ends with the response of the batch, even if a handler still blocks its thread.
+    _turn: Option<Turn>,
+    began: Option<Began>,
+}
+
+impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
+    /// Runs the messages until all have ended or it is time to respond. Returns how each ended, in the order of the
+    /// event.
+    ///
+    /// Boxed here: to see that a future which holds a batch is `Send`, the compiler would ask what the handler returns,
+    /// and it cannot for an async closure.
+    pub(super) fn run(
+        consumer: Arc<Consumer<M, H>>,
+        messages: Arc<[Message]>,
+        deadline: Deadline,
+    ) -> BoxFuture<'static, Vec<Ended>> {
+        let (sender, began) = unbounded_channel();
+        let batch = Self {
+            ready: plan(&messages),
+            ended: messages.iter().map(|_| None).collect(),
+            shown: OfBatch {
+                index: 0,
+                began: sender,
+                suspects_wait: Arc::default(),
+                half: system::instant() + deadline.time_left() / 2,
+            },
+            began,
+            consumer,
+            messages,
+            deadline,
+            tasks: JoinSet::new(),
+            running: HashMap::new(),
+            suspects: Vec::new(),
+            not_started_lines: 0,
+        };
+        Box::pin(batch.run_until_response())
+    }
+
+    async fn run_until_response(mut self) -> Vec<Ended> {
+        // By then, handlers have been cut off and their outcomes written.
+        let respond_by = self.deadline.respond_by();
+        let _in_time = timeout_at(respond_by, self.run_chains()).await;
+        while let Some(joined) = self.tasks.try_join_next() {
+            self.note(joined);
+        }
+        self.close()
+    }
+
+    async fn run_chains(&mut self) {
+        loop {
+            self.run_beside().await;
+            if self.suspects.is_empty() {
+                return;
+            }
+            self.run_suspects().await;
+        }
+    }
+
+    /// Runs chains beside each other, until nothing runs and nothing can start.
+    async fn run_beside(&mut self) {
+        let turns = self.consumer.process.turns.clone();
+        loop {
+            while self.may_start_next()
+                && let Some(turn) = turns.shared_now()
+            {
+                self.start_next(turn);
+            }
+            if self.may_start_next() {
+                // A suspect of another invocation has its turn, or waits for it.
+                let turn = turns.shared(self.shown.start_by(self.deadline));
+                let turn = if self.tasks.is_empty() {
+                    turn.await
+                } else {
+                    match select(pin!(turn), pin!(self.ends())).await {
+                        Either::Left((turn, _)) => turn,
+                        Either::Right(_) => None,
+                    }
+                };
+                if let Some(turn) = turn.filter(|_| self.may_start_next()) {
+                    self.start_next(turn);
+                }
+            } else if !self.ends().await {
+                return;
+            }
+        }
+    }
+
+    /// Waits until a message ends. Meanwhile gives the claims back of suspects for which there is no more time. Returns
+    /// false if nothing runs.
+    async fn ends(&mut self) -> bool {
+        loop {
+            let start_by =
+                |(_, parked, _): &(_, Parked<M::Claim>, _)| parked.operation.deadline.start_by();
+            let joined = match self.suspects.iter().map(start_by).min() {
+                None => self.tasks.join_next().await,
+                Some(latest) => match timeout_at(latest, self.tasks.join_next()).await {
+                    Ok(joined) => joined,
+                    Err(_elapsed) => {
+                        self.give_back_late();
+                        continue;
+                    }
+                },
+            };
+            let Some(joined) = joined else { return false };
+            self.note(joined);
+            return true;
+        }
+    }
+
+    /// Returns whether the next chain may start its message beside others.
+    fn may_start_next(&self) -> bool {
+        let Some(next) = self.ready.front().and_then(Chain::next) else {
+            return false;
+        };
+        let memory = |index: &usize| self.messages[*index].memory();
+        let needed = memory(&next) + self.running.keys().map(memory).sum::<usize>();
+        let limit = self.consumer.concurrency;
+        limit.admits(self.running.len(), needed)
+            && system::instant() < self.shown.start_by(self.deadline)
+    }
+
+    /// Starts the first message of the next chain.
+    fn start_next(&mut self, turn: Turn) {
+        let Some((index, chain)) = self.ready.pop_front().and_then(Chain::split) else {
+            return;
+        };
+        let running = Running {
+            started: system::instant(),
+            chain,
+            _turn: Some(turn).filter(|_| !flawed!("a turn ends at once")),
+            began: None,
+        };
+        let (deadline, of_batch) = (self.deadline, self.shown.at(index));
+        self.start(index, running, move |consumer, messages| async move {
+            let message = &messages[index];
+            consumer.run_beside(message, deadline, of_batch).await
+        });
+    }
+
+    /// Runs the suspects one after the other, those with the fewest attempts alone first: they are the least likely
+    /// to end the process.
+    async fn run_suspects(&mut self) {
+        // The next one is the last of the list.
+        self.suspects
+            .sort_by_key(|(index, parked, _)| Reverse((parked.suspect.exclusive_attempts, *index)));
+        while let Some((index, parked, running)) = self.suspects.pop() {
+            let deadline = parked.operation.deadline;
+            let turn = if deadline.may_start() {
+                let turns = self.consumer.process.turns.clone();
+                turns.alone(deadline.start_by()).await
+            } else {
+                None
+            };
+            if turn.is_none() {
+                self.give_back(index, parked, running);
+                continue;
+            }
+            let running = Running {
+                _turn: turn,
+                ..running
+            };
+            // It waits for no other suspect.
+            let of_batch = OfBatch {
+                suspects_wait: Arc::default(),
+                ..self.shown.at(index)
+            };
+            self.start(index, running, move |consumer, messages| async move {
+                let message = &messages[index];
+                consumer.run_alone(message, parked, of_batch).await
+            });
+            while self.running.contains_key(&index) && self.ends().await {}
+        }
+        self.shown.suspects_wait.store(false, Relaxed);
+    }
+
+    /// Gives the claims back of the suspects for which there is no more time.
+    fn give_back_late(&mut self) {
+        let late =
+            |(_, parked, _): &mut (_, Parked<M::Claim>, _)| !parked.operation.deadline.may_start();
+        let late: Vec<_> = self.suspects.extract_if(.., late).collect();
+        for (index, parked, running) in late {
+            self.give_back(index, parked, running);
+        }
+    }
+
+    /// Gives the claim of a suspect back.
+    fn give_back(&mut self, index: usize, parked: Parked<M::Claim>, running: Running) {
+        let of_batch = self.shown.at(index);
+        self.start(index, running, move |consumer, _| async move {
+            consumer.give_back(parked, of_batch).await
+        });
+    }
+
+    /// Starts the task of a message.
+    fn start<F>(
+        &mut self,
+        index: usize,
+        running: Running,
+        run: impl FnOnce(Arc<Consumer<M, H>>, Arc<[Message]>) -> F,
+    ) where
+        F: Future<Output = Ran<M::Claim>> + Send + 'static,
+    {
+        self.running.insert(index, running);
+        let run = run(Arc::clone(&self.consumer), Arc::clone(&self.messages));
+        let run = AssertUnwindSafe(run).catch_unwind();
+        // Boxed, because otherwise each wrapper and the task would copy the future, about 10 KB.
+        let run = Box::pin(run.map(move |ran| {
+            let panicked = |_| Ran::Ended(Outcome::Panicked.into());
+            (index, ran.unwrap_or_else(panicked))
+        }));
+        system::spawn_in(&mut self.tasks, run.in_current_span());
+    }
+
+    /// Notes that a message has ended or is a suspect.
+    fn note(&mut self, joined: Result<(usize, Ran<M::Claim>), JoinError>) {
+        self.note_began();
+        // A task that was cut off is closed with the batch.
+        let Ok((index, ran)) = joined else { return };
+        let Some(running) = self.running.remove(&index) else {
+            return;
+        };
+        match ran {
+            Ran::Ended(mut ended) => {
+                ended.duration = system::elapsed(running.started);
+                if ended.outcome.is_permanent()
+                    && let Some(visibility) = &self.consumer.visibility
+                {
+                    visibility.expect(&self.messages[index]);
+                }
+                let stops = self.stops(&ended, running.chain.is_fifo_group);
+                self.end(index, ended);
+                self.continue_chain(stops, running.chain);
+            }
+            Ran::Suspect(parked) => {
+                let running = Running {
+                    _turn: None,
+                    ..running
+                };
+                if self.suspects.len() < MOST_SUSPECTS {
+                    self.shown.suspects_wait.store(true, Relaxed);
+                    self.suspects.push((index, *parked, running));
+                } else {
+                    self.give_back(index, *parked, running);
+                }
+            }
+        }
+    }
+
+    /// Notes the handlers that began.
+    fn note_began(&mut self) {
+        while let Ok(began) = self.began.try_recv() {
+            if let Some(running) = self.running.get_mut(&began.index) {
+                running.began = Some(began);
+            }
+        }
+    }
+
+    /// Lets the messages behind one that has ended start, or ends them.
+    fn continue_chain(&mut self, stops: bool, behind: Chain) {
+        if !stops && behind.next().is_some() {
+            self.ready.push_front(behind);
+            return;
+        }
+        for index in behind.messages {
+            let behind = Ended::without_run(Outcome::BehindFailure, &self.messages[index]);
+            self.end(index, behind);
+        }
+    }
+
+    /// Returns whether the messages behind this one in its chain must not run.
+    fn stops(&self, ended: &Ended, is_fifo_group: bool) -> bool {
+        let goes_on = match self.consumer.fifo_after_permanent {
+            // A different message under the key may succeed.
+            _ if !is_fifo_group => ended.is_recorded_failure(true),
+            FifoAfterPermanent::Continue => {
+                ended.is_recorded_failure(self.consumer.mode.records_failures())
+            }
+            FifoAfterPermanent::Stop => false,
+        };
+        !(ended.is_success() || goes_on || flawed!("a group does not stop"))
+    }
+
+    /// Logs and keeps the end of a message.
+    fn end(&mut self, index: usize, mut ended: Ended) {
+        if ended.is_not_started() {
+            self.not_started_lines += 1;
+        }
+        if !ended.is_not_started() || self.not_started_lines <= NAMED {
+            ended.log(&self.messages[index]);
+        }
+        self.ended[index] = Some(ended);
+    }
+
+    /// Ends the messages that have not ended, and names those that the deadline ended in one log line. The handlers of
+    /// `blocking` messages did not yield, so they could not be cut off.
+    fn close(mut self) -> Vec<Ended> {
+        self.note_began();
+        // There was no time to give their claims back.
+        let suspects = mem::take(&mut self.suspects).into_iter();
+        self.running
+            .extend(suspects.map(|(index, _, running)| (index, running)));
+        let mut blocking = Vec::new();
+        for index in 0..self.messages.len() {
+            if self.ended[index].is_some() {
+                continue;
+            }
+            let message = &self.messages[index];
+            let ended = match self.running.remove(&index) {
+                Some(running) => {
+                    blocking.push(index);
+                    running.cut_off(message)
+                }
+                None => Ended::without_run(Outcome::NotStarted, message),
+            };
+            self.end(index, ended);
+        }
+        let ended: Vec<_> = mem::take(&mut self.ended).into_iter().flatten().collect();
+        self.log_unfinished(&ended, &blocking);
+        ended
+    }
+
+    fn log_unfinished(&self, ended: &[Ended], blocking: &[usize]) {
+        let places = |is: fn(&Outcome) -> bool| {
+            let all = ended.iter().enumerate();
+            let places = all.filter(move |(_, ended)| is(&ended.outcome));
+            places.map(|(index, _)| index)
+        };
+        let out_of_time = places(|outcome| matches!(outcome, Outcome::OutOfTime));
+        let cut_off: Vec<_> = out_of_time
+            .filter(|index| !blocking.contains(index))
+            .collect();
+        let not_started: Vec<_> =
+            places(|outcome| matches!(outcome, Outcome::NotStarted)).collect();
+        let unfinished = cut_off.len() + blocking.len() + not_started.len();
+        if unfinished > 0 {
+            tracing::warn!(
+                unfinished,
+                cut_off = self.ids(&cut_off),
+                blocking = self.ids(blocking),
+                not_started = self.ids(&not_started),
+                "messages did not finish before the deadline"
+            );
+        }
+    }
+
+    /// Joins the first message ids for a log line.
+    fn ids(&self, places: &[usize]) -> String {
+        let named = places.iter().take(NAMED);
+        let ids: Vec<_> = named
+            .map(|index| self.messages[*index].id().as_str())
+            .collect();
+        ids.join(" ")
+    }
+}
+
+fn plan(messages: &[Message]) -> VecDeque<Chain> {
+    let inputs = messages.iter().map(|message| ChainInputs {
+        key: message.key(),
+        fifo_group: message.fifo_group(),
+        receive_count: message.receive_count(),
+    });
+    chains(&inputs.collect::<Vec<_>>())
+}
+
+impl Running {
+    /// Returns the end of a message whose handler did not yield until it was time to respond.
+    fn cut_off(self, message: &Message) -> Ended {
+        let mut ended = Ended::without_run(Outcome::OutOfTime, message);
+        ended.duration = system::elapsed(self.started);
+        if let Some(began) = self.began {
+            ended.handler = Some(HandlerRun {
+                duration: system::elapsed(began.at),
+                history: began.history,
+            });
+            ended.requests = began.meter.readings();
+            ended.key = Some(began.key);
+        }
+        ended
+    }
+}

@@ -1,0 +1,54 @@
+//! [`Body`]: the body of a message that runs, which may be from S3.
+
+use super::{consumer::Consumer, message::Message, process::BodyMemory};
+use crate::{
+    handler::Handler,
+    modes::{Mode, Outcome},
+    system::{self, Instant, timeout_at},
+};
+
+/// The body of a message that runs.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// The message has it.
+    OfMessage,
+    /// It was read from S3.
+    OfS3 { text: String, _memory: BodyMemory },
+}
+
+impl Body {
+    /// Returns the text. `None` if the message has no body.
+    pub(super) fn text<'a>(&'a self, message: &'a Message) -> Option<&'a str> {
+        match self {
+            Self::OfMessage => message.body(),
+            Self::OfS3 { text, .. } => Some(text),
+        }
+    }
+}
+
+impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+    /// Returns the body of a message. If it is in S3, waits for memory and reads it.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the message, if there was no memory in time or S3 did not return the body.
+    pub(super) async fn body(&self, message: &Message, latest: Instant) -> Result<Body, Outcome> {
+        let Some((s3, pointer)) = self.s3_bodies.as_ref().zip(message.s3_pointer()) else {
+            return Ok(Body::OfMessage);
+        };
+        let memory = self.process.memory_of_body(s3.max_bytes(), latest).await;
+        let Some(memory) = memory.filter(|_| system::instant() < latest) else {
+            tracing::warn!("no memory in time for a body in S3: other messages hold theirs");
+            return Err(Outcome::NotStarted);
+        };
+        let read = timeout_at(latest, s3.read(pointer)).await;
+        let text = read.map_err(|_elapsed| {
+            Outcome::NoEffect("S3 did not return the body before the deadline".into())
+        })??;
+        let memory = memory.shrink_to(text.len());
+        Ok(Body::OfS3 {
+            text,
+            _memory: memory,
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Chains: messages of a batch that must run one after the other. Chains run in parallel.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, VecDeque},
+};
+
+use crate::{flawed::flawed, protocol::Key};
+
+/// Messages, by their place in the batch, that run one after the other: a message group of a FIFO queue, or the
+/// deliveries of one key. Behind a message that is neither done nor permanently failed, the rest does not run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) messages: VecDeque<usize>,
+    pub(super) is_fifo_group: bool,
+}
+
+/// The facts that decide which chain a message is in.
+#[derive(Debug)]
+pub(super) struct ChainInputs<'a> {
+    /// The key; `None` if it is not known before the message runs, as with a body in S3.
+    pub(super) key: Option<&'a Key>,
+    pub(super) fifo_group: Option<&'a str>,
+    pub(super) receive_count: u32,
+}
+
+impl Chain {
+    /// Returns the message that runs next.
+    pub(super) fn next(&self) -> Option<usize> {
+        self.messages.front().copied()
+    }
+
+    /// Returns the message that runs next, and those behind it.
+    pub(super) fn split(mut self) -> Option<(usize, Self)> {
+        Some((self.messages.pop_front()?, self))
+    }
+}
+
+/// Puts each message into one chain. Chains start in the returned order.
+///
+/// On a standard queue, those with the highest receive count start first, also within a chain. Otherwise, in a batch
+/// that is too large for its deadline, the same messages could be left over each time until they reach the dead-letter
+/// queue.
+pub(super) fn chains(messages: &[ChainInputs<'_>]) -> VecDeque<Chain> {
+    #[derive(PartialEq, Eq, Hash)]
+    enum ChainKey<'a> {
+        Group(&'a str),
+        Key(&'a Key),
+        Itself(usize),
+    }
+    let mut chains: Vec<Chain> = Vec::new();
+    let mut chain_of: HashMap<ChainKey<'_>, usize> = HashMap::new();
+    for (index, message) in messages.iter().enumerate() {
+        let group = (message.fifo_group).filter(|_| !flawed!("a group has no order"));
+        let of = match (group, message.key) {
+            (Some(group), _) => ChainKey::Group(group),
+            (None, Some(key)) => ChainKey::Key(key),
+            (None, None) => ChainKey::Itself(index),
+        };
+        let is_fifo_group = group.is_some();
+        let chain = *chain_of.entry(of).or_insert_with(|| {
+            let messages = VecDeque::new();
+            chains.push(Chain {
+                messages,
+                is_fifo_group,
+            });
+            chains.len() - 1
+        });
+        chains[chain].messages.push_back(index);
+    }
+    // The sorts are stable, so ties stay in batch order and message groups keep their order.
+    let receives = |index: &usize| Reverse(messages[*index].receive_count);
+    for chain in chains.iter_mut().filter(|chain| !chain.is_fifo_group) {
+        chain.messages.make_contiguous().sort_by_key(receives);
+    }
+    chains.sort_by_cached_key(|chain| {
+        let first = chain.messages.front().filter(|_| !chain.is_fifo_group);
+        first.map_or(Reverse(0), receives)
+    });
+    chains.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Namespace;
+
+    fn key(name: &str) -> Key {
+        Key::new(&Namespace::new("ns").unwrap(), [name]).unwrap()
+    }
+
+    fn standard(key: Option<&Key>, receive_count: u32) -> ChainInputs<'_> {
+        ChainInputs {
+            key,
+            fifo_group: None,
+            receive_count,
+        }
+    }
+
+    fn messages(chains: &VecDeque<Chain>) -> Vec<Vec<usize>> {
+        let messages = |chain: &Chain| chain.messages.iter().copied().collect();
+        chains.iter().map(messages).collect()
+    }
+
+    #[test]
+    fn chain_has_deliveries_of_one_key() {
+        let (a, b) = (key("a"), key("b"));
+        let batch = [
+            standard(Some(&a), 1),
+            standard(None, 1),
+            standard(Some(&b), 1),
+            standard(Some(&a), 1),
+            standard(None, 1),
+        ];
+        assert_eq!(
+            messages(&chains(&batch)),
+            [vec![0, 3], vec![1], vec![2], vec![4]]
+        );
+    }
+
+    #[test]
+    fn highest_receive_count_starts_first() {
+        let keys = ["a", "b", "c"].map(key);
+        let batch = [
+            standard(Some(&keys[0]), 1),
+            standard(Some(&keys[1]), 4),
+            standard(Some(&keys[2]), 2),
+        ];
+        assert_eq!(messages(&chains(&batch)), [[1], [2], [0]]);
+    }
+
+    #[test]
+    fn fifo_group_is_one_chain_in_order() {
+        let keys = ["a", "b"].map(key);
+        let fifo = |key, group| ChainInputs {
+            key,
+            fifo_group: Some(group),
+            receive_count: 1,
+        };
+        let batch = [
+            fifo(Some(&keys[0]), "g"),
+            fifo(Some(&keys[1]), "h"),
+            fifo(None, "g"),
+        ];
+        let chains = chains(&batch);
+        assert_eq!(messages(&chains), [vec![0, 2], vec![1]]);
+        assert!(chains.iter().all(|chain| chain.is_fifo_group));
+    }
+}

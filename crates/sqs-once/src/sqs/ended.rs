@@ -1,0 +1,133 @@
+//! [`Ended`]: how one message of a batch ended, and its log line.
+
+use std::time::Duration;
+
+use super::message::Message;
+use crate::{
+    handler::History,
+    meter::{Meter, Readings},
+    modes::{Outcome, Severity},
+    protocol::Key,
+    store::StoreError,
+    system::Instant,
+    telemetry::millis,
+};
+
+/// How one message of a batch ended. It keeps no output, and only part of an error's text, because those of a whole
+/// batch may be larger than the function's memory.
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) outcome: Outcome,
+    /// True if the operation was completed before, and the outcome is that of `on_duplicate`.
+    pub(super) of_duplicate: bool,
+    /// The whole text of a failure, until it is logged.
+    pub(super) detail: Option<String>,
+    /// The key; `None` if the message has none.
+    pub(super) key: Option<Key>,
+    /// Time from the start of the message to its outcome.
+    pub(super) duration: Duration,
+    /// The run of the handler: the last, if a different transaction was in the way.
+    pub(super) handler: Option<HandlerRun>,
+    /// Requests to the store.
+    pub(super) requests: Readings,
+}
+
+/// The last run of a message's handler.
+#[derive(Clone, Debug)]
+pub(super) struct HandlerRun {
+    pub(super) history: History,
+    pub(super) duration: Duration,
+}
+
+/// The handler of this message began. Its end may never be known, if it blocks its thread beyond the deadline.
+#[derive(Debug)]
+pub(super) struct Began {
+    pub(super) index: usize,
+    pub(super) key: Key,
+    pub(super) meter: Meter,
+    pub(super) history: History,
+    pub(super) at: Instant,
+}
+
+impl From<Outcome> for Ended {
+    fn from(outcome: Outcome) -> Self {
+        let detail = (!outcome.is_success()).then(|| outcome.to_string());
+        Self {
+            outcome: outcome.shortened(),
+            of_duplicate: false,
+            detail,
+            key: None,
+            duration: Duration::ZERO,
+            handler: None,
+            requests: Readings::default(),
+        }
+    }
+}
+
+impl Ended {
+    /// Creates the end of a message that did not run.
+    pub(super) fn without_run(outcome: Outcome, message: &Message) -> Self {
+        Self {
+            key: message.key().cloned(),
+            ..outcome.into()
+        }
+    }
+
+    /// Returns the outcome of the operation. `None` if only its `on_duplicate` failed.
+    fn of_operation(&self) -> Option<&Outcome> {
+        (!self.of_duplicate).then_some(&self.outcome)
+    }
+
+    pub(super) fn is_success(&self) -> bool {
+        self.of_operation().is_some_and(Outcome::is_success)
+    }
+
+    /// Returns whether this message failed permanently and never runs again, because the failure is
+    /// recorded or needs no record. `mode_records` says whether the mode records permanent failures.
+    pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
+        match self.of_operation() {
+            Some(Outcome::PermanentFailure(_)) => mode_records,
+            outcome => outcome.is_some_and(Outcome::is_permanent),
+        }
+    }
+
+    /// Returns the store's error, if it alone made the message fail. Leaves out throttling, because then the
+    /// store works.
+    pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
+        self.outcome.store_error().filter(|error| {
+            let unavailable = matches!(
+                error,
+                StoreError::Unavailable { .. } | StoreError::OutOfTime { .. }
+            );
+            unavailable && !error.is_contended()
+        })
+    }
+
+    /// Returns whether nothing was claimed, for lack of time or behind a failure.
+    pub(super) fn is_not_started(&self) -> bool {
+        matches!(self.outcome, Outcome::NotStarted | Outcome::BehindFailure)
+    }
+
+    /// Writes one log line, without payload.
+    pub(super) fn log(&mut self, message: &Message) {
+        let detail = self.detail.take();
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    outcome = self.outcome.name(),
+                    detail,
+                    key = self.key.as_ref().map(Key::as_str),
+                    message_id = message.id().as_str(),
+                    duration_ms = millis(self.duration),
+                    receive_count = message.receive_count(),
+                    "message processed"
+                )
+            };
+        }
+        match self.outcome.severity() {
+            Severity::Info => line!(info),
+            Severity::Warn => line!(warn),
+            Severity::Error => line!(error),
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! Runs one message: admit, claim, decode, look up, call the handler, finish.
+
+use std::{
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use tokio::sync::mpsc::UnboundedSender;
+use tracing::{Instrument as _, Span};
+
+use super::{
+    body::Body,
+    consumer::Consumer,
+    ended::{Began, Ended, HandlerRun},
+    identity::Identity,
+    long_polls::warn_of_long_polls,
+    message::Message,
+};
+use crate::{
+    deadline::Deadline,
+    handler::{Attempt, Failure, Handler, History, InvalidMessage, Stored},
+    meter::Meter,
+    modes::{
+        Mode, Operation, Outcome,
+        mode::{Claimed, Suspect},
+        run::{begin, call},
+        work::{HandlerEnd, NoOutput, guard, guard_now},
+    },
+    protocol::{Key, circuit::Called},
+    system::{self, Instant},
+};
+
+/// Pauses between the tries of a message while a different transaction is in the way.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// From this receive on, a suspect needs no minimum of time. Otherwise it could starve beside handlers that last
+/// nearly as long as the invocation.
+const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
+/// Longest wait of a suspect for its body in S3, because the messages of all invocations wait with it.
+const S3_ALONE: Duration = Duration::from_secs(5);
+
+/// What became of a message that began to run.
+#[derive(Debug)]
+pub(super) enum Ran<C> {
+    Ended(Ended),
+    Suspect(Box<Parked<C>>),
+}
+
+/// A suspect that waits to run alone. It keeps its claim, and no body from S3: a batch may have many.
+#[derive(Debug)]
+pub(super) struct Parked<C> {
+    pub(super) operation: Operation,
+    claim: C,
+    pub(super) suspect: Suspect,
+    span: Span,
+}
+
+/// Why a message goes no further.
+enum Stop<C> {
+    Ended(Outcome),
+    Suspect(Box<Parked<C>>),
+}
+
+impl<C> From<Outcome> for Stop<C> {
+    fn from(outcome: Outcome) -> Self {
+        Self::Ended(outcome)
+    }
+}
+
+/// The batch, as a message that runs sees it.
+#[derive(Clone, Debug)]
+pub(super) struct OfBatch {
+    pub(super) index: usize,
+    /// Tells the batch that the handler began.
+    pub(super) began: UnboundedSender<Began>,
+    /// True while a suspect waits.
+    pub(super) suspects_wait: Arc<AtomicBool>,
+    pub(super) half: Instant,
+}
+
+/// What is noted while a message runs.
+struct Notes {
+    of_batch: OfBatch,
+    span: Span,
+    key: Option<Key>,
+    meter: Meter,
+    handler: Option<HandlerRun>,
+    of_duplicate: bool,
+}
+
+impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+    /// Runs a message beside others.
+    pub(super) async fn run_beside(
+        &self,
+        message: &Message,
+        deadline: Deadline,
+        of_batch: OfBatch,
+    ) -> Ran<M::Claim> {
+        let span = message.span(self.make_span.as_ref());
+        let mut notes = Notes::new(of_batch, span.clone());
+        let run = async {
+            let outcome = self.claim_and_run(message, deadline, &mut notes).await?;
+            Ok(self.replay(outcome, message, deadline, &mut notes).await)
+        };
+        let ran = pin!(caught(run)).instrument(span).await;
+        notes.ran(ran)
+    }
+
+    /// Runs a suspect, whose turn has come.
+    pub(super) async fn run_alone(
+        &self,
+        message: &Message,
+        parked: Parked<M::Claim>,
+        of_batch: OfBatch,
+    ) -> Ran<M::Claim> {
+        let mut notes = parked.notes(of_batch);
+        let span = notes.span.clone();
+        let run = async { Ok(self.alone(message, parked, &mut notes).await) };
+        let ran = pin!(caught(run)).instrument(span).await;
+        notes.ran(ran)
+    }
+
+    /// Undoes the claim of a suspect that does not run in this batch.
+    pub(super) async fn give_back(
+        &self,
+        parked: Parked<M::Claim>,
+        of_batch: OfBatch,
+    ) -> Ran<M::Claim> {
+        let notes = parked.notes(of_batch);
+        let span = notes.span.clone();
+        let Parked {
+            operation, claim, ..
+        } = parked;
+        let end = HandlerEnd::NotStarted(Outcome::NotStarted);
+        let finish = pin!(self.mode.finish(&operation, claim, end));
+        let outcome = finish.instrument(span).await;
+        notes.ran(Ok(outcome))
+    }
+
+    /// Runs a message until it has ended, or turns out to be a suspect.
+    async fn claim_and_run(
+        &self,
+        message: &Message,
+        deadline: Deadline,
+        notes: &mut Notes,
+    ) -> Result<Outcome, Stop<M::Claim>> {
+        self.admit(message)?;
+        let body = self.body(message, deadline.start_by()).await?;
+        let operation = self.operation(message, &body, deadline, notes)?;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let outcome = match self.mode.claim(&operation).await {
+                Claimed::Run(claim, history) => {
+                    self.attempt(message, &body, &operation, claim, (history, true), notes)
+                        .await
+                }
+                Claimed::Suspect(claim, suspect) => {
+                    let span = notes.span.clone();
+                    let parked = parked(operation, claim, suspect, span);
+                    return Err(Stop::Suspect(Box::new(parked)));
+                }
+                Claimed::Ended(outcome) => outcome,
+            };
+            // As long as there is time, it runs again if a different transaction is in the way.
+            let is_contended = matches!(outcome, Outcome::Contended(_));
+            if !is_contended || system::instant() + pause > notes.of_batch.start_by(deadline) {
+                return Ok(outcome);
+            }
+            system::sleep(pause).await;
+            pause = LONGEST_PAUSE.min(pause * 2);
+        }
+    }
+
+    /// Runs a suspect under its turn.
+    async fn alone(
+        &self,
+        message: &Message,
+        parked: Parked<M::Claim>,
+        notes: &mut Notes,
+    ) -> Outcome {
+        let Parked {
+            operation,
+            claim,
+            suspect,
+            ..
+        } = parked;
+        // Before the attempt is counted, because a failure of S3 is no death.
+        let body = match self.same_body(message, &operation).await {
+            Ok(body) => body,
+            Err(outcome) => {
+                let end = HandlerEnd::NotStarted(outcome);
+                return self.mode.finish(&operation, claim, end).await;
+            }
+        };
+        let claim = match self.mode.alone(&operation, claim).await {
+            Ok(claim) => claim,
+            Err(outcome) => return outcome,
+        };
+        let of_suspect = (suspect.history, suspect.runs_handler);
+        self.attempt(message, &body, &operation, claim, of_suspect, notes)
+            .await
+    }
+
+    /// Runs the handler under a claim, and records its end.
+    async fn attempt(
+        &self,
+        message: &Message,
+        body: &Body,
+        operation: &Operation,
+        claim: M::Claim,
+        (history, runs_handler): (History, bool),
+        notes: &mut Notes,
+    ) -> Outcome {
+        let deadline = operation.deadline;
+        let began = system::instant();
+        let attempt = if began < notes.of_batch.start_by(deadline) {
+            begin(&*self.mode, operation, &claim, &history)
+        } else {
+            None
+        };
+        let Some(attempt) = attempt else {
+            let end = HandlerEnd::NotStarted(Outcome::NotStarted);
+            return self.mode.finish(operation, claim, end).await;
+        };
+        notes.begins(operation, &history, began);
+        // User code may end the process while it decodes too, so this is part of the attempt.
+        let (mut invalid, mut called) = (None, None);
+        let decoded = guard_now(|| Ok(message.parse(body.text(message))));
+        let end = match decoded {
+            Ok(Ok(decoded)) => {
+                let look_up = self.asks.as_ref().map(|(look_up, _)| &**look_up);
+                let (asked, clock) = ((&*self.handler, look_up), || self.mode.now());
+                let call = pin!(call(asked, clock, deadline, decoded, attempt, runs_handler));
+                let end = warn_of_long_polls(call).await;
+                called = Some(sign(&end));
+                end
+            }
+            Ok(Err(InvalidMessage(why))) => {
+                invalid = Some(message.invalid(&why));
+                HandlerEnd::NoOutput(NoOutput::Failed(Failure::permanent_no_effect(why)))
+            }
+            Err(end) => HandlerEnd::NoOutput(end),
+        };
+        let duration = system::elapsed(began);
+        notes.handler = Some(HandlerRun { history, duration });
+        let outcome = self.mode.finish(operation, claim, end).await;
+        if let (Some(breaker), Some(called)) = (&self.process.breaker, called) {
+            // The output may panic when it is written as JSON.
+            let called = match outcome {
+                Outcome::Panicked => Called::Panicked,
+                _ => called,
+            };
+            breaker.called(|| self.mode.now(), &operation.key, called);
+        }
+        match (outcome, invalid) {
+            (Outcome::PermanentFailure(_), Some(invalid)) => invalid,
+            (outcome, _) => outcome,
+        }
+    }
+
+    /// Asks whether a message may run now.
+    fn admit(&self, message: &Message) -> Result<(), Outcome> {
+        if message.is_s3_test() {
+            return Err(Outcome::Ignored);
+        }
+        let Some(breaker) = &self.process.breaker else {
+            return Ok(());
+        };
+        breaker
+            .admit(|| self.mode.now(), message.receive_count())
+            .map_err(|next_probe| Outcome::CircuitOpen { next_probe })
+    }
+
+    /// Makes the operation of a message, with its key.
+    fn operation(
+        &self,
+        message: &Message,
+        body: &Body,
+        deadline: Deadline,
+        notes: &mut Notes,
+    ) -> Result<Operation, Outcome> {
+        let identity = match message.identity() {
+            Some(identity) => identity.clone(),
+            None => message.identify(body.text(message), &self.identity_sources()),
+        };
+        let Identity { key, fingerprint } = identity.map_err(|none| message.without_key(none))?;
+        if message.identity().is_none() {
+            Message::add_key_to(&notes.span, &key);
+        }
+        notes.key = Some(key.clone());
+        // Making the key may have used up the time.
+        if !deadline.may_start() {
+            return Err(Outcome::NotStarted);
+        }
+        let delivery = message.delivery().clone();
+        let mut operation = Operation::new(key, fingerprint, delivery, deadline);
+        operation.quarantine = self.quarantine();
+        operation.meter = notes.meter.clone();
+        Ok(operation)
+    }
+
+    /// Returns the body of a suspect, which may be read a second time. Key and fingerprint are those of the first.
+    async fn same_body(&self, message: &Message, operation: &Operation) -> Result<Body, Outcome> {
+        let latest = operation
+            .deadline
+            .start_by()
+            .min(system::instant() + S3_ALONE);
+        let body = self.body(message, latest).await?;
+        if message.identity().is_none() {
+            let of_first = Identity {
+                key: operation.key.clone(),
+                fingerprint: operation.fingerprint.clone(),
+            };
+            let identity = message.identify(body.text(message), &self.identity_sources());
+            if identity != Ok(of_first) {
+                let why = "the body or its key changed while the message waited to run alone";
+                return Err(Outcome::NoEffect(why.into()));
+            }
+        }
+        Ok(body)
+    }
+
+    /// Calls `on_duplicate` with the recorded result of a duplicate.
+    async fn replay(
+        &self,
+        mut outcome: Outcome,
+        message: &Message,
+        deadline: Deadline,
+        notes: &mut Notes,
+    ) -> Outcome {
+        let (Outcome::Duplicate(result), Some(on_duplicate), Some(key)) =
+            (&mut outcome, &self.replay, &notes.key)
+        else {
+            return outcome;
+        };
+        let stored = Stored::from_store(result.take(), self.mode.results());
+        let delivery = message.delivery().clone();
+        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
+        let call = async { on_duplicate.call(stored, attempt).await };
+        match guard(|| self.mode.now(), deadline, call).await {
+            Ok(()) => outcome,
+            Err(end) => {
+                notes.of_duplicate = true;
+                end.into()
+            }
+        }
+    }
+}
+
+impl OfBatch {
+    /// Returns the same for another message.
+    pub(super) fn at(&self, index: usize) -> Self {
+        Self {
+            index,
+            ..self.clone()
+        }
+    }
+
+    /// Returns until when a message may start beside others. While a suspect waits, only the first half of the time is
+    /// available for that.
+    pub(super) fn start_by(&self, deadline: Deadline) -> Instant {
+        if self.suspects_wait.load(Relaxed) {
+            deadline.start_by().min(self.half)
+        } else {
+            deadline.start_by()
+        }
+    }
+}
+
+impl Notes {
+    fn new(of_batch: OfBatch, span: Span) -> Self {
+        Self {
+            of_batch,
+            span,
+            key: None,
+            meter: Meter::default(),
+            handler: None,
+            of_duplicate: false,
+        }
+    }
+
+    /// Tells the batch that the handler begins.
+    fn begins(&self, operation: &Operation, history: &History, at: Instant) {
+        let began = Began {
+            index: self.of_batch.index,
+            key: operation.key.clone(),
+            meter: self.meter.clone(),
+            history: history.clone(),
+            at,
+        };
+        // Without a receiver, the response of the batch was already sent.
+        let _gone = self.of_batch.began.send(began);
+    }
+
+    fn ran<C>(self, ran: Result<Outcome, Stop<C>>) -> Ran<C> {
+        let outcome = match ran {
+            Ok(outcome) | Err(Stop::Ended(outcome)) => outcome,
+            Err(Stop::Suspect(parked)) => return Ran::Suspect(parked),
+        };
+        self.span.record("outcome", outcome.name());
+        Ran::Ended(Ended {
+            key: self.key,
+            handler: self.handler,
+            requests: self.meter.readings(),
+            of_duplicate: self.of_duplicate,
+            ..outcome.into()
+        })
+    }
+}
+
+impl<C> Parked<C> {
+    fn notes(&self, of_batch: OfBatch) -> Notes {
+        Notes {
+            key: Some(self.operation.key.clone()),
+            meter: self.operation.meter.clone(),
+            ..Notes::new(of_batch, self.span.clone())
+        }
+    }
+}
+
+/// Catches a panic. A key function is user code too.
+async fn caught<C>(
+    run: impl Future<Output = Result<Outcome, Stop<C>>>,
+) -> Result<Outcome, Stop<C>> {
+    let ran = AssertUnwindSafe(run).catch_unwind().await;
+    ran.unwrap_or(Ok(Outcome::Panicked))
+}
+
+/// What the end of a call says about the called system.
+fn sign<O>(end: &HandlerEnd<O>) -> Called {
+    match end {
+        HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::NotFound => Called::Answered,
+        HandlerEnd::NoOutput(NoOutput::Failed(failure)) if failure.kind().is_permanent() => {
+            Called::Answered
+        }
+        HandlerEnd::NoOutput(NoOutput::Panicked) => Called::Panicked,
+        HandlerEnd::NoOutput(_) | HandlerEnd::NotStarted(_) => Called::Failed,
+    }
+}
+
+fn parked<C>(mut operation: Operation, claim: C, suspect: Suspect, span: Span) -> Parked<C> {
+    if operation.delivery.facts().receive_count >= RECEIVE_WITHOUT_MINIMUM {
+        operation.deadline = operation.deadline.without_min_time();
+    }
+    Parked {
+        operation,
+        claim,
+        suspect,
+        span,
+    }
+}
