@@ -553,7 +553,7 @@ async fn assert_first_group_is_last(dynamo: &Dynamo, fault: Fault) -> Value {
     }
     assert_eq!(dynamo.reset_counts()["ClaimGroup"], 1, "{fault:?}");
     assert!(meter.readings().batches_ended, "{fault:?}");
-    let mut lines = log::lines_containing("each write is sent alone until this process ends");
+    let mut lines = log::lines_containing("each write is sent alone for an hour");
     let line = lines.pop().unwrap();
     assert!(lines.is_empty(), "{fault:?}");
     assert_eq!(line["fields"]["table"], TABLE);
@@ -588,48 +588,105 @@ async fn unknown_answer_ends_grouping_and_is_logged_once() {
     }
 }
 
-/// As DynamoDB Local answers. One such answer may be a race.
+/// Claims this number of pairs, one pair after the other, while each batch that `refuses` says is refused. Returns
+/// the number of batches, and whether the metric says that they ended.
+async fn claim_pairs(
+    dynamo: &Dynamo,
+    fault: Fault,
+    pairs: usize,
+    refuses: impl Fn(usize) -> bool,
+) -> (usize, bool) {
+    let store = store(dynamo);
+    let meter = Meter::default();
+    dynamo.reset_counts();
+    for n in 0..pairs {
+        if refuses(n) {
+            dynamo.fail("ClaimGroup", fault);
+        }
+        let pair = [0, 1].map(|m| request(&format!("{fault:?} {pairs} {n} {m}")));
+        let context = RequestContext::until(Instant::now() + 10 * SECOND, &meter);
+        let answers = claim_all_within(&store, &pair, &context).await;
+        assert_eq!(answers, [FRESH, FRESH], "{fault:?} {n}");
+    }
+    dynamo.heal().await;
+    let batches = dynamo.reset_counts()["ClaimGroup"];
+    (batches, meter.readings().batches_ended)
+}
+
 #[tokio::test]
-async fn condition_that_failed_without_its_item_ends_grouping() {
+async fn three_refused_batches_end_batching_with_a_warning() {
+    log::start();
+    let dynamo = dynamo().await;
+    for code in ["ValidationException", "UnknownOperationException"] {
+        let ended = claim_pairs(&dynamo, Fault::Code(code), 6, |_| true).await;
+        assert_eq!(ended, (3, true), "{code}");
+        let lines = log::lines_containing("each write is sent alone for an hour");
+        assert_eq!(lines.len(), 1, "{code}");
+        let answer = lines[0]["fields"]["answer"].as_str().unwrap();
+        assert!(answer.contains(code), "{answer}");
+    }
+}
+
+/// Two refused batches, one that is accepted, and so on.
+#[tokio::test]
+async fn refused_batches_with_others_between_end_nothing() {
+    let dynamo = dynamo().await;
+    let refused = Fault::Code("ValidationException");
+    let ended = claim_pairs(&dynamo, refused, 8, |n| n % 3 != 2).await;
+    assert_eq!(ended, (8, false));
+}
+
+#[tokio::test]
+async fn denial_that_can_pass_does_not_end_batching() {
+    let dynamo = dynamo().await;
+    for code in [
+        "InvalidSignatureException",
+        "ExpiredTokenException",
+        "ResourceNotFoundException",
+    ] {
+        let ended = claim_pairs(&dynamo, Fault::Code(code), 6, |_| true).await;
+        assert_eq!(ended, (6, false), "{code}");
+    }
+}
+
+/// The other statement of each batch has no record, which tells nothing.
+#[tokio::test]
+async fn refused_statement_counts_as_a_refused_batch() {
     log::start();
     let dynamo = dynamo().await;
     let store = store(&dynamo);
+    let claimed: Vec<_> = (0..5).map(|n| request(&n.to_string())).collect();
+    let _ = claim_all(&store, &claimed).await;
+    dynamo.reset_counts();
+    dynamo.fail_all("SettlementGroup", Fault::FirstStatement("ValidationError"));
+    for claimed in claimed {
+        let settled = settle_all(&store, &[claimed, request("absent")], complete).await;
+        let expected = [
+            SettleResponse::Applied,
+            SettleResponse::ConditionFailed(None),
+        ];
+        assert_eq!(settled, expected);
+    }
+    assert_sent!(dynamo, "SettlementGroup": 3, "UpdateItem": 10);
+    assert_eq!(log::lines_containing("sent alone for an hour").len(), 1);
+}
+
+/// As DynamoDB Local answers: each ordinary request returns the record.
+#[tokio::test]
+async fn condition_that_failed_without_its_item_is_followed_by_requests() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
     let pair = requests(["a", "b", "c"]);
-    assert!(
-        claim_all(&store, &pair)
-            .await
-            .iter()
-            .all(|answer| *answer == FRESH)
-    );
-    // Another worker has taken over.
-    let others = pair.clone().map(|request| ClaimRequest {
+    let _ = claim_all(&store, &pair).await;
+    let late = pair.clone().map(|request| ClaimRequest {
         owner: Owner::fresh(),
-        now: request.lease_until + SECOND,
-        lease_until: request.lease_until + 30 * SECOND,
         ..request
     });
-    let _ = claim_all(&store, &others).await;
     dynamo.reset_counts();
-    dynamo.fail_all("SettlementGroup", Fault::NoItems);
-    for (answer, other) in settle_all(&store, &pair, complete)
-        .await
-        .iter()
-        .zip(&others)
-    {
-        let SettleResponse::ConditionFailed(Some(record)) = answer else {
-            panic!("{answer:?}");
-        };
-        assert_eq!(record.owner.as_ref(), Some(&other.owner));
-    }
+    dynamo.fail("SettlementGroup", Fault::NoItems);
+    let records = pair.map(|request| SettleResponse::ConditionFailed(Some(request.record(None))));
+    assert_eq!(settle_all(&store, &late, complete).await, records);
     assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 3);
-    let lines = log::lines_containing("each write is sent alone until this process ends");
-    assert_eq!(lines.len(), 1);
-    assert_eq!(
-        lines[0]["fields"]["answer"],
-        "no item of a failed condition check"
-    );
-    let _ = settle_all(&store, &others, complete).await;
-    assert_sent!(dynamo, "UpdateItem": 3);
 }
 
 // ---- lost answers, drops, deadlines --------------------------------------------------------------
@@ -740,6 +797,105 @@ async fn insert_arriving_after_release_is_refused() {
     let (outcomes, informed) = run_both(&once, Timestamp::now, PATIENCE).await;
     assert_eq!(outcomes.each_ref().map(Outcome::name), ["completed"; 2]);
     assert_eq!(informed, [false, false]);
+}
+
+/// A store on paused time, whose client has no timeouts.
+async fn paused() -> (Dynamo, Batched) {
+    let dynamo = Dynamo::in_memory();
+    dynamo.create_table(TABLE).await;
+    let store = Batched::new(DynamoStore::new(dynamo.worker(None), TABLE));
+    (dynamo, store)
+}
+
+/// Waits until no task can go on. Time is paused, so it takes none.
+async fn idle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+/// Settles in a task of its own, in vain if the table holds the request back.
+fn settle_in_task(store: &Batched, request: &ClaimRequest, settlement: Settlement) {
+    let (store, request) = (store.clone(), request.clone());
+    tokio::spawn(async move {
+        let fence = request.fence();
+        let answer = store
+            .settle(&fence, &settlement, request.now, &CONTEXT)
+            .await;
+        drop(answer);
+    });
+}
+
+/// With four requests in flight, a call waits for others. This one has no time for that.
+#[tokio::test(start_paused = true)]
+async fn completion_with_little_time_left_goes_alone() {
+    for left in [20, 150, 300, 1000].map(Duration::from_millis) {
+        let (dynamo, store) = paused().await;
+        let requests: Vec<_> = (0..5).map(|n| request(&n.to_string())).collect();
+        let _ = claim_all(&store, &requests).await;
+        dynamo.reset_counts();
+        for held in &requests[..4] {
+            dynamo.fail("UpdateItem", Fault::HoldRequest);
+            settle_in_task(&store, held, complete(held));
+            idle().await;
+        }
+        assert_sent!(dynamo, "UpdateItem": 4);
+        let last = &requests[4];
+        let context = RequestContext::until(Instant::now() + left, &Meter::default());
+        let (fence, complete) = (last.fence(), complete(last));
+        let settled = store.settle(&fence, &complete, last.now, &context).await;
+        assert_eq!(settled.unwrap(), SettleResponse::Applied, "{left:?}");
+        assert_sent!(dynamo, "UpdateItem": 1);
+    }
+}
+
+/// As many claims and releases as may be in flight hang, and others wait for their slots.
+#[tokio::test(start_paused = true)]
+async fn completions_pass_waiting_claims_and_releases() {
+    let (dynamo, store) = paused().await;
+    let requests: Vec<_> = (0..3).map(|n| request(&n.to_string())).collect();
+    let _ = claim_all(&store, &requests).await;
+    let later = CONTEXT.clone().expecting_record(true);
+    for (operation, fault) in ["Claim", "ClaimGroup", "DeleteItem"].map(|o| (o, Fault::HoldRequest))
+    {
+        dynamo.fail_all(operation, fault);
+    }
+    dynamo.reset_counts();
+    for n in 0..100 {
+        let held = request(&format!("held {n}"));
+        settle_in_task(&store, &held, Settlement::Restore(PriorState::over(None)));
+        for context in [&later, &CONTEXT] {
+            let (store, context) = (store.clone(), context.clone());
+            tokio::spawn(
+                async move { drop(store.claim(&request(&format!("{n}")), &context).await) },
+            );
+        }
+    }
+    idle().await;
+    let in_flight: usize = dynamo.reset_counts().values().sum();
+    assert!((48..=64).contains(&in_flight), "{in_flight} in flight");
+
+    let began = Instant::now();
+    let settled = settle_all(&store, &requests[..1], complete).await;
+    assert_eq!(settled, [SettleResponse::Applied]);
+    let settled = settle_all(&store, &requests[1..], complete).await;
+    assert_eq!(settled, [SettleResponse::Applied, SettleResponse::Applied]);
+    assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 1);
+    assert_eq!(began.elapsed(), Duration::ZERO);
+}
+
+/// The costs of a batch of messages.
+#[tokio::test(start_paused = true)]
+async fn batches_of_messages_share_requests() {
+    let (dynamo, store) = paused().await;
+    for (messages, claims, settlements) in [(1, 1, 1), (10, 1, 1), (100, 4, 4)] {
+        let requests: Vec<_> = (0..messages)
+            .map(|n| request(&format!("{messages} {n}")))
+            .collect();
+        dynamo.reset_counts();
+        let _ = claim_all(&store, &requests).await;
+        assert_eq!(dynamo.reset_counts().values().sum::<usize>(), claims);
+        let _ = settle_all(&store, &requests, complete).await;
+        assert_eq!(dynamo.reset_counts().values().sum::<usize>(), settlements);
+    }
 }
 
 #[tokio::test]

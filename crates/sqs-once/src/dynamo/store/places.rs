@@ -1,19 +1,27 @@
 //! [`Places`]: limits how many requests of one store are in flight in a process.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
+use futures_util::future::select;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of requests in flight, and so of connections.
 const MOST: usize = 64;
-/// Maximum number of claims among them, so that completions still go out while claims wait for a silent
-/// table.
+/// Number of slots among them that only completions use.
+const RESERVED: usize = 8;
+const MOST_SHARED: usize = MOST - RESERVED;
+/// Maximum number of claims among them, so that releases still go out while claims wait for a silent table.
 const MOST_CLAIMS: usize = 48;
 
 /// Slots for a store's requests in flight. Clones share them.
+///
+/// Claims and releases queue for the shared slots. A completion takes a shared slot or a reserved one, whichever is
+/// free first. In the queue for the reserved ones there are only completions, so none waits behind a claim or a
+/// release.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
-    all: Arc<Semaphore>,
+    shared: Arc<Semaphore>,
+    reserved: Arc<Semaphore>,
     claims: Arc<Semaphore>,
 }
 
@@ -22,20 +30,27 @@ pub(crate) struct Places {
 pub(crate) struct Place {
     _claim: Option<OwnedSemaphorePermit>,
     _any: Option<OwnedSemaphorePermit>,
+    /// Held as long as the slot: see [`Place::with_pace`].
+    _pace: Option<OwnedSemaphorePermit>,
 }
 
-/// The kind of a request: a claim, or a request that follows one.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
+    /// A write that only changes a lease: a release or a renewal.
+    Lease,
+    /// A completion, a permanent failure, a commit, or any other write that records an effect.
     Other,
 }
 
 impl Default for Places {
     fn default() -> Self {
+        let slots = |slots| Arc::new(Semaphore::new(slots));
         Self {
-            all: Arc::new(Semaphore::new(MOST)),
-            claims: Arc::new(Semaphore::new(MOST_CLAIMS)),
+            shared: slots(MOST_SHARED),
+            reserved: slots(RESERVED),
+            claims: slots(MOST_CLAIMS),
         }
     }
 }
@@ -46,10 +61,22 @@ impl Places {
         // The semaphores are never closed. Claims wait for each other first, so they hold up nothing else.
         let _claim = match kind {
             Request::Claim => Arc::clone(&self.claims).acquire_owned().await.ok(),
-            Request::Other => None,
+            Request::Lease | Request::Other => None,
         };
-        let _any = Arc::clone(&self.all).acquire_owned().await.ok();
-        Place { _claim, _any }
+        let shared = Arc::clone(&self.shared).acquire_owned();
+        let any = match kind {
+            Request::Claim | Request::Lease => shared.await,
+            Request::Other => {
+                let reserved = Arc::clone(&self.reserved).acquire_owned();
+                let (shared, reserved) = (pin!(shared), pin!(reserved));
+                select(shared, reserved).await.factor_first().0
+            }
+        };
+        Place {
+            _claim,
+            _any: any.ok(),
+            _pace: None,
+        }
     }
 
     /// Returns `place`, or waits for a slot if it is `None`.
@@ -59,34 +86,13 @@ impl Places {
             None => self.take(kind).await,
         }
     }
-
-    /// Takes a slot for a claim or for another request, without waiting. `Other` if only such a slot is free.
-    pub(crate) fn try_take(&self) -> Option<(Request, Place)> {
-        let any = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        let claim = Arc::clone(&self.claims).try_acquire_owned().ok();
-        let kind = if claim.is_some() {
-            Request::Claim
-        } else {
-            Request::Other
-        };
-        let place = Place {
-            _claim: claim,
-            _any: Some(any),
-        };
-        Some((kind, place))
-    }
-
-    /// Returns the number of requests in flight.
-    pub(crate) fn in_flight(&self) -> usize {
-        MOST.saturating_sub(self.all.available_permits())
-    }
 }
 
 impl Place {
-    /// Converts the slot to one for a request that claims nothing.
-    pub(crate) fn without_claim(self) -> Self {
+    /// Keeps a permit of batched writes for as long as the slot.
+    pub(crate) fn with_pace(self, pace: Option<OwnedSemaphorePermit>) -> Self {
         Self {
-            _claim: None,
+            _pace: pace,
             ..self
         }
     }
@@ -123,19 +129,32 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_in_flight_are_bounded() {
         let places = Places::default();
-        let ten_rounds = run(&places, Request::Other, 10 * MOST).await;
-        assert_eq!(ten_rounds, (MOST, 10 * TAKES));
-        let ten_rounds = run(&places, Request::Claim, 10 * MOST_CLAIMS).await;
-        assert_eq!(ten_rounds, (MOST_CLAIMS, 10 * TAKES));
-        assert_eq!(places.in_flight(), 0);
+        for (kind, most) in [
+            (Request::Claim, MOST_CLAIMS),
+            (Request::Lease, MOST_SHARED),
+            (Request::Other, MOST),
+        ] {
+            let ten_rounds = run(&places, kind, 10 * most).await;
+            assert_eq!(ten_rounds, (most, 10 * TAKES));
+        }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_claims_leave_places_for_completions() {
+    async fn waiting_claims_leave_places_for_releases() {
         let places = Places::default();
         let claims = run(&places, Request::Claim, 10 * MOST_CLAIMS);
-        let completions = run(&places, Request::Other, MOST - MOST_CLAIMS);
-        let (_, (most, time)) = tokio::join!(claims, completions);
-        assert_eq!((most, time), (MOST - MOST_CLAIMS, TAKES));
+        let releases = run(&places, Request::Lease, MOST_SHARED - MOST_CLAIMS);
+        let (_, (most, time)) = tokio::join!(claims, releases);
+        assert_eq!((most, time), (MOST_SHARED - MOST_CLAIMS, TAKES));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_claims_and_releases_leave_places_for_completions() {
+        let places = Places::default();
+        let claims = run(&places, Request::Claim, 10 * MOST_CLAIMS);
+        let releases = run(&places, Request::Lease, 10 * MOST_SHARED);
+        let completions = run(&places, Request::Other, RESERVED);
+        let (_, _, (most, time)) = tokio::join!(claims, releases, completions);
+        assert_eq!((most, time), (RESERVED, TAKES));
     }
 }

@@ -21,7 +21,13 @@ impl DynamoStore {
         settlement: &Settlement,
         now: Timestamp,
     ) -> Result<SettleResponse, StoreError> {
-        let _place = self.places.or_take(place, Request::Other).await;
+        let kind = match settlement {
+            Settlement::Complete { .. } | Settlement::Fail { .. } => Request::Other,
+            Settlement::Release { .. } | Settlement::Restore(_) | Settlement::Renew { .. } => {
+                Request::Lease
+            }
+        };
+        let _place = self.places.or_take(place, kind).await;
         let update = expressions::settle(&self.layout, &self.table, fence, settlement, now);
         let Some(update) = update else {
             return self.delete(fence).await;

@@ -2,9 +2,11 @@
 
 mod queue;
 mod response;
+mod standing;
 mod statement;
 
-use queue::{BatchResult, Batcher};
+use queue::Batcher;
+use response::BatchResult;
 
 use super::{DynamoStore, Request};
 use crate::{
@@ -27,11 +29,13 @@ use crate::{
 ///
 /// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
 ///   no others, it goes out as the ordinary request.
-/// - While four requests are in flight, a batch that is not full waits for further calls, for at most 100 ms.
+/// - Claims and completions have batches of their own. While four of a kind are in flight, a batch that is not full
+///   waits for further calls, for at most 100 ms. With less than 400 ms left, a call goes alone.
 /// - A call waits for its batch at most half of its time left. If a batch gets no response, it goes out once
 ///   more as a batch, and after that its calls go out as ordinary requests.
-/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, or its
-///   response has an unknown form, the store logs a warning and sends only ordinary requests from then on.
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, its
+///   response has an unknown form, or it refuses three batches or statements in a row whose ordinary requests
+///   succeed, the store logs a warning and sends only ordinary requests for an hour.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};
@@ -73,28 +77,30 @@ impl Store for Batched {
         context: &RequestContext,
     ) -> Result<ClaimResponse, StoreError> {
         self.store.check_claim(request)?;
-        let place = if context.expects_record() {
-            None
+        let tried = if context.expects_record() {
+            BatchResult::Ordinary(None)
         } else {
             let item = self.store.layout.item(&request.key, &request.record(None));
             let insert = statement::claim(&self.store.table, item);
             let key = request.key.as_str();
-            match self
-                .batcher
+            self.batcher
                 .send(Request::Claim, key, insert, context)
                 .await
-            {
-                BatchResult::Applied => return Ok(ClaimResponse::Applied { replaced: None }),
-                // This never happens, because an `INSERT` has no condition.
-                BatchResult::ConditionFailed(_) | BatchResult::ConditionFailedWithoutItem => None,
-                BatchResult::Ordinary(place) => place,
-                BatchResult::Failed(kind, why) => {
-                    return Err(self.store.unanswered(kind, "claim", &request.key, &why));
-                }
+        };
+        let (place, refused) = match tried {
+            BatchResult::Applied => return Ok(ClaimResponse::Applied { replaced: None }),
+            // The condition never fails, because an `INSERT` has none.
+            BatchResult::Duplicate | BatchResult::ConditionFailed(_) => (None, None),
+            BatchResult::Ordinary(place) => (place, None),
+            BatchResult::Refused(why) => (None, Some(why)),
+            BatchResult::Failed(kind, why) => {
+                return Err(self.store.unanswered(kind, "claim", &request.key, &why));
             }
         };
         let answer = self.store.claim_in(place, request).await;
-        self.batcher.dispatch();
+        if let (Some(why), Ok(_)) = (refused, &answer) {
+            self.batcher.refused(Request::Claim, why, context);
+        }
         answer
     }
 
@@ -116,23 +122,24 @@ impl Store for Batched {
             }
             None => BatchResult::Ordinary(None),
         };
-        let (place, lacks_item) = match tried {
+        let (place, refused) = match tried {
             BatchResult::Applied => return Ok(SettleResponse::Applied),
             BatchResult::ConditionFailed(item) => {
                 return self.store.condition_failed(fence, Some(&item));
             }
-            BatchResult::ConditionFailedWithoutItem => (None, true),
-            BatchResult::Ordinary(place) => (place, false),
+            // No `UPDATE` finds a duplicate.
+            BatchResult::Duplicate => (None, None),
+            BatchResult::Ordinary(place) => (place, None),
+            BatchResult::Refused(why) => (None, Some(why)),
             BatchResult::Failed(kind, why) => {
                 let action = settlement.name();
                 return Err(self.store.unanswered(kind, action, &fence.key, &why));
             }
         };
         let answer = self.store.settle_in(place, fence, settlement, now).await;
-        if lacks_item && matches!(answer, Ok(SettleResponse::ConditionFailed(Some(_)))) {
-            self.batcher.item_is_missing(context);
+        if let (Some(why), Ok(_)) = (refused, &answer) {
+            self.batcher.refused(Request::Other, why, context);
         }
-        self.batcher.dispatch();
         answer
     }
 }
@@ -143,8 +150,6 @@ impl TransactionalStore for Batched {
         commit: &Commit,
         context: &RequestContext,
     ) -> Result<CommitResponse, StoreError> {
-        let answer = self.store.commit(commit, context).await;
-        self.batcher.dispatch();
-        answer
+        self.store.commit(commit, context).await
     }
 }

@@ -1,9 +1,12 @@
-//! The queue of batched writes: claims and settlements of concurrent messages in one `BatchExecuteStatement`.
+//! The queue of batched writes: claims and completions of concurrent messages in one `BatchExecuteStatement`.
 //!
 //! ```text
 //! call ── one turn of the runtime ──┬── alone: the ordinary request
 //!                                   └── batch: applied, condition failed or failed, or else the ordinary request
 //! ```
+//!
+//! There is no dispatcher. Each call waits for a permit and a slot, and whoever has both sends all calls that wait by
+//! then. So no call depends on another one, whose caller may be dropped, or on another runtime.
 //!
 //! Each statement makes the same write as the ordinary request, with the same or a stricter condition. To the
 //! protocol, a batched write followed by an ordinary request looks like a duplicate request, and the explorer
@@ -14,26 +17,30 @@
 //! sends its third try as an ordinary request.
 
 use std::{
-    collections::VecDeque,
+    collections::HashSet,
     fmt,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use aws_sdk_dynamodb::{Client, types::BatchStatementRequest};
-use tokio::{sync::oneshot, task::yield_now};
-
+use futures_util::future::{Either, select};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task::yield_now,
+};
 use tracing::Instrument as _;
 
-use super::response::{BatchResponse, BatchingEnd, StatementResponse};
+use super::{
+    response::{BatchResponse, BatchResult},
+    standing::{BatchingEnd, Standing},
+};
 use crate::{
-    dynamo::{
-        item::Item,
-        store::{DynamoStore, Place, Places, Request},
-    },
+    dynamo::store::{DynamoStore, Place, Places, Request},
     protocol::{RequestErrorKind, Timestamp},
     store::RequestContext,
     system::{self, Instant, timeout, timeout_at},
@@ -41,17 +48,16 @@ use crate::{
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// While this many requests are in flight, a batch that is not full and a single call wait for more writes to
-/// join them.
-const MOST_FOR_PART: usize = 4;
+/// While this many claims (or completions) are in flight, further ones wait for each other, unless they fill a batch.
+const PERMITS: usize = 4;
 /// Longest such wait, because the requests in flight may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
+/// With less time left, a call goes alone.
+const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
 /// Longest time that a call waits for its batch: longer than the client of `aws::config` waits.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// After this many responses without the item, a race can no longer explain them.
-const MANY_MISSING: u32 = 3;
-/// How long writes are not batched after DynamoDB did not respond to two batches in a row.
-const REST: Duration = Duration::from_secs(10);
+/// A refused statement may be an accident. After this many in a row whose ordinary requests succeeded, it is none.
+const MANY_REFUSED: u32 = 3;
 
 /// The batches of one store. Clones share them.
 #[derive(Clone)]
@@ -63,57 +69,37 @@ struct Shared {
     table: String,
     /// Fewer calls than this go out as ordinary requests.
     smallest: usize,
-    queue: Mutex<Queue>,
     places: Places,
-    silence: Mutex<Silence>,
-    /// True after the last batch.
-    off: AtomicBool,
-    /// How many failed condition checks came without their items.
-    missing_items: AtomicU32,
+    claims: Lane,
+    completions: Lane,
+    standing: Mutex<Standing>,
 }
 
-/// Calls that wait for a batch, in the order of their arrival.
-#[derive(Default)]
-struct Queue(VecDeque<PendingWrite>);
-
-/// One statement, and the caller that waits for its turn.
-struct PendingWrite {
-    key: String,
+/// The calls of one kind, so that no completion waits behind a claim.
+struct Lane {
     kind: Request,
+    queue: Mutex<Queue>,
+    permits: Arc<Semaphore>,
+    /// Refused statements in a row whose ordinary requests succeeded.
+    refused: AtomicU32,
+}
+
+/// Calls that wait, in the order of their arrival.
+#[derive(Default)]
+struct Queue {
+    calls: Vec<Call>,
+    /// Number of the last call.
+    last: u64,
+}
+
+/// One statement, and where its response goes.
+struct Call {
+    number: u64,
+    key: String,
     statement: BatchStatementRequest,
     /// When the caller stops waiting.
     until: Instant,
-    turn: oneshot::Sender<WaitEnd>,
-}
-
-/// How a call's wait ended.
-enum WaitEnd {
-    /// The caller sends the ordinary request, in this slot.
-    Alone(Place),
-    /// The statement's response, and whether it was in the last batch.
-    Answered(StatementResponse, bool),
-}
-
-/// How a call ended.
-pub(super) enum BatchResult {
-    Applied,
-    /// The condition check failed because of this item.
-    ConditionFailed(Item),
-    /// The condition check failed, and the response has no item. The ordinary request follows.
-    ConditionFailedWithoutItem,
-    /// The ordinary request follows, in this slot if the call has one.
-    Ordinary(Option<Place>),
-    /// The call failed, for this reason.
-    Failed(RequestErrorKind, Arc<str>),
-}
-
-/// When batches got no response.
-#[derive(Default)]
-struct Silence {
-    /// Since then, no batch got a response.
-    since: Option<Instant>,
-    /// Until then, writes are not batched. By the wall clock: [`Timestamp::is_in_pause`].
-    until: Option<Timestamp>,
+    answer: oneshot::Sender<BatchResult>,
 }
 
 impl fmt::Debug for Batcher {
@@ -130,11 +116,10 @@ impl Batcher {
             client: store.writing.clone(),
             table: store.table.clone(),
             smallest,
-            queue: Mutex::default(),
             places: store.places.clone(),
-            silence: Mutex::default(),
-            off: AtomicBool::new(false),
-            missing_items: AtomicU32::new(0),
+            claims: Lane::of(Request::Claim),
+            completions: Lane::of(Request::Other),
+            standing: Mutex::default(),
         }))
     }
 
@@ -146,234 +131,215 @@ impl Batcher {
         statement: BatchStatementRequest,
         context: &RequestContext,
     ) -> BatchResult {
-        if self.0.off.load(Relaxed) || self.0.silence().is_rest(Timestamp::now()) {
+        let Some(wait) = wait(context) else {
+            return BatchResult::Ordinary(None);
+        };
+        if self.0.rests() {
             return BatchResult::Ordinary(None);
         }
-        let until = system::instant() + wait(context);
-        let (turn, mut answer) = oneshot::channel();
-        self.0.queue().0.push_back(PendingWrite {
-            key: key.to_owned(),
-            kind,
-            statement,
-            until,
-            turn,
-        });
-        // Calls of the same turn share a batch. Each of them starts batches, so that none depends on another
-        // call, which may be dropped.
+        let until = system::instant() + wait;
+        let lane = self.0.lane(kind);
+        let (number, answer) = lane.queue().push(key, statement, until);
+        // Calls of the same turn share a batch.
         yield_now().await;
-        self.0.dispatch(MOST_FOR_PART);
-        let turn = timeout_at(until, async {
-            loop {
-                match timeout(MAX_WAIT_FOR_OTHERS, &mut answer).await {
-                    Ok(turn) => break turn.ok(),
-                    Err(_elapsed) => self.0.dispatch(usize::MAX),
-                }
+        let answered = timeout_at(until, async {
+            match select(answer, pin!(self.lead(lane, number))).await {
+                Either::Left((answer, _)) => Either::Left(answer),
+                Either::Right((Some(place), _)) => Either::Right(place),
+                Either::Right((None, answer)) => Either::Left(answer.await),
             }
         });
-        match turn.await {
-            Ok(Some(WaitEnd::Alone(place))) => BatchResult::Ordinary(Some(place)),
-            Ok(Some(WaitEnd::Answered(answer, is_last))) => {
-                if is_last {
-                    context.batches_ended();
-                }
-                match answer {
-                    StatementResponse::Applied => BatchResult::Applied,
-                    StatementResponse::ConditionFailed(item) => BatchResult::ConditionFailed(item),
-                    StatementResponse::ConditionFailedWithoutItem => {
-                        BatchResult::ConditionFailedWithoutItem
-                    }
-                    StatementResponse::NotApplied => BatchResult::Ordinary(None),
-                    StatementResponse::Failed(kind, why) => BatchResult::Failed(kind, why),
-                }
+        let answer = match answered.await {
+            Ok(Either::Left(Ok(answer))) => answer,
+            Ok(Either::Right(place)) => return BatchResult::Ordinary(Some(place)),
+            // Still in the queue, so never sent.
+            Err(_elapsed) if lane.queue().remove(number).is_some() => {
+                return BatchResult::Ordinary(None);
             }
             // There was no response in time, or the batch's task ended without one.
-            Ok(None) | Err(_) => {
-                BatchResult::Failed(RequestErrorKind::Unanswered, "no answer in time".into())
+            Ok(Either::Left(Err(_))) | Err(_) => {
+                let why = "no answer in time".into();
+                return BatchResult::Failed(RequestErrorKind::Unanswered, why);
             }
-        }
+        };
+        self.0.report_end(context);
+        answer
     }
 
-    /// Counts a failed condition check whose response lacks the item, although the item exists. The first one
-    /// may be a race: the record was deleted, and then another worker claimed the key. After a few, we must
-    /// be talking to an emulator that leaves out items, and writes are no longer batched.
-    pub(super) fn item_is_missing(&self, context: &RequestContext) {
-        if self.0.missing_items.fetch_add(1, Relaxed) + 1 < MANY_MISSING {
-            return;
+    /// Waits until the call may go out, and sends it with the calls that wait by then. Returns the slot if it is
+    /// alone, and `None` if it is in a batch: its own or that of another call.
+    async fn lead(&self, lane: &Lane, number: u64) -> Option<Place> {
+        let shared = &self.0;
+        let is_full = lane.queue().waiting_with(number)? >= MAX_STATEMENTS;
+        let permit = if is_full {
+            None
+        } else {
+            let permit = Arc::clone(&lane.permits).acquire_owned();
+            timeout(MAX_WAIT_FOR_OTHERS, permit)
+                .await
+                .ok()
+                .and_then(Result::ok)
+        };
+        let place = shared.places.take(lane.kind).await.with_pace(permit);
+        let most = if shared.rests() { 1 } else { MAX_STATEMENTS };
+        let batch = lane.queue().take(number, most)?;
+        if batch.len() < shared.smallest {
+            return Some(place);
         }
-        let why = "no item of a failed condition check".into();
-        if self.0.end(&BatchingEnd::UnknownAnswer(why)) {
-            context.batches_ended();
-        }
+        // A separate task, because this caller may be dropped while the others still need their responses. In a trace,
+        // the batch is part of the message that started it.
+        let (batcher, kind) = (self.clone(), lane.kind);
+        let sent = async move {
+            batcher.0.send(kind, batch).await;
+            drop(place);
+        };
+        system::spawn(sent.in_current_span());
+        None
     }
 
-    /// Starts the batches that waited for the end of a request.
-    pub(super) fn dispatch(&self) {
-        self.0.dispatch(MOST_FOR_PART);
+    /// Notes that a statement was refused for this reason, but its ordinary request succeeded.
+    pub(super) fn refused(&self, kind: Request, why: Arc<str>, context: &RequestContext) {
+        if self.0.lane(kind).refused.fetch_add(1, Relaxed) + 1 >= MANY_REFUSED {
+            self.0.end(&BatchingEnd::Refused(why));
+        }
+        self.0.report_end(context);
     }
 }
 
-/// Returns how long a call waits for its batch: at most half of the time left.
-fn wait(context: &RequestContext) -> Duration {
-    let left = context.time_left();
-    left.map_or(MAX_WAIT, |left| MAX_WAIT.min(left / 2))
-}
-
-impl Silence {
-    fn is_rest(&self, now: Timestamp) -> bool {
-        self.until.is_some_and(|until| now.is_in_pause(REST, until))
-    }
-
-    /// Records that a batch sent at this time got no response.
-    fn unanswered(&mut self, sent: Instant, now: Timestamp) {
-        match self.since {
-            // This is the second copy of a batch, or it was sent after one that got no response.
-            Some(since) if sent >= since => self.until = Some(now + REST),
-            Some(_) => {}
-            None => self.since = Some(system::instant()),
-        }
-    }
-
-    fn answered(&mut self) {
-        *self = Self::default();
+/// Returns how long a call waits for its batch: at most half of the time left. `None` if there is too little.
+fn wait(context: &RequestContext) -> Option<Duration> {
+    match context.time_left() {
+        None => Some(MAX_WAIT),
+        Some(left) if left < MIN_TIME_LEFT => None,
+        Some(left) => Some(MAX_WAIT.min(left / 2)),
     }
 }
 
 impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn silence(&self) -> MutexGuard<'_, Silence> {
-        self.silence.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the next batch and its slot. After the last batch, each call is alone.
-    fn next_group(&self, most_for_part: usize) -> Option<(Place, Vec<PendingWrite>)> {
-        let mut queue = self.queue();
-        if queue.0.len() < MAX_STATEMENTS && self.places.in_flight() >= most_for_part {
-            return None;
-        }
-        let (kind, place) = self.places.try_take()?;
-        let most = if self.off.load(Relaxed) {
-            1
-        } else {
-            MAX_STATEMENTS
-        };
-        let group = queue.next(kind, most)?;
-        let claims = group.iter().any(|call| call.kind == Request::Claim);
-        let place = if claims { place } else { place.without_claim() };
-        Some((place, group))
-    }
-
-    /// Starts batches while calls wait and slots are free. While `most_for_part` requests are in flight, a
-    /// batch that is not full waits.
-    fn dispatch(self: &Arc<Self>, most_for_part: usize) {
-        while let Some((place, mut group)) = self.next_group(most_for_part) {
-            if group.len() >= self.smallest {
-                // A separate task, because a caller may be dropped while the others still need their
-                // responses. Without a runtime, the calls are dropped and treated as if they got no response.
-                let shared = Arc::clone(self);
-                let sent = async move {
-                    shared.send(group).await;
-                    drop(place);
-                    shared.dispatch(MOST_FOR_PART);
-                };
-                // In a trace, the batch is part of the message that started it.
-                system::spawn(sent.in_current_span());
-            } else if let Some(call) = group.pop() {
-                // If the caller is gone, this drops the slot.
-                let _gone = call.turn.send(WaitEnd::Alone(place));
-            }
+    fn lane(&self, kind: Request) -> &Lane {
+        match kind {
+            Request::Claim => &self.claims,
+            Request::Lease | Request::Other => &self.completions,
         }
     }
 
-    async fn send(&self, group: Vec<PendingWrite>) {
+    fn standing(&self) -> MutexGuard<'_, Standing> {
+        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether each write goes alone now.
+    fn rests(&self) -> bool {
+        self.standing().is_pause(Timestamp::now())
+    }
+
+    async fn send(&self, kind: Request, batch: Vec<Call>) {
         let sent = system::instant();
         // No caller waits longer than this.
-        let until = group
-            .iter()
-            .map(|call| call.until)
-            .max()
-            .unwrap_or_else(system::instant);
-        let (turns, statements): (Vec<_>, Vec<_>) = group
+        let until = batch.iter().map(|call| call.until).max().unwrap_or(sent);
+        let (callers, statements): (Vec<_>, Vec<_>) = batch
             .into_iter()
-            .map(|call| (call.turn, call.statement))
+            .map(|call| (call.answer, call.statement))
             .unzip();
         let request = self
             .client
             .batch_execute_statement()
             .set_statements(Some(statements));
         let BatchResponse { answers, end } = match timeout_at(until, request.send()).await {
-            Ok(Ok(output)) => BatchResponse::of(output, turns.len()),
-            Ok(Err(error)) => BatchResponse::of_failure(&error, turns.len()),
-            Err(_elapsed) => BatchResponse::unanswered("no answer in time", turns.len()),
+            Ok(Ok(output)) => BatchResponse::of(output, callers.len()),
+            Ok(Err(error)) => BatchResponse::of_failure(&error, callers.len()),
+            Err(_elapsed) => BatchResponse::unanswered("no answer in time", callers.len()),
         };
-        let is_unanswered = |answer: &StatementResponse| {
-            matches!(
-                answer,
-                StatementResponse::Failed(RequestErrorKind::Unanswered, _)
-            )
-        };
-        if answers.iter().all(is_unanswered) {
-            self.silence().unanswered(sent, Timestamp::now());
+        if answers.iter().all(BatchResult::is_unanswered) {
+            self.standing().unanswered(sent, Timestamp::now());
         } else {
-            self.silence().answered();
+            self.standing().answered();
         }
-        // One call reports it to the metrics.
-        let mut is_last = end.is_some_and(|end| self.end(&end));
-        for (turn, answer) in turns.into_iter().zip(answers) {
+        if answers.iter().any(BatchResult::is_accepted) {
+            self.lane(kind).refused.store(0, Relaxed);
+        }
+        if let Some(end) = end {
+            self.end(&end);
+        }
+        for (caller, answer) in callers.into_iter().zip(answers) {
             // If the caller is gone, it needs no response.
-            let told = turn.send(WaitEnd::Answered(answer, is_last)).is_ok();
-            is_last &= !told;
+            drop(caller.send(answer));
         }
     }
 
-    /// Stops batching for this store, and logs that once. Returns true at the first call.
-    fn end(&self, why: &BatchingEnd) -> bool {
-        if self.off.swap(true, Relaxed) {
-            return false;
+    /// Stops batching, and logs that once.
+    fn end(&self, why: &BatchingEnd) {
+        if self.standing().end(Timestamp::now()) {
+            why.log(&self.table);
+            for lane in [&self.claims, &self.completions] {
+                lane.refused.store(0, Relaxed);
+            }
         }
-        match why {
-            BatchingEnd::Denied => tracing::warn!(
-                table = self.table,
-                needs = "dynamodb:PartiQLInsert and dynamodb:PartiQLUpdate",
-                "DynamoDB denied access to batched writes: each write is sent alone until this process ends"
-            ),
-            BatchingEnd::UnknownAnswer(answer) => tracing::warn!(
-                table = self.table,
-                answer = &**answer,
-                "DynamoDB's response to a batched write has an unknown form: each write is sent alone until this process ends"
-            ),
+    }
+
+    /// Reports the end of batching to the metrics, once.
+    fn report_end(&self, context: &RequestContext) {
+        if self.standing().take_unreported_end() {
+            context.batches_ended();
         }
-        true
+    }
+}
+
+impl Lane {
+    fn of(kind: Request) -> Self {
+        Self {
+            kind,
+            queue: Mutex::default(),
+            permits: Arc::new(Semaphore::new(PERMITS)),
+            refused: AtomicU32::new(0),
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Queue {
-    /// Takes the next batch, whose keys are distinct. If only slots for other requests are free, claims stay
-    /// in the queue.
-    fn next(&mut self, place: Request, most: usize) -> Option<Vec<PendingWrite>> {
-        let mut group: Vec<PendingWrite> = Vec::new();
-        let mut left = VecDeque::new();
-        while let Some(call) = self.0.pop_front() {
-            if group.len() == most {
-                self.0.push_front(call);
-                break;
-            }
-            if call.turn.is_closed() {
-                // Its caller is gone.
-            } else if call.kind == Request::Claim && place == Request::Other
-                || group.iter().any(|other| other.key == call.key)
-            {
-                left.push_back(call);
-            } else {
-                group.push(call);
-            }
-        }
-        while let Some(call) = left.pop_back() {
-            self.0.push_front(call);
-        }
-        Some(group).filter(|group| !group.is_empty())
+    /// Adds a call. Returns its number, and where its response arrives.
+    fn push(
+        &mut self,
+        key: &str,
+        statement: BatchStatementRequest,
+        until: Instant,
+    ) -> (u64, oneshot::Receiver<BatchResult>) {
+        let (answer, answered) = oneshot::channel();
+        self.last += 1;
+        self.calls.push(Call {
+            number: self.last,
+            key: key.to_owned(),
+            statement,
+            until,
+            answer,
+        });
+        (self.last, answered)
+    }
+
+    /// Returns how many calls wait. `None` if this one is not among them.
+    fn waiting_with(&self, number: u64) -> Option<usize> {
+        let is_waiting = self.calls.iter().any(|call| call.number == number);
+        is_waiting.then_some(self.calls.len())
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Call> {
+        let place = self.calls.iter().position(|call| call.number == number)?;
+        Some(self.calls.remove(place))
+    }
+
+    /// Takes a batch with this call, at most `most` in all, whose keys are distinct. `None` if the call is in another
+    /// batch.
+    fn take(&mut self, number: u64, most: usize) -> Option<Vec<Call>> {
+        let first = self.remove(number)?;
+        self.calls.retain(|call| !call.answer.is_closed());
+        let mut keys = HashSet::from([first.key.clone()]);
+        let joins = |call: &mut Call| keys.len() < most && keys.insert(call.key.clone());
+        let mut batch = vec![first];
+        batch.extend(self.calls.extract_if(.., joins));
+        Some(batch)
     }
 }
 
@@ -383,125 +349,38 @@ mod tests {
 
     use super::*;
 
-    fn groups() -> Batcher {
-        let config = aws_sdk_dynamodb::Config::builder()
-            .behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::latest())
-            .build();
-        let client = Client::from_conf(config);
-        Batcher::new(&DynamoStore::new(client, "table"), 2)
-    }
-
     #[tokio::test(start_paused = true)]
     async fn wait_is_at_most_half_of_the_time_left() {
-        assert_eq!(wait(&RequestContext::default()), MAX_WAIT);
+        assert_eq!(wait(&RequestContext::default()), Some(MAX_WAIT));
         for (left, expected) in [
-            (MAX_WAIT / 2, MAX_WAIT / 4),
-            (10 * MAX_WAIT, MAX_WAIT),
-            (Duration::ZERO, Duration::ZERO),
+            (MAX_WAIT / 2, Some(MAX_WAIT / 4)),
+            (10 * MAX_WAIT, Some(MAX_WAIT)),
+            (MIN_TIME_LEFT, Some(MIN_TIME_LEFT / 2)),
+            (MIN_TIME_LEFT / 2, None),
+            (Duration::ZERO, None),
         ] {
             let context = RequestContext::until(Instant::now() + left, &Meter::default());
             assert_eq!(wait(&context), expected);
         }
     }
 
-    fn call(queue: &mut Queue, kind: Request, key: &str) -> oneshot::Receiver<WaitEnd> {
-        let (turn, answer) = oneshot::channel();
-        let statement = BatchStatementRequest::builder().statement("");
-        queue.0.push_back(PendingWrite {
-            key: key.into(),
-            kind,
-            statement: statement.build().unwrap(),
-            until: Instant::now(),
-            turn,
-        });
-        answer
-    }
-
-    fn keys(group: Option<Vec<PendingWrite>>) -> Option<Vec<String>> {
-        Some(group?.into_iter().map(|call| call.key).collect())
-    }
-
     #[tokio::test]
-    async fn group_has_distinct_keys_of_callers_present() {
+    async fn batch_has_distinct_keys_of_callers_present() {
         let mut queue = Queue::default();
-        let mut callers: Vec<_> = ["a", "b", "a", "c", "a", "b"]
-            .into_iter()
-            .map(|key| call(&mut queue, Request::Claim, key))
-            .collect();
-        drop(callers.remove(3));
-        let mut next = || keys(queue.next(Request::Claim, MAX_STATEMENTS));
-        assert_eq!(next().unwrap(), ["a", "b"]);
-        assert_eq!(next().unwrap(), ["a", "b"]);
-        assert_eq!(next().unwrap(), ["a"]);
-        assert_eq!(next(), None);
-    }
-
-    #[tokio::test]
-    async fn settlements_pass_claims_without_a_place() {
-        let mut queue = Queue::default();
-        let _claim = call(&mut queue, Request::Claim, "a");
-        let _settlement = call(&mut queue, Request::Other, "b");
-        assert_eq!(
-            keys(queue.next(Request::Other, MAX_STATEMENTS)).unwrap(),
-            ["b"]
-        );
-        assert_eq!(keys(queue.next(Request::Other, MAX_STATEMENTS)), None);
-        assert_eq!(
-            keys(queue.next(Request::Claim, MAX_STATEMENTS)).unwrap(),
-            ["a"]
-        );
-    }
-
-    #[tokio::test]
-    async fn part_of_a_group_waits_for_others() {
-        let Batcher(shared) = groups();
-        let numbers: Vec<_> = (0..30).map(|n| n.to_string()).collect();
-        let callers = |queue: &mut Queue| {
-            let calls = numbers.iter();
-            let calls = calls.map(|key| call(queue, Request::Other, key));
-            calls.collect::<Vec<_>>()
+        let mut call = |key| {
+            let statement = BatchStatementRequest::builder().statement("");
+            queue.push(key, statement.build().unwrap(), Instant::now())
         };
-        let _callers = callers(&mut shared.queue());
-        let mut places = Vec::new();
-        let (place, group) = shared.next_group(MOST_FOR_PART).unwrap();
-        places.push(place);
-        assert_eq!(keys(Some(group)).unwrap(), numbers[..25]);
-        while places.len() < MOST_FOR_PART {
-            places.push(shared.places.try_take().unwrap().1);
-        }
-        assert!(shared.next_group(MOST_FOR_PART).is_none());
-        let (_, group) = shared.next_group(usize::MAX).unwrap();
-        assert_eq!(keys(Some(group)).unwrap(), numbers[25..]);
-    }
-
-    #[tokio::test]
-    async fn calls_that_wait_at_the_end_of_groups_go_alone() {
-        let Batcher(shared) = groups();
-        let _callers = ["a", "b"].map(|key| call(&mut shared.queue(), Request::Other, key));
-        assert!(shared.end(&BatchingEnd::Denied));
-        for key in ["a", "b"] {
-            let (_place, group) = shared.next_group(MOST_FOR_PART).unwrap();
-            assert_eq!(keys(Some(group)).unwrap(), [key]);
-        }
-        assert!(shared.next_group(MOST_FOR_PART).is_none());
-    }
-
-    /// The monotonic clock stands still during the rest, as in a process that Lambda has frozen.
-    #[tokio::test(start_paused = true)]
-    async fn groups_rest_after_two_without_answer() {
-        let mut silence = Silence::default();
-        let (sent, now) = (Instant::now(), Timestamp::from_millis(1_000_000));
-        tokio::time::advance(Duration::from_secs(1)).await;
-        // Two in one turn.
-        silence.unanswered(sent, now);
-        silence.unanswered(sent, now);
-        assert!(!silence.is_rest(now));
-        silence.unanswered(Instant::now(), now);
-        assert!(silence.is_rest(now));
-        assert!(!silence.is_rest(now + REST));
-        assert!(!silence.is_rest(Timestamp::default()), "set back");
-        silence.answered();
-        silence.unanswered(Instant::now(), now);
-        assert!(!silence.is_rest(now));
+        let mut callers: Vec<_> = ["a", "b", "a", "c", "a", "b"].map(&mut call).into();
+        drop(callers.remove(3));
+        let mut take = |number, most| {
+            let batch = queue.take(number, most)?;
+            Some(batch.into_iter().map(|call| call.key).collect::<Vec<_>>())
+        };
+        assert_eq!(take(3, MAX_STATEMENTS).unwrap(), ["a", "b"]);
+        assert_eq!(take(3, MAX_STATEMENTS), None);
+        assert_eq!(take(1, 1).unwrap(), ["a"]);
+        assert_eq!(take(6, MAX_STATEMENTS).unwrap(), ["b", "a"]);
+        assert!(queue.calls.is_empty());
     }
 }

@@ -8,39 +8,36 @@ use aws_sdk_dynamodb::{
     types::{BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementResponse},
 };
 
+use super::standing::BatchingEnd;
 use crate::{
     dynamo::{
-        explain::{explain, kind},
+        explain::{explain, kind, refused_signature},
         item::Item,
+        store::Place,
     },
     protocol::RequestErrorKind,
 };
 
-/// The response to a statement.
-pub(super) enum StatementResponse {
+/// How a call ended.
+pub(super) enum BatchResult {
     Applied,
     /// The condition check failed because of this item.
     ConditionFailed(Item),
-    /// The condition check failed, and the response has no item: there is none, or an emulator left it out.
-    ConditionFailedWithoutItem,
-    /// Not applied, but the ordinary request may succeed.
-    NotApplied,
-    /// The statement failed for this reason. If it got no response, it may have been applied.
+    /// An `INSERT` found an item. The ordinary request finds out which.
+    Duplicate,
+    /// Not sent or not applied. The ordinary request follows, in this slot if the call has one. Also for a failed
+    /// condition check whose response has no item: there is none, or an emulator left it out.
+    Ordinary(Option<Place>),
+    /// DynamoDB did not accept the statement, because of this error. The ordinary request follows. If DynamoDB
+    /// accepts that, the caller reports it ([`Batcher::refused`](super::queue::Batcher::refused)).
+    Refused(Arc<str>),
+    /// The call failed for this reason. If it got no response, it may have been applied.
     Failed(RequestErrorKind, Arc<str>),
-}
-
-/// Why a process stops batching.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum BatchingEnd {
-    /// The role may not send statements.
-    Denied,
-    /// The response has a form that DynamoDB is not known to send.
-    UnknownAnswer(Arc<str>),
 }
 
 /// The responses to the statements of a batch, in their order.
 pub(super) struct BatchResponse {
-    pub(super) answers: Vec<StatementResponse>,
+    pub(super) answers: Vec<BatchResult>,
     /// Set if this batch must be the last.
     pub(super) end: Option<BatchingEnd>,
 }
@@ -59,7 +56,7 @@ impl BatchResponse {
         }
         let mut end = None;
         let answers = responses.into_iter().map(|response| {
-            let (answer, ends) = StatementResponse::of(response);
+            let (answer, ends) = BatchResult::of(response);
             end = end.take().or(ends);
             answer
         });
@@ -78,24 +75,35 @@ impl BatchResponse {
         if error.code() == Some("AccessDeniedException") {
             return Self {
                 end: Some(BatchingEnd::Denied),
-                ..Self::all(statements, || StatementResponse::NotApplied)
+                ..Self::all(statements, || BatchResult::Ordinary(None))
             };
         }
-        Self::all(statements, || match kind(error) {
-            RequestErrorKind::Denied | RequestErrorKind::Invalid => StatementResponse::NotApplied,
-            kind => StatementResponse::Failed(kind, Arc::clone(&why)),
-        })
+        let kind = kind(error);
+        let mut all = Self::all(statements, || match kind {
+            RequestErrorKind::Denied | RequestErrorKind::Invalid => BatchResult::Ordinary(None),
+            kind => BatchResult::Failed(kind, Arc::clone(&why)),
+        });
+        let is_refused = match kind {
+            RequestErrorKind::Invalid => true,
+            RequestErrorKind::Denied => !error.code().is_some_and(can_pass),
+            RequestErrorKind::Contended | RequestErrorKind::Unanswered => false,
+        };
+        // One statement stands for the batch.
+        if is_refused && let Some(first) = all.answers.first_mut() {
+            *first = BatchResult::Refused(why);
+        }
+        all
     }
 
     /// Returns the results of a batch that got no response.
     pub(super) fn unanswered(why: &str, statements: usize) -> Self {
         let why: Arc<str> = why.into();
         Self::all(statements, || {
-            StatementResponse::Failed(RequestErrorKind::Unanswered, Arc::clone(&why))
+            BatchResult::Failed(RequestErrorKind::Unanswered, Arc::clone(&why))
         })
     }
 
-    fn all(statements: usize, answer: impl Fn() -> StatementResponse) -> Self {
+    fn all(statements: usize, answer: impl Fn() -> BatchResult) -> Self {
         Self {
             answers: (0..statements).map(|_| answer()).collect(),
             end: None,
@@ -103,7 +111,31 @@ impl BatchResponse {
     }
 }
 
-impl StatementResponse {
+/// Returns whether a batch that was denied with this code may be accepted later: with newer credentials, by a
+/// clock that was set, in a table that exists by then.
+fn can_pass(code: &str) -> bool {
+    const CODES: [&str; 4] = [
+        "AccessDeniedException",
+        "ExpiredTokenException",
+        "ResourceNotFoundException",
+        "UnrecognizedClientException",
+    ];
+    CODES.contains(&code) || refused_signature(code).is_some()
+}
+
+impl BatchResult {
+    pub(super) const fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Failed(RequestErrorKind::Unanswered, _))
+    }
+
+    /// Returns whether DynamoDB accepted the statement, whatever came of it.
+    pub(super) const fn is_accepted(&self) -> bool {
+        matches!(
+            self,
+            Self::Applied | Self::ConditionFailed(_) | Self::Duplicate
+        )
+    }
+
     /// Reads the response to one statement. Also returns whether it shows that this batch must be the last.
     fn of(response: BatchStatementResponse) -> (Self, Option<BatchingEnd>) {
         let Some(BatchStatementError { code, item, .. }) = response.error else {
@@ -112,12 +144,12 @@ impl StatementResponse {
         let why: Arc<str> = code.as_ref().map_or("no code", Code::as_str).into();
         let answer = match (code, item) {
             (Some(Code::AccessDenied), _) => {
-                return (Self::NotApplied, Some(BatchingEnd::Denied));
+                return (Self::Ordinary(None), Some(BatchingEnd::Denied));
             }
             (Some(Code::ConditionalCheckFailed), Some(item)) if !item.is_empty() => {
                 Self::ConditionFailed(item)
             }
-            (Some(Code::ConditionalCheckFailed), _) => Self::ConditionFailedWithoutItem,
+            (Some(Code::DuplicateItem), _) => Self::Duplicate,
             (
                 Some(
                     Code::ProvisionedThroughputExceeded
@@ -127,16 +159,12 @@ impl StatementResponse {
                 ),
                 _,
             ) => Self::Failed(RequestErrorKind::Contended, why),
-            (
-                Some(
-                    // An `INSERT` found an item.
-                    Code::DuplicateItem
-                    | Code::ItemCollectionSizeLimitExceeded
-                    | Code::ResourceNotFound
-                    | Code::ValidationError,
-                ),
-                _,
-            ) => Self::NotApplied,
+            (Some(Code::ConditionalCheckFailed | Code::ResourceNotFound), _) => {
+                Self::Ordinary(None)
+            }
+            (Some(Code::ItemCollectionSizeLimitExceeded | Code::ValidationError), _) => {
+                Self::Refused(why)
+            }
             (Some(Code::InternalServerError), _) => Self::Failed(RequestErrorKind::Unanswered, why),
             // No code, or one that is unknown today.
             _ => {
