@@ -168,6 +168,19 @@ impl Deadline {
         Self { start_by, ..self }
     }
 
+    /// Returns whether a claimed operation may begin at this time of the wall clock. A claim takes time, and Lambda may
+    /// have frozen the process until its lease was over. We do not use up the lease margin: a worker whose clock is
+    /// ahead sees the lease expire earlier.
+    pub(crate) fn may_begin(&self, now: Timestamp) -> bool {
+        self.may_start() && !self.has_ended(now)
+    }
+
+    /// Returns whether the worker's right to run has ended, by the wall clock. Timers stand still while Lambda freezes
+    /// the process.
+    pub(crate) fn has_ended(&self, now: Timestamp) -> bool {
+        now > self.invocation_end
+    }
+
     /// Returns a deadline until whose end a handler may start.
     pub(crate) fn without_min_time(self) -> Self {
         let start_by = self.handler_cutoff;

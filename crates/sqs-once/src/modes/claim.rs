@@ -7,8 +7,8 @@ use super::{
     held::HeldClaim,
     mode::{Claimed, Suspect},
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
-    run::run,
-    work::{HandlerEnd, guard, guard_now},
+    run::run_work,
+    work::{HandlerEnd, guard_now},
 };
 use crate::{
     deadline::Deadline,
@@ -41,12 +41,7 @@ impl<S: Store> Once<S> {
         F: Future<Output = Result<A, Failure>> + Send,
         A: HandlerOutput,
     {
-        let (clock, deadline) = (|| self.records.now(), operation.deadline);
-        run(self, &self.turns, operation, |attempt, _| {
-            // Making the future runs the application's code too.
-            guard(clock, deadline, async { work(attempt).await })
-        })
-        .await
+        run_work(self, &self.turns, operation, work).await
     }
 
     /// Claims an operation, and decides how its handler runs.
@@ -78,9 +73,7 @@ impl<S: Store> Once<S> {
             Ok(claim) => claim,
             Err(outcome) => return Claimed::Ended(outcome),
         };
-        // A claim takes time, and Lambda may have frozen the process until the lease was over. We do not use
-        // up the lease margin here: a worker whose clock is ahead sees the lease expire earlier.
-        if !self.may_start(operation) {
+        if !deadline.may_begin(self.records.now()) {
             let outcome = Outcome::NotStarted;
             return Claimed::Ended(self.undo(operation, &claim, false, outcome).await);
         }
@@ -112,23 +105,6 @@ impl<S: Store> Once<S> {
         Claimed::Suspect(claim, suspect)
     }
 
-    /// Counts the attempt of a suspect, if its handler may still start.
-    pub(super) async fn counted(
-        &self,
-        operation: &Operation,
-        mut claim: HeldClaim,
-    ) -> Result<HeldClaim, Outcome> {
-        if self.may_start(operation) {
-            self.count_alone(operation, &mut claim).await?;
-            if self.may_start(operation) {
-                return Ok(claim);
-            }
-        }
-        Err(self
-            .undo(operation, &claim, false, Outcome::NotStarted)
-            .await)
-    }
-
     /// Returns the output to complete the operation with. Settles the claim if there is none.
     pub(super) async fn output<O>(
         &self,
@@ -142,11 +118,6 @@ impl<S: Store> Once<S> {
             HandlerEnd::NoOutput(end) => self.end_without_output(operation, claim, end).await,
             HandlerEnd::NotStarted(outcome) => self.undo(operation, claim, false, outcome).await,
         })
-    }
-
-    fn may_start(&self, operation: &Operation) -> bool {
-        let deadline = operation.deadline;
-        deadline.may_start() && self.records.now() <= deadline.invocation_end()
     }
 
     async fn send_claim(
@@ -248,7 +219,7 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     }
 
     async fn alone(&self, operation: &Operation, claim: HeldClaim) -> Result<HeldClaim, Outcome> {
-        self.counted(operation, claim).await
+        self.count_alone(operation, claim).await
     }
 
     async fn finish(&self, operation: &Operation, claim: HeldClaim, end: HandlerEnd<O>) -> Outcome {

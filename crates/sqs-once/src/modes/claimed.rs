@@ -28,7 +28,7 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Onc
     }
 
     async fn alone(&self, operation: &Operation, claim: HeldClaim) -> Result<HeldClaim, Outcome> {
-        self.counted(operation, claim).await
+        self.count_alone(operation, claim).await
     }
 
     async fn finish(

@@ -64,8 +64,8 @@ impl<S: Store> Once<S> {
         // Half of the time for writes is left for the completion itself.
         let write_until = operation.deadline.write_until();
         let left = write_until.saturating_duration_since(system::instant());
-        let memory = self.output_memory.wait(&output, write_until - left / 2);
-        let memory = memory.await;
+        let latest = write_until - left / 2;
+        let memory = self.output_memory.wait(&output, latest).await;
         let stored = (self.records).store(key, owner, output, operation.deadline);
         (memory, stored.await)
     }
@@ -159,9 +159,28 @@ impl<S: Store> Once<S> {
     pub(super) async fn count_alone(
         &self,
         operation: &Operation,
-        claim: &mut HeldClaim,
-    ) -> Result<(), Outcome> {
-        let latest = operation.deadline.start_by();
+        mut claim: HeldClaim,
+    ) -> Result<HeldClaim, Outcome> {
+        let not_counted = if operation.deadline.may_begin(self.records.now()) {
+            match self.send_count(operation, &mut claim).await {
+                Settled::Applied if operation.deadline.may_begin(self.records.now()) => {
+                    return Ok(claim);
+                }
+                // The turn came too late for this write.
+                Settled::Applied | Settled::Unknown(StoreError::OutOfTime { .. }) => {
+                    Outcome::NotStarted
+                }
+                Settled::LeaseLost => return Err(Outcome::LeaseLost),
+                Settled::Unknown(error) => Outcome::store_unavailable(error),
+            }
+        } else {
+            Outcome::NotStarted
+        };
+        Err(self.undo(operation, &claim, false, not_counted).await)
+    }
+
+    /// Writes the count of an attempt alone, and the lease until which the message rests if the process dies.
+    async fn send_count(&self, operation: &Operation, claim: &mut HeldClaim) -> Settled {
         let exclusive_attempts = claim.claimed.exclusive_attempts;
         let attempt = exclusive_attempts + u64::from(!flawed!("attempts alone are not counted"));
         let waits = &self.crash_waits;
@@ -170,22 +189,12 @@ impl<S: Store> Once<S> {
         let kept_until = until + claim.takeover_after;
         let settlement = (self.records).attempt_alone(until, kept_until, attempt);
         claim.ran_alone = true;
-        let effort = Effort::attempt_alone(latest, &operation.meter);
-        match self.settle(claim, &effort, &fence, &settlement).await {
-            Settled::Applied => claim.lease_until = until,
-            Settled::LeaseLost => return Err(Outcome::LeaseLost),
-            // The turn came too late for this write.
-            Settled::Unknown(StoreError::OutOfTime { .. }) => {
-                return Err(self
-                    .undo(operation, claim, false, Outcome::NotStarted)
-                    .await);
-            }
-            Settled::Unknown(error) => {
-                let outcome = Outcome::store_unavailable(error);
-                return Err(self.undo(operation, claim, false, outcome).await);
-            }
+        let effort = Effort::attempt_alone(operation.deadline.start_by(), &operation.meter);
+        let settled = self.settle(claim, &effort, &fence, &settlement).await;
+        if matches!(settled, Settled::Applied) {
+            claim.lease_until = until;
         }
-        Ok(())
+        settled
     }
 
     /// Records that the process died every time this message ran alone.

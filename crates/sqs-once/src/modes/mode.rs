@@ -23,7 +23,7 @@ use crate::{
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
-    /// What the mode keeps while a handler runs.
+    /// The mode's state of an operation while its handler runs.
     #[doc(hidden)]
     type Claim: Send + 'static;
 
@@ -100,7 +100,7 @@ impl Claimed<()> {
     }
 }
 
-/// What is known of a message whose handler may have ended its process.
+/// A claimed operation whose handler may have ended its process.
 #[derive(Clone, Debug)]
 pub struct Suspect {
     /// The earlier attempts.

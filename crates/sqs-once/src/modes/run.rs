@@ -20,9 +20,21 @@ pub async fn run_here<M: Mode<O>, O: HandlerOutput, F>(
 where
     F: Future<Output = Result<O, Failure>>,
 {
+    run_work(mode, &Turns::default(), operation, work).await
+}
+
+/// Runs one operation outside a batch, in its turn.
+pub(super) async fn run_work<M: Mode<O>, O: HandlerOutput, F>(
+    mode: &M,
+    turns: &Turns,
+    operation: Operation,
+    work: impl FnOnce(Attempt) -> F,
+) -> Outcome
+where
+    F: Future<Output = Result<O, Failure>>,
+{
     let (clock, deadline) = (|| mode.now(), operation.deadline);
-    let turns = Turns::default();
-    let run = run(mode, &turns, operation, |attempt, _| {
+    let run = run(mode, turns, operation, |attempt, _| {
         // Making the future runs the application's code too.
         guard(clock, deadline, async { work(attempt).await })
     });
@@ -49,7 +61,7 @@ pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
 
 /// Claims an operation, runs `work` and records its end. `work` gets the attempt, and whether the handler may run
 /// after a look-up.
-pub(super) async fn run<M: Mode<O>, O: HandlerOutput, F>(
+async fn run<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
     operation: Operation,
@@ -84,8 +96,7 @@ where
     mode.finish(&operation, claim, end).await
 }
 
-/// Begins an attempt. `None` if its handler must not start any more: a claim takes time, and Lambda may have frozen the
-/// process meanwhile.
+/// Begins an attempt. `None` if its handler must not start any more.
 pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
     mode: &M,
     operation: &Operation,
@@ -93,7 +104,7 @@ pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
     history: &History,
 ) -> Option<Attempt> {
     let deadline = operation.deadline;
-    if !deadline.may_start() || mode.now() > deadline.invocation_end() {
+    if !deadline.may_begin(mode.now()) {
         return None;
     }
     let (key, delivery) = (operation.key.clone(), operation.delivery.clone());
@@ -113,36 +124,31 @@ pub(crate) async fn call<H: Handler>(
     attempt: Attempt,
     runs_handler: bool,
 ) -> HandlerEnd<H::Output> {
+    let mut end = (!runs_handler).then_some(HandlerEnd::NotFound);
     if let Some(look_up) = look_up
         && attempt.history().may_have_effect()
     {
-        let asked = look_up.ask(&message, &attempt);
-        let found = match guard(&clock, deadline, asked).await {
-            Ok(LookedUp::Found(output)) => Some(HandlerEnd::Found(output)),
-            Ok(LookedUp::NotFound) => None,
-            Err(end) => Some(HandlerEnd::NotStarted(not_looked_up(end))),
-        };
-        let effect = match &found {
-            Some(HandlerEnd::Found(_)) => "found",
-            Some(_) => "unknown",
-            None => "not found",
-        };
-        tracing::info!(key = %attempt.key(), effect, "looked up the earlier attempt");
-        if let Some(end) = found {
-            // The end is known, even if dropping the message panics.
-            let _panic = guard_now(|| {
-                drop(message);
-                Ok(())
-            });
-            return end;
+        let found = guard(&clock, deadline, look_up.ask(&message, &attempt)).await;
+        if let Ok(found) = &found {
+            let effect = match found {
+                LookedUp::Found(_) => "found",
+                LookedUp::NotFound => "not found",
+            };
+            tracing::info!(key = %attempt.key(), effect, "looked up the earlier attempt");
+        }
+        match found {
+            Ok(LookedUp::Found(output)) => end = Some(HandlerEnd::Found(output)),
+            Ok(LookedUp::NotFound) => {}
+            Err(why) => end = Some(HandlerEnd::NotStarted(not_looked_up(why))),
         }
     }
-    if !runs_handler {
+    if let Some(end) = end {
+        // The end is known, even if dropping the message panics.
         let _panic = guard_now(|| {
             drop(message);
             Ok(())
         });
-        return HandlerEnd::NotFound;
+        return end;
     }
     guard(clock, deadline, async {
         handler.handle(message, attempt).await

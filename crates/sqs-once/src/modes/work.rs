@@ -82,8 +82,7 @@ pub(crate) fn guard<T>(
     let work = AssertUnwindSafe(work).catch_unwind();
     let mut work = Box::pin(timeout_at(deadline.handler_cutoff(), work));
     poll_fn(move |context| {
-        // We do not use up the lease margin: a worker whose clock is ahead sees the lease expire earlier.
-        if clock() > deadline.invocation_end() {
+        if deadline.has_ended(clock()) {
             return Poll::Ready(Err(NoOutput::OutOfTime));
         }
         work.as_mut().poll(context).map(|end| match end {

@@ -42,6 +42,7 @@ use crate::{
 const MOST_HANDLERS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 /// Memory of the process without messages, in MB, with some room for the allocator.
 const MEMORY_OF_PROCESS: u32 = 64;
+
 impl Settings {
     /// Reads the settings of batches.
     pub(super) fn batches(&mut self) -> Result<Batches, SettingsError> {

@@ -205,29 +205,22 @@ fn defaults_match_the_documented_table() {
 
 #[test]
 fn handlers_of_a_batch_fit_into_the_memory() {
-    let handlers = |memory: &str| {
-        let auto = ("CONSUMER_CONCURRENCY", "auto");
-        let memory = [auto, ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory)];
-        let (_, _, batches) = read(&[&REQUIRED[..], &memory].concat()).unwrap();
-        let (limit, each) = (batches.concurrency_of_claims(), 3 << 19);
-        (0..)
-            .take_while(|n| limit.admits(*n, (n + 1) * each))
-            .count()
-    };
-    let of_memory = ["40", "128", "256", "10240", ""].map(handlers);
-    assert_eq!(of_memory, [10, 42, 100, 100, 100]);
-    let several = |at_once| {
+    let fit = |memory: &str, at_once: &str, each: usize| {
         let vars = [
-            ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "2112"),
+            ("CONSUMER_CONCURRENCY", "auto"),
+            ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory),
             ("AWS_LAMBDA_MAX_CONCURRENCY", at_once),
         ];
         let (_, _, batches) = read(&[&REQUIRED[..], &vars].concat()).unwrap();
-        let (limit, each) = (batches.concurrency_of_claims(), 20 << 20);
+        let limit = batches.concurrency_of_claims();
         (0..)
             .take_while(|n| limit.admits(*n, (n + 1) * each))
             .count()
     };
-    assert_eq!(["1", "2", "4", "8"].map(several), [100, 51, 25, 12]);
+    let of_memory = ["40", "128", "256", "10240", ""].map(|memory| fit(memory, "1", 3 << 19));
+    assert_eq!(of_memory, [10, 42, 100, 100, 100]);
+    let several = ["1", "2", "4", "8"].map(|at_once| fit("2112", at_once, 20 << 20));
+    assert_eq!(several, [100, 51, 25, 12]);
     let (_, _, set) = read(&[&REQUIRED[..], &[("CONSUMER_CONCURRENCY", "7")]].concat()).unwrap();
     assert_eq!(set.concurrency_of_claims().most(), 7);
 }

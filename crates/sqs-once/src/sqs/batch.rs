@@ -56,7 +56,7 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     running: HashMap<usize, Running>,
     /// Chains whose next message may start.
     ready: VecDeque<Chain>,
-    suspects: Vec<(usize, Parked<M::Claim>, Running)>,
+    suspects: Vec<Waiting<M::Claim>>,
     /// What the task of each message sees of the batch.
     shown: OfBatch,
     /// The handlers that began, for those whose end does not become known.
@@ -74,6 +74,19 @@ struct Running {
     /// Kept here so that it ends with the response of the batch, even if a handler still blocks its thread.
     _turn: Option<Turn>,
     began: Option<Began>,
+}
+
+/// A suspect that waits for its turn.
+struct Waiting<C> {
+    index: usize,
+    parked: Parked<C>,
+    running: Running,
+}
+
+impl<C> Waiting<C> {
+    fn deadline(&self) -> Deadline {
+        self.parked.operation.deadline
+    }
 }
 
 impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
@@ -162,8 +175,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// false if nothing runs.
     async fn ends(&mut self) -> bool {
         loop {
-            let start_by =
-                |(_, parked, _): &(_, Parked<M::Claim>, _)| parked.operation.deadline.start_by();
+            let start_by = |suspect: &Waiting<_>| suspect.deadline().start_by();
             let joined = match self.suspects.iter().map(start_by).min() {
                 None => self.tasks.join_next().await,
                 Some(latest) => match timeout_at(latest, self.tasks.join_next()).await {
@@ -215,19 +227,25 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     async fn run_suspects(&mut self) {
         // The next one is the last of the list.
         self.suspects
-            .sort_by_key(|(index, parked, _)| Reverse((parked.suspect.exclusive_attempts, *index)));
-        while let Some((index, parked, running)) = self.suspects.pop() {
-            let deadline = parked.operation.deadline;
+            .sort_by_key(|next| Reverse((next.parked.suspect.exclusive_attempts, next.index)));
+        while let Some(next) = self.suspects.pop() {
+            let deadline = next.deadline();
             let turn = if deadline.may_start() {
-                let turns = self.consumer.process.turns.clone();
-                turns.alone(deadline.start_by()).await
+                (self.consumer.process.turns)
+                    .alone(deadline.start_by())
+                    .await
             } else {
                 None
             };
             if turn.is_none() {
-                self.give_back(index, parked, running);
+                self.give_back(next);
                 continue;
             }
+            let Waiting {
+                index,
+                parked,
+                running,
+            } = next;
             let running = Running {
                 _turn: turn,
                 ..running
@@ -248,16 +266,20 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
 
     /// Gives the claims back of the suspects for which there is no more time.
     fn give_back_late(&mut self) {
-        let late =
-            |(_, parked, _): &mut (_, Parked<M::Claim>, _)| !parked.operation.deadline.may_start();
-        let late: Vec<_> = self.suspects.extract_if(.., late).collect();
-        for (index, parked, running) in late {
-            self.give_back(index, parked, running);
+        let is_late = |suspect: &mut Waiting<_>| !suspect.deadline().may_start();
+        let late: Vec<_> = self.suspects.extract_if(.., is_late).collect();
+        for suspect in late {
+            self.give_back(suspect);
         }
     }
 
     /// Gives the claim of a suspect back.
-    fn give_back(&mut self, index: usize, parked: Parked<M::Claim>, running: Running) {
+    fn give_back(&mut self, suspect: Waiting<M::Claim>) {
+        let Waiting {
+            index,
+            parked,
+            running,
+        } = suspect;
         let of_batch = self.shown.at(index);
         self.start(index, running, move |consumer, _| async move {
             consumer.give_back(parked, of_batch).await
@@ -305,15 +327,19 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 self.continue_chain(stops, running.chain);
             }
             Ran::Suspect(parked) => {
-                let running = Running {
-                    _turn: None,
-                    ..running
+                let suspect = Waiting {
+                    index,
+                    parked: *parked,
+                    running: Running {
+                        _turn: None,
+                        ..running
+                    },
                 };
                 if self.suspects.len() < MOST_SUSPECTS {
                     self.shown.suspects_wait.store(true, Relaxed);
-                    self.suspects.push((index, *parked, running));
+                    self.suspects.push(suspect);
                 } else {
-                    self.give_back(index, *parked, running);
+                    self.give_back(suspect);
                 }
             }
         }
@@ -371,7 +397,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         // There was no time to give their claims back.
         let suspects = mem::take(&mut self.suspects).into_iter();
         self.running
-            .extend(suspects.map(|(index, _, running)| (index, running)));
+            .extend(suspects.map(|suspect| (suspect.index, suspect.running)));
         let mut blocking = Vec::new();
         for index in 0..self.messages.len() {
             if self.ended[index].is_some() {

@@ -56,7 +56,7 @@ const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
 const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
 /// Longest time that a call waits for its batch: longer than the client of `aws::config` waits.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// A refused statement may be an accident. After this many in a row whose ordinary requests succeeded, it is none.
+/// Batching ends after this many refusals in a row whose ordinary requests succeeded. One alone may be an accident.
 const MANY_REFUSED: u32 = 3;
 
 /// The batches of one store. Clones share them.

@@ -12,7 +12,7 @@ const REST: Duration = Duration::from_secs(10);
 /// How long writes are not batched after a [`BatchingEnd`].
 const END: Duration = Duration::from_secs(3600);
 
-/// Whether writes are batched. All pauses run by the wall clock ([`Timestamp::is_in_pause`]).
+/// Decides whether writes are batched. All pauses run by the wall clock ([`Timestamp::is_in_pause`]).
 #[derive(Default)]
 pub(super) struct Standing {
     /// Since then, no batch got a response.
