@@ -1,11 +1,11 @@
 //! [`Settings`]: environment variables into a configured [`Consumer`].
 
 pub(crate) mod any_store;
-mod batches;
 mod function;
 mod modes;
 mod parse;
-mod records;
+mod shared;
+mod table;
 pub(crate) mod variables;
 
 use std::{
@@ -17,12 +17,11 @@ use aws_config::SdkConfig;
 
 pub use crate::settings::variables::{SettingsError, UnknownVariable, Variables};
 
-use self::{any_store::AnyStore, batches::Batches, records::ResultPlace};
+use self::any_store::AnyStore;
 use crate::{
     aws,
     handler::Handler,
     modes::{Mode, Once},
-    protocol::AfterFailure,
     settings::variables::{ModeOptions, ModeSettings},
     sqs::Consumer,
 };
@@ -222,23 +221,16 @@ impl Settings {
     {
         let shared = self.shared();
         let read = (|| Ok((handler?, shared?)))();
-        let (handler, (after_failure, results, batches)) = self.check(read)?;
+        let (handler, shared) = self.check(read)?;
         let config = self.config().await;
         let options = ModeOptions {
-            retention: batches.retention,
-            after_failure,
-            results: results.results(&config),
+            retention: shared.values.retention,
+            after_failure: shared.values.after_failure,
+            results: shared.results(&config),
             warm_up: self.warm_up,
         };
         let mode = mode.with_settings(options).await;
-        Ok(batches.consumer(mode, handler, &config))
-    }
-
-    /// Reads everything for [`consumer`](Self::consumer) except the variables of the mode.
-    fn shared(&mut self) -> Result<(AfterFailure, ResultPlace, Batches), SettingsError> {
-        let (after_failure, results) = (self.after_failure(), self.results());
-        let batches = self.batches();
-        Ok((after_failure?, results?, batches?))
+        Ok(shared.consumer(mode, handler, &config))
     }
 
     /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error. Logs

@@ -43,11 +43,10 @@ impl Settings {
         } else {
             self.table().map(Some)
         };
-        let (records, batches) = (self.records(), self.batches());
-        let read = (|| Ok((handler?, table?, records?, batches?)))();
-        let (handler, table, records, batches) = self.check(read)?;
-        let reads_s3 = batches.read_s3() || records.results.call_s3();
-        let config = if table.is_some() || batches.call_sqs() || reads_s3 {
+        let shared = self.shared();
+        let read = (|| Ok((handler?, table?, shared?)))();
+        let (handler, table, shared) = self.check(read)?;
+        let config = if table.is_some() || shared.calls_aws() {
             self.config().await
         } else {
             // Without this, the SDK would look for a Region, which takes seconds on a machine outside AWS.
@@ -55,10 +54,9 @@ impl Settings {
         };
         let (store, to_read) = match table {
             Some(table) => {
-                let grouping = table.grouping;
                 let store = table.store(&config);
                 let to_read = self.warm_up.then(|| store.clone());
-                let store = if grouping {
+                let store = if shared.values.batched_writes {
                     AnyStore::Batched(Batched::new(store))
                 } else {
                     AnyStore::DynamoDb(store)
@@ -72,20 +70,15 @@ impl Settings {
                 (AnyStore::Memory(MemoryStore::default()), None)
             }
         };
-        // Outputs in S3 may have any size.
-        let concurrency = if records.results.call_s3() {
-            batches.concurrency()
-        } else {
-            batches.concurrency_of_claims()
-        };
-        let once = records.once(store, &batches, &config);
-        if batches.concurrency.is_none() {
+        let concurrency = shared.concurrency_of_claims();
+        let once = shared.once(store, &config);
+        if shared.values.concurrency.is_none() {
             tracing::info!(
                 handlers = concurrency.small_messages(),
                 "CONSUMER_CONCURRENCY is `auto`: at most this many handlers of one batch run at a time, or fewer with long bodies"
             );
         }
-        let build = || batches.consumer(once, handler, &config);
+        let build = || shared.consumer(once, handler, &config);
         let consumer = while_reading(to_read, build).await;
         Ok(consumer.concurrent(concurrency))
     }
@@ -110,15 +103,14 @@ impl Settings {
     where
         Inbox<DynamoStore>: Mode<H::Output>,
     {
-        let (table, records) = (self.table(), self.records());
-        let batches = self.batches();
-        let read = (|| Ok((handler?, table?, records?, batches?)))();
-        let (handler, table, records, batches) = self.check(read)?;
+        let (table, shared) = (self.table(), self.shared());
+        let read = (|| Ok((handler?, table?, shared?)))();
+        let (handler, table, shared) = self.check(read)?;
         let config = self.config().await;
         let store = table.store(&config);
         let to_read = self.warm_up.then(|| store.clone());
-        let inbox = Inbox::new(records.once(store, &batches, &config));
-        let build = || batches.consumer(inbox, handler, &config);
+        let inbox = Inbox::new(shared.once(store, &config));
+        let build = || shared.consumer(inbox, handler, &config);
         Ok(while_reading(to_read, build).await)
     }
 
@@ -143,12 +135,12 @@ impl Settings {
     where
         ItemMode: Mode<H::Output>,
     {
-        let batches = self.batches();
-        let read = (|| Ok((handler?, batches?)))();
-        let (handler, batches) = self.check(read)?;
+        let shared = self.shared();
+        let read = (|| Ok((handler?, shared?)))();
+        let (handler, shared) = self.check(read)?;
         let config = self.config().await;
-        let item_mode = ItemMode::new(Client::new(&config)).retention(batches.retention);
-        Ok(batches.consumer(item_mode, handler, &config))
+        let item_mode = ItemMode::new(Client::new(&config)).retention(shared.values.retention);
+        Ok(shared.consumer(item_mode, handler, &config))
     }
 }
 

@@ -1,10 +1,14 @@
 //! Parsers of the values of settings.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{
+    convert::Infallible,
+    num::{NonZeroU32, NonZeroUsize},
+    time::Duration,
+};
 
 use crate::{
     dynamo::store::{Field, Layout},
-    protocol::Namespace,
+    protocol::{AfterFailure, Namespace},
     settings::variables::parse::positive,
     sqs::Visibility,
 };
@@ -32,7 +36,7 @@ pub(super) fn namespace(text: &str) -> Result<Namespace, String> {
     }
 }
 
-pub(super) fn backoff(text: &str) -> Result<Duration, String> {
+pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
     match positive(text)? {
         span if span > Visibility::LONGEST_BACKOFF => Err(
             "must be at most 11h 30m: SQS hides a message for no longer than 12 hours after its receive"
@@ -43,26 +47,24 @@ pub(super) fn backoff(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a value that has an effect only with the feature `s3`. Without it, every value is an error.
-pub(super) fn of_s3<T>(
+pub(crate) fn of_s3<T: Default>(
     parse: impl FnOnce(&str) -> Result<T, String>,
-) -> impl FnOnce(T, &str) -> Result<T, String> {
-    |_default, text| {
-        if cfg!(feature = "s3") {
-            parse(text)
-        } else {
-            Err("needs the feature `s3` of the crate sqs-once".to_owned())
-        }
+) -> impl FnOnce(&str) -> Result<T, String> {
+    |text| match text {
+        "" => Ok(T::default()),
+        _ if cfg!(feature = "s3") => parse(text),
+        _ => Err("needs the feature `s3` of the crate sqs-once".to_owned()),
     }
 }
 
 /// Parses names of S3 buckets, separated by commas.
-pub(super) fn buckets(text: &str) -> Result<Vec<String>, String> {
+pub(crate) fn buckets(text: &str) -> Result<Vec<String>, String> {
     let names = text.split(',').map(bucket).collect::<Result<_, _>>();
     names.map_err(|error| format!("{error}; separate names by commas"))
 }
 
 /// Parses the name of an S3 bucket (*Amazon S3 User Guide*, "Bucket naming rules").
-pub(super) fn bucket(name: &str) -> Result<String, String> {
+pub(crate) fn bucket(name: &str) -> Result<String, String> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-';
     let ends = !name.starts_with(['.', '-']) && !name.ends_with(['.', '-']);
     if (3..=63).contains(&name.len()) && ends && name.chars().all(inner) {
@@ -72,7 +74,30 @@ pub(super) fn bucket(name: &str) -> Result<String, String> {
     }
 }
 
-pub(super) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
+pub(crate) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
     let parsed = text.parse();
     parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
+}
+
+pub(crate) fn after_failure(text: &str) -> Result<AfterFailure, &'static str> {
+    match text {
+        "retry" => Ok(AfterFailure::Retry),
+        "replay" => Ok(AfterFailure::Replay),
+        _ => Err("must be `retry` or `replay`"),
+    }
+}
+
+/// Parses a number of handlers. `auto` is `None`.
+pub(crate) fn concurrency(text: &str) -> Result<Option<NonZeroUsize>, &'static str> {
+    match text {
+        "auto" => Ok(None),
+        number => {
+            (number.parse().map(Some)).map_err(|_| "must be `auto`, or a whole number from 1")
+        }
+    }
+}
+
+/// Takes any text. None if it is empty.
+pub(crate) fn text(text: &str) -> Result<Option<String>, Infallible> {
+    Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }

@@ -16,11 +16,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
-use super::{
-    modes::while_reading,
-    records::{Records, Table},
-    *,
-};
+use super::{modes::while_reading, shared::Shared, table::Table, *};
 use crate::{
     dynamo::{
         done::Done,
@@ -28,7 +24,7 @@ use crate::{
     },
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
     modes::item::Change,
-    protocol::isolation::CrashWaits,
+    protocol::{AfterFailure, isolation::CrashWaits},
     settings::variables::table::{Reader, SETTINGS},
     sqs::{FifoAfterPermanent, FingerprintSource, KeySource},
 };
@@ -39,14 +35,13 @@ const REQUIRED: [(&str, &str); 3] = [
     ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
 ];
 
-fn read(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
+fn read(variables: &[(&str, &str)]) -> Result<(Table, Shared), SettingsError> {
     let mut settings = Settings::from_vars(variables.iter().copied());
-    let (table, records) = (settings.table(), settings.records());
-    let batches = settings.batches();
-    settings.check((|| Ok((table?, records?, batches?)))())
+    let (table, shared) = (settings.table(), settings.shared());
+    settings.check((|| Ok((table?, shared?)))())
 }
 
-fn with(variables: &[(&str, &str)]) -> Result<(Table, Records, Batches), SettingsError> {
+fn with(variables: &[(&str, &str)]) -> Result<(Table, Shared), SettingsError> {
     read(&[&REQUIRED, variables].concat())
 }
 
@@ -169,38 +164,39 @@ fn variable_for_min_time_is_checked_and_default_is_not() {
         let variables = [&REQUIRED[..], variables].concat();
         let mut settings = Settings::from_vars(variables);
         settings.set_default("CONSUMER_MIN_TIME_TO_START", "9s");
-        assert_eq!(settings.batches().unwrap().min_time_divisor, divisor);
+        assert_eq!(settings.shared().unwrap().min_time_divisor, divisor);
     }
 }
 
 #[test]
 fn defaults_match_the_documented_table() {
     let name = ("AWS_LAMBDA_FUNCTION_NAME", "charge-orders");
-    let (table, records, batches) = with(&[name]).unwrap();
+    let (table, shared) = with(&[name]).unwrap();
     assert_eq!(table.name, "idempotency");
     assert_eq!(table.layout, Layout::native());
-    assert!(table.grouping);
-    assert_eq!(records.after_failure, AfterFailure::Retry);
-    assert_eq!(records.results, ResultPlace { bucket: None });
-    assert_eq!(batches.namespace.as_str(), "payments");
-    let metrics = batches.metrics.as_ref().unwrap();
-    assert_eq!(metrics.names(), ("sqs-once", "charge-orders"));
-    assert_eq!(batches.key, KeySource::MessageId);
-    assert_eq!(batches.max_body_bytes.get(), 2 << 20);
-    assert_eq!(batches.fingerprint, FingerprintSource::Body);
-    assert_eq!(batches.retention, Duration::from_secs(20 * 86_400));
-    assert_eq!(batches.concurrency, None);
-    assert_eq!(batches.min_time_to_start, Duration::ZERO);
-    assert_eq!(batches.min_time_divisor, None);
-    assert!(batches.circuit_breaker);
-    assert_eq!(batches.crash_waits(), CrashWaits::default());
-    assert_eq!(batches.fifo_after_permanent, FifoAfterPermanent::Continue);
-    {
-        let timeouts = batches.timeouts.as_ref().unwrap();
-        assert!(timeouts.dead_letter);
-        assert_eq!(timeouts.base, Duration::from_secs(10));
-        assert_eq!(timeouts.cap, Duration::from_secs(15 * 60));
-    }
+    assert_eq!(shared.namespace.as_str(), "payments");
+    assert_eq!(
+        shared.metrics.as_ref().unwrap().names(),
+        ("sqs-once", "charge-orders")
+    );
+    assert_eq!(shared.min_time_divisor, None);
+    assert_eq!(shared.crash_waits(), CrashWaits::default());
+    let values = shared.values;
+    assert!(values.batched_writes);
+    assert_eq!(values.after_failure, AfterFailure::Retry);
+    assert_eq!(values.result_bucket, None);
+    assert_eq!(values.key, KeySource::MessageId);
+    assert_eq!(values.max_body_bytes.get(), 2 << 20);
+    assert_eq!(values.fingerprint, FingerprintSource::Body);
+    assert_eq!(values.retention, Duration::from_secs(20 * 86_400));
+    assert_eq!(values.concurrency, None);
+    assert_eq!(values.min_time_to_start, Duration::ZERO);
+    assert!(values.circuit_breaker);
+    assert_eq!(values.fifo_after_permanent, FifoAfterPermanent::Continue);
+    assert!(values.visibility);
+    assert!(values.dead_letter);
+    assert_eq!(values.backoff_base, Duration::from_secs(10));
+    assert_eq!(values.backoff_cap, Duration::from_secs(15 * 60));
 }
 
 #[test]
@@ -211,8 +207,8 @@ fn handlers_of_a_batch_fit_into_the_memory() {
             ("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", memory),
             ("AWS_LAMBDA_MAX_CONCURRENCY", at_once),
         ];
-        let (_, _, batches) = read(&[&REQUIRED[..], &vars].concat()).unwrap();
-        let limit = batches.concurrency_of_claims();
+        let (_, shared) = read(&[&REQUIRED[..], &vars].concat()).unwrap();
+        let limit = shared.concurrency_of_claims();
         (0..)
             .take_while(|n| limit.admits(*n, (n + 1) * each))
             .count()
@@ -221,7 +217,7 @@ fn handlers_of_a_batch_fit_into_the_memory() {
     assert_eq!(of_memory, [10, 42, 100, 100, 100]);
     let several = ["1", "2", "4", "8"].map(|at_once| fit("2112", at_once, 20 << 20));
     assert_eq!(several, [100, 51, 25, 12]);
-    let (_, _, set) = read(&[&REQUIRED[..], &[("CONSUMER_CONCURRENCY", "7")]].concat()).unwrap();
+    let (_, set) = read(&[&REQUIRED[..], &[("CONSUMER_CONCURRENCY", "7")]].concat()).unwrap();
     assert_eq!(set.concurrency_of_claims().most(), 7);
 }
 
@@ -344,8 +340,8 @@ async fn item_mode_needs_no_table() {
 #[test]
 fn dead_letter_is_on_unless_visibility_is_off() {
     let dead_letter = |vars: &[_]| {
-        let (_, _, batches) = with(vars).unwrap();
-        batches.timeouts.map(|timeouts| timeouts.dead_letter)
+        let Shared { values, .. } = with(vars).unwrap().1;
+        values.visibility.then_some(values.dead_letter)
     };
     assert_eq!(dead_letter(&[]), Some(true));
     assert_eq!(
@@ -392,8 +388,8 @@ fn fifo_after_permanent_is_continue_or_stop() {
         ("continue", FifoAfterPermanent::Continue),
         ("stop", FifoAfterPermanent::Stop),
     ] {
-        let (_, _, batches) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
-        assert_eq!(batches.fifo_after_permanent, parsed);
+        let (_, shared) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
+        assert_eq!(shared.values.fifo_after_permanent, parsed);
     }
 }
 
@@ -401,8 +397,8 @@ fn fifo_after_permanent_is_continue_or_stop() {
 #[test]
 fn buckets_are_names_separated_by_commas() {
     let buckets = |text: &str| {
-        let (.., batches) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
-        Ok::<_, SettingsError>(batches.s3_buckets)
+        let (_, shared) = with(&[("CONSUMER_S3_BUCKETS", text)])?;
+        Ok::<_, SettingsError>(shared.values.s3_buckets)
     };
     assert_eq!(buckets("").unwrap(), [""; 0]);
     assert_eq!(buckets("orders").unwrap(), ["orders"]);
@@ -441,9 +437,10 @@ async fn watched_function_reads_bodies_from_s3() {
 #[cfg(feature = "s3")]
 #[test]
 fn bucket_of_outputs_is_their_place() {
-    let (_, records, _) = with(&[("IDEMPOTENCY_RESULT_BUCKET", "outputs")]).unwrap();
-    let bucket = Some("outputs".to_owned());
-    assert_eq!(records.results, ResultPlace { bucket });
+    let (_, shared) = with(&[("IDEMPOTENCY_RESULT_BUCKET", "outputs")]).unwrap();
+    assert_eq!(shared.values.result_bucket.as_deref(), Some("outputs"));
+    // Outputs there may have any size.
+    assert_eq!(shared.concurrency_of_claims().most(), 10);
 }
 
 #[cfg(not(feature = "s3"))]
@@ -523,9 +520,9 @@ fn value_fixed_in_code_is_the_setting() {
         let mut settings = Settings::from_vars(variables);
         settings.set_default("IDEMPOTENCY_KEY", "deduplication-id");
         settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
-        let batches = settings.batches();
-        let batches = settings.check(batches).unwrap();
-        assert_eq!(batches.key, "body:/orderId".parse().unwrap());
+        let shared = settings.shared();
+        let shared = settings.check(shared).unwrap();
+        assert_eq!(shared.values.key, "body:/orderId".parse().unwrap());
     }
 }
 
@@ -552,8 +549,7 @@ fn variable_of_the_handler_is_not_unknown() {
 #[test]
 fn every_setting_of_a_consumer_is_read() {
     let mut settings = Settings::from_vars::<&str, &str>([]);
-    let (_table, _records) = (settings.table(), settings.records());
-    let _batches = settings.batches();
+    let (_table, _shared) = (settings.table(), settings.shared());
     for setting in SETTINGS.iter().filter(|of| of.reader == Reader::Consumer) {
         assert!(settings.was_read(setting.name), "{}", setting.name);
     }

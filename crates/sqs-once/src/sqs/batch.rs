@@ -199,7 +199,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         };
         let memory = |index: &usize| self.messages[*index].memory();
         let needed = memory(&next) + self.running.keys().map(memory).sum::<usize>();
-        let limit = self.consumer.concurrency;
+        let limit = self.consumer.options.concurrency;
         limit.admits(self.running.len(), needed)
             && system::instant() < self.shown.start_by(self.deadline)
     }
@@ -318,7 +318,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             Ran::Ended(mut ended) => {
                 ended.duration = system::elapsed(running.started);
                 if ended.outcome.is_permanent()
-                    && let Some(visibility) = &self.consumer.visibility
+                    && let Some(visibility) = &self.consumer.options.visibility
                 {
                     visibility.expect(&self.messages[index]);
                 }
@@ -368,7 +368,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
 
     /// Returns whether the messages behind this one in its chain must not run.
     fn stops(&self, ended: &Ended, is_fifo_group: bool) -> bool {
-        let goes_on = match self.consumer.fifo_after_permanent {
+        let goes_on = match self.consumer.options.fifo_after_permanent {
             // A different message under the key may succeed.
             _ if !is_fifo_group => ended.is_recorded_failure(true),
             FifoAfterPermanent::Continue => {

@@ -33,7 +33,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// The outcome of the message, if there was no memory in time or S3 did not return the body.
     pub(super) async fn body(&self, message: &Message, latest: Instant) -> Result<Body, Outcome> {
-        let Some((s3, pointer)) = self.s3_bodies.as_ref().zip(message.s3_pointer()) else {
+        let Some((s3, pointer)) = self.options.s3_bodies.as_ref().zip(message.s3_pointer()) else {
             return Ok(Body::OfMessage);
         };
         let memory = self.process.memory_of_body(s3.max_bytes(), latest).await;

@@ -1,20 +1,14 @@
 //! [`Consumer`]: processes batches of SQS messages, each message once.
 
-use std::{fmt, num::NonZeroUsize, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use super::{
-    BatchError, Envelope, fifo_after_permanent::FifoAfterPermanent,
-    fingerprint_source::FingerprintSource, key_source::KeySource, make_span::MakeSpan,
-    observer::Observer, on_duplicate::OnDuplicate, process::Process, s3_pointer::ReadBodies,
-    visibility::Visibility,
-};
-
+use super::{BatchError, on_duplicate::OnDuplicate, options::Options, process::Process};
 use crate::{
-    deadline::{Deadline, LEAST_MEMORY, reserve_per_message},
+    deadline::Deadline,
     handler::{AnyLookUp, Handler},
     modes::Mode,
     protocol::{Namespace, Timestamp},
-    telemetry::{Metrics, millis},
+    telemetry::millis,
 };
 
 /// Processes batches of SQS messages, each message once.
@@ -51,28 +45,9 @@ pub struct Consumer<M, H> {
     /// The look-up and its quarantine.
     pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
     pub(super) replay: Option<OnDuplicate<H>>,
-    pub(super) namespace: Namespace,
-    pub(super) key: KeySource,
-    pub(super) envelope: Envelope,
-    pub(super) s3_bodies: Option<Arc<dyn ReadBodies>>,
-    pub(super) fingerprint: FingerprintSource,
-    pub(super) concurrency: Concurrency,
-    pub(super) deadline_reserve: Duration,
-    pub(super) reserve_per_message: Duration,
-    pub(super) assumed_timeout: Duration,
-    pub(super) min_time_to_start: Duration,
-    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
-    /// `None`: it is a hint, and ignored where it is too long.
-    pub(super) min_time_divisor: Option<u32>,
-    pub(super) fifo_after_permanent: FifoAfterPermanent,
-    pub(super) fail_when_store_unavailable: bool,
     /// Shared by clones, and so by the invocations of a process.
     pub(super) process: Arc<Process>,
-    pub(super) visibility: Option<Visibility>,
-    pub(super) metrics: Option<Metrics>,
-    pub(super) observer: Option<Observer>,
-    /// Makes the span of a message. `None`: the consumer makes it.
-    pub(super) make_span: Option<MakeSpan>,
+    pub(super) options: Options,
 }
 
 /// Clones share mode and handler.
@@ -83,24 +58,8 @@ impl<M, H> Clone for Consumer<M, H> {
             handler: Arc::clone(&self.handler),
             asks: self.asks.clone(),
             replay: self.replay.clone(),
-            namespace: self.namespace.clone(),
-            key: self.key.clone(),
-            envelope: self.envelope,
-            s3_bodies: self.s3_bodies.clone(),
-            fingerprint: self.fingerprint.clone(),
-            concurrency: self.concurrency,
-            deadline_reserve: self.deadline_reserve,
-            reserve_per_message: self.reserve_per_message,
-            assumed_timeout: self.assumed_timeout,
-            min_time_to_start: self.min_time_to_start,
-            min_time_divisor: self.min_time_divisor,
-            fifo_after_permanent: self.fifo_after_permanent,
-            fail_when_store_unavailable: self.fail_when_store_unavailable,
             process: Arc::clone(&self.process),
-            visibility: self.visibility.clone(),
-            metrics: self.metrics.clone(),
-            observer: self.observer.clone(),
-            make_span: self.make_span.clone(),
+            options: self.options.clone(),
         }
     }
 }
@@ -109,55 +68,8 @@ impl<M: fmt::Debug, H> fmt::Debug for Consumer<M, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer")
             .field("mode", &self.mode)
-            .field("namespace", &self.namespace)
-            .field("key", &self.key)
-            .field("envelope", &self.envelope)
-            .field("s3_bodies", &self.s3_bodies)
-            .field("fingerprint", &self.fingerprint)
-            .field("concurrency", &self.concurrency)
-            .field("visibility", &self.visibility)
+            .field("options", &self.options)
             .finish_non_exhaustive()
-    }
-}
-
-/// How many messages of a batch run at a time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Concurrency {
-    /// At most this many.
-    most: NonZeroUsize,
-    /// More than [`LEAST`] only if they fit into this much memory, in bytes.
-    memory: usize,
-}
-
-/// How many messages run at a time in any case, if no setting says less.
-pub(crate) const LEAST: NonZeroUsize = NonZeroUsize::new(10).unwrap();
-
-/// Memory that a message may need for its output while it runs, in bytes. The largest output that fits into a record has
-/// 400 KB, and there are several copies of it.
-pub(super) const MEMORY_OF_OUTPUT: usize = 3 << 19;
-
-impl Concurrency {
-    pub(crate) const fn new(most: NonZeroUsize) -> Self {
-        Self::within_memory(most, usize::MAX)
-    }
-
-    pub(crate) const fn within_memory(most: NonZeroUsize, memory: usize) -> Self {
-        Self { most, memory }
-    }
-
-    pub(crate) const fn most(self) -> usize {
-        self.most.get()
-    }
-
-    /// Returns how many messages without much of a body may run at a time.
-    pub(crate) fn small_messages(self) -> usize {
-        let fit = self.memory / MEMORY_OF_OUTPUT;
-        self.most().min(fit.max(LEAST.get()))
-    }
-
-    /// Returns whether one more message may run beside these, if all of them then need this much memory.
-    pub(crate) const fn admits(self, running: usize, memory: usize) -> bool {
-        running < self.most() && (running < LEAST.get() || memory <= self.memory)
     }
 }
 
@@ -177,29 +89,17 @@ impl<M, H> Consumer<M, H> {
         M: Mode<H::Output>,
         H: Handler,
     {
+        Self::with_options(mode, handler, Options::new(namespace))
+    }
+
+    pub(crate) fn with_options(mode: M, handler: H, options: Options) -> Self {
         Self {
             mode: Arc::new(mode),
             handler: Arc::new(handler),
             asks: None,
             replay: None,
-            namespace,
-            key: KeySource::default(),
-            envelope: Envelope::None,
-            s3_bodies: None,
-            fingerprint: FingerprintSource::default(),
-            concurrency: Concurrency::new(LEAST),
-            deadline_reserve: Duration::from_millis(500),
-            reserve_per_message: reserve_per_message(LEAST_MEMORY),
-            assumed_timeout: Duration::from_secs(300),
-            min_time_to_start: Duration::ZERO,
-            min_time_divisor: None,
-            fifo_after_permanent: FifoAfterPermanent::default(),
-            fail_when_store_unavailable: true,
             process: Arc::default(),
-            visibility: None,
-            metrics: None,
-            observer: None,
-            make_span: None,
+            options,
         }
     }
 
@@ -213,18 +113,18 @@ impl<M, H> Consumer<M, H> {
         let deadline = Deadline::of_invocation(
             self.mode.now(),
             at,
-            self.assumed_timeout,
-            self.deadline_reserve,
+            self.options.assumed_timeout,
+            self.options.deadline_reserve,
         );
         let time_left = deadline.time_left();
-        if time_left < self.min_time_to_start {
+        if time_left < self.options.min_time_to_start {
             tracing::warn!(
                 time_left_ms = millis(time_left),
-                min_time_to_start_ms = millis(self.min_time_to_start),
+                min_time_to_start_ms = millis(self.options.min_time_to_start),
                 "the function's timeout is shorter than its handler may take: raise it"
             );
         }
-        deadline.min_time_to_start(self.min_time_to_start)
+        deadline.min_time_to_start(self.options.min_time_to_start)
     }
 
     /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only an invocation shows the
@@ -240,10 +140,10 @@ impl<M, H> Consumer<M, H> {
     {
         let left = self.mode.now().until(deadline.invocation_end());
         let timeout = Duration::from_secs((Timestamp::default() + left).as_secs_ceil());
-        match self.min_time_divisor {
-            Some(divisor) if self.min_time_to_start > timeout / divisor => {
+        match self.options.min_time_divisor {
+            Some(divisor) if self.options.min_time_to_start > timeout / divisor => {
                 Err(BatchError::MinTimeToStart {
-                    setting: self.min_time_to_start,
+                    setting: self.options.min_time_to_start,
                     timeout,
                     longest: timeout / divisor,
                 })
@@ -269,10 +169,8 @@ mod tests {
             let once = Once::new(MemoryStore::default());
             let handler = handler_fn(async |(): (), _: Attempt| Ok::<(), Failure>(()));
             let consumer = Consumer::new(once, Namespace::new("test").unwrap(), handler);
-            let consumer = Consumer {
-                min_time_divisor: divisor,
-                ..consumer.min_time_to_start(min_time)
-            };
+            let mut consumer = consumer.min_time_to_start(min_time);
+            consumer.options.min_time_divisor = divisor;
             consumer.check_min_time(&consumer.deadline(Timestamp::now() + left))
         };
         // A little of the timeout is over when the process sees the invocation.

@@ -6,8 +6,8 @@ use tracing::Span;
 
 use super::{
     Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, MessageOutcome,
-    ReadBodies, Visibility, breaker::CircuitBreaker, consumer::Concurrency, make_span::MakeSpan,
-    observer::Observer, on_duplicate::OnDuplicate,
+    ReadBodies, Visibility, breaker::CircuitBreaker, make_span::MakeSpan, observer::Observer,
+    on_duplicate::OnDuplicate, options::Concurrency,
 };
 use crate::{
     handler::{Attempt, DeliveryMetadata, Failure, Handler, HandlerOutput, LookUp, Stored},
@@ -93,8 +93,9 @@ impl<M, H> Consumer<M, H> {
 
     /// Sets where a message's key comes from.
     #[must_use]
-    pub fn key(self, key: KeySource) -> Self {
-        Self { key, ..self }
+    pub fn key(mut self, key: KeySource) -> Self {
+        self.options.key = key;
+        self
     }
 
     /// Sets whether the consumer removes the JSON that SNS, EventBridge or S3 put around a message, before it
@@ -108,27 +109,24 @@ impl<M, H> Consumer<M, H> {
     /// # }
     /// ```
     #[must_use]
-    pub fn envelope(self, envelope: Envelope) -> Self {
-        Self { envelope, ..self }
+    pub fn envelope(mut self, envelope: Envelope) -> Self {
+        self.options.envelope = envelope;
+        self
     }
 
     /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`.
     /// By default, a message with a pointer to such a body is a permanent failure.
     #[must_use]
-    pub fn s3_bodies(self, s3_bodies: impl ReadBodies + 'static) -> Self {
-        Self {
-            s3_bodies: Some(Arc::new(s3_bodies)),
-            ..self
-        }
+    pub fn s3_bodies(mut self, s3_bodies: impl ReadBodies + 'static) -> Self {
+        self.options.s3_bodies = Some(Arc::new(s3_bodies));
+        self
     }
 
     /// Sets the part of a message that must not change under one key.
     #[must_use]
-    pub fn fingerprint(self, fingerprint: FingerprintSource) -> Self {
-        Self {
-            fingerprint,
-            ..self
-        }
+    pub fn fingerprint(mut self, fingerprint: FingerprintSource) -> Self {
+        self.options.fingerprint = fingerprint;
+        self
     }
 
     /// Sets how many handlers of one batch run at a time, whatever memory they take.
@@ -138,11 +136,9 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Sets the same, with a limit of memory.
-    pub(crate) fn concurrent(self, concurrency: Concurrency) -> Self {
-        Self {
-            concurrency,
-            ..self
-        }
+    pub(crate) fn concurrent(mut self, concurrency: Concurrency) -> Self {
+        self.options.concurrency = concurrency;
+        self
     }
 
     /// Changes the mode, for settings that have no environment variable.
@@ -169,11 +165,9 @@ impl<M, H> Consumer<M, H> {
 
     /// Reserves time at the end of an invocation to record outcomes and respond.
     #[must_use]
-    pub fn deadline_reserve(self, deadline_reserve: Duration) -> Self {
-        Self {
-            deadline_reserve,
-            ..self
-        }
+    pub fn deadline_reserve(mut self, deadline_reserve: Duration) -> Self {
+        self.options.deadline_reserve = deadline_reserve;
+        self
     }
 
     /// Reserves additional time for each message of a batch. The default of 140 µs is what the smallest
@@ -191,41 +185,26 @@ impl<M, H> Consumer<M, H> {
     /// # }
     /// ```
     #[must_use]
-    pub fn deadline_reserve_per_message(self, reserve_per_message: Duration) -> Self {
-        Self {
-            reserve_per_message,
-            ..self
-        }
+    pub fn deadline_reserve_per_message(mut self, reserve_per_message: Duration) -> Self {
+        self.options.reserve_per_message = reserve_per_message;
+        self
     }
 
     /// Sets the time budget of an invocation whose deadline is not known (see
     /// [`Deadline::of_invocation`](crate::Deadline::of_invocation)).
     #[must_use]
-    pub fn assumed_timeout(self, assumed_timeout: Duration) -> Self {
-        Self {
-            assumed_timeout,
-            ..self
-        }
+    pub fn assumed_timeout(mut self, assumed_timeout: Duration) -> Self {
+        self.options.assumed_timeout = assumed_timeout;
+        self
     }
 
     /// Sets the longest run of the handler, if you know it (see
     /// [`Deadline::min_time_to_start`](crate::Deadline::min_time_to_start)). With less time left, a message
     /// does not start and goes back to the queue.
     #[must_use]
-    pub fn min_time_to_start(self, min_time_to_start: Duration) -> Self {
-        Self {
-            min_time_to_start,
-            ..self
-        }
-    }
-
-    /// Fails each invocation whose timeout is shorter than the minimum time to start, times `divisor`.
-    #[must_use]
-    pub(crate) fn limit_min_time_to_start(self, divisor: u32) -> Self {
-        Self {
-            min_time_divisor: Some(divisor),
-            ..self
-        }
+    pub fn min_time_to_start(mut self, min_time_to_start: Duration) -> Self {
+        self.options.min_time_to_start = min_time_to_start;
+        self
     }
 
     /// Sets what happens to the messages of a message group behind a permanent failure. By default they run.
@@ -238,11 +217,9 @@ impl<M, H> Consumer<M, H> {
     /// # }
     /// ```
     #[must_use]
-    pub fn fifo_after_permanent(self, fifo_after_permanent: FifoAfterPermanent) -> Self {
-        Self {
-            fifo_after_permanent,
-            ..self
-        }
+    pub fn fifo_after_permanent(mut self, fifo_after_permanent: FifoAfterPermanent) -> Self {
+        self.options.fifo_after_permanent = fifo_after_permanent;
+        self
     }
 
     /// Fails the invocation if every message of the batch failed because DynamoDB could not be reached,
@@ -258,11 +235,9 @@ impl<M, H> Consumer<M, H> {
     /// # }
     /// ```
     #[must_use]
-    pub fn fail_when_store_unavailable(self, fail_when_store_unavailable: bool) -> Self {
-        Self {
-            fail_when_store_unavailable,
-            ..self
-        }
+    pub fn fail_when_store_unavailable(mut self, fail_when_store_unavailable: bool) -> Self {
+        self.options.fail_when_store_unavailable = fail_when_store_unavailable;
+        self
     }
 
     /// Switches the circuit breaker on or off. On by default.
@@ -296,11 +271,9 @@ impl<M, H> Consumer<M, H> {
     /// Sets the visibility timeouts of failed messages. Without it, they come back when the
     /// queue's own visibility timeout is over.
     #[must_use]
-    pub fn visibility(self, visibility: impl Into<Option<Visibility>>) -> Self {
-        Self {
-            visibility: visibility.into(),
-            ..self
-        }
+    pub fn visibility(mut self, visibility: impl Into<Option<Visibility>>) -> Self {
+        self.options.visibility = visibility.into();
+        self
     }
 
     /// Adds metrics to the log line of each batch. By default there are none, but
@@ -314,11 +287,9 @@ impl<M, H> Consumer<M, H> {
     /// # }
     /// ```
     #[must_use]
-    pub fn metrics(self, metrics: impl Into<Option<Metrics>>) -> Self {
-        Self {
-            metrics: metrics.into(),
-            ..self
-        }
+    pub fn metrics(mut self, metrics: impl Into<Option<Metrics>>) -> Self {
+        self.options.metrics = metrics.into();
+        self
     }
 
     /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before the
@@ -345,11 +316,12 @@ impl<M, H> Consumer<M, H> {
     /// # }
     /// ```
     #[must_use]
-    pub fn on_outcome(self, observe: impl Fn(&MessageOutcome<'_>) + Send + Sync + 'static) -> Self {
-        Self {
-            observer: Some(Observer::new(observe)),
-            ..self
-        }
+    pub fn on_outcome(
+        mut self,
+        observe: impl Fn(&MessageOutcome<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        self.options.observer = Some(Observer::new(observe));
+        self
     }
 
     /// Sets the `tracing` span of each message, which is open while the message is claimed, handled and
@@ -375,12 +347,10 @@ impl<M, H> Consumer<M, H> {
     /// ```
     #[must_use]
     pub fn make_span(
-        self,
+        mut self,
         make_span: impl Fn(&DeliveryMetadata) -> Span + Send + Sync + 'static,
     ) -> Self {
-        Self {
-            make_span: Some(MakeSpan::new(make_span)),
-            ..self
-        }
+        self.options.make_span = Some(MakeSpan::new(make_span));
+        self
     }
 }

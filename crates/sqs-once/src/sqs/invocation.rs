@@ -102,7 +102,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let begun = self.mode.now();
         let mut report = BatchReport::new(begun);
         let size = u32::try_from(records.len()).unwrap_or(u32::MAX);
-        let deadline = deadline.keep_back(self.reserve_per_message.saturating_mul(size));
+        let deadline = deadline.keep_back(self.options.reserve_per_message.saturating_mul(size));
         let messages = self.read(records, deadline, request_id).await?;
         let consumer = Arc::new(self.clone());
         let all_ended = Batch::run(consumer, Arc::clone(&messages), deadline).await;
@@ -111,8 +111,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             .map(|(m, ended)| MessageOutcome::new(m, ended))
             .collect();
         let answer = deadline.respond_by();
-        if let Some(visibility) = &self.visibility {
-            let keyed_by_id = matches!(self.key, KeySource::DeduplicationId);
+        if let Some(visibility) = &self.options.visibility {
+            let keyed_by_id = matches!(self.options.key, KeySource::DeduplicationId);
             let not_sent = visibility
                 .dead_letter_all(&mut ended, keyed_by_id, answer)
                 .await;
@@ -121,11 +121,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let response = response(&ended);
         for message in &ended {
             report.add(message);
-            if let Some(observer) = &self.observer {
+            if let Some(observer) = &self.options.observer {
                 observer.observe(message);
             }
         }
-        if let Some(visibility) = &self.visibility {
+        if let Some(visibility) = &self.options.visibility {
             let (times, quarantine) = ((begun, self.mode.now()), self.quarantine());
             visibility.apply(&ended, times, quarantine, answer).await;
         }
@@ -133,14 +133,16 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             response.batch_item_failures.len(),
             system::elapsed(started),
             self.circuit(),
-            self.metrics.as_ref(),
+            self.options.metrics.as_ref(),
             request_id,
         );
         match store_unavailable(&ended) {
-            Some(error) if self.fail_when_store_unavailable => Err(BatchError::StoreUnavailable {
-                messages: ended.len(),
-                reason: error.to_string(),
-            }),
+            Some(error) if self.options.fail_when_store_unavailable => {
+                Err(BatchError::StoreUnavailable {
+                    messages: ended.len(),
+                    reason: error.to_string(),
+                })
+            }
             _ => Ok(response),
         }
     }
@@ -151,7 +153,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// [`BatchError::KeyChangesOnRedrive`].
     pub(super) fn check_key(&self) -> Result<(), BatchError> {
-        match self.key.changes_on_redrive() {
+        match self.options.key.changes_on_redrive() {
             Some(key) if self.asks.is_some() => Err(BatchError::KeyChangesOnRedrive { key }),
             _ => Ok(()),
         }
@@ -165,12 +167,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         request_id: Option<&str>,
     ) -> Result<Arc<[Message]>, BatchError> {
         let (sources, request_id) = (self.identity_sources(), request_id.map(Arc::from));
-        let reads_s3 = self.s3_bodies.is_some();
+        let reads_s3 = self.options.s3_bodies.is_some();
         let mut messages = Vec::with_capacity(records.len());
         let kept_for_handlers = deadline.time_left() / 2;
         for (index, record) in records.into_iter().enumerate() {
-            let mut message = Message::new(record, request_id.as_ref(), self.envelope, reads_s3)
-                .ok_or(BatchError::NoMessageId { index })?;
+            let mut message =
+                Message::new(record, request_id.as_ref(), self.options.envelope, reads_s3)
+                    .ok_or(BatchError::NoMessageId { index })?;
             // Chains need keys. But if keys are slow to make, they must not use up the time of the other
             // messages, so the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
@@ -195,9 +198,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     pub(super) fn identity_sources(&self) -> IdentitySources<'_> {
         IdentitySources {
-            namespace: &self.namespace,
-            key: &self.key,
-            fingerprint: &self.fingerprint,
+            namespace: &self.options.namespace,
+            key: &self.options.key,
+            fingerprint: &self.options.fingerprint,
         }
     }
 }

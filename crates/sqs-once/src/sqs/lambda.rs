@@ -194,7 +194,8 @@ mod tests {
     async fn timeout_below_min_time_fails_the_invocation() {
         // Without a deadline, the timeout is taken for 300 s.
         let consumer = consumer().min_time_to_start(Duration::from_secs(301));
-        let refused = consumer.clone().limit_min_time_to_start(1);
+        let mut refused = consumer.clone();
+        refused.options.min_time_divisor = Some(1);
         let error = refused.oneshot(two_messages()).await.unwrap_err();
         assert!(
             matches!(error, BatchError::MinTimeToStart { .. }),

@@ -12,7 +12,7 @@ use crate::handler::DeliveryMetadata;
 
 /// A function that makes the span of a message. Clones share it.
 #[derive(Clone)]
-pub(super) struct MakeSpan(Arc<dyn Fn(&DeliveryMetadata) -> Span + Send + Sync>);
+pub(crate) struct MakeSpan(Arc<dyn Fn(&DeliveryMetadata) -> Span + Send + Sync>);
 
 impl MakeSpan {
     pub(super) fn new(

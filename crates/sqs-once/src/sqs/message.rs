@@ -6,13 +6,13 @@ use aws_lambda_events::sqs::SqsMessageAttribute;
 use tracing::{Span, field};
 
 use super::{
-    consumer::MEMORY_OF_OUTPUT,
     envelope::{self, Envelope, NoMessage},
     fingerprint_source::FingerprintSource,
     identity::{Identity, IdentitySources},
     key_fn::NoIdentity,
     key_source::KeySource,
     make_span::MakeSpan,
+    options::MEMORY_OF_OUTPUT,
     record::Record,
     s3_pointer::S3Pointer,
 };

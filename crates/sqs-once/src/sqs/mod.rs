@@ -60,6 +60,7 @@ mod message;
 mod message_outcome;
 mod observer;
 mod on_duplicate;
+mod options;
 mod pointer;
 mod process;
 mod read_message;
@@ -73,7 +74,6 @@ mod s3_pointer;
 mod visibility;
 
 pub use consumer::Consumer;
-pub(crate) use consumer::{Concurrency, LEAST};
 pub use envelope::Envelope;
 pub use fifo_after_permanent::FifoAfterPermanent;
 pub use fingerprint_source::FingerprintSource;
@@ -81,6 +81,7 @@ pub use invocation::BatchError;
 pub use key_source::KeySource;
 pub use lambda::run;
 pub use message_outcome::MessageOutcome;
+pub(crate) use options::{Concurrency, LEAST, Options};
 pub use read_message::read_message;
 #[cfg(feature = "s3")]
 pub use s3_bodies::S3Bodies;

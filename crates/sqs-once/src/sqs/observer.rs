@@ -10,7 +10,7 @@ use super::message_outcome::MessageOutcome;
 
 /// A function that sees the result of each message. Clones share it.
 #[derive(Clone)]
-pub(super) struct Observer(Arc<dyn Fn(&MessageOutcome<'_>) + Send + Sync>);
+pub(crate) struct Observer(Arc<dyn Fn(&MessageOutcome<'_>) + Send + Sync>);
 
 impl Observer {
     pub(super) fn new(observe: impl Fn(&MessageOutcome<'_>) + Send + Sync + 'static) -> Self {

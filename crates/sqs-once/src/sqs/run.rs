@@ -102,7 +102,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         deadline: Deadline,
         of_batch: OfBatch,
     ) -> Ran<M::Claim> {
-        let span = message.span(self.make_span.as_ref());
+        let span = message.span(self.options.make_span.as_ref());
         let mut notes = Notes::new(of_batch, span.clone());
         let run = async {
             let outcome = self.claim_and_run(message, deadline, &mut notes).await?;

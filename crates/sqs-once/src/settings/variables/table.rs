@@ -1,11 +1,23 @@
 //! The table of settings: one row for each variable.
 //!
-//! A row has the default and the documentation. Code reads a setting through its row
-//! ([`Variables::setting`]), so each default stands only here. The hint for unknown names uses the rows too,
-//! and `tests/cloud/parameters.rs` compares docs and template with them. To add a setting, add a row and
-//! the code that reads it.
-//!
-//! [`Variables::setting`]: super::Variables::setting
+//! A row has field, type and parser, default and documentation. The rows are the struct [`Values`] and its reader, the
+//! hint for unknown names, and what `tests/cloud/parameters.rs` compares docs and template with. To add a
+//! setting, add a row, and use its field. The rows without a field are read where they are required.
+
+use std::{
+    num::{NonZeroU32, NonZeroUsize},
+    time::Duration,
+};
+
+use super::{
+    SettingsError, Variables,
+    parse::{duration, on_or_off, positive},
+};
+use crate::{
+    protocol::AfterFailure,
+    settings::parse::{after_failure, backoff, bucket, buckets, bytes, concurrency, of_s3, text},
+    sqs::{Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
+};
 
 /// A row of the table: an environment variable of a consumer or a relay.
 #[derive(Debug)]
@@ -55,10 +67,10 @@ impl Setting {
     }
 }
 
-/// Defines a constant for each row, and [`SETTINGS`].
+/// Defines a constant for each row, [`SETTINGS`], and [`Values`].
 macro_rules! settings {
     ($(
-        $name:ident: $reader:ident, $parameter:literal, $default:literal $(, $note:literal)?;
+        $name:ident $(($field:ident: $type:ty = $parse:expr))?: $reader:ident, $parameter:literal, $default:literal $(, $note:literal)?;
         $meaning:literal
     )+) => {
         $(
@@ -75,6 +87,21 @@ macro_rules! settings {
 
         /// Every setting, in the order of docs/settings.md.
         pub const SETTINGS: &[Setting] = &[$($name),+];
+
+        /// The settings of a consumer, one field for each row that has one.
+        #[derive(Clone, Debug)]
+        #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "nothing reads S3"))]
+        pub(crate) struct Values {
+            $($(pub(crate) $field: $type,)?)+
+        }
+
+        impl Values {
+            /// Reads every setting before it returns the first error. The others stay in the list.
+            pub(crate) fn read(variables: &mut Variables) -> Result<Self, SettingsError> {
+                $($(let $field: Result<$type, _> = variables.setting(&$name, $parse);)?)+
+                Ok(Self { $($($field: $field?,)?)+ })
+            }
+        }
     };
 }
 
@@ -85,34 +112,34 @@ settings! {
     IDEMPOTENCY_NAMESPACE: Consumer, "IdempotencyNamespace", "", "required";
     "first part of every key: names the operation, such as `payments`. Under another namespace every message is a new operation, so it never changes, and two consumers never share one"
 
-    IDEMPOTENCY_KEY: Consumer, "IdempotencyKey", "message-id";
+    IDEMPOTENCY_KEY (key: KeySource = str::parse): Consumer, "IdempotencyKey", "message-id";
     "`body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see [choosing a key](keys.md)"
 
-    CONSUMER_ENVELOPE: Consumer, "ConsumerEnvelope", "none";
+    CONSUMER_ENVELOPE (envelope: Envelope = str::parse): Consumer, "ConsumerEnvelope", "none";
     "`auto` [removes the JSON](handlers.md#envelopes) that SNS, EventBridge or S3 put around a message, before the consumer looks for the key; `none` leaves it"
 
-    CONSUMER_MAX_BODY_BYTES: Consumer, "ConsumerMaxBodyBytes", "2097152";
+    CONSUMER_MAX_BODY_BYTES (max_body_bytes: NonZeroU32 = bytes): Consumer, "ConsumerMaxBodyBytes", "2097152";
     "largest body that is read from S3, in bytes; a larger one is a permanent failure. All such bodies together take at most 20 MiB of [memory](large-messages.md#memory)"
 
-    CONSUMER_S3_BUCKETS: Consumer, "ConsumerS3Buckets", "", "not set";
+    CONSUMER_S3_BUCKETS (s3_buckets: Vec<String> = of_s3(buckets)): Consumer, "ConsumerS3Buckets", "", "not set";
     "S3 buckets, as `orders,invoices`, from which the consumer reads [bodies](large-messages.md) that the Amazon SQS Extended Client stored there; needs the feature `s3`"
 
-    IDEMPOTENCY_FINGERPRINT: Consumer, "IdempotencyFingerprint", "body", "; not used by `item_mode`";
+    IDEMPOTENCY_FINGERPRINT (fingerprint: FingerprintSource = str::parse): Consumer, "IdempotencyFingerprint", "body", "; not used by `item_mode`";
     "the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off`"
 
-    IDEMPOTENCY_RETENTION: Consumer, "IdempotencyRetention", "20d";
+    IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "IdempotencyRetention", "20d";
     "how long a record or the key on an item is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
 
-    IDEMPOTENCY_AFTER_FAILURE: Consumer, "IdempotencyAfterFailure", "retry", "; not used by `item_mode`";
+    IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "IdempotencyAfterFailure", "retry", "; not used by `item_mode`";
     "a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error"
 
-    IDEMPOTENCY_RESULT_BUCKET: Consumer, "IdempotencyResultBucket", "", "not set; not used by `item_mode`";
+    IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "IdempotencyResultBucket", "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB"
 
-    IDEMPOTENCY_BATCHED_WRITES: Consumer, "IdempotencyBatchedWrites", "on", "; in claim mode only";
+    IDEMPOTENCY_BATCHED_WRITES (batched_writes: bool = on_or_off): Consumer, "IdempotencyBatchedWrites", "on", "; in claim mode only";
     "claims and completions of concurrent messages [share requests](costs.md#batched-writes) to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each"
 
-    OUTBOX_TABLE_NAME: Consumer, "", "", "not set; not used by `item_mode` and `PostgresMode`";
+    OUTBOX_TABLE_NAME (outbox: Option<String> = text): Consumer, "", "", "not set; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the [events](outbox.md) that handlers publish"
 
     IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `item_mode` and `PostgresMode`";
@@ -121,31 +148,31 @@ settings! {
     IDEMPOTENCY_SORT_KEY: Consumer, "IdempotencySortKey", "", "not set; not used by `item_mode` and `PostgresMode`";
     "`SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT`"
 
-    CONSUMER_CONCURRENCY: Consumer, "ConsumerConcurrency", "auto";
+    CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "ConsumerConcurrency", "auto";
     "handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is as many as fit into the memory beyond 64 MB, at least 10 and at most 100: each takes 1.5 MB and 2.5 times its body, so that 42 small messages run with 128 MB, and 100 from 256 MB on. The memory is divided by `AWS_LAMBDA_MAX_CONCURRENCY`. Bodies from S3 take at most 20 MiB together. After a crash, each message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), so more handlers mean more of these."
 
-    CONSUMER_MIN_TIME_TO_START: Consumer, "", "0s";
+    CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "", "0s";
     "the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`. A variable that is longer than the function's timeout, or than half of it if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, fails every invocation"
 
-    CONSUMER_FIFO_AFTER_PERMANENT: Consumer, "ConsumerFifoAfterPermanent", "continue";
+    CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "ConsumerFifoAfterPermanent", "continue";
     "messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed"
 
-    CONSUMER_CRASH_ISOLATION: Consumer, "ConsumerCrashIsolation", "on", "; in claim mode only";
+    CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "ConsumerCrashIsolation", "on", "; in claim mode only";
     "after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: [isolation after a crash](operations.md#isolation-after-a-crash)"
 
-    CONSUMER_CIRCUIT_BREAKER: Consumer, "ConsumerCircuitBreaker", "on";
+    CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "ConsumerCircuitBreaker", "on";
     "after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: [the circuit breaker](operations.md#the-circuit-breaker)"
 
-    CONSUMER_VISIBILITY: Consumer, "ConsumerVisibility", "on";
+    CONSUMER_VISIBILITY (visibility: bool = on_or_off): Consumer, "ConsumerVisibility", "on";
     "sets the visibility timeout of each failed message; `off` leaves the queue's own"
 
-    CONSUMER_BACKOFF_BASE: Consumer, "ConsumerBackoffBase", "10s";
+    CONSUMER_BACKOFF_BASE (backoff_base: Duration = backoff): Consumer, "ConsumerBackoffBase", "10s";
     "back-off after the first receive, doubled with each further receive. Half of each back-off is random: the first is 5 to 10 seconds"
 
-    CONSUMER_BACKOFF_CAP: Consumer, "FunctionTimeout", "15m";
+    CONSUMER_BACKOFF_CAP (backoff_cap: Duration = backoff): Consumer, "FunctionTimeout", "15m";
     "the back-off grows no further than this; at most `11h 30m`. The template [derives it](template.md#function) from the function's timeout"
 
-    CONSUMER_DIRECT_DEAD_LETTERING: Consumer, "ConsumerDirectDeadLettering", "on";
+    CONSUMER_DIRECT_DEAD_LETTERING (dead_letter: bool = on_or_off): Consumer, "ConsumerDirectDeadLettering", "on";
     "`on`: copies a message that failed permanently to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error"
 
     CONSUMER_METRICS: Consumer, "ConsumerMetrics", "on";

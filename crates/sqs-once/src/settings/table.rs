@@ -1,0 +1,66 @@
+//! The table of the records.
+
+use aws_config::SdkConfig;
+use aws_sdk_dynamodb::Client;
+
+use super::{Settings, SettingsError, parse::rename};
+use crate::{
+    dynamo::store::{DynamoStore, Layout},
+    settings::variables::table::{
+        IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
+    },
+};
+
+impl Settings {
+    pub(super) fn table(&mut self) -> Result<Table, SettingsError> {
+        let name = self.required(
+            IDEMPOTENCY_TABLE_NAME.name,
+            "DynamoDB table of the records; on your own machine, `make watch` sets it",
+            str::parse,
+        );
+        let layout = self.layout();
+        Ok(Table {
+            name: name?,
+            layout: layout?,
+        })
+    }
+
+    /// Creates the store that [`once`](Self::once) uses, for programs that read its table.
+    ///
+    /// # Errors
+    ///
+    /// Every error in the table's variables.
+    pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
+        let table = self.table();
+        let table = self.check(table)?;
+        Ok(DynamoStore::new(Client::new(config), table.name).layout(table.layout))
+    }
+
+    fn layout(&mut self) -> Result<Layout, SettingsError> {
+        let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, Layout::native(), rename);
+        // After an error we go on with the native names, so that the next variable is read too.
+        let layout = renamed.clone().unwrap_or_default();
+        // `batches` reports a missing namespace.
+        let namespace = self.value(IDEMPOTENCY_NAMESPACE.name).unwrap_or_default();
+        let sorted = self.changed(IDEMPOTENCY_SORT_KEY.name, layout, |layout, text| {
+            let partition = format!("idempotency#{namespace}");
+            let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
+            let layout = layout.sort_key(name, partition);
+            layout.map_err(|error| error.to_string())
+        });
+        renamed.and(sorted)
+    }
+}
+
+/// Settings of the table of records.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) name: String,
+    pub(super) layout: Layout,
+}
+
+impl Table {
+    pub(super) fn store(self, config: &SdkConfig) -> DynamoStore {
+        DynamoStore::new(Client::new(config), self.name).layout(self.layout)
+    }
+}

@@ -1,0 +1,103 @@
+//! [`Options`]: what the methods and the settings of a consumer choose.
+
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+
+use super::{
+    Envelope, fifo_after_permanent::FifoAfterPermanent, fingerprint_source::FingerprintSource,
+    key_source::KeySource, make_span::MakeSpan, observer::Observer, s3_pointer::ReadBodies,
+    visibility::Visibility,
+};
+use crate::{
+    deadline::{LEAST_MEMORY, reserve_per_message},
+    protocol::Namespace,
+    telemetry::Metrics,
+};
+
+/// What the methods and the settings of a consumer choose.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) namespace: Namespace,
+    pub(crate) key: KeySource,
+    pub(crate) envelope: Envelope,
+    pub(crate) s3_bodies: Option<Arc<dyn ReadBodies>>,
+    pub(crate) fingerprint: FingerprintSource,
+    pub(crate) concurrency: Concurrency,
+    pub(crate) deadline_reserve: Duration,
+    pub(crate) reserve_per_message: Duration,
+    pub(crate) assumed_timeout: Duration,
+    pub(crate) min_time_to_start: Duration,
+    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
+    /// `None`: it is a hint, and ignored where it is too long.
+    pub(crate) min_time_divisor: Option<u32>,
+    pub(crate) fifo_after_permanent: FifoAfterPermanent,
+    pub(crate) fail_when_store_unavailable: bool,
+    pub(crate) visibility: Option<Visibility>,
+    pub(crate) metrics: Option<Metrics>,
+    pub(crate) observer: Option<Observer>,
+    pub(crate) make_span: Option<MakeSpan>,
+}
+
+impl Options {
+    pub(crate) fn new(namespace: Namespace) -> Self {
+        Self {
+            namespace,
+            key: KeySource::default(),
+            envelope: Envelope::None,
+            s3_bodies: None,
+            fingerprint: FingerprintSource::default(),
+            concurrency: Concurrency::new(LEAST),
+            deadline_reserve: Duration::from_millis(500),
+            reserve_per_message: reserve_per_message(LEAST_MEMORY),
+            assumed_timeout: Duration::from_secs(300),
+            min_time_to_start: Duration::ZERO,
+            min_time_divisor: None,
+            fifo_after_permanent: FifoAfterPermanent::default(),
+            fail_when_store_unavailable: true,
+            visibility: None,
+            metrics: None,
+            observer: None,
+            make_span: None,
+        }
+    }
+}
+
+/// How many messages of a batch run at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Concurrency {
+    /// At most this many.
+    most: NonZeroUsize,
+    /// More than [`LEAST`] only if they fit into this much memory, in bytes.
+    memory: usize,
+}
+
+/// How many messages run at a time in any case, if no setting says less.
+pub(crate) const LEAST: NonZeroUsize = NonZeroUsize::new(10).unwrap();
+
+/// Memory that a message may need for its output while it runs, in bytes. The largest output that fits into a record has
+/// 400 KB, and there are several copies of it.
+pub(super) const MEMORY_OF_OUTPUT: usize = 3 << 19;
+
+impl Concurrency {
+    pub(crate) const fn new(most: NonZeroUsize) -> Self {
+        Self::within_memory(most, usize::MAX)
+    }
+
+    pub(crate) const fn within_memory(most: NonZeroUsize, memory: usize) -> Self {
+        Self { most, memory }
+    }
+
+    pub(crate) const fn most(self) -> usize {
+        self.most.get()
+    }
+
+    /// Returns how many messages without much of a body may run at a time.
+    pub(crate) fn small_messages(self) -> usize {
+        let fit = self.memory / MEMORY_OF_OUTPUT;
+        self.most().min(fit.max(LEAST.get()))
+    }
+
+    /// Returns whether one more message may run beside these, if all of them then need this much memory.
+    pub(crate) const fn admits(self, running: usize, memory: usize) -> bool {
+        running < self.most() && (running < LEAST.get() || memory <= self.memory)
+    }
+}
