@@ -288,7 +288,7 @@ class BeforeDeploy(unittest.TestCase):
     def test_defaults_are_those_of_the_consumer(self) -> None:
         table = (ROOT / "crates/sqs-once/src/settings/variables/table.rs").read_text()
         for setting, (default, _) in before_deploy.SETTINGS.items():
-            row = re.search(rf'^    {setting}: \w+, "\w*", "(.*?)"', table, re.MULTILINE)
+            row = re.search(rf'^    {setting}(?: \(.*\))?: \w+, "\w*", "(.*?)"', table, re.MULTILINE)
             assert row, setting
             assert row[1] == default, setting
 
