@@ -54,9 +54,10 @@ impl Settings {
         };
         let (store, to_read) = match table {
             Some(table) => {
+                let batched_writes = table.batched_writes;
                 let store = table.store(&config);
                 let to_read = self.warm_up.then(|| store.clone());
-                let store = if shared.values.batched_writes {
+                let store = if batched_writes {
                     AnyStore::Batched(Batched::new(store))
                 } else {
                     AnyStore::DynamoDb(store)

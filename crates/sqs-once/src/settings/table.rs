@@ -6,8 +6,12 @@ use aws_sdk_dynamodb::Client;
 use super::{Settings, SettingsError, parse::rename};
 use crate::{
     dynamo::store::{DynamoStore, Layout},
-    settings::variables::table::{
-        IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_NAMESPACE, IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
+    settings::variables::{
+        parse::on_or_off,
+        table::{
+            IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_NAMESPACE,
+            IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
+        },
     },
 };
 
@@ -19,9 +23,11 @@ impl Settings {
             str::parse,
         );
         let layout = self.layout();
+        let batched_writes = self.setting(&IDEMPOTENCY_BATCHED_WRITES, on_or_off);
         Ok(Table {
             name: name?,
             layout: layout?,
+            batched_writes: batched_writes?,
         })
     }
 
@@ -57,6 +63,7 @@ impl Settings {
 pub(super) struct Table {
     pub(super) name: String,
     pub(super) layout: Layout,
+    pub(super) batched_writes: bool,
 }
 
 impl Table {

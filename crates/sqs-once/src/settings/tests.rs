@@ -174,6 +174,7 @@ fn defaults_match_the_documented_table() {
     let (table, shared) = with(&[name]).unwrap();
     assert_eq!(table.name, "idempotency");
     assert_eq!(table.layout, Layout::native());
+    assert!(table.batched_writes);
     assert_eq!(shared.namespace.as_str(), "payments");
     assert_eq!(
         shared.metrics.as_ref().unwrap().names(),
@@ -182,7 +183,6 @@ fn defaults_match_the_documented_table() {
     assert_eq!(shared.min_time_divisor, None);
     assert_eq!(shared.crash_waits(), CrashWaits::default());
     let values = shared.values;
-    assert!(values.batched_writes);
     assert_eq!(values.after_failure, AfterFailure::Retry);
     assert_eq!(values.result_bucket, None);
     assert_eq!(values.key, KeySource::MessageId);

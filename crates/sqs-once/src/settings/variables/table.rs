@@ -136,7 +136,7 @@ settings! {
     IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "IdempotencyResultBucket", "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB"
 
-    IDEMPOTENCY_BATCHED_WRITES (batched_writes: bool = on_or_off): Consumer, "IdempotencyBatchedWrites", "on", "; in claim mode only";
+    IDEMPOTENCY_BATCHED_WRITES: Consumer, "IdempotencyBatchedWrites", "on", "; in claim mode only";
     "claims and completions of concurrent messages [share requests](costs.md#batched-writes) to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each"
 
     OUTBOX_TABLE_NAME (outbox: Option<String> = text): Consumer, "", "", "not set; not used by `item_mode` and `PostgresMode`";
