@@ -1,6 +1,6 @@
 //! The table of settings: one row for each variable.
 //!
-//! A row has field, type and parser, default and documentation. The rows are the struct [`Values`] and its reader, the
+//! A row has field, type and parser, default and documentation. The rows are the struct `Values` and its reader, the
 //! hint for unknown names, and what `tests/cloud/parameters.rs` compares docs and template with. To add a
 //! setting, add a row, and use its field. The rows without a field are read where they are required.
 
