@@ -4,8 +4,8 @@ pub(crate) mod any_store;
 mod function;
 mod modes;
 mod parse;
+mod records;
 mod shared;
-mod table;
 pub(crate) mod variables;
 
 use std::{
@@ -230,7 +230,8 @@ impl Settings {
             warm_up: self.warm_up,
         };
         let mode = mode.with_settings(options).await;
-        Ok(shared.consumer(mode, handler, &config))
+        let concurrency = shared.concurrency();
+        Ok(shared.consumer(mode, handler, concurrency, &config))
     }
 
     /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error. Logs

@@ -79,9 +79,8 @@ impl Settings {
                 "CONSUMER_CONCURRENCY is `auto`: at most this many handlers of one batch run at a time, or fewer with long bodies"
             );
         }
-        let build = || shared.consumer(once, handler, &config);
-        let consumer = while_reading(to_read, build).await;
-        Ok(consumer.concurrent(concurrency))
+        let build = || shared.consumer(once, handler, concurrency, &config);
+        Ok(while_reading(to_read, build).await)
     }
 
     /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).
@@ -111,7 +110,8 @@ impl Settings {
         let store = table.store(&config);
         let to_read = self.warm_up.then(|| store.clone());
         let inbox = Inbox::new(shared.once(store, &config));
-        let build = || shared.consumer(inbox, handler, &config);
+        let concurrency = shared.concurrency();
+        let build = || shared.consumer(inbox, handler, concurrency, &config);
         Ok(while_reading(to_read, build).await)
     }
 
@@ -141,7 +141,8 @@ impl Settings {
         let (handler, shared) = self.check(read)?;
         let config = self.config().await;
         let item_mode = ItemMode::new(Client::new(&config)).retention(shared.values.retention);
-        Ok(shared.consumer(item_mode, handler, &config))
+        let concurrency = shared.concurrency();
+        Ok(shared.consumer(item_mode, handler, concurrency, &config))
     }
 }
 

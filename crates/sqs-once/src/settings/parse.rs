@@ -46,7 +46,7 @@ pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses a value that has an effect only with the feature `s3`. Without it, every value is an error.
+/// Parses a value that has an effect only with the feature `s3`. Without it, every text but an empty one is an error.
 pub(crate) fn of_s3<T: Default>(
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> impl FnOnce(&str) -> Result<T, String> {

@@ -1,4 +1,4 @@
-//! What the consumers of every mode read.
+//! Settings that every mode reads.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
@@ -102,7 +102,7 @@ impl Settings {
     }
 }
 
-/// What the consumers of every mode read.
+/// Settings that every mode reads, and the facts of the function.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) values: Values,
@@ -118,7 +118,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// How many handlers of a batch run at a time, in modes whose handlers hold a connection or an item.
-    fn concurrency(&self) -> Concurrency {
+    pub(super) fn concurrency(&self) -> Concurrency {
         Concurrency::new(self.values.concurrency.unwrap_or(LEAST))
     }
 
@@ -185,9 +185,9 @@ impl Shared {
         self,
         mode: M,
         handler: H,
+        concurrency: Concurrency,
         config: &SdkConfig,
     ) -> Consumer<M, H> {
-        let concurrency = self.concurrency();
         let values = self.values;
         let defaults = Options::new(self.namespace);
         let options = Options {

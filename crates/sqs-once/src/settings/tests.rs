@@ -16,7 +16,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
-use super::{modes::while_reading, shared::Shared, table::Table, *};
+use super::{modes::while_reading, records::Table, shared::Shared, *};
 use crate::{
     dynamo::{
         done::Done,

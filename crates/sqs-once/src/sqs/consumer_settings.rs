@@ -131,13 +131,8 @@ impl<M, H> Consumer<M, H> {
 
     /// Sets how many handlers of one batch run at a time, whatever memory they take.
     #[must_use]
-    pub fn concurrency(self, concurrency: NonZeroUsize) -> Self {
-        self.concurrent(Concurrency::new(concurrency))
-    }
-
-    /// Sets the same, with a limit of memory.
-    pub(crate) fn concurrent(mut self, concurrency: Concurrency) -> Self {
-        self.options.concurrency = concurrency;
+    pub fn concurrency(mut self, concurrency: NonZeroUsize) -> Self {
+        self.options.concurrency = Concurrency::new(concurrency);
         self
     }
 

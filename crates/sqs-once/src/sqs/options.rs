@@ -1,4 +1,4 @@
-//! [`Options`]: what the methods and the settings of a consumer choose.
+//! [`Options`] of a consumer, and its [`Concurrency`].
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// What the methods and the settings of a consumer choose.
+/// Options of a consumer: its builder methods and the settings set them.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) namespace: Namespace,

@@ -89,7 +89,7 @@ macro_rules! settings {
         pub const SETTINGS: &[Setting] = &[$($name),+];
 
         /// The settings of a consumer, one field for each row that has one.
-        #[derive(Clone, Debug)]
+        #[derive(Debug)]
         #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "nothing reads S3"))]
         pub(crate) struct Values {
             $($(pub(crate) $field: $type,)?)+

@@ -1,4 +1,4 @@
-//! The table of the records.
+//! Settings of the table of records.
 
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
@@ -39,14 +39,14 @@ impl Settings {
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
         let table = self.table();
         let table = self.check(table)?;
-        Ok(DynamoStore::new(Client::new(config), table.name).layout(table.layout))
+        Ok(table.store(config))
     }
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, Layout::native(), rename);
         // After an error we go on with the native names, so that the next variable is read too.
         let layout = renamed.clone().unwrap_or_default();
-        // `batches` reports a missing namespace.
+        // `shared` reports a missing namespace.
         let namespace = self.value(IDEMPOTENCY_NAMESPACE.name).unwrap_or_default();
         let sorted = self.changed(IDEMPOTENCY_SORT_KEY.name, layout, |layout, text| {
             let partition = format!("idempotency#{namespace}");
