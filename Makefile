@@ -128,8 +128,7 @@ programs: $(VENV) ## Build the release programs that the tests run
 
 .PHONY: test-deep
 test-deep: export EXPLORE_BOUND ?= 4
-test-deep: ## Check the larger worlds of the model, and every schedule with one deviation more than `make test` (EXPLORE_BOUND)
-	$(LONG) --test model -- --ignored --nocapture full_worlds
+test-deep: ## Check every schedule of the explorer with one deviation more than `make test` (EXPLORE_BOUND)
 	$(LONG) --test model -- promise charge_once loses
 
 CHAOS_MESSAGES      ?= 20000
@@ -170,7 +169,7 @@ soak-million: $(VENV) ## Send a million messages (SOAK_MESSAGES) through chaos, 
 EMULATED := 000000000000
 
 # An emulator sees one layout, to save time: the others have other names.
-AT_ENDPOINT = $(if $(filter $(EMULATED),$(ACCOUNT)),store_conformance::dynamodb:: store_conformance::grouped::,store_conformance::) \
+AT_ENDPOINT = $(if $(filter $(EMULATED),$(ACCOUNT)),swaps::dynamodb:: swaps::batched::,swaps::) \
   dynamodb_matches_rules integration::
 
 # On AWS the function is built for Amazon Linux, and for the processor of this machine.

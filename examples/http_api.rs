@@ -56,17 +56,17 @@ impl Gateway {
         })
     }
 
-    /// Charges a payment. The gateway recognizes a repetition by the attempt's key.
+    /// Charges a payment. The gateway recognizes a repetition by the call key.
     async fn pay(self, payment: Payment, attempt: Attempt) -> Result<Reply, Failure> {
         if payment.cents == 0 {
             return Err(Failure::permanent_no_effect(
                 "the payment is not more than 0",
             ));
         }
-        let key = Fingerprint::of(attempt.key().as_str().as_bytes());
+        let key = attempt.call_key();
         let request = self.client.post(&self.charges);
         let request = request
-            .header("Idempotency-Key", key.as_str())
+            .header("Idempotency-Key", &key)
             .header("Content-Type", "application/json")
             .body(serde_json::to_vec(&payment)?)
             .timeout(Duration::from_secs(10));
@@ -77,9 +77,10 @@ impl Gateway {
         match response.status().as_u16() {
             200..=299 => Ok(Reply {
                 status: 201,
-                body: json!({ "payment": key.as_str() }),
+                body: json!({ "payment": key }),
             }),
-            402 | 422 => Err(Failure::permanent("the gateway declined the payment")),
+            402 => Err(Failure::declined("the gateway declined the payment")),
+            422 => Err(Failure::permanent("the gateway refused the payment")),
             status => Err(Failure::retryable(format!("the gateway answered {status}"))),
         }
     }

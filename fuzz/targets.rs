@@ -144,7 +144,7 @@ pub(crate) fn event(data: &[u8]) {
         let ran = bench.done().iter().filter(|done| **done == key).count();
         assert!(ran <= 1, "{id:?} was done {ran} times");
         if !is_failed {
-            let record = bench.store.get(&key).unwrap();
+            let record = bench.store.record(&key).unwrap();
             assert!(matches!(record.state, State::Completed { .. }), "{id:?}");
             assert_eq!(ran, 1, "{id:?} is acknowledged");
             assert!(!again.iter().any(|again| again == id), "{id:?} came undone");

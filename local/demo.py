@@ -324,6 +324,7 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
 OTHER_COUNTERS = (
     "BatchSize",
     "BatchedWritesOff",
+    "DuplicatesOfOtherQueue",
     "ColdStart",
     "Takeovers",
     "DeadLettered",

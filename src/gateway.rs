@@ -93,14 +93,14 @@ impl Gateway {
         }
     }
 
-    /// Charges `order`. The gateway recognizes a repeated request by the key, and can continue the trace of
+    /// Charges `order`. The gateway recognizes a repeated request by the call key, and can continue the trace of
     /// the producer.
     pub(crate) async fn charge(
         &self,
         order: &Order,
         attempt: &Attempt,
     ) -> Result<Box<RawValue>, Failure> {
-        let key = attempt.key().header_value();
+        let key = attempt.call_key();
         let Self::Http(http) = self else {
             return sandbox(&key, order);
         };
@@ -121,7 +121,7 @@ impl Gateway {
         if response.status().is_success() {
             Ok(receipt(response).await)
         } else {
-            Err(refused(&response))
+            Err(refused(&response, has_keys))
         }
     }
 }
@@ -191,8 +191,8 @@ fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
 }
 
 /// Returns the failure for a status other than 2xx. A 4xx concerns the order and is permanent, unless it
-/// concerns the API key, the URL, or the moment.
-fn refused(response: &Response) -> Failure {
+/// concerns the API key, the URL, or the moment. `has_keys` says whether the gateway got the call key.
+fn refused(response: &Response, has_keys: bool) -> Failure {
     let (status, headers) = (response.status(), response.headers());
     let mut answered = format!("the payment gateway answered {status}");
     // The key stays: the stored error may hide a charge.
@@ -204,6 +204,8 @@ fn refused(response: &Response) -> Failure {
         401 | 403 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_API_KEY"),
         300..=399 | 404 | 405 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_URL"),
         407 | 408 | 409 | 425 | 429 => Failure::retryable(answered),
+        // It has answered for this call key: it did not charge, and will not.
+        402 if has_keys => Failure::declined(answered),
         400..=499 => Failure::permanent(answered),
         _ => Failure::retryable(answered),
     };
@@ -257,7 +259,7 @@ fn json_of(value: &serde_json::Value) -> Box<RawValue> {
 
 fn sandbox(key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
     if order.fields.payment_token.as_deref() == Some(DECLINED) {
-        return Err(Failure::permanent("the sandbox declined the card"));
+        return Err(Failure::declined("the sandbox declined the card"));
     }
     Ok(json_of(
         &json!({ "id": format!("sandbox:{key}"), "status": "succeeded" }),

@@ -29,7 +29,7 @@ fn of_status(status: u16) -> Failure {
 /// The failure of a response with this header.
 fn of_response(status: u16, name: &str, value: &str) -> Failure {
     let response = http::Response::builder().status(status).header(name, value);
-    refused(&response.body("").unwrap().into())
+    refused(&response.body("").unwrap().into(), true)
 }
 
 #[test]
@@ -142,9 +142,20 @@ fn invalid_gateway_settings_are_reported_together() {
     assert!(!errors.contains("s3cr3t"), "{errors}");
 }
 
+/// Without keys, the gateway cannot know whether an earlier attempt charged.
+#[test]
+fn decline_under_a_call_key_closes_every_attempt() {
+    let kind = |has_keys| {
+        let response = http::Response::builder().status(402).body("").unwrap();
+        refused(&response.into(), has_keys).kind()
+    };
+    assert_eq!(kind(true), FailureKind::Declined);
+    assert_eq!(kind(false), FailureKind::Permanent);
+}
+
 #[test]
 fn status_about_the_order_is_permanent() {
-    for status in [400, 402, 406, 410, 411, 413, 415, 418, 422, 451, 499] {
+    for status in [400, 406, 410, 411, 413, 415, 418, 422, 451, 499] {
         let failure = of_status(status);
         assert_eq!(failure.kind(), FailureKind::Permanent, "{status}");
     }
@@ -222,7 +233,7 @@ fn retry_after_is_seconds_or_a_date() {
 
 #[test]
 fn replayed_answer_is_called_so() {
-    for (status, kind) in [(500, FailureKind::Retryable), (402, FailureKind::Permanent)] {
+    for (status, kind) in [(500, FailureKind::Retryable), (402, FailureKind::Declined)] {
         let failure = of_response(status, "Idempotent-Replayed", "true");
         assert!(failure.to_string().contains("replayed"), "{failure}");
         assert_eq!(failure.kind(), kind);

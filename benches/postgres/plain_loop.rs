@@ -4,7 +4,7 @@
 
 use aws_lambda_events::event::sqs::{SqsEvent, SqsMessage};
 use futures_util::{StreamExt as _, stream};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sqlx::{
     Error, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
@@ -12,19 +12,13 @@ use sqlx::{
 };
 use support::world::increment;
 
-const INSERT: &str = "INSERT INTO sqs_once_records AS r (id, status, owner, lease_until, expires_at, \
-    fingerprint, message_id, attempts, first_claimed_at, last_end, error, failed_message_ids, result, \
-    result_omitted, result_in_s3, created_at, updated_at, fingerprint_scheme, exclusive_attempts) \
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19) \
-    ON CONFLICT (id) DO UPDATE SET id = r.id RETURNING status, owner, lease_until, expires_at, \
-    fingerprint, message_id, attempts, first_claimed_at, last_end, error, failed_message_ids, result, \
-    result_omitted, result_in_s3, created_at, updated_at, fingerprint_scheme, exclusive_attempts, \
-    pg_current_xact_id()::text AS version, set_config('lock_timeout', $20, true)";
-const UPDATE: &str = "UPDATE sqs_once_records SET (status, owner, lease_until, expires_at, fingerprint, \
-    message_id, attempts, first_claimed_at, last_end, error, failed_message_ids, result, result_omitted, \
-    result_in_s3, created_at, updated_at, fingerprint_scheme, exclusive_attempts) = ($2, $3, $4, $5, $6, \
-    $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19) WHERE id = $1 \
-    AND pg_current_xact_id()::text = $20";
+const INSERT: &str = "INSERT INTO sqs_once_records AS r (id, status, owner, error, result, version, \
+    lease_until, expires_at, attributes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) \
+    ON CONFLICT (id) DO UPDATE SET id = r.id RETURNING status, owner, error, result, version, lease_until, \
+    expires_at, attributes, pg_current_xact_id()::text AS transaction, set_config('lock_timeout', $10, true)";
+const UPDATE: &str = "UPDATE sqs_once_records SET (status, owner, error, result, version, lease_until, \
+    expires_at, attributes) = ($2, $3, $4, $5, $6, $7, $8, $9) WHERE id = $1 \
+    AND pg_current_xact_id()::text = $10";
 
 /// A pool that sends no test of a connection.
 pub(crate) fn pool(options: &PgConnectOptions, connections: u32) -> PgPool {
@@ -64,28 +58,26 @@ fn bind<'q>(
     sql: &'static str,
     key: &'q str,
     status: &'q str,
-    message_id: &'q str,
+    message_id: &str,
 ) -> Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments> {
     const NOW: i64 = 1_800_000_000;
     let none: Option<&str> = None;
+    let attributes = json!({
+        "fingerprint": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "fingerprint_scheme": "body",
+        "message_id": message_id,
+        "attempts": 1,
+        "created_at": NOW * 1000,
+        "updated_at": NOW * 1000,
+    });
     sqlx::query(sql)
         .bind(key)
         .bind(status)
         .bind("01890a5d-ac96-774b-bcce-b302099a8057")
+        .bind(none)
+        .bind("null")
+        .bind(1_i64)
         .bind(Some(NOW * 1000))
         .bind(NOW)
-        .bind("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
-        .bind(message_id)
-        .bind(1_i64)
-        .bind(NOW * 1000)
-        .bind(none)
-        .bind(none)
-        .bind(Vec::<String>::new())
-        .bind("null")
-        .bind(none)
-        .bind(none)
-        .bind(NOW * 1000)
-        .bind(NOW * 1000)
-        .bind(none)
-        .bind(0_i64)
+        .bind(attributes.to_string())
 }

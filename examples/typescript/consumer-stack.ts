@@ -69,7 +69,7 @@ class ConsumerStack extends Stack {
       inlinePolicies: {
         "process-once": new iam.PolicyDocument({
           statements: [
-            allow(["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:DeleteItem", "dynamodb:GetItem"], table.tableArn),
+            allow(["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:GetItem"], table.tableArn),
             allow(["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"], table.tableArn), // the same writes in batches
             allow(["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.queueArn), // event source
             allow(["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"], queue.queueArn), // back-off of failed messages
@@ -145,6 +145,7 @@ class ConsumerStack extends Stack {
       CompletionsUnrecorded: {},
       Crashed: {},
       DeadLettersNotSent: { minutes: [1, 20] },
+      DuplicatesOfOtherQueue: {},
       LeasesLost: {},
       OldestMessageAge: { threshold: 300, statistic: "Maximum", minutes: [1, 20] },
       RetryableFailures: { minutes: [3, 5] },

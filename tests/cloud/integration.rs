@@ -386,12 +386,12 @@ async fn order_sent_twice_is_charged_once_by_order_id() {
     .await;
 }
 
-/// The gateway takes the charge and returns 500, and then declines the order.
+/// The gateway takes the charge and returns 500, and then refuses the order: the call key stays.
 #[tokio::test]
 async fn redriven_order_is_charged_once_by_order_id() {
     in_each_world(async |world| {
         let lambda = world.consumer().await;
-        let replies = [Reply::Status(500), Reply::Status(402)];
+        let replies = [Reply::Status(500), Reply::Status(422)];
         world.gateway.script("o-1", replies);
         let sent = world.send("o-1").await;
         world.drain(&lambda).await;

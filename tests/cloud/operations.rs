@@ -57,7 +57,7 @@ const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
 ];
 
 /// Metrics of the consumer.
-const OF_CONSUMER: [&str; 25] = [
+const OF_CONSUMER: [&str; 26] = [
     "BatchSize",
     "BatchedWritesOff",
     "CircuitOpen",
@@ -69,6 +69,7 @@ const OF_CONSUMER: [&str; 25] = [
     "DeadLettered",
     "DeadLettersNotSent",
     "Duplicates",
+    "DuplicatesOfOtherQueue",
     "HandlerDuration",
     "Ignored",
     "Invalid",
@@ -154,6 +155,7 @@ fn every_required_alarm_exists() {
         "CompletionsUnrecorded",
         "Crashed",
         "DeadLettersNotSent",
+        "DuplicatesOfOtherQueue",
         "Duration",
         "Errors",
         "LeasesLost",

@@ -289,7 +289,6 @@ fn consumer_role_allows_only_its_calls() {
         &[
             ("dynamodb:PutItem", "IdempotencyTable.Arn"),
             ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
-            ("dynamodb:DeleteItem", "IdempotencyTable.Arn"),
             ("dynamodb:GetItem", "IdempotencyTable.Arn"),
             ("dynamodb:PartiQLInsert", "IdempotencyTable.Arn"),
             ("dynamodb:PartiQLUpdate", "IdempotencyTable.Arn"),

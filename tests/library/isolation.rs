@@ -15,14 +15,14 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Outcome,
-    protocol::{CrashWaits, Key, Record, State, Timestamp},
+    protocol::{AttemptEnd, CrashWaits, Key, Record, State, Timestamp},
     sqs::FingerprintSource,
     store::{MemoryStore, Store},
 };
 use support::{
     consumer::{namespace, process},
     dynamo::Dynamo,
-    event::{batch, in_group, record},
+    event::{batch, in_group, record, sent_at},
 };
 use tokio::sync::Notify;
 
@@ -89,7 +89,8 @@ impl Handler for Scripted {
 
 impl World {
     fn consumer<S: Store>(&self, store: S) -> Consumer<Once<S>, Scripted> {
-        let once = Once::new(store).clock(clock);
+        // These messages rest for days.
+        let once = Once::new(store).clock(clock).call_key_lifetime(None);
         // The same message does something else later: its bug is corrected.
         Consumer::new(once, namespace(), Scripted(self.clone()))
             .fingerprint(FingerprintSource::Off)
@@ -129,7 +130,7 @@ fn key(id: &str) -> Key {
 }
 
 fn kept(store: &MemoryStore, id: &str) -> Record {
-    store.get(&key(id)).unwrap()
+    store.record(&key(id)).unwrap()
 }
 
 /// Leaves an open attempt without an end: its process died in a crowd.
@@ -354,7 +355,8 @@ async fn failure_without_effect_alone_removes_the_count() {
         let failed = world.receive(&store, vec![order("m-1", "refuse")]).await;
         assert_eq!(failed, Some(vec!["m-1".to_owned()]));
         let left = kept(&store, "m-1");
-        assert_eq!((left.exclusive_attempts, left.last_end), (0, None));
+        let end = Some(AttemptEnd::NoEffect);
+        assert_eq!((left.exclusive_attempts, left.last_end), (0, end));
         advance(HOUR);
     }
     let done = world.receive(&store, vec![order("m-1", "succeed")]).await;
@@ -364,7 +366,11 @@ async fn failure_without_effect_alone_removes_the_count() {
 #[tokio::test]
 async fn redriven_crashed_message_runs_after_the_fix() {
     let (world, store) = (World::default(), MemoryStore::default());
-    let of_order = |id: &str, what: &str| record(id, &json!({"do": what, "order": "o-1"}));
+    let sent = clock();
+    let of_order = |id: &str, what: &str| {
+        let order = record(id, &json!({"do": what, "order": "o-1"}));
+        sent_at(order, if id == "m-1" { sent } else { clock() })
+    };
     let receive = async |message: Value| {
         let consumer = world
             .consumer(store.clone())
@@ -391,6 +397,7 @@ async fn redriven_crashed_message_runs_after_the_fix() {
         failed.first_claimed_at.is_some(),
         "the attempts may have had their effect"
     );
+    advance(HOUR);
     // The redriven message starts anew. The same bug kills again, and then it runs alone.
     for deaths_alone in [0, 1] {
         assert_eq!(receive(of_order("m-2", "kill")).await, None);

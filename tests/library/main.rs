@@ -13,6 +13,7 @@
 
 mod batch;
 mod bodies;
+mod call_keys;
 mod dry_run;
 mod envelopes;
 mod events;

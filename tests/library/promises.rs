@@ -123,7 +123,10 @@ fn each_promise_has_a_test_in_both_kinds_of_layers() {
     let cells = cells();
     assert_eq!(named_promises().len(), 7);
     for promise in 1..=7 {
-        for either in [["model", "wire"], ["process", "postgres"]] {
+        for either in [
+            &["model", "simulation", "wire"][..],
+            &["process", "postgres"],
+        ] {
             let is_tested = either
                 .iter()
                 .any(|layer| cells.contains_key(&(promise, *layer)));

@@ -1,5 +1,4 @@
-//! Models: the promises in every state of crashing processes, under every order of events up to a bound, and
-//! properties of the rules for random input.
+//! The explorer: the promises under every order of events up to a bound. Also properties for random input.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +10,5 @@
     reason = "what the files share is public, as in tests/support"
 )]
 
-mod processes;
 mod properties;
 mod schedules;
-mod waiting;

@@ -5,7 +5,8 @@ use std::{future::pending, sync::Mutex};
 use futures_util::FutureExt as _;
 use sqlx::{Connection, Executor};
 use sqs_once::{
-    Attempt, Deadline, Failure, Once, Operation, Outcome, ResultExt,
+    Attempt, Deadline, DeliveryMetadata, Failure, Once, Operation, Outcome, ResultExt,
+    internal::Delivery,
     protocol::{Fingerprint, StoredResult, Timestamp},
     store::MemoryStore,
 };
@@ -13,6 +14,8 @@ use sqs_once_postgres::{InTransaction, PostgresStore, Transaction};
 use support::world::{
     SECOND, World, ample, increment, increments, key, operation, operation_of, short,
 };
+
+const ATTEMPTS: &str = "attributes::json->>'attempts'";
 
 #[track_caller]
 fn assert_completed(outcome: &Outcome) {
@@ -55,9 +58,40 @@ async fn permanent_failure_is_recorded_alone() {
 
     let again = world.deliver("o-1").await;
     assert!(matches!(again, Outcome::FailedBefore(_)), "{again:?}");
-    let resent = operation_of("o-1", "another message", ample());
-    assert_completed(&world.mode().run(resent, increments("o-1")).await);
+}
+
+/// The operation `o-1` in another message, which was sent then.
+fn sent(at: Timestamp) -> Operation {
+    let mut operation = operation("o-1", ample());
+    operation.delivery = Delivery::from(DeliveryMetadata {
+        message_id: "another message".to_owned(),
+        sent_at: Some(at),
+        ..operation.delivery.facts().clone()
+    });
+    operation
+}
+
+#[tokio::test]
+async fn message_sent_after_failure_runs() {
+    let world = World::start().await;
+    let now = Timestamp::now();
+    let declined = async |_| Err::<InTransaction<()>, _>(Failure::permanent("declined"));
+    let first = world.mode().run(sent(now), declined).await;
+    assert!(matches!(first, Outcome::PermanentFailure(_)), "{first:?}");
+    let earlier = world.mode().run(sent(now), increments("o-1")).await;
+    assert!(matches!(earlier, Outcome::FailedBefore(_)), "{earlier:?}");
+    let is_told = Mutex::new(None);
+    let later = async |attempt: Attempt| {
+        *is_told.lock().unwrap() = Some(attempt.prior().is_some());
+        increments("o-1")(attempt).await
+    };
+    let resent = sent(now + 30 * SECOND);
+    assert_completed(&world.mode().run(resent, later).await);
+    // The failed attempt was rolled back, so it had no effect.
+    assert_eq!(*is_told.lock().unwrap(), Some(false));
     assert_eq!(world.effect("o-1").await, 1);
+    assert_eq!(world.column("o-1", ATTEMPTS).await.as_deref(), Some("2"));
+    assert_eq!(world.column("o-1", "error").await, None);
 }
 
 #[tokio::test]
@@ -150,7 +184,7 @@ async fn expired_record_counts_as_absent() {
             .await,
     );
     assert_eq!(world.effect("o-1").await, 2);
-    assert_eq!(world.column("o-1", "attempts").await.as_deref(), Some("1"));
+    assert_eq!(world.column("o-1", ATTEMPTS).await.as_deref(), Some("1"));
 }
 
 #[tokio::test]
@@ -169,7 +203,7 @@ async fn ended_lease_of_claim_mode_is_taken_over() {
     let mode = world.mode().clock(|| Timestamp::now() + SECOND);
     assert_completed(&mode.run(operation("o-1", ample()), takes_over).await);
     assert_eq!(*informed.lock().unwrap(), Some(true));
-    assert_eq!(world.column("o-1", "attempts").await.as_deref(), Some("2"));
+    assert_eq!(world.column("o-1", ATTEMPTS).await.as_deref(), Some("2"));
     let again = once.run(operation("o-1", ample()), async |_| Ok(())).await;
     assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
 }
@@ -211,6 +245,15 @@ async fn handlers_own_commit_is_permanent_failure() {
             matches!(again, Outcome::FailedBefore(_)),
             "{sql}: {again:?}"
         );
+        // The handler's own writes stay.
+        let is_told = Mutex::new(None);
+        let told = async |attempt: Attempt| {
+            *is_told.lock().unwrap() = Some(attempt.prior().is_some());
+            increments("o-2")(attempt).await
+        };
+        let later = operation_of(sql, "another message", ample());
+        assert_completed(&world.mode().run(later, told).await);
+        assert_eq!(*is_told.lock().unwrap(), Some(true), "{sql}");
     }
 }
 

@@ -6,12 +6,11 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
     Deadline, Failure, Once, Outcome,
-    protocol::{ClaimRequest, CrashWaits, Owner, Settlement, StoredResult, Timestamp},
-    store::{ClaimResponse, SettleResponse, Store},
+    protocol::{Claim, CrashWaits, Expect, Owner, Record, State, StoredResult, Swap, Timestamp},
+    store::{Store, StoreError, Swapped},
     testing::conformance,
 };
 use sqs_once_postgres::PostgresStore;
@@ -20,27 +19,80 @@ use support::postgres::{SERVER, one};
 use support::world::{SECOND, World, ample, increments, key, operation};
 use tokio::sync::Notify;
 
-macro_rules! conformance {
-    ($($promise:ident)+) => {
-        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn $promise() {
-            let world = World::start().await;
-            conformance::$promise(&PostgresStore::new(world.pool)).await;
-        })+
-    };
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_passes_every_case() {
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    conformance::all(&store).await;
+    conformance::one_of_several_is_applied(&store).await;
 }
 
-sqs_once::testing::for_each_promise_of_a_store!(conformance,);
+/// PostgreSQL's text cannot contain U+0000.
+#[tokio::test]
+async fn control_characters_are_restored() {
+    const NAME: &str = "a\0b\u{1}0 \\u0000";
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    let now = Timestamp::now();
+    let owner = Owner::from_stored(NAME.to_owned());
+    let claim = Claim::new(owner, NAME, now, now + SECOND, now.as_secs() + 60);
+    let claimed = Record {
+        source: Some(NAME.to_owned()),
+        error: Some(NAME.to_owned()),
+        ..Record::claimed(&claim, 1, None, None)
+    };
+    let mut completed = claimed.clone();
+    completed.stamp.version = 2;
+    completed.state = State::Completed {
+        result: StoredResult::Json(NAME.to_owned()),
+    };
+    for (expect, to) in [
+        (Expect::Absent, claimed.clone()),
+        (Expect::Unchanged(claimed), completed),
+    ] {
+        let key = key(NAME);
+        let swap = Swap { key, expect, to };
+        assert_eq!(store.swap(&swap, &CONTEXT).await.unwrap(), Swapped::Applied);
+        let found = store.get(&swap.key, &CONTEXT).await.unwrap();
+        assert_eq!(found, Some(swap.to));
+    }
+}
 
-fn request(id: &str, now: Timestamp, expires_at: u64) -> ClaimRequest {
-    ClaimRequest::new(
-        key(id),
-        Owner::fresh(),
-        "m-1",
-        now,
-        now + SECOND,
-        expires_at,
-    )
+/// A record that cannot be read is never absent.
+#[tokio::test]
+async fn unreadable_record_runs_nothing() {
+    let world = World::start().await;
+    let once = Once::new(PostgresStore::new(world.pool.clone()));
+    for (id, attributes, why) in [
+        ("missing", "{}", "missing field `message_id`"),
+        (
+            "type",
+            r#"{"message_id": "m-1", "attempts": "secret"}"#,
+            "an attribute has a value of the wrong type",
+        ),
+        (
+            "json",
+            "secret",
+            "column `attributes` must be a JSON object",
+        ),
+    ] {
+        let sql = "INSERT INTO sqs_once_records (id, status, owner, version, expires_at, attributes) \
+            VALUES ($1, 'FAILED', 'o', 1, 1, $2)";
+        let insert = sqlx::query(sql).bind(key(id).as_str().to_owned());
+        insert.bind(attributes).execute(&world.pool).await.unwrap();
+        let in_claim_mode = once.run(operation(id, ample()), async |_| Ok(1)).await;
+        for outcome in [in_claim_mode, world.deliver(id).await] {
+            let Outcome::StoreUnavailable(error) = &outcome else {
+                panic!("{id}: {outcome:?}")
+            };
+            assert!(
+                matches!(**error, StoreError::Unreadable { .. }),
+                "{error:?}"
+            );
+            let text = error.to_string();
+            assert!(text.contains(why) && !text.contains("secret"), "{text}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -129,51 +181,46 @@ async fn claim_mode_runs_operation_once() {
     assert!(matches!(second, Outcome::Duplicate(result) if result == kept));
 }
 
+/// A worker holds its claim although an operator has ended the lease.
 #[tokio::test]
-async fn late_write_after_deletion_is_refused() {
+async fn released_claim_is_not_fenced() {
     let world = World::start().await;
     let store = PostgresStore::new(world.pool.clone());
-    let now = Timestamp::now();
-    let first = request("o-1", now, now.as_secs() + 60);
-    assert_eq!(
-        store.claim(&first, &CONTEXT).await.unwrap(),
-        ClaimResponse::Applied { replaced: None }
-    );
-    world.run_sql("DELETE FROM sqs_once_records").await;
-    let second = request("o-1", now, now.as_secs() + 60);
-    let _ = store.claim(&second, &CONTEXT).await.unwrap();
-    let end = Settlement::Release { last_end: None };
-    let late = store
-        .settle(&first.fence(), &end, now, &CONTEXT)
-        .await
-        .unwrap();
-    assert_eq!(
-        late,
-        SettleResponse::ConditionFailed(Some(second.record(None)))
-    );
+    let key = key("o-1");
+    let outcome = Once::new(store.clone())
+        .run(operation("o-1", ample()), async |_| {
+            let shown = store.show(key.as_str()).await.unwrap().unwrap();
+            let before = shown.record.clone().unwrap();
+            let now = Timestamp::now();
+            assert!(store.release(&shown, now).await.unwrap());
+            let after = store.get(&key, &CONTEXT).await.unwrap();
+            assert_eq!(after, Some(before.released(now)));
+            Ok(1)
+        })
+        .await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    // The operation has ended.
+    let shown = store.show(key.as_str()).await.unwrap().unwrap();
+    assert!(!store.release(&shown, Timestamp::now()).await.unwrap());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn concurrent_takeovers_admit_one() {
+#[tokio::test]
+async fn changed_record_is_not_deleted() {
     let world = World::start().await;
     let store = PostgresStore::new(world.pool.clone());
-    for round in 0..20 {
-        let id = format!("o-{round}");
-        let now = Timestamp::now();
-        let _ = store
-            .claim(&request(&id, now, now.as_secs() + 60), &CONTEXT)
-            .await
-            .unwrap();
-        let later = now + 2 * SECOND;
-        let claims = (0..16).map(|_| {
-            let (store, request) = (store.clone(), request(&id, later, now.as_secs() + 60));
-            tokio::spawn(async move { store.claim(&request, &CONTEXT).await.unwrap() })
-        });
-        let answers = join_all(claims.collect::<Vec<_>>()).await;
-        let applied = (answers.into_iter())
-            .filter(|answer| matches!(answer, Ok(ClaimResponse::Applied { .. })));
-        assert_eq!(applied.count(), 1);
-    }
+    let key = key("o-1");
+    let fails = async |_| Err::<u32, _>(Failure::retryable("no answer"));
+    let once = Once::new(store.clone());
+    let _ = once.run(operation("o-1", ample()), fails).await;
+    let stale = store.show(key.as_str()).await.unwrap().unwrap();
+    world
+        .run_sql("UPDATE sqs_once_records SET version = version + 1")
+        .await;
+    assert!(!store.release(&stale, Timestamp::now()).await.unwrap());
+    assert!(!store.delete_record(&stale).await.unwrap());
+    let shown = store.show(key.as_str()).await.unwrap().unwrap();
+    assert!(store.delete_record(&shown).await.unwrap());
+    assert_eq!(store.get(&key, &CONTEXT).await.unwrap(), None);
 }
 
 async fn number_of_expired(world: &World) -> i64 {
@@ -187,8 +234,8 @@ async fn number_of_expired(world: &World) -> i64 {
 async fn insert_expired(world: &World) {
     world
         .run_sql(
-            "INSERT INTO sqs_once_records (id, status, expires_at, attempts, failed_message_ids) \
-             SELECT 'old-' || n, 'COMPLETED', 1, 1, '{}' FROM generate_series(1, 250) AS n",
+            "INSERT INTO sqs_once_records (id, status, owner, version, expires_at, attributes) \
+             SELECT 'old-' || n, 'COMPLETED', 'o', 1, 1, '{}' FROM generate_series(1, 250) AS n",
         )
         .await;
 }

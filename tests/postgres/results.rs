@@ -58,8 +58,18 @@ async fn replayed(
     outputs[0].as_deref().into()
 }
 
-async fn of_record(world: &World, column: &str) -> Option<String> {
-    let sql = format!("SELECT {column} FROM sqs_once_records");
+/// The output in the record.
+async fn result(world: &World) -> Option<String> {
+    of_record(world, "result").await
+}
+
+/// One of the attributes that have no column.
+async fn attribute(world: &World, name: &str) -> Option<String> {
+    of_record(world, &format!("attributes::json->>'{name}'")).await
+}
+
+async fn of_record(world: &World, value: &str) -> Option<String> {
+    let sql = format!("SELECT {value} FROM sqs_once_records");
     let value = sqlx::query_scalar(sqlx::AssertSqlSafe(sql));
     value.fetch_one(&world.pool).await.unwrap()
 }
@@ -89,8 +99,8 @@ async fn results_none_store_no_output() {
         .await
         .map_mode(|mode| mode.results(Results::none()));
     assert_eq!(replayed(3000, consumer, &writer).await, Value::Null);
-    assert_eq!(of_record(&world, "result").await, None);
-    assert!(of_record(&world, "result_omitted").await.is_some());
+    assert_eq!(result(&world).await, None);
+    assert!(attribute(&world, "result_omitted").await.is_some());
 }
 
 #[tokio::test]
@@ -99,10 +109,7 @@ async fn default_stores_output_in_record() {
     let consumer = configured(&world, &[], &s3, &writer).await;
     let output = "x".repeat(3000);
     assert_eq!(replayed(3000, consumer, &writer).await, output);
-    assert_eq!(
-        of_record(&world, "result").await,
-        Some(format!("\"{output}\""))
-    );
+    assert_eq!(result(&world).await, Some(format!("\"{output}\"")));
     assert!(s3.puts().is_empty());
 }
 
@@ -113,8 +120,8 @@ async fn output_over_the_limit_is_an_object() {
     let consumer = configured(&world, &variables, &s3, &writer).await;
     let output = "x".repeat(65_535);
     assert_eq!(replayed(65_535, consumer, &writer).await, output);
-    assert_eq!(of_record(&world, "result").await, None);
-    let pointer = of_record(&world, "result_in_s3").await.unwrap();
+    assert_eq!(result(&world).await, None);
+    let pointer = attribute(&world, "result_in_s3").await.unwrap();
     let pointer: Value = serde_json::from_str(&pointer).unwrap();
     assert_eq!(s3.objects(), [pointer["key"].as_str().unwrap()]);
 }
@@ -128,7 +135,7 @@ async fn lost_object_keeps_the_effect() {
     let mode = world.mode().results(results);
     let consumer = Consumer::new(mode, namespace(), writer.clone());
     assert_eq!(replayed(3000, consumer, &writer).await, Value::Null);
-    let omitted = of_record(&world, "result_omitted").await.unwrap();
+    let omitted = attribute(&world, "result_omitted").await.unwrap();
     let why = "output of 3002 bytes not stored: no answer in time";
     assert_eq!(omitted, why);
 }

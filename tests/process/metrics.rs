@@ -12,7 +12,7 @@ use sqs_once::{
 };
 use support::{
     emf::{self, BatchMetrics},
-    event::{batch, failed, in_group, order, received, record},
+    event::{QUEUE_ARN, batch, failed, in_group, order, received, record},
     gateway::Reply,
     runtime_api::{FUNCTION_NAME, Lambda, of_batch},
     sqs::SqsBehaviour,
@@ -76,7 +76,7 @@ async fn each_message_counts_in_one_outcome_counter() {
     ];
     assert_eq!(second.outcomes(), counters(&expected));
 
-    for (batch, cold, handled, requests) in [(first, 1, 4, 8), (second, 0, 1, 5)] {
+    for (batch, cold, handled, requests) in [(first, 1, 4, 8), (second, 0, 1, 6)] {
         assert_eq!(batch.sum("ColdStart"), f64::from(cold));
         assert_eq!(batch.sum("BatchSize"), 5.0);
         assert_eq!(batch.samples("HandlerDuration"), handled);
@@ -99,6 +99,44 @@ async fn each_message_counts_in_one_outcome_counter() {
     }
     assert_eq!(second.line.get("ColdStart"), None);
     assert_eq!(first.line["Duplicates"], 0);
+}
+
+/// Two consumers under one namespace would acknowledge each other's messages.
+#[tokio::test]
+async fn duplicates_of_another_queue_are_counted_and_the_first_is_logged() {
+    let stage = Stage::set().await;
+    let lambda = stage
+        .consumer(&[("IDEMPOTENCY_KEY", "body:/orderId")])
+        .await;
+    let of_queue = |id: &str, queue: &str| {
+        let mut record = record(id, &order("o-1"));
+        record["eventSourceARN"] = json!(format!("{QUEUE_ARN}-{queue}"));
+        record
+    };
+    for event in [
+        batch([of_queue("m-1", "a"), of_queue("m-2", "a")]),
+        batch([of_queue("m-3", "b"), of_queue("m-4", "b")]),
+        batch([of_queue("m-5", "a"), of_queue("m-6", "b")]),
+    ] {
+        let response = lambda.invoke(event, TIME).await.response();
+        assert_eq!(failed(&response), [""; 0]);
+    }
+    let counted = batches(&lambda, 3).await;
+    let counted: Vec<_> = (counted.iter())
+        .map(|batch| batch.line.get("DuplicatesOfOtherQueue").cloned())
+        .collect();
+    assert_eq!(counted, [None, Some(json!(2)), Some(json!(1))]);
+    let errors = lines(&lambda.kill().await.output)
+        .into_iter()
+        .filter(|line| line["level"] == "ERROR")
+        .collect::<Vec<_>>();
+    let [error] = &errors[..] else {
+        panic!("{errors:?}");
+    };
+    for (field, queue) in [("queue", "b"), ("other_queue", "a")] {
+        let named = error[field].as_str().unwrap();
+        assert!(named.ends_with(&format!("-{queue}")), "{error}");
+    }
 }
 
 #[tokio::test]

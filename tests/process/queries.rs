@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 use regex_lite::Regex;
 use serde_json::{Value, json};
 use support::{
+    dynamo::record_of_another,
     emf::documented_outcomes,
     event::{batch, order, received, record},
     faults::Fault,
@@ -40,17 +41,7 @@ fn queries() -> Vec<(&'static str, &'static str)> {
 
 /// A record that another worker wrote.
 async fn put(stage: &Stage, key: &str, members: Value) {
-    let mut record = json!({
-        "id": format!("payments#{key}"),
-        "owner": "another",
-        "status": "IN_PROGRESS",
-        "lease_until": 4_000_000_000_000_u64,
-        "expires_at": 4_000_000_000_u64,
-    });
-    for (name, value) in members.as_object().unwrap() {
-        record[name] = value.clone();
-    }
-    let item = serde_dynamo::to_item(record).unwrap();
+    let item = record_of_another(&format!("payments#{key}"), &members);
     stage.dynamo.put(TABLE, item).await;
 }
 
@@ -90,7 +81,7 @@ async fn run() -> Vec<Value> {
     put(&stage, "held", json!({})).await;
     let other = json!({"lease_until": 1, "fingerprint": "00", "first_claimed_at": 1});
     put(&stage, "two-payloads", other).await;
-    let crashed = json!({"lease_until": 1, "attempts": 1, "first_claimed_at": 1});
+    let crashed = json!({"lease_until": 1, "first_claimed_at": now_ms() - 60_000});
     put(&stage, "crashed", crashed).await;
     for n in 1..=2 {
         let again = if n == 1 { "059f36b4" } else { "m-again" };

@@ -29,9 +29,9 @@ pub struct Gateway {
 #[derive(Debug, Default)]
 struct Books {
     runs: Run,
-    /// When each idempotency key was first charged, as far as it is remembered.
+    /// When each call key was first charged, as far as it is remembered.
     charged: HashMap<String, Duration>,
-    /// Keys that were declined.
+    /// Call keys that were declined.
     declined: HashSet<String>,
     /// Requests by order, for what happens a number of times.
     asked: HashMap<String, u32>,
@@ -65,26 +65,33 @@ impl Gateway {
     }
 
     /// Serves a request. `None`: no answer.
-    fn serve(&self, world: &World, run: Run, key: &str, order: &str, kind: Kind) -> Option<Answer> {
+    fn serve(
+        &self,
+        world: &World,
+        run: Run,
+        (key, call_key): (&str, &str),
+        order: &str,
+        kind: Kind,
+    ) -> Option<Answer> {
         if world.is_out(Service::Gateway) || world.strikes(world.plan.rates.busy) {
             world.note(Event::GatewayRefused { run });
             // Half of the refusals are silent: the handler waits.
             return world.dice().chance(0.5).then_some(Answer::Busy);
         }
         let remembers_declines = world.plan.gateway.remembers_declines;
-        if remembers_declines && self.books().declined.contains(key) {
+        if remembers_declines && self.books().declined.contains(call_key) {
             return Some(Answer::Declined);
         }
         match kind {
             Kind::Declined => {
-                self.books().declined.insert(key.to_owned());
+                self.books().declined.insert(call_key.to_owned());
                 return Some(Answer::Declined);
             }
             // It may have charged before it hangs.
             Kind::Hangs(times) if self.count(order) < times => {
                 world.note(Event::GatewayRefused { run });
                 if world.dice().chance(0.5) {
-                    self.charge(world, run, key);
+                    self.charge(world, run, key, call_key);
                 }
                 return None;
             }
@@ -94,20 +101,20 @@ impl Gateway {
             }
             _ => {}
         }
-        self.charge(world, run, key);
+        self.charge(world, run, key, call_key);
         Some(Answer::Charged)
     }
 
-    fn charge(&self, world: &World, run: Run, key: &str) {
+    fn charge(&self, world: &World, run: Run, key: &str, call_key: &str) {
         let (mut books, now) = (self.books(), world.age());
-        let before = books.charged.get(key).copied();
+        let before = books.charged.get(call_key).copied();
         let taken = match world.plan.gateway.keys {
             Keys::Forever => before.is_none(),
             Keys::ForADay => before.is_none_or(|at| now - at > DAY),
             Keys::Never => true,
         };
         if taken {
-            books.charged.insert(key.to_owned(), now);
+            books.charged.insert(call_key.to_owned(), now);
         }
         let key = key.to_owned();
         world.note(Event::Charged { run, key, taken });
@@ -144,13 +151,21 @@ impl Charge {
             }
             _ => {}
         }
-        let (key, order) = (attempt.key().to_string(), order.to_owned());
-        let served = move |world: &World| world.gateway.serve(world, run, &key, &order, kind);
+        let (key, call_key) = (attempt.key().to_string(), attempt.call_key());
+        let order = order.to_owned();
+        let served = move |world: &World| {
+            let keys = (&*key, &*call_key);
+            world.gateway.serve(world, run, keys, &order, kind)
+        };
         // Longer than any function.
         let patience = self.world.plan.gateway.patience.unwrap_or(DAY);
         match self.world.exchange(&self.member, patience, served).await {
             Some(Some(Answer::Charged)) => Ok(format!("charged by run {run}")),
-            Some(Some(Answer::Declined)) => Err(Failure::permanent("declined")),
+            // Without keys, the gateway cannot know whether an earlier attempt charged.
+            Some(Some(Answer::Declined)) if self.world.plan.gateway.keys == Keys::Never => {
+                Err(Failure::permanent("declined"))
+            }
+            Some(Some(Answer::Declined)) => Err(Failure::declined("declined")),
             Some(Some(Answer::Busy)) if self.world.plan.gateway.is_trusted => {
                 Err(Failure::no_effect("busy"))
             }
@@ -200,6 +215,7 @@ impl Handler for Charge {
             Ok(_) => "ok",
             Err(failure) => match failure.kind() {
                 FailureKind::Permanent => "permanent",
+                FailureKind::Declined => "declined",
                 FailureKind::NoEffect => "no effect",
                 _ => "retryable",
             },

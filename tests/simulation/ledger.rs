@@ -101,11 +101,24 @@ pub enum Event {
     },
     Claimed {
         key: String,
-        owner: String,
         message: String,
         worker: Worker,
         was: &'static str,
         lease_left_ms: Option<i64>,
+        /// How many attempts alone the record counts, this one among them.
+        attempts_alone: u64,
+    },
+    /// A process sends a claim that counts an attempt alone.
+    ClaimsAlone {
+        key: String,
+        worker: Worker,
+    },
+    /// A process learned that a record is not as its swap expects.
+    Refused {
+        key: String,
+        message: String,
+        worker: Worker,
+        found: &'static str,
     },
     /// So many messages are in flight that SQS delivers none.
     QueueFull,

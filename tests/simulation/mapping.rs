@@ -21,7 +21,7 @@ use crate::{
     gateway::Charge,
     ledger::{Event, Worker},
     operator::{Work, operate},
-    plan::Service,
+    plan::{CALL_KEY_LIFETIME, Keys, Service},
     queue::Received,
     sqs::client,
     table::Records,
@@ -402,8 +402,10 @@ fn consumer(world: Arc<World>, member: &Member) -> Charging {
         "message-id"
     };
     let worker = member.worker;
+    let forgets = plan.gateway.keys == Keys::ForADay;
+    let lifetime = forgets.then_some(CALL_KEY_LIFETIME);
     Consumer::new(
-        Once::new(Records::new(&world, member)),
+        Once::new(Records::new(&world, member)).call_key_lifetime(lifetime),
         namespace(),
         handler,
     )

@@ -142,6 +142,9 @@ impl Default for Gateway {
     }
 }
 
+/// The default of `CONSUMER_CALL_KEY_LIFETIME`, for a gateway that forgets keys after a day.
+pub const CALL_KEY_LIFETIME: Duration = HOUR.saturating_mul(20);
+
 /// How long the gateway remembers an idempotency key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {

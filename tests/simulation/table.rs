@@ -2,24 +2,20 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use futures_util::FutureExt as _;
 use sqs_once::{
     internal::RequestErrorKind,
-    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp},
-    store::{
-        AnyStore, Batched, ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store,
-        StoreError,
-    },
+    protocol::{Expect, Key, Record, State, Swap, Timestamp},
+    store::{AnyStore, Batched, MemoryStore, RequestContext, Store, StoreError, Swapped},
 };
 
 use crate::{
-    ledger::Event,
+    ledger::{Event, Worker},
     plan::{Level, Service},
     wire::{Dynamo, store},
     world::{CLIENT_TIMEOUT, Member, World},
 };
 
-/// The records, with atomic conditional writes.
+/// The records: they are read, and compared and swapped.
 #[derive(Debug)]
 pub enum Table {
     Memory(MemoryStore),
@@ -41,9 +37,16 @@ impl Table {
         }
     }
 
+    fn in_memory(&self) -> &MemoryStore {
+        match self {
+            Self::Memory(records) => records,
+            Self::Wire(_) => unreachable!("a line leads to records in memory"),
+        }
+    }
+
     pub fn get(&self, key: &Key) -> Option<Record> {
         match self {
-            Self::Memory(records) => records.get(key),
+            Self::Memory(records) => records.record(key),
             Self::Wire(dynamo) => dynamo.get(key),
         }
     }
@@ -54,23 +57,23 @@ impl Table {
             Self::Memory(records) => records,
             Self::Wire(dynamo) => return dynamo.release(key, now),
         };
-        let Some(mut record) = records.get(key) else {
-            return false;
-        };
-        match &mut record.state {
-            State::InProgress { lease_until } if *lease_until >= now => *lease_until = now,
-            _ => return false,
+        let record = records.record(key).filter(|record| has_lease(record, now));
+        let released = record.map(|record| record.released(now));
+        let is_released = released.is_some();
+        if is_released {
+            records.put(key, released);
         }
-        record.updated_at = Some(now);
-        record.exclusive_attempts = 0;
-        records.put(key.clone(), record);
-        true
+        is_released
     }
 
     /// Deletes a record, as an operator does. Returns false if there is none.
     pub fn delete(&self, key: &Key) -> bool {
         match self {
-            Self::Memory(records) => records.remove(key).is_some(),
+            Self::Memory(records) => {
+                let was = records.record(key);
+                records.put(key, None);
+                was.is_some()
+            }
             Self::Wire(dynamo) => dynamo.delete(key),
         }
     }
@@ -100,27 +103,17 @@ impl Records {
 }
 
 impl Store for Records {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self {
-            Self::Memory(line) => line.claim(request, context).await,
-            Self::Wire(store) => store.claim(request, context).await,
+            Self::Memory(line) => line.get(key, context).await,
+            Self::Wire(store) => store.get(key, context).await,
         }
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
         match self {
-            Self::Memory(line) => line.settle(fence, settlement, now, context).await,
-            Self::Wire(store) => store.settle(fence, settlement, now, context).await,
+            Self::Memory(line) => line.swap(swap, context).await,
+            Self::Wire(store) => store.swap(swap, context).await,
         }
     }
 }
@@ -182,64 +175,74 @@ fn fault(world: &World) -> Option<Fault> {
 }
 
 impl Store for Line {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        let (request, context) = (request.clone(), context.clone());
-        let (key, worker) = (request.key.clone(), self.member.worker);
-        let apply = move |world: &World| {
-            let Table::Memory(records) = &world.table else {
-                unreachable!("a line leads to records in memory")
-            };
-            let was = records.get(&request.key);
-            let claim = records.claim(&request, &context);
-            let response = claim.now_or_never().expect("memory does not wait");
-            if matches!(response, Ok(ClaimResponse::Applied { .. })) {
-                world.note(Event::Claimed {
-                    key: request.key.to_string(),
-                    owner: request.owner.as_str().to_owned(),
-                    message: request.message_id.clone(),
-                    worker,
-                    was: status(was.as_ref()),
-                    lease_left_ms: lease_left(was.as_ref(), world.wall()),
-                });
-            }
-            response
-        };
-        self.request("claim", &key, apply).await?
+    async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+        let wanted = key.clone();
+        let read = move |world: &World| world.table.in_memory().record(&wanted);
+        self.request("read", key, read).await
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        let (fence, settlement) = (fence.clone(), settlement.clone());
-        let (context, worker) = (context.clone(), self.member.worker);
-        let key = fence.key.clone();
+    async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
+        let (sent, worker) = (swap.clone(), self.member.worker);
+        let key = swap.key.to_string();
+        if is_claim_alone(swap) {
+            let key = key.clone();
+            self.world.note(Event::ClaimsAlone { key, worker });
+        }
         let apply = move |world: &World| {
-            let Table::Memory(records) = &world.table else {
-                unreachable!("a line leads to records in memory")
-            };
-            let was = records.get(&fence.key);
-            let settle = records.settle(&fence, &settlement, now, &context);
-            let response = settle.now_or_never().expect("memory does not wait");
-            if matches!(response, Ok(SettleResponse::Applied)) {
-                world.note(Event::Settled {
-                    key: fence.key.to_string(),
-                    worker,
-                    was: status(was.as_ref()),
-                    is: status(records.get(&fence.key).as_ref()),
-                });
+            let records = world.table.in_memory();
+            let was = records.record(&sent.key);
+            let swapped = records.apply(&sent);
+            if swapped == Swapped::Applied {
+                world.note(applied(world, worker, was.as_ref(), &sent));
             }
-            response
+            swapped
         };
-        self.request("settle", &key, apply).await?
+        let swapped = self.request(swap.to.action(), &swap.key, apply).await?;
+        if let Swapped::Found(found) = &swapped {
+            let (message, found) = (swap.to.message_id.clone(), status(found.as_ref()));
+            self.world.note(Event::Refused {
+                key,
+                message,
+                worker,
+                found,
+            });
+        }
+        Ok(swapped)
     }
+}
+
+/// Returns whether a swap counts an attempt alone.
+fn is_claim_alone(swap: &Swap) -> bool {
+    let Expect::Unchanged(replaced) = &swap.expect else {
+        return false;
+    };
+    swap.to.is_claim() && swap.to.exclusive_attempts > replaced.exclusive_attempts
+}
+
+/// A record gets another owner by a claim only.
+fn applied(world: &World, worker: Worker, was: Option<&Record>, swap: &Swap) -> Event {
+    let (key, to) = (swap.key.to_string(), &swap.to);
+    if was.is_some_and(|was| was.stamp.owner == to.stamp.owner) {
+        return Event::Settled {
+            key,
+            worker,
+            was: status(was),
+            is: to.state.name(),
+        };
+    }
+    Event::Claimed {
+        key,
+        message: to.message_id.clone(),
+        worker,
+        was: status(was),
+        lease_left_ms: lease_left(was, world.wall()),
+        attempts_alone: to.exclusive_attempts,
+    }
+}
+
+/// Returns whether the lease of a record has not ended.
+pub fn has_lease(record: &Record, now: Timestamp) -> bool {
+    record.lease_until().is_some_and(|until| until >= now)
 }
 
 fn status(record: Option<&Record>) -> &'static str {

@@ -2,10 +2,9 @@
 //! in memory, and dynoxide serves them in this thread.
 
 use std::{
-    collections::BTreeSet,
     fmt,
     future::{pending, ready},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,7 +16,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{Key, Record, State, Timestamp},
+    protocol::{Key, Record, Timestamp},
     store::DynamoStore,
 };
 
@@ -25,6 +24,7 @@ use crate::{
     ledger::{Event, Worker},
     plan::Service,
     sdk::{Request, config, response},
+    table::has_lease,
     world::{Member, World},
 };
 
@@ -39,8 +39,6 @@ pub struct Dynamo {
     database: Database,
     /// The store of the operator, whose requests always get a response.
     operator: DynamoStore,
-    /// Owners that have claimed.
-    owners: Mutex<BTreeSet<String>>,
 }
 
 impl fmt::Debug for Dynamo {
@@ -56,7 +54,8 @@ struct Seen {
     owner: String,
     message: String,
     lease_until: Option<u64>,
-    updated_at: String,
+    version: String,
+    attempts_alone: u64,
 }
 
 impl Dynamo {
@@ -77,13 +76,12 @@ impl Dynamo {
         Self {
             database,
             operator: DynamoStore::new(Client::new(&config), TABLE),
-            owners: Mutex::default(),
         }
     }
 
     /// Reads a record as the operator does.
     fn show(&self, key: &Key) -> Option<StoredRecord> {
-        self.operator.get(key.as_str()).now_or_never()?.ok()?
+        self.operator.show(key.as_str()).now_or_never()?.ok()?
     }
 
     pub fn get(&self, key: &Key) -> Option<Record> {
@@ -94,12 +92,10 @@ impl Dynamo {
         let Some(shown) = self.show(key) else {
             return false;
         };
-        let runs = matches!(
-            &shown.record,
-            Ok(Record { state: State::InProgress { lease_until }, .. }) if *lease_until >= now
-        );
+        let record = shown.record.as_ref();
         let release = self.operator.release(&shown, now);
-        runs && matches!(release.now_or_never(), Some(Ok(true)))
+        record.is_ok_and(|record| has_lease(record, now))
+            && matches!(release.now_or_never(), Some(Ok(true)))
     }
 
     pub fn delete(&self, key: &Key) -> bool {
@@ -126,7 +122,8 @@ impl Dynamo {
             owner: text("owner", "S"),
             message: text("message_id", "S"),
             lease_until: text("lease_until", "N").parse().ok(),
-            updated_at: text("updated_at", "N"),
+            version: text("version", "N"),
+            attempts_alone: text("exclusive_attempts", "N").parse().unwrap_or(0),
         })
     }
 
@@ -185,7 +182,7 @@ impl Dynamo {
         for (key, was) in keys.iter().zip(before) {
             let is = self.see(key);
             if is != was {
-                self.note(world, worker, key, was, is);
+                note_change(world, worker, key, was, is);
             }
         }
         if let Some(responses) = answer.1["Responses"].as_array_mut() {
@@ -201,34 +198,36 @@ impl Dynamo {
         }
         Some(answer)
     }
+}
 
-    fn note(&self, world: &World, worker: Worker, key: &str, was: Option<Seen>, is: Option<Seen>) {
-        let key = key.to_owned();
-        let status = |seen: &Option<Seen>| seen.as_ref().map_or("nothing", |seen| seen.status);
-        let (before, after) = (status(&was), status(&is));
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        match is.filter(|is| owners.insert(is.owner.clone())) {
-            Some(is) => {
-                let signed = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
-                let lease = was.and_then(|was| was.lease_until);
-                let left = lease.map(|lease| signed(lease) - signed(world.wall().as_millis()));
-                world.note(Event::Claimed {
-                    key,
-                    owner: is.owner,
-                    message: is.message,
-                    worker,
-                    was: before,
-                    lease_left_ms: left,
-                });
-            }
-            None => world.note(Event::Settled {
+/// A record gets another owner by a claim only.
+fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: Option<Seen>) {
+    let key = key.to_owned();
+    let status = |seen: &Option<Seen>| seen.as_ref().map_or("nothing", |seen| seen.status);
+    let (before, after) = (status(&was), status(&is));
+    let is_same = |is: &Seen| was.as_ref().is_some_and(|was| was.owner == is.owner);
+    let event = match is.filter(|is| !is_same(is)) {
+        Some(is) => {
+            let signed = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
+            let lease = was.and_then(|was| was.lease_until);
+            let left = lease.map(|lease| signed(lease) - signed(world.wall().as_millis()));
+            Event::Claimed {
                 key,
+                message: is.message,
                 worker,
                 was: before,
-                is: after,
-            }),
+                lease_left_ms: left,
+                attempts_alone: is.attempts_alone,
+            }
         }
-    }
+        None => Event::Settled {
+            key,
+            worker,
+            was: before,
+            is: after,
+        },
+    };
+    world.note(event);
 }
 
 /// Returns the store of a process.

@@ -1,24 +1,30 @@
-//! Groups of claims and settlements in one `BatchExecuteStatement`: the traps of that operation, and
-//! the ordinary request that follows each of them.
+//! Batches of swaps in one `BatchExecuteStatement`: the traps of that operation, and the ordinary request that follows
+//! each of them.
 
-use std::{collections::BTreeSet, sync::Mutex, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+    time::Duration,
+};
 
 use aws_sdk_dynamodb::types::{AttributeValue, BatchStatementRequest};
 use futures_util::future::{join, join_all};
 use serde_json::Value;
 use sqs_once::{
-    Deadline, DeliveryMetadata, Failure, Once, Operation, Outcome,
+    Deadline, Failure, Once, Operation, Outcome,
     internal::{Delivery, Meter},
     protocol::{
-        AttemptEnd, ClaimRequest, Fingerprint, Key, Owner, PriorState, ResultPointer, Settlement,
-        StoredResult, Timestamp,
+        AttemptEnd, Claim, Effect, End, Expect, Key, Owner, Record, StoredResult, Swap, Timestamp,
     },
-    store::{
-        AnyStore, Batched, ClaimResponse, DynamoStore, RequestContext, SettleResponse, Store,
-        StoreError,
-    },
+    store::{Batched, DynamoStore, RequestContext, Store, Swapped},
 };
-use support::{CONTEXT, PATIENCE, consumer::namespace, dynamo::Dynamo, faults::Fault, log};
+use support::{
+    CONTEXT, PATIENCE,
+    consumer::namespace,
+    dynamo::{Dynamo, Item, number},
+    faults::Fault,
+    log,
+};
 use tokio::{sync::Barrier, time::Instant};
 
 const TABLE: &str = "idempotency";
@@ -39,93 +45,96 @@ fn key(part: &str) -> Key {
     Key::new(&namespace(), [part]).unwrap()
 }
 
-fn request(part: &str) -> ClaimRequest {
-    let now = Timestamp::now();
-    let lease_until = now + 30 * SECOND;
-    let expires_at = (now + 3600 * SECOND).as_secs();
-    let mut request = ClaimRequest::new(
-        key(part),
-        Owner::fresh(),
-        "m-1",
-        now,
-        lease_until,
-        expires_at,
-    );
-    request.fingerprint = Some(Fingerprint::of(b"payload"));
-    request
-}
-
-fn requests<const N: usize>(parts: [&str; N]) -> [ClaimRequest; N] {
-    parts.map(request)
-}
-
-fn complete(request: &ClaimRequest) -> Settlement {
-    Settlement::Complete {
-        result: StoredResult::Json("1".into()),
-        expires_at: request.expires_at + 60,
+/// A first claim.
+fn claim(part: impl AsRef<str>) -> Swap {
+    Swap {
+        key: key(part.as_ref()),
+        expect: Expect::Absent,
+        to: Record::claimed(&new_claim(), 1, None, None),
     }
 }
 
-fn fail(request: &ClaimRequest, first_open: bool) -> Settlement {
-    let message_id = request.message_id.clone();
-    Settlement::fail(
-        "declined".into(),
-        message_id,
-        first_open,
-        request.expires_at + 60,
-    )
+fn new_claim() -> Claim {
+    let now = Timestamp::now();
+    let expires_at = (now + 3600 * SECOND).as_secs();
+    Claim::new(Owner::fresh(), "m-1", now, now + 30 * SECOND, expires_at)
 }
 
-/// Claims in the same turn of the runtime.
-async fn claim_all(store: &impl Store, requests: &[ClaimRequest]) -> Vec<ClaimResponse> {
-    claim_all_within(store, requests, &CONTEXT).await
+/// The swap that ends a claim.
+fn end(claim: &Swap, end: &End) -> Swap {
+    let now = claim.to.updated_at + SECOND;
+    Swap {
+        key: claim.key.clone(),
+        expect: Expect::Unchanged(claim.to.clone()),
+        to: claim.to.ended(None, end, claim.to.stamp.version + 1, now),
+    }
 }
 
-async fn claim_all_within(
-    store: &impl Store,
-    requests: &[ClaimRequest],
-    context: &RequestContext,
-) -> Vec<ClaimResponse> {
-    let claims: Vec<_> = requests.iter().collect();
-    together(3, &claims, async |request| {
-        store.claim(request, context).await
-    })
-    .await
+fn complete(claim: &Swap) -> Swap {
+    complete_with(claim, "1")
 }
 
-/// Settles in the same turn of the runtime.
-async fn settle_all(
-    store: &impl Store,
-    requests: &[ClaimRequest],
-    settlement: impl Fn(&ClaimRequest) -> Settlement,
-) -> Vec<SettleResponse> {
-    let settle = async |request: &&ClaimRequest| {
-        let (fence, settlement) = (request.fence(), settlement(request));
-        let now = request.now + SECOND;
-        store.settle(&fence, &settlement, now, &CONTEXT).await
+fn complete_with(claim: &Swap, result: &str) -> Swap {
+    let result = StoredResult::Json(result.into());
+    let expires_at = claim.to.expires_at + 60;
+    end(claim, &End::Completed { result, expires_at })
+}
+
+fn fail(claim: &Swap) -> Swap {
+    let failed = End::Failed {
+        error: "declined".into(),
+        effect: Effect::Possible,
+        sent_at: None,
+        expires_at: claim.to.expires_at + 60,
     };
-    let requests: Vec<_> = requests.iter().collect();
-    together(2, &requests, settle).await
+    end(claim, &failed)
 }
 
-/// Sends requests in the same turn of the runtime, and those without an answer again, also in one turn:
-/// callers that wait for their own timeouts would send their copies one after the other.
-async fn together<R, T>(
-    copies: usize,
-    requests: &[R],
-    send: impl AsyncFn(&R) -> Result<T, StoreError>,
-) -> Vec<T> {
-    let mut answers: Vec<_> = requests.iter().map(|_| None).collect();
-    for _ in 0..copies {
-        let open = answers.iter_mut().zip(requests);
+/// The claim of another attempt, over the record that a swap wrote.
+fn take_over(before: &Swap) -> Swap {
+    let version = before.to.stamp.version + 1;
+    Swap {
+        key: before.key.clone(),
+        expect: Expect::Unchanged(before.to.clone()),
+        to: Record::claimed(&new_claim(), version, Some(&before.to), None),
+    }
+}
+
+/// Sends swaps in the same turn of the runtime, and those without an answer again, also in one turn: callers that
+/// wait for their own timeouts would send their copies one after the other.
+async fn swap_all(store: &impl Store, swaps: &[Swap]) -> Vec<Swapped> {
+    swap_all_within(store, swaps, &CONTEXT).await
+}
+
+async fn swap_all_within(
+    store: &impl Store,
+    swaps: &[Swap],
+    context: &RequestContext,
+) -> Vec<Swapped> {
+    let mut answers: Vec<_> = swaps.iter().map(|_| None).collect();
+    for _copy in 0..3 {
+        let open = answers.iter_mut().zip(swaps);
         let open = open.filter(|(answer, _)| answer.is_none());
-        let sent = open.map(async |(answer, request)| *answer = send(request).await.ok());
-        join_all(sent).await;
+        join_all(open.map(async |(answer, swap)| *answer = store.swap(swap, context).await.ok()))
+            .await;
     }
     answers.into_iter().map(Option::unwrap).collect()
 }
 
-const FRESH: ClaimResponse = ClaimResponse::Applied { replaced: None };
+/// Sends swaps that are all applied.
+async fn apply_all(store: &impl Store, swaps: &[Swap]) {
+    assert_applied(&swap_all(store, swaps).await);
+}
+
+#[track_caller]
+fn assert_applied(answers: &[Swapped]) {
+    let applied = answers.iter().all(|answer| *answer == Swapped::Applied);
+    assert!(applied, "{answers:?}");
+}
+
+fn found(swap: &Swap) -> Swapped {
+    Swapped::Found(Some(swap.to.clone()))
+}
 
 fn counts(dynamo: &Dynamo) -> Vec<(String, usize)> {
     dynamo.reset_counts().into_iter().collect()
@@ -138,31 +147,31 @@ macro_rules! assert_sent {
     };
 }
 
-async fn record(dynamo: &Dynamo, part: &str) -> Option<support::dynamo::Item> {
-    dynamo.record(TABLE, key(part).as_str()).await
-}
-
 fn operation(part: &str, now: Timestamp, budget: Duration) -> Operation {
     let deadline = Deadline::after(now, budget, budget / 4);
     Operation::new(key(part), None, Delivery::new(part), deadline)
 }
 
-// ---- groups --------------------------------------------------------------------------------------
+// ---- batches -------------------------------------------------------------------------------------
 
-#[tokio::test]
+/// The costs of a batch of messages.
+#[tokio::test(start_paused = true)]
 async fn calls_of_one_turn_share_requests() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let requests: Vec<_> = (0..10).map(|n| request(&n.to_string())).collect();
-    assert_eq!(claim_all(&store, &requests).await, vec![FRESH; 10]);
-    assert_sent!(dynamo, "ClaimGroup": 1);
-    let settled = settle_all(&store, &requests, complete).await;
-    assert_eq!(settled, vec![SettleResponse::Applied; 10]);
-    assert_sent!(dynamo, "SettlementGroup": 1);
-    for request in &requests {
-        let answer = store.claim(request, &CONTEXT).await.unwrap();
-        let expected = complete(request).apply(&request.record(None), request.now + SECOND);
-        assert_eq!(answer, ClaimResponse::ConditionFailed(expected.unwrap()));
+    let (dynamo, store) = paused().await;
+    for (messages, batches) in [(2, 1), (10, 1), (25, 1), (27, 2), (100, 4), (205, 9)] {
+        let claims: Vec<_> = (0..messages)
+            .map(|n| claim(format!("{messages} {n}")))
+            .collect();
+        let completions: Vec<_> = claims.iter().map(complete).collect();
+        dynamo.reset_counts();
+        apply_all(&store, &claims).await;
+        assert_sent!(dynamo, "ClaimGroup": batches);
+        apply_all(&store, &completions).await;
+        assert_sent!(dynamo, "SettlementGroup": batches);
+        let failures: Vec<_> = claims.iter().map(fail).collect();
+        let answers = swap_all(&store, &failures).await;
+        assert_eq!(answers, completions.iter().map(found).collect::<Vec<_>>());
+        assert_sent!(dynamo, "SettlementGroup": batches);
     }
 }
 
@@ -170,48 +179,36 @@ async fn calls_of_one_turn_share_requests() {
 async fn lone_call_is_the_ordinary_request() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
-    let request = request("a");
-    assert_eq!(store.claim(&request, &CONTEXT).await.unwrap(), FRESH);
-    let settled = settle_all(&store, std::slice::from_ref(&request), complete).await;
-    assert_eq!(settled, [SettleResponse::Applied]);
+    let claim = claim("a");
+    apply_all(&store, std::slice::from_ref(&claim)).await;
+    apply_all(&store, &[complete(&claim)]).await;
     assert_sent!(dynamo, "Claim": 1, "UpdateItem": 1);
 }
 
-/// Its record exists, and an `INSERT` would be refused.
+/// A retry reads, and its claim is an `UPDATE`.
 #[tokio::test]
-async fn claim_of_a_later_receive_is_the_ordinary_request() {
+async fn claims_over_records_share_requests() {
     let dynamo = dynamo().await;
     let once = Once::new(store(&dynamo));
     let deliver = async |part: &str, receive_count| {
         let mut operation = operation(part, Timestamp::now(), 30 * SECOND);
-        let facts = operation.delivery.facts().clone();
-        operation.delivery = DeliveryMetadata {
-            receive_count,
-            ..facts
-        }
-        .into();
+        operation.delivery = operation.delivery.receive_count(receive_count);
         let busy = async |_| Err::<(), _>(Failure::retryable("busy"));
         once.run(operation, busy).await
     };
-    for (receive_count, claims) in [(1, ("ClaimGroup", 1)), (2, ("Claim", 2))] {
-        let outcomes = join(deliver("a", receive_count), deliver("b", receive_count)).await;
-        assert!(matches!(
-            outcomes,
-            (Outcome::RetryableFailure(_), Outcome::RetryableFailure(_))
-        ));
-        let (name, number) = claims;
-        let sent = [(name.to_owned(), number), ("UpdateItem".to_owned(), 2)];
-        assert_eq!(counts(&dynamo), sent);
+    for (receive_count, reads) in [(1, None), (2, Some(("GetItem".to_owned(), 2)))] {
+        // A lease that has just ended lasts until the next millisecond.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let (a, b) = join(deliver("a", receive_count), deliver("b", receive_count)).await;
+        assert_eq!([a.name(), b.name()], ["retryable_failure"; 2]);
+        // Ends of leases are never in a batch.
+        let claims = Some(("ClaimGroup".to_owned(), 1));
+        let sent = [claims, reads, Some(("UpdateItem".to_owned(), 2))];
+        assert_eq!(
+            counts(&dynamo),
+            sent.into_iter().flatten().collect::<Vec<_>>()
+        );
     }
-}
-
-#[tokio::test]
-async fn group_holds_at_most_25_statements() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let requests: Vec<_> = (0..205).map(|n| request(&n.to_string())).collect();
-    assert_eq!(claim_all(&store, &requests).await, vec![FRESH; 205]);
-    assert_sent!(dynamo, "ClaimGroup": 9);
 }
 
 /// Tasks on several threads push and leave the queue at any time.
@@ -222,21 +219,14 @@ async fn tasks_of_several_threads_are_all_answered() {
     let tasks = (0..400).map(|n| {
         let store = store.clone();
         tokio::spawn(async move {
-            let request = request(&n.to_string());
-            let answer = store.claim(&request, &CONTEXT).await.unwrap();
-            let own = ClaimResponse::ConditionFailed(request.record(None));
-            assert!(answer == FRESH || answer == own, "{answer:?}");
-            let (fence, complete) = (request.fence(), complete(&request));
-            let answer = store
-                .settle(&fence, &complete, request.now, &CONTEXT)
-                .await
-                .unwrap();
-            let done = complete.apply(&request.record(None), request.now);
-            let own = SettleResponse::ConditionFailed(done);
-            assert!(
-                answer == SettleResponse::Applied || answer == own,
-                "{answer:?}"
-            );
+            let claim = claim(n.to_string());
+            for swap in [&claim, &complete(&claim)] {
+                let answer = store.swap(swap, &CONTEXT).await.unwrap();
+                assert!(
+                    answer == Swapped::Applied || answer == found(swap),
+                    "{answer:?}"
+                );
+            }
         })
     });
     for task in tasks.collect::<Vec<_>>() {
@@ -247,165 +237,99 @@ async fn tasks_of_several_threads_are_all_answered() {
 }
 
 #[tokio::test]
-async fn grouped_claim_writes_the_ordinary_item() {
+async fn ends_of_leases_and_large_results_are_never_batched() {
     let dynamo = dynamo().await;
-    dynamo.create_table("plain").await;
-    let grouped = store(&dynamo);
-    let plain = DynamoStore::new(dynamo.client(), "plain");
-    let printed = request("printed");
-    let mut unprinted = request("unprinted");
-    unprinted.fingerprint = None;
-    let requests = [printed, unprinted];
-    dynamo.reset_counts();
-    assert_eq!(claim_all(&grouped, &requests).await, [FRESH, FRESH]);
-    assert_sent!(dynamo, "ClaimGroup": 1);
-    for request in &requests {
-        assert_eq!(plain.claim(request, &CONTEXT).await.unwrap(), FRESH);
-        let id = request.key.as_str();
-        let written = dynamo.record(TABLE, id).await.unwrap();
-        assert_eq!(dynamo.record("plain", id).await.unwrap(), written);
-    }
-}
-
-#[tokio::test]
-async fn grouped_settlement_writes_the_ordinary_item() {
-    let dynamo = dynamo().await;
-    dynamo.create_table("plain").await;
-    let omitted = |request: &ClaimRequest| Settlement::Complete {
-        result: StoredResult::Omitted("too long".into()),
-        expires_at: request.expires_at,
-    };
-    let in_s3 = |request: &ClaimRequest| Settlement::Complete {
-        result: StoredResult::InS3(Box::new(ResultPointer::new(
-            "outputs",
-            &request.key,
-            &request.owner,
-            b"1",
-        ))),
-        expires_at: request.expires_at,
-    };
-    type Settle = fn(&ClaimRequest) -> Settlement;
-    let settlements: [Settle; 5] = [
-        complete,
-        omitted,
-        in_s3,
-        |request| fail(request, true),
-        |request| fail(request, false),
+    let store = store(&dynamo);
+    let largest = "1".repeat(16 * 1024);
+    type MakeEnd<'a> = &'a dyn Fn(&Swap) -> Swap;
+    let ends: [(MakeEnd<'_>, _, _); 4] = [
+        (&|swap| complete_with(swap, &largest), "SettlementGroup", 1),
+        (
+            &|swap| complete_with(swap, &format!("{largest}1")),
+            "UpdateItem",
+            2,
+        ),
+        (
+            &|swap| end(swap, &End::Open(AttemptEnd::Retryable)),
+            "UpdateItem",
+            2,
+        ),
+        (
+            &|swap| end(swap, &End::Undone { began: false }),
+            "UpdateItem",
+            2,
+        ),
     ];
-    let grouped = AnyStore::Batched(store(&dynamo));
-    let plain = AnyStore::DynamoDb(DynamoStore::new(dynamo.client(), "plain"));
-    for (n, settlement) in settlements.into_iter().enumerate() {
-        for failed_before in [false, true] {
-            let case = format!("{n} {failed_before}");
-            let mut pair = requests([&case, &format!("{case}, company")]);
-            for store in [&grouped, &plain] {
-                let _ = claim_all(store, &pair).await;
-            }
-            if failed_before {
-                for store in [&grouped, &plain] {
-                    let _ = settle_all(store, &pair, |request| fail(request, true)).await;
-                }
-                for request in &mut pair {
-                    request.message_id = "m-2".into();
-                    request.owner = Owner::fresh();
-                }
-                for store in [&grouped, &plain] {
-                    let _ = claim_all(store, &pair).await;
-                }
-            }
-            dynamo.reset_counts();
-            let settled = settle_all(&grouped, &pair, settlement).await;
-            assert_eq!(settled, vec![SettleResponse::Applied; 2], "{case}");
-            assert_sent!(dynamo, "SettlementGroup": 1);
-            let _ = settle_all(&plain, &pair, settlement).await;
-            for request in &pair {
-                let id = request.key.as_str();
-                let written = dynamo.record(TABLE, id).await.unwrap();
-                assert_eq!(dynamo.record("plain", id).await.unwrap(), written, "{case}");
-            }
-        }
+    for (n, (end, request, number)) in ends.into_iter().enumerate() {
+        let pair = ["a", "b"].map(|part| claim(format!("{part} {n}")));
+        apply_all(&store, &pair).await;
+        dynamo.reset_counts();
+        apply_all(&store, &pair.each_ref().map(end)).await;
+        assert_eq!(counts(&dynamo), [(request.to_owned(), number)], "{n}");
     }
-}
-
-/// A conditional `DELETE` of a missing item succeeds silently.
-#[tokio::test]
-async fn release_and_end_of_lease_are_never_grouped() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let requests = requests(["a", "b"]);
-    let _ = claim_all(&store, &requests).await;
-    dynamo.reset_counts();
-    let end = |_: &ClaimRequest| Settlement::Release {
-        last_end: Some(AttemptEnd::Retryable),
-    };
-    let _ = settle_all(&store, &requests, end).await;
-    assert_sent!(dynamo, "UpdateItem": 2);
-    let restore = |_: &ClaimRequest| Settlement::Restore(PriorState::over(None));
-    let settled = settle_all(&store, &requests, restore).await;
-    assert_eq!(settled, [SettleResponse::Applied, SettleResponse::Applied]);
-    assert_sent!(dynamo, "DeleteItem": 2);
-    let settled = settle_all(&store, &requests, restore).await;
-    assert_eq!(
-        settled,
-        [
-            SettleResponse::ConditionFailed(None),
-            SettleResponse::ConditionFailed(None)
-        ]
-    );
-}
-
-#[tokio::test]
-async fn large_writes_are_never_grouped() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let large = requests(["a", "b"]);
-    let _ = claim_all(&store, &large).await;
-    dynamo.reset_counts();
-    let complete = |request: &ClaimRequest| Settlement::Complete {
-        result: StoredResult::Json("1".repeat(16 * 1024 + 1)),
-        expires_at: request.expires_at,
-    };
-    let settled = settle_all(&store, &large, complete).await;
-    assert_eq!(settled, [SettleResponse::Applied, SettleResponse::Applied]);
-    assert_sent!(dynamo, "UpdateItem": 2);
 }
 
 // ---- answers -------------------------------------------------------------------------------------
 
 /// `DuplicateItem` comes without the item.
 #[tokio::test]
-async fn duplicate_in_group_is_refused_with_its_record() {
+async fn refused_insert_is_followed_by_a_read() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
-    let [first, new] = requests(["a", "b"]);
-    let _ = store.claim(&first, &CONTEXT).await.unwrap();
+    let first = claim("a");
+    apply_all(&store, std::slice::from_ref(&first)).await;
     dynamo.reset_counts();
-    let answers = claim_all(&store, &[request("a"), new]).await;
-    assert_eq!(
-        answers,
-        [ClaimResponse::ConditionFailed(first.record(None)), FRESH]
-    );
-    assert_sent!(dynamo, "Claim": 1, "ClaimGroup": 1);
+    let answers = swap_all(&store, &[claim("a"), claim("b")]).await;
+    assert_eq!(answers, [found(&first), Swapped::Applied]);
+    assert_sent!(dynamo, "ClaimGroup": 1, "GetItem": 1);
 }
 
+/// With `ALL_OLD`, the answer to a refused `UPDATE` has the record. Without a record, the ordinary request follows,
+/// and creates none.
 #[tokio::test]
-async fn takeover_in_group_returns_replaced_record() {
+async fn refused_update_is_answered_with_its_record() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
-    let mut dead = request("a");
-    dead.lease_until = Timestamp::from_millis(dead.now.as_millis() - 1);
-    let _ = store.claim(&dead, &CONTEXT).await.unwrap();
-    let mut expired = request("b");
-    expired.expires_at = 1;
-    let _ = store.claim(&expired, &CONTEXT).await.unwrap();
-    let answers = claim_all(&store, &requests(["a", "b"])).await;
-    let replaced = Some(dead.record(None));
-    assert_eq!(answers, [ClaimResponse::Applied { replaced }, FRESH]);
+    let pair = [claim("a"), claim("b")];
+    for refused in [complete, fail, take_over] {
+        let refused = pair.each_ref().map(refused);
+        let answers = swap_all(&store, &refused).await;
+        assert_eq!(answers, [Swapped::Found(None), Swapped::Found(None)]);
+    }
+    assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 1, "SettlementGroup": 2, "UpdateItem": 4);
+    assert_eq!(dynamo.records(TABLE).await, []);
+
+    apply_all(&store, &pair).await;
+    let done = pair.each_ref().map(complete);
+    apply_all(&store, &done).await;
+    dynamo.reset_counts();
+    for refused in [complete, fail, take_over] {
+        let answers = swap_all(&store, &pair.each_ref().map(refused)).await;
+        // A take-over has an owner of its own.
+        assert_eq!(answers, done.each_ref().map(found));
+    }
+    assert_sent!(dynamo, "ClaimGroup": 1, "SettlementGroup": 2);
+}
+
+/// As DynamoDB Local answers: each ordinary request returns the record.
+#[tokio::test]
+async fn condition_that_failed_without_its_item_is_followed_by_requests() {
+    let dynamo = dynamo().await;
+    let store = store(&dynamo);
+    let held = ["a", "b", "c"].map(claim);
+    apply_all(&store, &held).await;
+    let done = held.each_ref().map(complete);
+    apply_all(&store, &done).await;
+    dynamo.reset_counts();
+    dynamo.fail("SettlementGroup", Fault::NoItems);
+    let answers = swap_all(&store, &held.each_ref().map(fail)).await;
+    assert_eq!(answers, done.each_ref().map(found));
+    assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 3);
 }
 
 /// DynamoDB refuses a whole request with the same key twice.
 #[tokio::test]
-async fn same_key_twice_is_never_in_one_group() {
+async fn same_key_twice_is_never_in_one_batch() {
     let dynamo = dynamo().await;
     let insert = BatchStatementRequest::builder()
         .statement(format!("INSERT INTO \"{TABLE}\" VALUE {{'id': ?}}"))
@@ -420,60 +344,24 @@ async fn same_key_twice_is_never_in_one_group() {
     dynamo.reset_counts();
 
     let store = store(&dynamo);
-    let same = requests(["a", "a", "b", "a"]);
-    let answers = claim_all(&store, &same).await;
-    // The group and the lone requests are under way at the same time, so any of the three may arrive first.
-    let first = [0, 1, 3].into_iter().find(|n| answers[*n] == FRESH);
-    let first = first.expect("one of the three claims succeeds");
-    let mut expected = [FRESH; 4];
-    for n in [0, 1, 3].into_iter().filter(|n| *n != first) {
-        expected[n] = ClaimResponse::ConditionFailed(same[first].record(None));
-    }
-    assert_eq!(answers, expected);
-    // The group, and a lone request for each further claim. An insert in a group is refused without its item, so a
-    // request of its own follows.
-    let claims = if first == 0 { 2 } else { 3 };
-    assert_sent!(dynamo, "Claim": claims, "ClaimGroup": 1);
-}
-
-#[tokio::test]
-async fn update_creates_no_record() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let absent = requests(["a", "b"]);
-    for settlement in [complete, |request: &ClaimRequest| fail(request, true)] {
-        let settled = settle_all(&store, &absent, settlement).await;
-        assert_eq!(
-            settled,
-            [
-                SettleResponse::ConditionFailed(None),
-                SettleResponse::ConditionFailed(None)
-            ]
-        );
-        assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 2);
-    }
-    assert_eq!(dynamo.records(TABLE).await, []);
-}
-
-/// With `ALL_OLD`, the answer to a refused statement holds the record, and no second request
-/// follows.
-#[tokio::test]
-async fn refused_update_returns_its_record() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let claimed = requests(["a", "b"]);
-    let _ = claim_all(&store, &claimed).await;
-    dynamo.reset_counts();
-    let late = claimed.clone().map(|mut request| {
-        request.owner = Owner::fresh();
-        request
+    let same = ["a", "a", "b", "a"].map(claim);
+    let answers = swap_all(&store, &same).await;
+    // The batch and the lone requests are under way at the same time, so any of the three may arrive first.
+    let first = [0, 1, 3]
+        .into_iter()
+        .find(|n| answers[*n] == Swapped::Applied);
+    let first = first.expect("one of the three claims is applied");
+    let expected = [0, 1, 2, 3].map(|n| match n {
+        2 => Swapped::Applied,
+        n if n == first => Swapped::Applied,
+        _ => found(&same[first]),
     });
-    let records =
-        claimed.map(|request| SettleResponse::ConditionFailed(Some(request.record(None))));
-    for settlement in [complete, |request: &ClaimRequest| fail(request, true)] {
-        assert_eq!(settle_all(&store, &late, settlement).await, records);
-        assert_sent!(dynamo, "SettlementGroup": 1);
-    }
+    assert_eq!(answers, expected);
+    let mut sent = dynamo.reset_counts();
+    // The read after an `INSERT` that was refused in the batch.
+    assert_eq!(sent.remove("GetItem"), (first != 0).then_some(1));
+    let lone = [("Claim".to_owned(), 2), ("ClaimGroup".to_owned(), 1)];
+    assert_eq!(sent.into_iter().collect::<Vec<_>>(), lone);
 }
 
 #[tokio::test]
@@ -487,23 +375,18 @@ async fn statement_that_fails_alone_is_sent_alone() {
         "ValidationError",
     ] {
         let store = store(&dynamo);
-        let pair = requests([&format!("{code} a"), &format!("{code} b")]);
+        let pair = ["a", "b"].map(|part| claim(format!("{code} {part}")));
         dynamo.fail("ClaimGroup", Fault::FirstStatement(code));
-        assert_eq!(claim_all(&store, &pair).await, [FRESH, FRESH], "{code}");
+        apply_all(&store, &pair).await;
         assert_sent!(dynamo, "Claim": 1, "ClaimGroup": 1);
         dynamo.fail("SettlementGroup", Fault::FirstStatement(code));
-        let settled = settle_all(&store, &pair, complete).await;
-        assert_eq!(
-            settled,
-            [SettleResponse::Applied, SettleResponse::Applied],
-            "{code}"
-        );
+        apply_all(&store, &pair.each_ref().map(complete)).await;
         assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 1);
     }
 }
 
 #[tokio::test]
-async fn failed_group_goes_out_again_as_a_group() {
+async fn failed_batch_goes_out_again_as_a_batch() {
     let dynamo = dynamo().await;
     for fault in [
         Fault::Throttle,
@@ -512,47 +395,64 @@ async fn failed_group_goes_out_again_as_a_group() {
         Fault::HoldRequest,
     ] {
         let store = store(&dynamo);
-        let pair = requests([&format!("{fault:?} a"), &format!("{fault:?} b")]);
         dynamo.fail("ClaimGroup", fault);
-        assert_eq!(claim_all(&store, &pair).await, [FRESH, FRESH], "{fault:?}");
+        let pair = ["a", "b"].map(|part| claim(format!("{fault:?} {part}")));
+        apply_all(&store, &pair).await;
         assert_sent!(dynamo, "ClaimGroup": 2);
         dynamo.heal().await;
     }
 }
 
-/// Something on the way lets no groups through.
+/// Something on the way lets no batches through.
 #[tokio::test]
-async fn second_group_without_answer_is_followed_by_single_requests() {
+async fn second_batch_without_answer_is_followed_by_single_requests() {
     let dynamo = dynamo().await;
     for fault in [Fault::InternalError, Fault::CutBefore] {
         let store = store(&dynamo);
-        let pair = requests([&format!("{fault:?} a"), &format!("{fault:?} b")]);
         dynamo.fail_all("ClaimGroup", fault);
-        assert_eq!(claim_all(&store, &pair).await, [FRESH, FRESH], "{fault:?}");
+        let pair = ["a", "b"].map(|part| claim(format!("{fault:?} {part}")));
+        apply_all(&store, &pair).await;
         assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 2);
         dynamo.heal().await;
     }
 }
 
-/// Sends three pairs of claims. Returns the one warning about the end of the groups.
-async fn assert_first_group_is_last(dynamo: &Dynamo, fault: Fault) -> Value {
-    let store = store(dynamo);
-    let meter = Meter::default();
-    dynamo.fail("ClaimGroup", fault);
-    for turn in 0..3 {
-        let pair = [0, 1].map(|m| request(&format!("{fault:?} {turn} {m}")));
-        let own = pair
-            .clone()
-            .map(|request| ClaimResponse::ConditionFailed(request.record(None)));
+// ---- the end of batching -------------------------------------------------------------------------
+
+/// Claims this number of pairs, one pair after the other, while each batch that `meets` names meets the fault. Returns
+/// the number of batches, and whether the metric says that they ended.
+async fn claim_pairs(
+    dynamo: &Dynamo,
+    fault: Fault,
+    pairs: usize,
+    meets: impl Fn(usize) -> bool,
+) -> (usize, bool) {
+    let (store, meter) = (store(dynamo), Meter::default());
+    dynamo.reset_counts();
+    for n in 0..pairs {
+        if meets(n) {
+            dynamo.fail("ClaimGroup", fault);
+        }
+        let pair = [0, 1].map(|m| claim(format!("{fault:?} {pairs} {n} {m}")));
         let context = RequestContext::until(Instant::now() + 10 * SECOND, &meter);
-        let answers = claim_all_within(&store.clone(), &pair, &context).await;
-        // A copy of a claim without an answer finds its own record.
-        let fresh =
-            |(answer, own): (&ClaimResponse, &ClaimResponse)| *answer == FRESH || answer == own;
-        assert!(answers.iter().zip(&own).all(fresh), "{answers:?}");
+        let answers = swap_all_within(&store.clone(), &pair, &context).await;
+        for (answer, swap) in answers.iter().zip(&pair) {
+            // A copy of a claim without an answer finds its own record.
+            assert!(
+                *answer == Swapped::Applied || *answer == found(swap),
+                "{answer:?}"
+            );
+        }
     }
-    assert_eq!(dynamo.reset_counts()["ClaimGroup"], 1, "{fault:?}");
-    assert!(meter.readings().batches_ended, "{fault:?}");
+    dynamo.heal().await;
+    let batches = dynamo.reset_counts()["ClaimGroup"];
+    (batches, meter.readings().batches_ended)
+}
+
+/// The first batch meets the fault and is the last. Returns the one warning.
+async fn assert_first_batch_is_last(dynamo: &Dynamo, fault: Fault) -> Value {
+    let ended = claim_pairs(dynamo, fault, 3, |n| n == 0).await;
+    assert_eq!(ended, (1, true), "{fault:?}");
     let mut lines = log::lines_containing("each write is sent alone for an hour");
     let line = lines.pop().unwrap();
     assert!(lines.is_empty(), "{fault:?}");
@@ -561,18 +461,18 @@ async fn assert_first_group_is_last(dynamo: &Dynamo, fault: Fault) -> Value {
 }
 
 #[tokio::test]
-async fn denied_access_ends_grouping_and_is_logged_once() {
+async fn denied_access_ends_batching_with_a_warning() {
     log::start();
     let dynamo = dynamo().await;
     for fault in [Fault::Denied, Fault::FirstStatement("AccessDenied")] {
-        let line = assert_first_group_is_last(&dynamo, fault).await;
+        let line = assert_first_batch_is_last(&dynamo, fault).await;
         let needs = line["needs"].as_str().unwrap();
         assert!(needs.contains("dynamodb:PartiQLInsert"), "{needs}");
     }
 }
 
 #[tokio::test]
-async fn unknown_answer_ends_grouping_and_is_logged_once() {
+async fn unknown_answer_ends_batching_with_a_warning() {
     log::start();
     let dynamo = dynamo().await;
     for (fault, answer) in [
@@ -583,34 +483,9 @@ async fn unknown_answer_ends_grouping_and_is_logged_once() {
             "the error code SomethingNew",
         ),
     ] {
-        let line = assert_first_group_is_last(&dynamo, fault).await;
+        let line = assert_first_batch_is_last(&dynamo, fault).await;
         assert_eq!(line["answer"], answer);
     }
-}
-
-/// Claims this number of pairs, one pair after the other, while each batch that `refuses` says is refused. Returns
-/// the number of batches, and whether the metric says that they ended.
-async fn claim_pairs(
-    dynamo: &Dynamo,
-    fault: Fault,
-    pairs: usize,
-    refuses: impl Fn(usize) -> bool,
-) -> (usize, bool) {
-    let store = store(dynamo);
-    let meter = Meter::default();
-    dynamo.reset_counts();
-    for n in 0..pairs {
-        if refuses(n) {
-            dynamo.fail("ClaimGroup", fault);
-        }
-        let pair = [0, 1].map(|m| request(&format!("{fault:?} {pairs} {n} {m}")));
-        let context = RequestContext::until(Instant::now() + 10 * SECOND, &meter);
-        let answers = claim_all_within(&store, &pair, &context).await;
-        assert_eq!(answers, [FRESH, FRESH], "{fault:?} {n}");
-    }
-    dynamo.heal().await;
-    let batches = dynamo.reset_counts()["ClaimGroup"];
-    (batches, meter.readings().batches_ended)
 }
 
 #[tokio::test]
@@ -655,38 +530,16 @@ async fn refused_statement_counts_as_a_refused_batch() {
     log::start();
     let dynamo = dynamo().await;
     let store = store(&dynamo);
-    let claimed: Vec<_> = (0..5).map(|n| request(&n.to_string())).collect();
-    let _ = claim_all(&store, &claimed).await;
+    let claims: Vec<_> = (0..5).map(|n| claim(n.to_string())).collect();
+    apply_all(&store, &claims).await;
     dynamo.reset_counts();
     dynamo.fail_all("SettlementGroup", Fault::FirstStatement("ValidationError"));
-    for claimed in claimed {
-        let settled = settle_all(&store, &[claimed, request("absent")], complete).await;
-        let expected = [
-            SettleResponse::Applied,
-            SettleResponse::ConditionFailed(None),
-        ];
-        assert_eq!(settled, expected);
+    for held in &claims {
+        let answers = swap_all(&store, &[complete(held), complete(&claim("absent"))]).await;
+        assert_eq!(answers, [Swapped::Applied, Swapped::Found(None)]);
     }
     assert_sent!(dynamo, "SettlementGroup": 3, "UpdateItem": 10);
     assert_eq!(log::lines_containing("sent alone for an hour").len(), 1);
-}
-
-/// As DynamoDB Local answers: each ordinary request returns the record.
-#[tokio::test]
-async fn condition_that_failed_without_its_item_is_followed_by_requests() {
-    let dynamo = dynamo().await;
-    let store = store(&dynamo);
-    let pair = requests(["a", "b", "c"]);
-    let _ = claim_all(&store, &pair).await;
-    let late = pair.clone().map(|request| ClaimRequest {
-        owner: Owner::fresh(),
-        ..request
-    });
-    dynamo.reset_counts();
-    dynamo.fail("SettlementGroup", Fault::NoItems);
-    let records = pair.map(|request| SettleResponse::ConditionFailed(Some(request.record(None))));
-    assert_eq!(settle_all(&store, &late, complete).await, records);
-    assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 3);
 }
 
 // ---- lost answers, drops, deadlines --------------------------------------------------------------
@@ -715,28 +568,30 @@ async fn run_both(
 }
 
 #[tokio::test]
-async fn lost_answer_of_group_leaves_claims_fresh() {
+async fn lost_answer_of_batch_leaves_claims_fresh() {
     let dynamo = dynamo().await;
     dynamo.fail("ClaimGroup", Fault::CutAfter);
     dynamo.fail("SettlementGroup", Fault::CutAfter);
     let (outcomes, informed) = run_both(&Once::new(store(&dynamo)), Timestamp::now, PATIENCE).await;
     assert_eq!(outcomes.each_ref().map(Outcome::name), ["completed"; 2]);
     assert_eq!(informed, [false, false]);
-    // The second group finds the records of the first.
-    assert_sent!(dynamo, "Claim": 2, "ClaimGroup": 2, "SettlementGroup": 2);
+    // The second batch finds the records of the first.
+    assert_sent!(dynamo, "ClaimGroup": 2, "GetItem": 2, "SettlementGroup": 2);
     for item in dynamo.records(TABLE).await {
-        assert_eq!(support::dynamo::number(&item, "attempts"), 1);
+        assert_eq!(number(&item, "attempts"), 1);
     }
 }
 
-/// The ordinary claim is denied, so it was not applied. The group may have been: the claim's lease
-/// must end.
+/// The read after the refused `INSERT` is denied, so nothing is known. The batch was applied: the claim's lease must
+/// end.
 #[tokio::test]
-async fn lost_group_before_denied_claim_is_abandoned() {
+async fn lost_batch_before_denied_read_is_abandoned() {
     let dynamo = dynamo().await;
     dynamo.fail("ClaimGroup", Fault::CutAfter);
-    dynamo.fail_all("Claim", Fault::Denied);
-    let (outcomes, informed) = run_both(&Once::new(store(&dynamo)), Timestamp::now, PATIENCE).await;
+    dynamo.fail_all("GetItem", Fault::Denied);
+    // The copies of the two claims follow different pauses, so each is alone.
+    let store = Batched::with_lone_calls(DynamoStore::new(dynamo.worker(None), TABLE));
+    let (outcomes, informed) = run_both(&Once::new(store), Timestamp::now, PATIENCE).await;
     assert_eq!(
         outcomes.each_ref().map(Outcome::name),
         ["store_unavailable"; 2]
@@ -745,15 +600,16 @@ async fn lost_group_before_denied_claim_is_abandoned() {
     let records = dynamo.records(TABLE).await;
     assert_eq!(records.len(), 2);
     for item in records {
-        let number = |name| support::dynamo::number(&item, name);
+        let number = |name| number(&item, name);
         assert!(number("lease_until") <= number("updated_at"), "{item:?}");
+        assert!(!item.contains_key("first_claimed_at"), "{item:?}");
     }
 }
 
-/// The INSERT is on its way for as long as the worker works. The group's wait is at most half of the
+/// The INSERT is on its way for as long as the worker works. The batch's wait is at most half of the
 /// time left, on a client without timeouts.
 #[tokio::test]
-async fn hanging_group_leaves_half_of_the_time() {
+async fn hanging_batch_leaves_half_of_the_time() {
     let dynamo = dynamo().await;
     dynamo.fail("ClaimGroup", Fault::HoldRequest);
     dynamo.fail("SettlementGroup", Fault::HoldRequest);
@@ -769,8 +625,8 @@ async fn hanging_group_leaves_half_of_the_time() {
 
 async fn records_in_text(dynamo: &Dynamo) -> BTreeSet<String> {
     let records = dynamo.records(TABLE).await;
-    let sorted = |item: support::dynamo::Item| {
-        let item: std::collections::BTreeMap<_, _> = item.into_iter().collect();
+    let sorted = |item: Item| {
+        let item: BTreeMap<_, _> = item.into_iter().collect();
         format!("{item:?}")
     };
     records.into_iter().map(sorted).collect()
@@ -812,16 +668,10 @@ async fn idle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Settles in a task of its own, in vain if the table holds the request back.
-fn settle_in_task(store: &Batched, request: &ClaimRequest, settlement: Settlement) {
-    let (store, request) = (store.clone(), request.clone());
-    tokio::spawn(async move {
-        let fence = request.fence();
-        let answer = store
-            .settle(&fence, &settlement, request.now, &CONTEXT)
-            .await;
-        drop(answer);
-    });
+/// Swaps in a task of its own, in vain if the table holds the request back.
+fn swap_in_task(store: &Batched, swap: Swap) {
+    let store = store.clone();
+    tokio::spawn(async move { drop(store.swap(&swap, &CONTEXT).await) });
 }
 
 /// With four requests in flight, a call waits for others. This one has no time for that.
@@ -829,83 +679,83 @@ fn settle_in_task(store: &Batched, request: &ClaimRequest, settlement: Settlemen
 async fn completion_with_little_time_left_goes_alone() {
     for left in [20, 150, 300, 1000].map(Duration::from_millis) {
         let (dynamo, store) = paused().await;
-        let requests: Vec<_> = (0..5).map(|n| request(&n.to_string())).collect();
-        let _ = claim_all(&store, &requests).await;
+        let claims: Vec<_> = (0..5).map(|n| claim(n.to_string())).collect();
+        apply_all(&store, &claims).await;
         dynamo.reset_counts();
-        for held in &requests[..4] {
+        for held in &claims[..4] {
             dynamo.fail("UpdateItem", Fault::HoldRequest);
-            settle_in_task(&store, held, complete(held));
+            swap_in_task(&store, complete(held));
             idle().await;
         }
         assert_sent!(dynamo, "UpdateItem": 4);
-        let last = &requests[4];
         let context = RequestContext::until(Instant::now() + left, &Meter::default());
-        let (fence, complete) = (last.fence(), complete(last));
-        let settled = store.settle(&fence, &complete, last.now, &context).await;
-        assert_eq!(settled.unwrap(), SettleResponse::Applied, "{left:?}");
+        let answer = store.swap(&complete(&claims[4]), &context).await;
+        assert_eq!(answer.unwrap(), Swapped::Applied, "{left:?}");
         assert_sent!(dynamo, "UpdateItem": 1);
     }
 }
 
-/// As many claims and releases as may be in flight hang, and others wait for their slots.
+/// While four requests are in flight, calls wait for each other at most 100 ms.
+#[tokio::test(start_paused = true)]
+async fn calls_wait_for_others_behind_four_requests() {
+    let (dynamo, store) = paused().await;
+    let claims: Vec<_> = (0..7).map(|n| claim(n.to_string())).collect();
+    apply_all(&store, &claims).await;
+    dynamo.reset_counts();
+    for held in &claims[..4] {
+        dynamo.fail("UpdateItem", Fault::HoldRequest);
+        swap_in_task(&store, complete(held));
+        idle().await;
+    }
+    assert_sent!(dynamo, "UpdateItem": 4);
+    let began = Instant::now();
+    for later in &claims[4..6] {
+        swap_in_task(&store, complete(later));
+        idle().await;
+    }
+    assert!(dynamo.reset_counts().is_empty());
+    apply_all(&store, &[complete(&claims[6])]).await;
+    assert_sent!(dynamo, "SettlementGroup": 1);
+    let waited = began.elapsed();
+    assert!(waited <= Duration::from_millis(102), "{waited:?}");
+}
+
+/// As many claims and ends of leases as may be in flight hang, and others wait for their slots.
 #[tokio::test(start_paused = true)]
 async fn completions_pass_waiting_claims_and_releases() {
     let (dynamo, store) = paused().await;
-    let requests: Vec<_> = (0..3).map(|n| request(&n.to_string())).collect();
-    let _ = claim_all(&store, &requests).await;
-    let later = CONTEXT.clone().expecting_record(true);
-    for (operation, fault) in ["Claim", "ClaimGroup", "DeleteItem"].map(|o| (o, Fault::HoldRequest))
-    {
-        dynamo.fail_all(operation, fault);
+    let claims = ["a", "b"].map(claim);
+    apply_all(&store, &claims).await;
+    for operation in ["Claim", "ClaimGroup", "UpdateItem", "GetItem"] {
+        dynamo.fail_all(operation, Fault::HoldRequest);
     }
     dynamo.reset_counts();
     for n in 0..100 {
-        let held = request(&format!("held {n}"));
-        settle_in_task(&store, &held, Settlement::Restore(PriorState::over(None)));
-        for context in [&later, &CONTEXT] {
-            let (store, context) = (store.clone(), context.clone());
-            tokio::spawn(
-                async move { drop(store.claim(&request(&format!("{n}")), &context).await) },
-            );
-        }
+        let held = claim(format!("held {n}"));
+        swap_in_task(&store, end(&held, &End::Undone { began: false }));
+        swap_in_task(&store, claim(n.to_string()));
+        swap_in_task(&store, take_over(&held));
+        let (store, key) = (store.clone(), held.key);
+        tokio::spawn(async move { drop(store.get(&key, &CONTEXT).await) });
     }
     idle().await;
     let in_flight: usize = dynamo.reset_counts().values().sum();
     assert!((48..=64).contains(&in_flight), "{in_flight} in flight");
 
     let began = Instant::now();
-    let settled = settle_all(&store, &requests[..1], complete).await;
-    assert_eq!(settled, [SettleResponse::Applied]);
-    let settled = settle_all(&store, &requests[1..], complete).await;
-    assert_eq!(settled, [SettleResponse::Applied, SettleResponse::Applied]);
-    assert_sent!(dynamo, "SettlementGroup": 1, "UpdateItem": 1);
+    apply_all(&store, &claims.each_ref().map(complete)).await;
+    assert_sent!(dynamo, "SettlementGroup": 1);
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
-/// The costs of a batch of messages.
-#[tokio::test(start_paused = true)]
-async fn batches_of_messages_share_requests() {
-    let (dynamo, store) = paused().await;
-    for (messages, claims, settlements) in [(1, 1, 1), (10, 1, 1), (100, 4, 4)] {
-        let requests: Vec<_> = (0..messages)
-            .map(|n| request(&format!("{messages} {n}")))
-            .collect();
-        dynamo.reset_counts();
-        let _ = claim_all(&store, &requests).await;
-        assert_eq!(dynamo.reset_counts().values().sum::<usize>(), claims);
-        let _ = settle_all(&store, &requests, complete).await;
-        assert_eq!(dynamo.reset_counts().values().sum::<usize>(), settlements);
-    }
-}
-
 #[tokio::test]
-async fn dropped_call_spares_its_group() {
+async fn dropped_call_spares_its_batch() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
-    let [dropped, kept] = requests(["a", "b"]);
+    let [dropped, kept] = ["a", "b"].map(claim);
     dynamo.fail("ClaimGroup", Fault::HoldAnswer);
-    let mut dropped = Box::pin(store.claim(&dropped, &CONTEXT));
-    let mut kept = Box::pin(store.claim(&kept, &CONTEXT));
+    let mut dropped = Box::pin(store.swap(&dropped, &CONTEXT));
+    let mut kept = Box::pin(store.swap(&kept, &CONTEXT));
     let held_back = async {
         while dynamo.met("ClaimGroup") == 0 {
             tokio::task::yield_now().await;
@@ -919,50 +769,48 @@ async fn dropped_call_spares_its_group() {
     drop(dropped);
     let (answer, met) = join(kept, dynamo.heal()).await;
     assert_eq!(met["ClaimGroup"], 1);
-    assert_eq!(answer.unwrap(), FRESH);
+    assert_eq!(answer.unwrap(), Swapped::Applied);
     assert_sent!(dynamo, "ClaimGroup": 1);
 }
 
-/// The first call of a turn would start the group. Dropped before, it leaves that to the others.
+/// The first call of a turn would start the batch. Dropped before, it leaves that to the others.
 #[tokio::test]
 async fn first_call_dropped_in_its_turn_starves_none() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
-    let requests = requests(["a", "b", "c"]);
-    let mut first = Box::pin(store.claim(&requests[0], &CONTEXT));
+    let claims = ["a", "b", "c"].map(claim);
+    let mut first = Box::pin(store.swap(&claims[0], &CONTEXT));
     assert!(futures_util::poll!(&mut first).is_pending());
     drop(first);
-    assert_eq!(claim_all(&store, &requests[1..]).await, [FRESH, FRESH]);
-    assert!(record(&dynamo, "a").await.is_none());
+    apply_all(&store, &claims[1..]).await;
+    assert_eq!(dynamo.record(TABLE, key("a").as_str()).await, None);
     assert_sent!(dynamo, "ClaimGroup": 1);
 }
 
-/// Calls of two runtimes share a group. The one that sends it ends.
+/// Calls of two runtimes share a batch. The one that sends it ends.
 #[test]
 fn end_of_a_runtime_hangs_no_call_of_another() {
     let runtime = || tokio::runtime::Runtime::new().unwrap();
     let (server, doomed, living) = (runtime(), runtime(), runtime());
     let dynamo = server.block_on(dynamo());
     let store = store(&dynamo);
-    let [theirs, ours] = requests(["a", "b"]);
-    let mut claim = Box::pin(store.claim(&ours, &CONTEXT));
+    let [theirs, ours] = ["a", "b"].map(claim);
+    let mut call = Box::pin(store.swap(&ours, &CONTEXT));
     // In the queue, before its turn.
-    living.block_on(async { assert!(futures_util::poll!(&mut claim).is_pending()) });
+    living.block_on(async { assert!(futures_util::poll!(&mut call).is_pending()) });
     dynamo.fail_all("ClaimGroup", Fault::HoldRequest);
     doomed.spawn({
         let store = store.clone();
-        async move { store.claim(&theirs, &CONTEXT).await }
+        async move { store.swap(&theirs, &CONTEXT).await }
     });
     while dynamo.counts().is_empty() {
         std::thread::yield_now();
     }
     doomed.shutdown_background();
-    let unanswered = living.block_on(claim).unwrap_err();
+    let unanswered = living.block_on(call).unwrap_err();
     assert!(unanswered.may_have_been_applied());
-    assert_eq!(
-        living.block_on(store.claim(&ours, &CONTEXT)).unwrap(),
-        FRESH
-    );
+    let answer = living.block_on(store.swap(&ours, &CONTEXT)).unwrap();
+    assert_eq!(answer, Swapped::Applied);
 }
 
 #[test]
@@ -970,8 +818,8 @@ fn debug_text_of_a_store_holds_no_payload() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let store = store(&Dynamo::start().await);
-        let request = request("private-order");
-        let mut call = Box::pin(store.claim(&request, &CONTEXT));
+        let claim = claim("private-order");
+        let mut call = Box::pin(store.swap(&claim, &CONTEXT));
         assert!(futures_util::poll!(&mut call).is_pending());
         assert!(!format!("{store:?}").contains("private-order"));
     });

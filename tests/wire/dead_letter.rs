@@ -13,13 +13,13 @@ use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt as _};
 use serde_json::{Value, json, value::to_raw_value};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once,
-    protocol::{Key, State},
+    protocol::{Key, State, Timestamp},
     sqs::{FifoAfterPermanent, KeySource, Visibility},
     store::MemoryStore,
 };
 use support::{
     consumer::{namespace, process, within},
-    event::{batch, in_group, received},
+    event::{batch, in_group, received, sent_at},
     log,
     sqs::{DEAD_LETTER_QUEUE_ARN, Sqs, SqsBehaviour},
     stopwatch::Stopwatch,
@@ -109,7 +109,7 @@ impl World {
 
     fn is_failed(&self, message_id: &str) -> bool {
         let key = Key::new(&namespace(), [message_id]).unwrap();
-        let record = self.store.get(&key);
+        let record = self.store.record(&key);
         record.is_some_and(|record| matches!(record.state, State::Failed))
     }
 }
@@ -722,14 +722,21 @@ async fn stopped_fifo_group_is_visible_after_copy() {
 async fn message_with_shared_outcome_is_not_copied() {
     let keys: KeySource = "body:/id".parse().unwrap();
     let world = World::with(|consumer| consumer.key(keys)).await;
-    let copy_of = |id: &str| {
+    // The record says that the operation failed at this time, since no failure is before its message.
+    let at = Timestamp::now() + 3600 * SECOND;
+    let sent = |id: &str, after: Duration| {
         let mut message = declined("m-1");
         message["messageId"] = json!(id);
-        message
+        sent_at(message, at + after)
     };
-    let failed = world.process(["m-1", "m-2"].map(copy_of)).await;
-    assert_eq!(failed, [""; 0]);
-    assert_eq!(world.copies().len(), 2);
+    let messages = [
+        sent("m-1", Duration::ZERO),
+        sent("m-2", Duration::ZERO),
+        sent("m-3", SECOND),
+    ];
+    assert_eq!(world.process(messages).await, [""; 0]);
+    assert_eq!(world.copies().len(), 3);
+    // The second message was not sent after the failure of the first.
     assert_eq!(world.runs(), 2);
 }
 

@@ -11,6 +11,7 @@
 )]
 
 mod batched_writes;
+mod costs;
 mod dead_letter;
 mod faults;
 mod known_failures;
@@ -18,5 +19,5 @@ mod modes;
 mod outage;
 mod s3_bodies;
 mod s3_results;
-mod store_conformance;
+mod swaps;
 mod visibility;

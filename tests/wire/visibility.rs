@@ -5,12 +5,11 @@ use std::{cell::Cell, sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, handler_fn,
-    protocol::{ClaimRequest, Key, Owner, Timestamp},
+    protocol::{Claim, Key, Owner, Record, Timestamp},
     sqs::Visibility,
-    store::{MemoryStore, Store},
+    store::MemoryStore,
 };
 use support::{
-    CONTEXT,
     consumer::{namespace, process, within},
     event::{QUEUE_ARN, batch, in_group, received, record},
     log,
@@ -61,19 +60,13 @@ fn consumer(
 }
 
 /// Another worker claims the key `busy` for so long.
-async fn hold(store: &MemoryStore, lease: Duration) {
+fn hold(store: &MemoryStore, lease: Duration) {
     let now = Timestamp::now();
     let lease_until = now + lease;
     let key = Key::new(&namespace(), ["busy"]).unwrap();
-    let other = ClaimRequest::new(
-        key,
-        Owner::fresh(),
-        "busy",
-        now,
-        lease_until,
-        lease_until.as_secs() + 60,
-    );
-    let _ = store.claim(&other, &CONTEXT).await.unwrap();
+    let expires_at = lease_until.as_secs() + 60;
+    let other = Claim::new(Owner::fresh(), "busy", now, lease_until, expires_at);
+    store.put(&key, Some(Record::claimed(&other, 1, None, None)));
 }
 
 fn order(id: &str, order: &str, receive_count: u32) -> Value {
@@ -90,7 +83,7 @@ async fn each_failure_sets_its_visibility_timeout() {
         Sqs::start(SqsBehaviour::Willing).await,
         MemoryStore::default(),
     );
-    hold(&store, 30 * SECOND).await;
+    hold(&store, 30 * SECOND);
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("done", "succeed", 5),
@@ -135,7 +128,7 @@ async fn conflict_of_many_receives_backs_off() {
         Sqs::start(SqsBehaviour::Willing).await,
         MemoryStore::default(),
     );
-    hold(&store, SECOND).await;
+    hold(&store, SECOND);
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([order("busy", "succeed", 100)]);
     process(&consumer, event, within(10 * SECOND)).await;
@@ -149,7 +142,7 @@ async fn longest_wait_counts_from_the_invocation() {
         Sqs::start(SqsBehaviour::Willing).await,
         MemoryStore::default(),
     );
-    hold(&store, 20 * 3600 * SECOND).await;
+    hold(&store, 20 * 3600 * SECOND);
     let consumer = consumer(store, visibility(&sqs));
     let event = batch([
         order("busy", "succeed", 1),

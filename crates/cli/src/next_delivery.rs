@@ -1,11 +1,13 @@
 //! [`NextDelivery`]: what a record means for the next delivery of its key.
 
 use sqs_once::{
-    internal::StoredRecord,
-    protocol::{AfterFailure, MAX_FAILED_MESSAGES, Record, State, Timestamp},
+    internal::{Standing, StoredRecord, standing},
+    protocol::{
+        AfterFailure, Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide,
+    },
 };
 
-/// The fate of a message that arrives now, judging by the record under its key. Ignores the fingerprint.
+/// The fate of a message that is sent now, judging by the record under its key. Ignores the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextDelivery {
     /// The handler runs.
@@ -13,6 +15,8 @@ pub(crate) enum NextDelivery {
     /// The handler runs, and sees a prior attempt that may have had its effect. A handler with a look-up
     /// waits for its quarantine first. The record does not say how long that lasts.
     RunsWithPriorAttempt,
+    /// The handler does not run, because its process died alone too often.
+    Crashed,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
     /// An open transaction locks the record. The message waits until it ends, and then finds the record that
@@ -36,20 +40,21 @@ impl NextDelivery {
         }
     }
 
-    /// Returns what the next delivery does if its message has not failed under the key before.
     fn of(record: &Record, after: AfterFailure, now: Timestamp) -> Self {
-        match record.state {
-            _ if record.is_expired(now) => Self::Runs,
-            State::Completed { .. } => Self::Duplicate,
-            State::InProgress { lease_until } if lease_until >= now => Self::Waits,
-            State::InProgress { .. } => Self::RunsWithPriorAttempt,
-            State::Failed
-                if after == AfterFailure::Replay
-                    || record.failed_message_ids.len() >= MAX_FAILED_MESSAGES =>
-            {
-                Self::StoredFailure
-            }
-            State::Failed => Self::Runs,
+        let mut claim = Claim::new(Owner::fresh(), "", now, now, record.expires_at);
+        claim.after_failure = after;
+        match decide(Some(record), &claim) {
+            Decision::First | Decision::Mine => Self::Runs,
+            Decision::Over => match standing(Some(record), &CrashWaits::default()) {
+                Standing::Crashed { .. } => Self::Crashed,
+                _ if record.first_claimed_at.is_some() => Self::RunsWithPriorAttempt,
+                _ => Self::Runs,
+            },
+            Decision::Rejected(rejection) => match rejection {
+                Rejection::Duplicate { .. } | Rejection::KeyReused => Self::Duplicate,
+                Rejection::FailedBefore(_) => Self::StoredFailure,
+                Rejection::Conflict { .. } | Rejection::PayloadConflict { .. } => Self::Waits,
+            },
         }
     }
 
@@ -58,6 +63,7 @@ impl NextDelivery {
         match self {
             Self::Runs => "runs",
             Self::RunsWithPriorAttempt => "runs_with_prior_attempt",
+            Self::Crashed => "crashed",
             Self::Waits => "waits",
             Self::WaitsForTransaction => "waits_for_transaction",
             Self::Duplicate => "duplicate",
@@ -74,6 +80,9 @@ impl NextDelivery {
                 "the handler runs; an earlier attempt may have had its effect, and the handler gets its data \
                  (a look-up first waits for its quarantine)"
             }
+            Self::Crashed => {
+                "fails as `crashed`; the handler does not run, because its process died alone too often"
+            }
             Self::Waits => "returns to the queue until the lease ends",
             Self::WaitsForTransaction => {
                 "waits for the end of the open transaction, and then finds the record that it leaves"
@@ -87,36 +96,67 @@ impl NextDelivery {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use sqs_once::protocol::{Effect, End, StoredResult};
+
     use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+    const LATER: Timestamp = Timestamp::from_millis(1_800_000_001_001);
+
+    fn of(record: &Record, now: Timestamp) -> NextDelivery {
+        NextDelivery::of(record, AfterFailure::Retry, now)
+    }
+
+    fn claimed() -> Record {
+        let lease_until = NOW + Duration::from_secs(1);
+        let claim = Claim::new(Owner::fresh(), "m-1", NOW, lease_until, 1_800_000_002);
+        Record::claimed(&claim, 1, None, None)
+    }
 
     #[test]
     fn verdict_follows_the_rules_of_claims() {
-        let now = Timestamp::from_millis(1_800_000_000_000);
-        let record = |state| Record::new(state, 1_800_000_001);
-        let lease = |millis| State::InProgress {
-            lease_until: Timestamp::from_millis(millis),
+        let claimed = claimed();
+        assert_eq!(of(&claimed, NOW), NextDelivery::Waits);
+        assert_eq!(of(&claimed, LATER), NextDelivery::RunsWithPriorAttempt);
+        let undone = claimed.ended(None, &End::Undone { began: true }, 2, NOW);
+        assert_eq!(of(&undone, LATER), NextDelivery::Runs);
+        let result = StoredResult::Json("1".into());
+        let expires_at = 1_800_000_002;
+        let completed = End::Completed { result, expires_at };
+        let completed = claimed.ended(None, &completed, 2, NOW);
+        assert_eq!(of(&completed, LATER), NextDelivery::Duplicate);
+        let past_retention = Timestamp::from_millis(1_800_000_003_000);
+        assert_eq!(of(&completed, past_retention), NextDelivery::Runs);
+    }
+
+    #[test]
+    fn message_after_failure_runs_unless_failures_are_final() {
+        let failed = |effect| {
+            let end = End::Failed {
+                error: "declined".into(),
+                effect,
+                sent_at: Some(NOW),
+                expires_at: 1_800_000_002,
+            };
+            claimed().ended(None, &end, 2, NOW)
         };
-        let retry = |record: &Record| NextDelivery::of(record, AfterFailure::Retry, now);
-        assert_eq!(
-            retry(&record(lease(1_800_000_000_001))),
-            NextDelivery::Waits
-        );
-        assert_eq!(
-            retry(&record(lease(1_799_999_999_999))),
-            NextDelivery::RunsWithPriorAttempt
-        );
-        let result = sqs_once::protocol::StoredResult::Json("1".into());
-        assert_eq!(
-            retry(&record(State::Completed { result })),
-            NextDelivery::Duplicate
-        );
-        let mut failed = record(State::Failed);
-        assert_eq!(retry(&failed), NextDelivery::Runs);
-        let replay = NextDelivery::of(&failed, AfterFailure::Replay, now);
+        let charged = failed(Effect::Possible);
+        assert_eq!(of(&charged, LATER), NextDelivery::RunsWithPriorAttempt);
+        assert_eq!(of(&charged, NOW), NextDelivery::StoredFailure);
+        let declined = failed(Effect::Declined);
+        assert_eq!(of(&declined, LATER), NextDelivery::Runs);
+        let replay = NextDelivery::of(&declined, AfterFailure::Replay, LATER);
         assert_eq!(replay, NextDelivery::StoredFailure);
-        failed.failed_message_ids = (0..20).map(|n| n.to_string()).collect();
-        assert_eq!(retry(&failed), NextDelivery::StoredFailure);
-        failed.expires_at = 1_799_999_999;
-        assert_eq!(retry(&failed), NextDelivery::Runs);
+    }
+
+    #[test]
+    fn message_whose_process_died_alone_too_often_is_crashed() {
+        let mut died = claimed();
+        died.exclusive_attempts = 3;
+        assert_eq!(of(&died, LATER), NextDelivery::RunsWithPriorAttempt);
+        died.exclusive_attempts = 4;
+        assert_eq!(of(&died, LATER), NextDelivery::Crashed);
     }
 }

@@ -140,11 +140,11 @@ pub(crate) enum Records {
 
 impl Records {
     /// Reads a record.
-    pub(crate) async fn get(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+    pub(crate) async fn show(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.get(key).await,
+            Self::DynamoDb(store) => store.show(key).await,
             #[cfg(feature = "postgres")]
-            Self::Postgres(store) => store.get(key).await,
+            Self::Postgres(store) => store.show(key).await,
         }
     }
 

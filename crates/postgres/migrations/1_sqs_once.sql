@@ -6,25 +6,15 @@ DO $$ BEGIN
 PERFORM pg_advisory_xact_lock(hashtext('sqs_once'));
 IF to_regclass('sqs_once_records') IS NULL THEN
     CREATE TABLE sqs_once_records (
-        id                 text COLLATE "C" PRIMARY KEY,
-        status             text NOT NULL CHECK (status IN ('IN_PROGRESS', 'COMPLETED', 'FAILED')),
-        owner              text,
-        lease_until        bigint,          -- epoch milliseconds
-        expires_at         bigint NOT NULL, -- epoch seconds
-        fingerprint        text,
-        fingerprint_scheme text,
-        message_id         text,
-        attempts           bigint NOT NULL,
-        exclusive_attempts bigint,
-        first_claimed_at   bigint,          -- epoch milliseconds; 0: unknown
-        last_end           text,
-        error              text,
-        failed_message_ids text[] NOT NULL,
-        result             text,            -- JSON
-        result_omitted     text,
-        result_in_s3       text,            -- JSON: bucket, key, digest and length
-        created_at         bigint,          -- epoch milliseconds
-        updated_at         bigint           -- epoch milliseconds
+        id          text COLLATE "C" PRIMARY KEY,
+        status      text NOT NULL CHECK (status IN ('IN_PROGRESS', 'COMPLETED', 'FAILED')),
+        owner       text NOT NULL,
+        version     bigint NOT NULL,
+        lease_until bigint,          -- epoch milliseconds
+        expires_at  bigint NOT NULL, -- epoch seconds
+        error       text,
+        result      text,            -- JSON
+        attributes  text NOT NULL    -- JSON: all others
     );
 
     -- For the deletion of expired records.

@@ -7,16 +7,16 @@ use sqlx::{PgPool, postgres::PgConnectOptions};
 use sqs_once::{
     Attempt, Failure, Mode, Once, Operation, Outcome,
     internal::{
-        Claimed, HandlerEnd, History, ModeOptions, ModeSettings, Published, Records, first_fault,
-        guard_now, run_here, to_output,
+        Claimed, HandlerEnd, History, ModeOptions, ModeSettings, Published, Records, Start,
+        first_fault, guard_now, run_here, to_output,
     },
-    protocol::{AfterFailure, ClaimRequest, Key, StoredResult, Timestamp},
+    protocol::{AfterFailure, Claim, Key, StoredResult, Timestamp},
     store::Results,
 };
 use tokio::sync::Mutex;
 
 use crate::{
-    run::{Claim, Run},
+    run::{Locked, Run},
     store::PostgresStore,
     transaction::{InTransaction, OpenTransaction, Transaction},
     transaction_connection::TransactionConnection,
@@ -55,7 +55,7 @@ use crate::{
 /// | end | database | next attempt |
 /// | --- | --- | --- |
 /// | the handler returned [`InTransaction`] | commits writes, record and events | duplicate |
-/// | permanent failure | rolls back, then records `FAILED` | this message: failed before |
+/// | permanent failure | rolls back, then records `FAILED` | sent before the failure: failed before; sent later: runs |
 /// | retryable failure, panic, cut-off, crash | rolls back | runs |
 /// | serialization failure or deadlock | rolls back | runs at once, while there is time |
 /// | no response to `COMMIT` | unknown | shows whether the writes were applied |
@@ -142,12 +142,11 @@ impl PostgresMode {
         run_here(self, operation, work).await
     }
 
-    fn attempt<'a>(&'a self, operation: &'a Operation, request: ClaimRequest) -> Run<'a> {
+    fn attempt<'a>(&'a self, operation: &'a Operation, claim: Claim) -> Run<'a> {
         Run {
             records: &self.records,
-            request,
-            deadline: operation.deadline,
-            meter: &operation.meter,
+            operation,
+            claim,
         }
     }
 }
@@ -155,8 +154,8 @@ impl PostgresMode {
 /// A claim with its open transaction, which locks the record.
 #[derive(Debug)]
 pub struct OpenClaim {
-    request: ClaimRequest,
     claim: Claim,
+    locked: Locked,
     tx: Arc<Mutex<TransactionConnection>>,
 }
 
@@ -179,21 +178,22 @@ sqs_once::explain_wrong_output!([] PostgresMode);
 impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
     type Claim = OpenClaim;
 
-    async fn claim(&self, operation: &Operation) -> Claimed<OpenClaim> {
+    async fn claim(&self, operation: &Operation, _: Start) -> Claimed<OpenClaim> {
         if !operation.deadline.may_start() {
             return Claimed::Ended(Outcome::NotStarted);
         }
         // The lock of the record replaces a lease.
-        let (now, message_id) = (self.records.now(), operation.delivery.message_id());
-        let (key, fingerprint) = (&operation.key, operation.fingerprint.clone());
-        let request = (self.records).request(key, fingerprint, message_id, now, Duration::ZERO);
-        let run = self.attempt(operation, request);
+        let claim = (self.records).claim(operation, self.records.now(), None);
+        let run = self.attempt(operation, claim);
         match run.begin().await {
-            Ok((tx, claim)) => {
-                let history = History::from(&claim.claimed);
-                let tx = Arc::new(Mutex::new(tx));
-                let request = run.request;
-                Claimed::Run(OpenClaim { request, claim, tx }, history)
+            Ok((tx, locked)) => {
+                let history = History::of(locked.replaced.as_ref());
+                let open = OpenClaim {
+                    claim: run.claim,
+                    locked,
+                    tx: Arc::new(Mutex::new(tx)),
+                };
+                Claimed::run(open, history)
             }
             Err(outcome) => Claimed::Ended(outcome),
         }
@@ -209,8 +209,8 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
         open: OpenClaim,
         end: HandlerEnd<InTransaction<O>>,
     ) -> Outcome {
-        let OpenClaim { request, claim, tx } = open;
-        let run = self.attempt(operation, request);
+        let OpenClaim { claim, locked, tx } = open;
+        let run = self.attempt(operation, claim);
         let answer = match end.answer() {
             Ok(answer) => answer.and_then(|answer| guard_now(|| prepared(&operation.key, answer))),
             Err(outcome) => return run.not_started(tx, outcome).await,
@@ -219,7 +219,7 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
             Ok((output, events, transaction)) => {
                 // Dropping the transaction returns the connection to the pool.
                 drop(tx);
-                run.complete(&claim, output, events, transaction).await
+                run.complete(&locked, output, events, transaction).await
             }
             Err(end) => run.end_without_output(tx, end).await,
         }

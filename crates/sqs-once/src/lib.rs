@@ -25,7 +25,7 @@
 //!     }
 //!     let request = GATEWAY
 //!         .post("https://payments.example/charges")
-//!         .header("Idempotency-Key", &*attempt.key().header_value()) // the gateway recognizes a repetition
+//!         .header("Idempotency-Key", attempt.call_key()) // the gateway recognizes a repetition
 //!         .header("Content-Type", "application/json")
 //!         .body(serde_json::to_vec(&order)?)
 //!         .timeout(Duration::from_secs(5));
@@ -38,7 +38,8 @@
 //!     })?;
 //!     match response.status().as_u16() {
 //!         200..=299 => Ok(response.text().await?), // stored, as the answer to duplicates
-//!         status @ (402 | 422) => Err(Failure::permanent(format!("declined with {status}"))),
+//!         402 => Err(Failure::declined("the gateway answered 402")), // the next attempt has a new call key
+//!         status @ (400 | 422) => Err(Failure::permanent(format!("the gateway answered {status}"))),
 //!         status => Err(Failure::retryable(format!("the gateway answered {status}"))),
 //!     }
 //! }
@@ -124,14 +125,15 @@ pub mod internal {
     pub use crate::{
         dynamo::{
             explain::{is_contended, unanswered},
-            transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+            transactional::{Commit, CommitResponse, TransactionalStore},
         },
         event::{Published, first_fault, is_name},
         handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},
         meter::Meter,
         modes::{
-            mode::{Claimed, Suspect, Unsupported, sealed::Sealed},
+            mode::{Claimed, Start, Unsupported, sealed::Sealed},
             records::Records,
+            rejected::rejected,
             run::{run_handler, run_here},
             work::{HandlerEnd, NoOutput, guard_now},
         },
@@ -139,13 +141,15 @@ pub mod internal {
             circuit::{
                 Called, Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, runs_while_open,
             },
-            isolation::{Standing, has_last_look_up, lease_alone, standing},
-            record::{expires_at, takeover_after},
+            isolation::{Standing, has_last_look_up, standing},
+            record::expires_at,
             request_error_kind::RequestErrorKind,
         },
         settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
-        store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord},
+        store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord},
     };
+
+    pub use crate::dynamo::store::swap::{statement, transact_item};
 
     /// Time, tasks and randomness.
     pub mod system {

@@ -21,6 +21,8 @@ pub struct Readings {
     pub latencies: Vec<Duration>,
     /// True if the store gave up batched writes after one of these requests.
     pub batches_ended: bool,
+    /// True if a message of another queue completed the operation.
+    pub other_queue: bool,
 }
 
 impl Meter {
@@ -33,6 +35,11 @@ impl Meter {
     /// Notes that the store gave up batched writes.
     pub fn batches_ended(&self) {
         self.lock().batches_ended = true;
+    }
+
+    /// Notes that a message of another queue completed the operation.
+    pub fn other_queue(&self) {
+        self.lock().other_queue = true;
     }
 
     /// Returns the readings so far.

@@ -202,7 +202,7 @@ impl Batch {
             return false;
         };
         let key = Key::new(&namespace(), [part.as_str()]).unwrap();
-        store.get(&key).is_some_and(|record| {
+        store.record(&key).is_some_and(|record| {
             // Written without white space and in order, the body is its own canonical form.
             record.fingerprint.as_ref().map(Fingerprint::as_str)
                 == Some(Fingerprint::of(body.as_bytes()).as_str())

@@ -183,7 +183,7 @@ fn records(key: &str, bodies: &[String]) -> MemoryStore {
 fn fingerprint(body: &str) -> Fingerprint {
     let store = records("message-id", &[body.to_owned()]);
     let key = Key::new(&namespace(), ["m-1"]).unwrap();
-    store.get(&key).unwrap().fingerprint.unwrap()
+    store.record(&key).unwrap().fingerprint.unwrap()
 }
 
 /// Whether there is something in the value beside null and empty texts.

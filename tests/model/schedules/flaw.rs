@@ -4,26 +4,8 @@
 /// requires the explorer to find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// The claim's condition ignores the lease.
-    ClaimIgnoresLease,
-    /// The claim's condition ignores the status.
-    ClaimIgnoresCompleted,
     /// The claim's statement in a group replaces a record, as a `PutItem` does.
     InsertOverRecord,
-    /// Without `ReturnValues`, a takeover does not know that it is one.
-    TakeoverNotReturned,
-    /// Without `ReturnValuesOnConditionCheckFailure`, a refused claim returns no record.
-    RefusedClaimWithoutRecord,
-    /// A completion is conditional on `status = IN_PROGRESS` alone.
-    CompletionWithoutOwner,
-    /// A completion has no condition.
-    CompletionWithoutCondition,
-    /// A restoration is conditional on `status = IN_PROGRESS` alone.
-    RestoreWithoutOwner,
-    /// The end of a lease deletes the record.
-    ReleaseDeletes,
-    /// The end of a lease has no condition.
-    ReleaseWithoutCondition,
     /// A claim drops the failed messages of the record.
     ClaimForgetsFailures,
     /// A claim drops the time of the earliest open attempt.
@@ -36,25 +18,61 @@ pub enum Flaw {
     ChangeWithoutCondition,
     /// Without `ReturnValuesOnConditionCheckFailure`, a refused change returns no item.
     RefusalWithoutItem,
+    /// A claim does not see that a lease has not ended.
+    LeaseNotSeen,
+    /// A claim takes a completed record for a failed one.
+    CompletionNotSeen,
+    /// A claim does not see when a failure was recorded.
+    FailureNotSeen,
+    /// A claim does not see an open attempt.
+    OpenAttemptNotSeen,
+    /// The end of a lease closes the attempt.
+    ReleaseClosesAttempt,
+    /// A permanent failure closes the attempts.
+    FailureClosesAttempts,
+    /// A permanent failure has no time.
+    FailureAtZero,
+    /// An undone claim closes earlier attempts.
+    UndoClosesAttempts,
+    /// A worker sends several contents with one version.
+    VersionReused,
+    /// A swap compares the version alone.
+    OwnerNotCompared,
+    /// A swap compares the owner alone.
+    VersionNotCompared,
+    /// An operator's release takes the next version.
+    ReleaseTakesVersion,
+    /// After a decline the call key stays.
+    DeclineKeepsGeneration,
+    /// Every permanent failure makes a new call key.
+    FailureTakesGeneration,
+    /// A claim drops the generation.
+    ClaimForgetsGeneration,
 }
 
 impl Flaw {
-    pub const ALL: [Self; 16] = [
-        Self::ClaimIgnoresLease,
-        Self::ClaimIgnoresCompleted,
+    pub const ALL: [Self; 22] = [
         Self::InsertOverRecord,
-        Self::TakeoverNotReturned,
-        Self::RefusedClaimWithoutRecord,
-        Self::CompletionWithoutOwner,
-        Self::CompletionWithoutCondition,
-        Self::RestoreWithoutOwner,
-        Self::ReleaseDeletes,
-        Self::ReleaseWithoutCondition,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
         Self::WritesGoFirst,
         Self::TokenOfTheKey,
         Self::ChangeWithoutCondition,
         Self::RefusalWithoutItem,
+        Self::LeaseNotSeen,
+        Self::CompletionNotSeen,
+        Self::FailureNotSeen,
+        Self::OpenAttemptNotSeen,
+        Self::ReleaseClosesAttempt,
+        Self::FailureClosesAttempts,
+        Self::FailureAtZero,
+        Self::UndoClosesAttempts,
+        Self::VersionReused,
+        Self::OwnerNotCompared,
+        Self::VersionNotCompared,
+        Self::ReleaseTakesVersion,
+        Self::DeclineKeepsGeneration,
+        Self::FailureTakesGeneration,
+        Self::ClaimForgetsGeneration,
     ];
 }

@@ -58,7 +58,8 @@ pub fn obey(word: HandlerEnd) -> Result<(), Failure> {
         HandlerEnd::Done | HandlerEnd::NotWritten => Ok(()),
         HandlerEnd::Retryable => Err(Failure::retryable("the gateway is busy")),
         HandlerEnd::NoEffect => Err(Failure::no_effect("the gateway cannot be reached")),
-        HandlerEnd::Permanent => Err(Failure::permanent("the card is declined")),
+        HandlerEnd::Permanent => Err(Failure::permanent("the order is invalid")),
+        HandlerEnd::Declined => Err(Failure::declined("the card is declined")),
         // Panics without printing to stderr.
         HandlerEnd::Panic => resume_unwind(Box::new("scripted")),
     }
@@ -80,6 +81,8 @@ pub enum HandlerEnd {
     Retryable,
     NoEffect,
     Permanent,
+    /// The gateway has answered for the call key that it did nothing.
+    Declined,
     Panic,
     /// Done, without the effect: the writes were refused.
     NotWritten,

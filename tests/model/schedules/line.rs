@@ -4,8 +4,8 @@ use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
     internal::{Commit, CommitResponse, TransactionalStore},
-    protocol::{ClaimRequest, FencingToken, RequestErrorKind, Settlement, Timestamp},
-    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+    protocol::{Expect, Key, Record, RequestErrorKind, Swap},
+    store::{RequestContext, Store, StoreError, Swapped},
 };
 
 use crate::schedules::{
@@ -36,7 +36,7 @@ impl Line {
             }
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
-                if !request.reads() {
+                if !request.reads() || matches!(request, Request::Get) {
                     let mut world = lock(world);
                     world.contended(worker);
                     // A worker counts these, and those of contention.
@@ -64,67 +64,24 @@ impl Line {
     }
 }
 
-impl Line {
-    /// A claim or settlement in a group. `None`: the ordinary request follows.
-    async fn in_group(&self, request: Request) -> Result<Option<Answer>, StoreError> {
-        if !lock(&self.world).groups {
-            return Ok(None);
-        }
-        Ok(match self.call(request).await? {
-            // An `INSERT` never returns the item. A refused `UPDATE` does, if there is one.
-            Answer::Claim(ClaimResponse::ConditionFailed(_))
-            | Answer::Settle(SettleResponse::ConditionFailed(None)) => None,
-            answer => Some(answer),
-        })
-    }
-}
-
 const ANSWERED_AS_ASKED: &str = "a request is answered as what it is";
 
 impl Store for Line {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        _: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        let answer = match self.in_group(Request::Insert(request.clone())).await? {
-            Some(answer) => answer,
-            None => self.call(Request::Claim(request.clone())).await?,
-        };
-        match answer {
-            Answer::Claim(answer) => Ok(answer),
+    async fn get(&self, _: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+        match self.call(Request::Get).await? {
+            Answer::Got(found) => Ok(found),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        _: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        let (fence, of_a_group) = (fence.clone(), settlement.clone());
-        let grouped = matches!(
-            settlement,
-            Settlement::Complete { .. } | Settlement::Fail { .. }
-        );
-        let first = match grouped {
-            true => {
-                let update = Request::Update(fence.clone(), of_a_group, now);
-                self.in_group(update).await?
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+        let groups = lock(&self.world).groups;
+        match self.call(Request::Swap(Box::new(swap.clone()))).await? {
+            // A refused `INSERT` never returns the item.
+            Answer::Swapped(Swapped::Found(_)) if groups && swap.expect == Expect::Absent => {
+                Ok(Swapped::Found(self.get(&swap.key, context).await?))
             }
-            false => None,
-        };
-        let answer = match first {
-            Some(answer) => answer,
-            None => {
-                self.call(Request::Settle(fence, settlement.clone(), now))
-                    .await?
-            }
-        };
-        match answer {
-            Answer::Settle(answer) => Ok(answer),
+            Answer::Swapped(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }
     }

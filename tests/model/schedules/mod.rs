@@ -10,6 +10,8 @@
 //! | the handler | succeeds, fails retryably or permanently, panics before or after its effect; interprets refused writes (`handler.rs`, `planner.rs`, `changer.rs`) |
 //! | a worker | continues, crashes, or waits while another goes first (`schedule.rs`) |
 //! | the clocks | stand; pass the lease; pass a worker's deadline; differ by the lease margin (`clock.rs`) |
+//! | an operator | releases the record, or deletes it, in the scenarios of these names |
+//! | a gateway | charges or declines, its answer is lost, and it answers a call key as before (`call_keys.rs`) |
 //! | the queue | delivers either of two messages with one key, and redelivers them while other workers run (`schedule.rs`) |
 //!
 //! Every event outside the ordinary course is a deviation. The explorer tries all schedules with
@@ -29,9 +31,9 @@
 //!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
-//! | `Once` (`claim.rs`) | `claim`, `grouped`, `untimed`, `skewed`, `skewed_untimed`, `reopened` | the `MemoryStore` that ships |
-//! | `Once` with a look-up (`reconcile.rs`) | `reconciled`, `reconciled_untimed`, `reconciled_skewed` | the same, and a gateway at which charges arrive late |
-//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, `commit_untimed`, `inbox` | the same, and the item that the writes change |
+//! | `Once` (`claim.rs`, `call_keys.rs`) | `claim`, `grouped`, and `claim` frozen, skewed, after a crash, with an operator, deleted; `call_keys`, also frozen | the record (`records.rs`), by the library's rule of a swap |
+//! | `Once` with a look-up (`reconcile.rs`) | `reconciled`, also frozen and skewed | the same, and a gateway at which charges arrive late |
+//! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, also frozen, and `inbox` | the same, and the item that the writes change |
 //! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `outdated`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
 //!
 //! The explorer is tested too: on a table with one flaw (`flaw.rs`) it must find the promise that
@@ -41,10 +43,10 @@
 //!
 //! - More deviations than the bound.
 //! - Wall clocks that differ by more than the lease margin.
-//! - The end of the retention.
+//! - The end of the retention, but for the deletion of the record.
 //! - Other payloads under the key.
 //! - The SDK's own retries and timeouts: the fates of a call stand for them.
-//! - DynamoDB itself: `tests/wire/store_conformance.rs` tests its condition expressions against the same
+//! - DynamoDB itself: `tests/wire/swaps.rs` tests its conditions against the same
 //!   rules, `tests/wire/modes` its transactions.
 //!
 //! # Another mode of the library
@@ -59,13 +61,13 @@
 //!   `std::sync` or `tokio` in the code under test. Workers here share only a table, their crashes
 //!   and lost responses matter, and the code under test stays as it ships.
 //! - `stateright` checks a model: states that can be cloned and hashed. A future cannot be cloned, so a
-//!   model has the steps of a worker once more. `tests/model/processes` is such a model, for processes with
-//!   several messages that crash. It calls the same rules.
+//!   model has the steps of a worker once more.
 //! - `turmoil` and `madsim` simulate networks and time from random seeds. They do not rule out the
 //!   schedules that they miss.
 //!
 //! A future polled by hand needs none of them: it stops at each await by itself.
 
+mod call_keys;
 mod changer;
 mod chooser;
 mod claim;
@@ -128,10 +130,10 @@ fn pruning_loses_no_state() {
     let mut scenarios = vec![
         Scenario::claim(),
         Scenario::grouped(),
-        Scenario::untimed(),
-        Scenario::skewed(),
-        Scenario::reopened(),
-        Scenario::commit_untimed(),
+        Scenario::claim().frozen(),
+        Scenario::claim().skew(),
+        Scenario::claim().after_crash(),
+        Scenario::commit().frozen(),
         Scenario::inbox(),
     ];
     // These scenarios take longer, and with one deviation nothing would be pruned.
@@ -161,9 +163,9 @@ fn pruning_loses_no_state() {
 #[test]
 fn pruning_keeps_shortest_schedule() {
     for scenario in [
-        Scenario::claim().with(Flaw::RestoreWithoutOwner),
-        Scenario::claim().with(Flaw::CompletionWithoutOwner),
-        Scenario::commit().with(Flaw::ReleaseWithoutCondition),
+        Scenario::claim().with(Flaw::UndoClosesAttempts),
+        Scenario::claim().with(Flaw::OwnerNotCompared),
+        Scenario::commit().with(Flaw::WritesGoFirst),
     ] {
         let steps = |seen| {
             let schedule = scenario.explore(3, seen).broken.expect("a flaw");
@@ -202,7 +204,7 @@ fn replay() {
         println!("{text}");
         assert_eq!(ended, Ended::Well);
     } else {
-        let scenario = Scenario::claim().with(Flaw::RestoreWithoutOwner);
+        let scenario = Scenario::claim().with(Flaw::UndoClosesAttempts);
         let found = scenario.explore(3, Visited::default);
         let line = scenario.line(&found.broken.expect("the flaw breaks no promise"));
         assert!(matches!(repeat(&line).0, Ended::Broken(..)));

@@ -56,14 +56,7 @@ const OF_A_WRITE: [Fate; 12] = [
     CancelledCopyArrivesLater,
 ];
 
-/// Of a statement in a group: its caller gives up in time, and the SDK does not repeat it.
-const IN_A_GROUP: [Fate; 5] = [
-    Answered,
-    RequestLost,
-    AnswerLost,
-    GivenUpArrivesLater,
-    Contended,
-];
+const OF_A_GET: [Fate; 4] = [Answered, RequestLost, Silence, Contended];
 
 const OF_A_READ: [Fate; 3] = [Answered, RequestLost, Silence];
 
@@ -94,12 +87,16 @@ impl World {
         if let Some(owner) = request.owner() {
             self.workers[worker].owner = Some(owner.clone());
         }
-        if let Request::Claim(claim) | Request::Insert(claim) = request {
-            self.promises.claims(worker, claim.now, self.clocks_differ);
+        let claimed_at = match request {
+            Request::Swap(swap) if swap.to.is_claim() => Some(swap.to.updated_at),
+            _ => None,
+        };
+        if let Some(at) = claimed_at {
+            self.promises.claims(worker, at, self.clocks_differ);
         }
         let fates = match request {
-            Request::Claim(_) | Request::Settle(..) => &OF_A_WRITE[..10],
-            Request::Insert(_) | Request::Update(..) => &IN_A_GROUP,
+            Request::Swap(_) => &OF_A_WRITE[..10],
+            Request::Get => &OF_A_GET,
             Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
             Request::Item(_) if request.reads() => &OF_A_READ,

@@ -48,6 +48,8 @@ struct Run {
     unanswered: bool,
     /// Its failure was recorded.
     settled: bool,
+    /// Nobody is told of it: a decline was recorded after it, or the record was deleted.
+    closed: bool,
 }
 
 impl Run {
@@ -79,6 +81,14 @@ pub struct Promises {
     found: Vec<StoredResult>,
     /// Messages whose failure was stored at some time.
     failed: BTreeSet<String>,
+    /// The same, and what was recorded, before the record was deleted too.
+    ever_failed: BTreeSet<String>,
+    ever_completed: Vec<StoredResult>,
+    deleted: bool,
+    /// Number of recorded declines.
+    declines: u64,
+    /// An operator ended a lease, so that several workers may be in the handler.
+    released: bool,
     broken: Option<String>,
 }
 
@@ -136,6 +146,36 @@ impl Promises {
         }
     }
 
+    /// An operator ends the lease of whoever holds the claim: from now on, no lease is live.
+    pub fn released(&mut self) {
+        self.released = true;
+        let ended = Timestamp::from_millis(wall().as_millis() - 1);
+        for (_, lease_until) in &mut self.claims {
+            *lease_until = ended.min(*lease_until);
+        }
+        for run in &mut self.runs {
+            run.lease_until = ended.min(run.lease_until);
+        }
+    }
+
+    /// An operator, or DynamoDB after the retention, deletes the record, and with it all that the promises depend on.
+    pub fn deleted(&mut self) {
+        self.released();
+        self.deleted = true;
+        self.declines = 0;
+        (self.completed, self.failed) = (None, BTreeSet::new());
+        self.effects.clear();
+        for run in &mut self.runs {
+            (run.settled, run.closed) = (true, true);
+        }
+    }
+
+    /// These messages have failed, as the record says.
+    pub fn fail(&mut self, failed: BTreeSet<String>) {
+        self.ever_failed.extend(failed.iter().cloned());
+        self.failed.extend(failed);
+    }
+
     fn claim(&self, worker: usize) -> (Timestamp, Timestamp) {
         self.claims.get(worker).copied().unwrap_or_default()
     }
@@ -154,6 +194,7 @@ impl Promises {
             gone: true,
             unanswered: false,
             settled: false,
+            closed: false,
         });
         self.effects.push(true);
     }
@@ -164,6 +205,10 @@ impl Promises {
 
     pub fn enters(&mut self, worker: usize, message: &str, history: &History) {
         let lease_until = self.lease(worker);
+        if self.released && !lives(lease_until) {
+            // The operator ended its lease after its claim: others may have gone first.
+            return self.begins(worker);
+        }
         self.break_if(self.failed.contains(message), || {
             format!("P2: w{worker} runs {message} again after its recorded failure")
         });
@@ -184,7 +229,12 @@ impl Promises {
             format!("P2: w{worker} enters the handler of a COMPLETED operation")
         });
         let failed = |run: &&Run| run.said.last() == Some(&HandlerEnd::Permanent);
-        for run in before.iter().filter(|run| !run.settled || failed(run)) {
+        let declines = self.declines;
+        self.break_if(history.generation < declines, || {
+            format!("P3: w{worker} runs under a call key whose decline is recorded")
+        });
+        let open = |run: &&Run| !run.closed && (!run.settled || failed(run));
+        for run in before.iter().filter(open) {
             let other = run.worker;
             let said = run.said.last();
             // A recorded failure is a cause too, of a later message.
@@ -224,6 +274,8 @@ impl Promises {
             gone: false,
             unanswered: false,
             settled: false,
+            // Its claim was deleted.
+            closed: self.deleted && !lives(lease_until),
         });
     }
 
@@ -341,17 +393,22 @@ impl Promises {
         });
     }
 
-    /// The table was written to; the record's owner is this worker.
-    pub fn wrote(&mut self, before: Option<&Record>, after: Option<&Record>, owner: Option<usize>) {
+    /// The table was written to. The record answers the `failed` messages with its failure; its owner is this worker.
+    pub fn wrote(
+        &mut self,
+        before: Option<&Record>,
+        after: Option<&Record>,
+        failed: BTreeSet<String>,
+        owner: Option<usize>,
+    ) {
         if before == after {
             return;
         }
         if let Some(State::Completed { .. }) = before.map(|record| &record.state) {
             self.break_if(true, || "P5: a COMPLETED record was changed".into());
         }
-        if let Some(after) = after.filter(|after| after.state != State::Failed)
-            && let Some(message) = &after.message_id
-        {
+        if let Some(after) = after.filter(|after| after.state != State::Failed) {
+            let message = &after.message_id;
             self.break_if(self.failed.contains(message), || {
                 format!("P2: the table admits {message} again after its recorded failure")
             });
@@ -371,16 +428,22 @@ impl Promises {
                     "P5: a result was recorded that no handler returned".into()
                 });
                 self.completed = Some(result.clone());
+                self.ever_completed.push(result.clone());
             }
             Some(State::Failed) => {
-                let kept = after.map(|record| record.failed_message_ids.clone());
-                let kept = kept.unwrap_or_default();
-                self.break_if(!self.failed.is_subset(&kept), || {
+                self.break_if(!self.failed.is_subset(&failed), || {
                     "P2: the record forgot a message whose failure was recorded".into()
                 });
-                self.failed.extend(kept);
+                self.fail(failed);
+                let mut declined = false;
                 for run in &mut self.runs {
-                    run.settled |= Some(run.worker) == owner;
+                    let is_owners = Some(run.worker) == owner;
+                    run.settled |= is_owners;
+                    declined |= is_owners && run.said.last() == Some(&HandlerEnd::Declined);
+                }
+                if declined {
+                    self.declines += 1;
+                    self.runs.iter_mut().for_each(|run| run.closed = true);
                 }
             }
             _ => {}
@@ -406,6 +469,9 @@ impl Promises {
             | Outcome::Reconciled(result) => Some(result),
             _ => None,
         };
+        let was_recorded =
+            self.deleted && said.is_some_and(|said| self.ever_completed.contains(said));
+        let recorded = said.filter(|_| was_recorded).or(recorded);
         self.break_if(outcome.is_success() && recorded.is_none(), || {
             format!("P5: w{worker} reports success of an operation that is not COMPLETED")
         });
@@ -413,7 +479,8 @@ impl Promises {
             outcome,
             Outcome::FailedBefore(_) | Outcome::PermanentFailure(_)
         );
-        self.break_if(failed && !self.failed.contains(message), || {
+        let was_recorded = self.ever_failed.contains(message);
+        self.break_if(failed && !was_recorded, || {
             format!("P5: w{worker} reports a failure of {message} that was not recorded")
         });
         self.break_if(said.is_some() && said != recorded, || {
@@ -440,12 +507,15 @@ impl Hash for Promises {
         for run in &self.runs {
             let lease = run.lease_lives().then(|| from_now(run.lease_until));
             (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
-            let open = !run.settled && run.said.last() != Some(&HandlerEnd::NoEffect);
+            run.closed.hash(state);
+            let open =
+                !run.closed && !run.settled && run.said.last() != Some(&HandlerEnd::NoEffect);
             open.then(|| from_now(run.claimed_at)).hash(state);
             run.unanswered.hash(state);
         }
         self.effects.hash(state);
         self.completed.is_some().hash(state);
-        self.failed.hash(state);
+        (&self.failed, self.released, self.declines).hash(state);
+        (&self.ever_failed, self.ever_completed.len(), self.deleted).hash(state);
     }
 }

@@ -122,12 +122,12 @@ fn reconciled_workers_charge_once() {
 /// A worker that was frozen beyond its lease must not send its charge after the thaw.
 #[test]
 fn frozen_reconciled_workers_charge_once() {
-    keeps_every_promise(&Scenario::reconciled_untimed());
+    keeps_every_promise(&Scenario::reconciled().frozen());
 }
 
 #[test]
 fn skewed_reconciled_workers_charge_once() {
-    keeps_every_promise(&Scenario::reconciled_skewed());
+    keeps_every_promise(&Scenario::reconciled().skew());
 }
 
 #[test]

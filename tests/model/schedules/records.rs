@@ -1,120 +1,149 @@
-//! The records: the `MemoryStore` that ships, or a store with a flaw.
+//! The record: a table that compares and swaps, or one with a flaw.
 
-use futures_util::FutureExt as _;
-use sqs_once::{
-    protocol::{
-        ClaimRequest, FencingToken, Key, Record, Settlement, State, Timestamp,
-        decision::{may_claim, may_settle},
-    },
-    store::{ClaimResponse, MemoryStore, SettleResponse, Store as _, StoreError},
+use std::{
+    collections::BTreeSet,
+    hash::{Hash, Hasher},
 };
 
-use support::CONTEXT;
+use sqs_once::{
+    protocol::{AttemptEnd, Claim, Expect, Owner, Record, State, Swap, Timestamp},
+    store::Swapped,
+};
 
-use crate::schedules::flaw::Flaw;
+use crate::schedules::{clock::from_now, flaw::Flaw, world::FINGERPRINT};
 
 /// Returns at once: `network.rs` adds the delays.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "an execution has one")]
-pub enum Records {
-    Sound(MemoryStore),
-    Flawed { flaw: Flaw, record: Option<Record> },
+#[derive(Debug, Default)]
+pub struct Records {
+    pub record: Option<Record>,
+    pub flaw: Option<Flaw>,
 }
 
 impl Records {
-    pub fn new(flaw: Option<Flaw>) -> Self {
-        match flaw {
-            None => Self::Sound(MemoryStore::default()),
-            Some(flaw) => Self::Flawed { flaw, record: None },
+    pub fn get(&self) -> Option<Record> {
+        let mut record = self.record.clone()?;
+        match (self.flaw, &record.state) {
+            (Some(Flaw::LeaseNotSeen), State::InProgress { .. }) => {
+                record.state = State::InProgress {
+                    lease_until: Timestamp::from_millis(1),
+                };
+            }
+            (Some(Flaw::CompletionNotSeen), State::Completed { .. }) => {
+                record.state = State::Failed
+            }
+            (Some(Flaw::FailureNotSeen), _) => record.failed_at = None,
+            (Some(Flaw::OpenAttemptNotSeen), _) => record.first_claimed_at = None,
+            _ => {}
         }
+        Some(record)
     }
 
-    pub fn record(&self, key: &Key) -> Option<Record> {
-        match self {
-            Self::Sound(store) => store.get(key),
-            Self::Flawed { record, .. } => record.clone(),
+    pub fn swap(&mut self, swap: &Swap) -> Swapped {
+        let mut swap = swap.clone();
+        let to = &mut swap.to;
+        match self.flaw {
+            Some(Flaw::ClaimForgetsOpenAttempts) if to.is_claim() => {
+                to.first_claimed_at = Some(to.updated_at);
+            }
+            Some(Flaw::ClaimForgetsFailures) if to.is_claim() => to.failed_at = None,
+            Some(Flaw::ReleaseClosesAttempt)
+                if matches!(to.last_end, Some(AttemptEnd::Retryable | AttemptEnd::Panic)) =>
+            {
+                to.first_claimed_at = None;
+            }
+            Some(Flaw::FailureClosesAttempts) if to.state == State::Failed => {
+                to.first_claimed_at = None;
+            }
+            Some(Flaw::FailureAtZero) if to.state == State::Failed => {
+                to.failed_at = Some(Timestamp::default());
+            }
+            Some(Flaw::UndoClosesAttempts) if to.last_end == Some(AttemptEnd::NoEffect) => {
+                to.first_claimed_at = None;
+            }
+            Some(Flaw::DeclineKeepsGeneration) => to.generation = 0,
+            Some(Flaw::ClaimForgetsGeneration) if to.is_claim() => to.generation = 0,
+            Some(Flaw::FailureTakesGeneration) if to.state == State::Failed => to.generation += 1,
+            // Every content of a claim has the version of its first.
+            Some(Flaw::VersionReused) => to.stamp.version = 1,
+            _ => {}
         }
-    }
-
-    pub fn claim(&mut self, request: &ClaimRequest) -> Result<ClaimResponse, StoreError> {
-        let (flaw, record) = match self {
-            Self::Sound(store) => return at_once(store.claim(request, &CONTEXT)),
-            Self::Flawed { flaw, record } => (*flaw, record),
-        };
-        let overlooked = record.as_ref().is_some_and(|record| match record.state {
-            State::InProgress { .. } => flaw == Flaw::ClaimIgnoresLease,
-            State::Completed { .. } => flaw == Flaw::ClaimIgnoresCompleted,
-            State::Failed => false,
-        });
-        if overlooked || may_claim(record.as_ref(), request) {
-            let mut claimed = request.record(record.as_ref());
-            match flaw {
-                Flaw::ClaimForgetsFailures => claimed.failed_message_ids.clear(),
-                Flaw::ClaimForgetsOpenAttempts => claimed.first_claimed_at = Some(request.now),
+        if let Expect::Unchanged(expected) = &mut swap.expect
+            && let Some(record) = &self.record
+        {
+            match self.flaw {
+                Some(Flaw::OwnerNotCompared) => {
+                    expected.stamp.owner = record.stamp.owner.clone();
+                }
+                Some(Flaw::VersionNotCompared) => expected.stamp.version = record.stamp.version,
                 _ => {}
             }
-            let replaced = record.replace(claimed);
-            return Ok(ClaimResponse::Applied {
-                replaced: replaced.filter(|_| flaw != Flaw::TakeoverNotReturned),
-            });
         }
-        match record {
-            Some(record) if flaw != Flaw::RefusedClaimWithoutRecord => {
-                Ok(ClaimResponse::ConditionFailed(record.clone()))
+        if self.flaw == Some(Flaw::InsertOverRecord) && swap.expect == Expect::Absent {
+            self.record = None;
+        }
+        if swap.admits(self.record.as_ref()) {
+            self.record = Some(swap.to);
+            return Swapped::Applied;
+        }
+        Swapped::Found(self.get())
+    }
+
+    /// An operator's `record release`.
+    pub fn release(&mut self, now: Timestamp) {
+        if let Some(record) = &mut self.record {
+            *record = record.released(now);
+            if self.flaw == Some(Flaw::ReleaseTakesVersion) {
+                record.stamp.version += 1;
             }
-            _ => Err(StoreError::Unreadable {
-                key: request.key.to_string(),
-                store: "a flawed table".into(),
-                reason: "the condition failed, without a record".into(),
-            }),
         }
-    }
-
-    /// A claim that is applied only if there is no record, as an `INSERT`.
-    pub fn insert(&mut self, request: &ClaimRequest) -> Result<ClaimResponse, StoreError> {
-        if let Self::Flawed { flaw, record } = self
-            && *flaw == Flaw::InsertOverRecord
-        {
-            *record = Some(request.record(None));
-            return Ok(ClaimResponse::Applied { replaced: None });
-        }
-        match self.record(&request.key) {
-            Some(record) => Ok(ClaimResponse::ConditionFailed(record)),
-            None => self.claim(request),
-        }
-    }
-
-    pub fn settle(
-        &mut self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Result<SettleResponse, StoreError> {
-        let (flaw, record) = match self {
-            Self::Sound(store) => return at_once(store.settle(fence, settlement, now, &CONTEXT)),
-            Self::Flawed { flaw, record } => (*flaw, record),
-        };
-        let in_progress = record
-            .as_ref()
-            .is_some_and(|record| matches!(record.state, State::InProgress { .. }));
-        let overlooked = match (flaw, settlement) {
-            (Flaw::CompletionWithoutOwner, Settlement::Complete { .. })
-            | (Flaw::RestoreWithoutOwner, Settlement::Restore(_)) => in_progress,
-            (Flaw::CompletionWithoutCondition, Settlement::Complete { .. })
-            | (Flaw::ReleaseWithoutCondition, Settlement::Release { .. }) => record.is_some(),
-            _ => false,
-        };
-        if !overlooked && !may_settle(record.as_ref(), fence) {
-            return Ok(SettleResponse::ConditionFailed(record.clone()));
-        }
-        let deletes =
-            flaw == Flaw::ReleaseDeletes && matches!(settlement, Settlement::Release { .. });
-        let ended = record.take().filter(|_| !deletes);
-        *record = ended.and_then(|record| settlement.apply(&record, now));
-        Ok(SettleResponse::Applied)
     }
 }
 
-fn at_once<T>(answer: impl Future<Output = T>) -> T {
-    answer.now_or_never().expect("memory is never awaited")
+/// The messages that this record answers with its failure. `sent` tells when each was sent.
+pub fn failed_messages(record: &Record, sent: &[Option<Timestamp>]) -> BTreeSet<String> {
+    let failed = |sent: &Option<Timestamp>| {
+        record.failed_at.is_some() && sent.is_some_and(|sent| Some(sent) <= record.failed_at)
+    };
+    (sent.iter().enumerate())
+        .filter(|(_, sent)| failed(sent))
+        .map(|(message, _)| format!("m-{message}"))
+        .collect()
+}
+
+/// Hashes all of a record but its owner.
+pub fn hash(record: &Record, hasher: &mut impl Hasher) {
+    match &record.state {
+        State::InProgress { lease_until } => (1, from_now(*lease_until)).hash(hasher),
+        State::Completed { result } => format!("{result:?}").hash(hasher),
+        State::Failed => 3.hash(hasher),
+    }
+    (record.stamp.version, &record.message_id, &record.error).hash(hasher);
+    (record.attempts == 1, record.last_end, record.generation).hash(hasher);
+    record.exclusive_attempts.hash(hasher);
+    record.fingerprint.is_some().hash(hasher);
+    record.first_claimed_at.map(from_now).hash(hasher);
+    record.failed_at.map(from_now).hash(hasher);
+}
+
+/// Hashes all that distinguishes a swap from others of its worker.
+pub fn hash_swap(
+    swap: &Swap,
+    worker_of: impl Fn(&Owner) -> Option<usize>,
+    hasher: &mut impl Hasher,
+) {
+    let expected = match &swap.expect {
+        Expect::Absent => None,
+        Expect::Unchanged(record) => Some((worker_of(&record.stamp.owner), record.stamp.version)),
+    };
+    expected.hash(hasher);
+    hash(&swap.to, hasher);
+    from_now(swap.to.updated_at).hash(hasher);
+}
+
+/// The record of a worker that claimed, had its effect and crashed.
+pub fn left_by_a_crash(now: Timestamp, lease_until: Timestamp) -> Record {
+    let expires_at = lease_until.as_secs_ceil() + 3600;
+    let mut claim = Claim::new(Owner::fresh(), "m-0", now, lease_until, expires_at);
+    claim.fingerprint = Some(FINGERPRINT.clone());
+    Record::claimed(&claim, 1, None, None)
 }

@@ -9,6 +9,7 @@ use std::{
 use sqs_once::{Outcome, internal::Delivery};
 
 use crate::schedules::{
+    call_keys,
     changer::{self, ChangeKind},
     chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
@@ -33,8 +34,12 @@ pub struct Scenario {
     pub effect: Effect,
     /// The item before the first delivery.
     pub item: Item,
-    /// True if claims and settlements are sent in groups first.
+    /// True if a refused claim over nothing comes without the record.
     pub groups: bool,
+    /// True if an operator may release the record at any time.
+    pub operated: bool,
+    /// True if the record may be deleted at any time.
+    pub deleted: bool,
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
@@ -80,6 +85,8 @@ impl Scenario {
             effect: Effect::Outside,
             item: None,
             groups: false,
+            operated: false,
+            deleted: false,
             messages: 2,
             freeze: Freeze::Timed,
             quarantine: None,
@@ -90,42 +97,69 @@ impl Scenario {
         }
     }
 
-    /// The same with claims and settlements in groups first, and the ordinary request behind each
-    /// group without success.
+    /// The same with workers whose timers stand still while frozen.
+    pub fn frozen(self) -> Self {
+        Self {
+            name: format!("{}_frozen", self.name),
+            freeze: Freeze::Untimed,
+            ..self
+        }
+    }
+
+    /// The same with workers whose clocks differ by the lease margin.
+    pub fn skew(self) -> Self {
+        Self {
+            name: format!("{}_skew", self.name),
+            clocks_differ: true,
+            fewer: 1,
+            ..self
+        }
+    }
+
+    /// The same after a crash: every run is a takeover.
+    pub fn after_crash(self) -> Self {
+        Self {
+            name: format!("{}_after_crash", self.name),
+            begins_after_a_crash: true,
+            fewer: 1,
+            ..self
+        }
+    }
+
+    /// The same with an operator who releases the record at any time.
+    pub fn operator(self) -> Self {
+        Self {
+            name: format!("{}_operator", self.name),
+            operated: true,
+            ..self
+        }
+    }
+
+    /// The same with a record that is deleted at any time.
+    pub fn deletion(self) -> Self {
+        Self {
+            name: format!("{}_deleted", self.name),
+            deleted: true,
+            ..self
+        }
+    }
+
+    /// Claim, call a gateway that remembers its answers by call key, complete.
+    pub fn call_keys() -> Self {
+        Self {
+            name: "call_keys".into(),
+            work: |world, worker, delivery| {
+                Box::pin(call_keys::claim_call_run(world, worker, delivery))
+            },
+            ..Self::claim()
+        }
+    }
+
+    /// The same with batched writes: a refused claim over nothing is followed by a read.
     pub fn grouped() -> Self {
         Self {
             name: "grouped".into(),
             groups: true,
-            ..Self::claim()
-        }
-    }
-
-    /// Claim, run the handler, complete, by workers whose clocks differ by the lease margin.
-    pub fn skewed() -> Self {
-        Self {
-            name: "skewed".into(),
-            clocks_differ: true,
-            fewer: 1,
-            ..Self::claim()
-        }
-    }
-
-    /// The same with workers whose timers stand still while frozen.
-    pub fn skewed_untimed() -> Self {
-        Self {
-            name: "skewed_untimed".into(),
-            freeze: Freeze::Untimed,
-            ..Self::skewed()
-        }
-    }
-
-    /// The same after a crash: every run is a takeover. After any outcome, the next worker is also
-    /// informed of the crashed attempt.
-    pub fn reopened() -> Self {
-        Self {
-            name: "reopened".into(),
-            begins_after_a_crash: true,
-            fewer: 1,
             ..Self::claim()
         }
     }
@@ -141,25 +175,6 @@ impl Scenario {
             quarantine: Some(ON_ITS_WAY),
             fewer: 1,
             ..Self::claim()
-        }
-    }
-
-    /// The same with workers whose timers stand still while frozen.
-    pub fn reconciled_untimed() -> Self {
-        Self {
-            name: "reconciled_untimed".into(),
-            freeze: Freeze::Untimed,
-            ..Self::reconciled()
-        }
-    }
-
-    /// The same with workers whose clocks differ by the lease margin.
-    pub fn reconciled_skewed() -> Self {
-        Self {
-            name: "reconciled_skewed".into(),
-            clocks_differ: true,
-            fewer: 1,
-            ..Self::reconciled_untimed()
         }
     }
 
@@ -190,17 +205,6 @@ impl Scenario {
         }
     }
 
-    /// The same with workers whose timers stand still while frozen: their commits meet the claims
-    /// of others.
-    pub fn commit_untimed() -> Self {
-        Self {
-            name: "commit_untimed".into(),
-            freeze: Freeze::Untimed,
-            fewer: 0,
-            ..Self::commit()
-        }
-    }
-
     /// Plan, commit together with the record.
     pub fn inbox() -> Self {
         Self {
@@ -208,15 +212,6 @@ impl Scenario {
             work: |world, worker, delivery| Box::pin(planner::plan_commit(world, worker, delivery)),
             fewer: 0,
             ..Self::commit()
-        }
-    }
-
-    /// The same with workers whose timers stand still while frozen.
-    pub fn untimed() -> Self {
-        Self {
-            name: "untimed".into(),
-            freeze: Freeze::Untimed,
-            ..Self::claim()
         }
     }
 
@@ -272,15 +267,19 @@ impl Scenario {
         let all = [
             Self::claim(),
             Self::grouped(),
-            Self::untimed(),
-            Self::skewed(),
-            Self::skewed_untimed(),
-            Self::reopened(),
+            Self::claim().frozen(),
+            Self::claim().skew(),
+            Self::claim().skew().frozen(),
+            Self::claim().after_crash(),
+            Self::claim().operator(),
+            Self::claim().deletion(),
+            Self::call_keys(),
+            Self::call_keys().frozen(),
             Self::reconciled(),
-            Self::reconciled_untimed(),
-            Self::reconciled_skewed(),
+            Self::reconciled().frozen(),
+            Self::reconciled().skew(),
             Self::commit(),
-            Self::commit_untimed(),
+            Self::commit().frozen(),
             Self::inbox(),
             Self::item_mode(ChangeKind::Create),
             Self::item_mode(ChangeKind::Update),

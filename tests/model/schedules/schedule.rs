@@ -14,12 +14,13 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::{Outcome, internal::Delivery, protocol::Timestamp};
+use sqs_once::{DeliveryMetadata, Outcome, internal::Delivery, protocol::Timestamp};
 
 use crate::schedules::{
     chooser::{Chooser, Visited},
     clock::{self, Clocks, from_now, wall},
     handler::{BUDGET, MARGIN, RESERVE},
+    records::failed_messages,
     scenario::{Effect, Freeze, Scenario},
     timeline::Timeline,
     world::{Shared, Worker, World, lock},
@@ -54,6 +55,10 @@ enum Step {
     Crash(usize),
     /// All workers are frozen until the lease in the record has expired.
     LeaseEnds,
+    /// An operator ends the lease in the record.
+    Release,
+    /// An operator, or DynamoDB after the retention, deletes the record: once.
+    Delete,
     /// Time passes until the next worker is cut off.
     TimeIsUp,
     /// All messages are settled, and nothing is in flight.
@@ -176,6 +181,12 @@ impl Execution<'_> {
         }
         if world.no_takeover_until().is_some() {
             deviations.push(Step::LeaseEnds);
+            if self.scenario.operated {
+                deviations.push(Step::Release);
+            }
+        }
+        if self.scenario.deleted && !world.deleted && world.record.is_some() {
+            deviations.push(Step::Delete);
         }
         if !free.contains(&Step::TimeIsUp) && self.next_cut(&world).is_some() {
             deviations.push(Step::TimeIsUp);
@@ -202,6 +213,8 @@ impl Execution<'_> {
                 world.log(worker, || "crashes".into());
             }
             Step::LeaseEnds => self.lease_ends(),
+            Step::Release => lock(&self.world).release(),
+            Step::Delete => lock(&self.world).delete(),
             Step::TimeIsUp => {
                 let cut = self.next_cut(&lock(&self.world)).expect("it was an option");
                 self.pass(cut);
@@ -215,7 +228,7 @@ impl Execution<'_> {
     fn deliver(&mut self, message: usize) -> Option<&'static str> {
         self.deliveries[message] += 1;
         let worker = self.work.len();
-        let delivery = Delivery::new(message_id(message)).receive_count(self.deliveries[message]);
+        let delivery = self.delivery(message);
         lock(&self.world).workers.push(Worker {
             message,
             live: true,
@@ -225,6 +238,29 @@ impl Execution<'_> {
         let work = (self.scenario.work)(Arc::clone(&self.world), worker, delivery);
         self.work.push(Some(work));
         self.poll(worker)
+    }
+
+    fn delivery(&self, message: usize) -> Delivery {
+        let mut world = lock(&self.world);
+        if world.sent[message].is_none() {
+            drop(world);
+            // A message that is sent later has a later time.
+            self.pass(MILLISECOND);
+            world = lock(&self.world);
+            world.sent[message] = Some(wall());
+            // By a clock that is ahead, a failure is later than it is.
+            let failed = world
+                .record
+                .as_ref()
+                .map(|record| failed_messages(record, &world.sent));
+            world.promises.fail(failed.unwrap_or_default());
+        }
+        Delivery::from(DeliveryMetadata {
+            message_id: message_id(message),
+            receive_count: self.deliveries[message],
+            sent_at: world.sent[message],
+            ..DeliveryMetadata::default()
+        })
     }
 
     fn poll(&mut self, worker: usize) -> Option<&'static str> {
@@ -343,6 +379,9 @@ impl Execution<'_> {
         }
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
+        // A later receive begins with a read.
+        let received = self.deliveries.iter().map(|receives| *receives > 0);
+        received.for_each(|received| received.hash(&mut state));
         seen.way_there(steps).hash(&mut state);
         seen.before(state.finish(), world.chooser.spent())
     }

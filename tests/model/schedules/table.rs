@@ -4,12 +4,9 @@
 //! token for ten minutes, and does not apply it again.
 
 use sqs_once::{
-    internal::{Commit, CommitResponse, RecordWrite},
-    protocol::{
-        Key, Owner, Record, RequestErrorKind,
-        decision::{may_claim, may_settle},
-    },
-    store::{ClaimResponse, SettleResponse, StoreError},
+    internal::{Commit, CommitResponse},
+    protocol::{Key, Owner, RequestErrorKind},
+    store::{StoreError, Swapped},
 };
 
 use crate::schedules::{flaw::Flaw, records::Records, refusal::refused};
@@ -43,7 +40,7 @@ pub struct Circumstances {
 impl Table {
     pub fn new(flaw: Option<Flaw>) -> Self {
         Self {
-            records: Records::new(flaw),
+            records: Records { record: None, flaw },
             flaw,
             effects: Vec::new(),
             made: Vec::new(),
@@ -67,7 +64,7 @@ impl Table {
 
     fn token(&self, commit: &Commit) -> String {
         match self.flaw {
-            Some(Flaw::TokenOfTheKey) => commit.record.key().to_string(),
+            Some(Flaw::TokenOfTheKey) => commit.record.key.to_string(),
             _ => commit.token.clone(),
         }
     }
@@ -78,21 +75,24 @@ impl Table {
         commit: &Commit,
         finds: Circumstances,
     ) -> Result<CommitResponse, StoreError> {
-        let (token, owner) = (self.token(commit), owner(commit));
+        let token = self.token(commit);
+        let owner = &commit.record.to.stamp.owner;
         let made = self.made.iter().find(|made| made.token == token);
         if let Some(made) = made.filter(|_| !finds.forgotten) {
             // Its parameters differ, at least in the owner.
             return if made.owner == *owner {
                 Ok(CommitResponse::Applied)
             } else {
-                Err(mismatch(commit.record.key()))
+                Err(mismatch(&commit.record.key))
             };
         }
-        let record = self.records.record(commit.record.key());
-        if finds.sold_out && admits(record.as_ref(), &commit.record) {
+        if finds.sold_out && commit.record.admits(self.records.record.as_ref()) {
             return Ok(refused(commit));
         }
-        let answer = self.write_record(&commit.record);
+        let answer = match self.records.swap(&commit.record) {
+            Swapped::Applied => CommitResponse::Applied,
+            Swapped::Found(found) => CommitResponse::Found(found),
+        };
         let applied = answer == CommitResponse::Applied;
         if applied || self.flaw == Some(Flaw::WritesGoFirst) {
             self.effects.extend(commit.writes.iter().map(|_| worker));
@@ -102,59 +102,6 @@ impl Table {
             self.made.push(Made { token, owner });
         }
         Ok(answer)
-    }
-
-    fn write_record(&mut self, write: &RecordWrite) -> CommitResponse {
-        let settled = match write {
-            RecordWrite::Settle {
-                fence,
-                settlement,
-                now,
-            } => self.records.settle(fence, settlement, *now),
-            RecordWrite::Insert {
-                request,
-                settlement,
-            } => match self.records.claim(request) {
-                Ok(ClaimResponse::ConditionFailed(record)) => {
-                    Ok(SettleResponse::ConditionFailed(Some(record)))
-                }
-                Ok(ClaimResponse::Applied { .. }) => {
-                    let fence = request.fence();
-                    self.records.settle(&fence, settlement, request.now)
-                }
-                Err(error) => Err(error),
-            },
-        };
-        match settled {
-            Ok(SettleResponse::Applied) => CommitResponse::Applied,
-            Ok(SettleResponse::ConditionFailed(record)) => CommitResponse::ConditionFailed(record),
-            // The flaw of a response without the record.
-            Err(_) => CommitResponse::ConditionFailed(None),
-        }
-    }
-}
-
-/// The owner of a transaction.
-pub fn owner(commit: &Commit) -> &Owner {
-    match &commit.record {
-        RecordWrite::Settle { fence, .. } => &fence.owner,
-        RecordWrite::Insert { request, .. } => &request.owner,
-    }
-}
-
-/// The record that a transaction leaves.
-pub fn left_as(commit: &Commit) -> &'static str {
-    match &commit.record {
-        RecordWrite::Settle { settlement, .. } | RecordWrite::Insert { settlement, .. } => {
-            settlement.name()
-        }
-    }
-}
-
-fn admits(record: Option<&Record>, write: &RecordWrite) -> bool {
-    match write {
-        RecordWrite::Settle { fence, .. } => may_settle(record, fence),
-        RecordWrite::Insert { request, .. } => may_claim(record, request),
     }
 }
 

@@ -2,16 +2,15 @@
 //! choices. Owners are random, so this module maps each to the worker that made it.
 
 use std::{
+    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use sqs_once::{
-    protocol::{
-        ClaimRequest, Fingerprint, Key, Namespace, Owner, Record, Settlement, State, Timestamp,
-    },
-    store::StoreError,
+    protocol::{Fingerprint, Key, Namespace, Owner, Record, State, Swap, Timestamp},
+    store::{StoreError, Swapped},
 };
 
 use crate::schedules::{
@@ -22,6 +21,7 @@ use crate::schedules::{
     items::{self, Item, ItemAnswer, ItemRequest},
     network::InFlight,
     promises::{Promises, lives},
+    records::{self, failed_messages, left_by_a_crash},
     request::{Answer, Request},
     scenario::{Effect, Scenario},
     table::{Circumstances, Table},
@@ -52,6 +52,8 @@ pub fn lock(world: &Shared) -> MutexGuard<'_, World> {
 pub struct World {
     pub chooser: Chooser,
     table: Table,
+    /// When each message was sent.
+    pub sent: Vec<Option<Timestamp>>,
     /// Content of the table, after the last write.
     pub record: Option<Record>,
     /// The item that changes, in scenarios with the effect on an item.
@@ -60,7 +62,7 @@ pub struct World {
     meddled: usize,
     flaw: Option<Flaw>,
     effect: Effect,
-    /// True if claims and settlements are sent in groups first.
+    /// True if a refused claim over nothing comes without the record.
     pub groups: bool,
     pub clocks_differ: bool,
     /// Quarantine of handlers with a look-up.
@@ -69,6 +71,9 @@ pub struct World {
     pub on_their_way: Vec<(usize, Timestamp)>,
     /// The workers whose charges have arrived.
     charged: Vec<usize>,
+    /// The answers of a gateway that remembers: whether it charged, by generation of the call key.
+    pub answered: BTreeMap<u64, bool>,
+    pub deleted: bool,
     pub in_flight: Vec<InFlight>,
     pub workers: Vec<Worker>,
     pub promises: Promises,
@@ -111,19 +116,12 @@ impl Worker {
     }
 }
 
-pub fn claim_of_the_first_message(now: Timestamp, lease_until: Timestamp) -> ClaimRequest {
-    let expires_at = lease_until.as_secs_ceil() + 3600;
-    let key = KEY.clone();
-    let mut request = ClaimRequest::new(key, Owner::fresh(), "m-0", now, lease_until, expires_at);
-    request.fingerprint = Some(FINGERPRINT.clone());
-    request
-}
-
 impl World {
     pub fn new(chooser: Chooser, scenario: &Scenario, timeline: Timeline) -> Self {
         let mut world = Self {
             chooser,
             table: Table::new(scenario.flaw),
+            sent: vec![None; scenario.messages],
             item: scenario.item.clone(),
             meddled: 0,
             flaw: scenario.flaw,
@@ -133,6 +131,8 @@ impl World {
             quarantine: scenario.quarantine,
             on_their_way: Vec::new(),
             charged: Vec::new(),
+            answered: BTreeMap::new(),
+            deleted: false,
             record: None,
             in_flight: Vec::new(),
             workers: Vec::new(),
@@ -149,10 +149,27 @@ impl World {
     fn begin_after_a_crash(&mut self) {
         let lease_until = Timestamp::from_millis(START.as_millis() - 1);
         let now = Timestamp::from_millis(START.as_millis() - 12_000);
-        let request = claim_of_the_first_message(now, lease_until);
-        let _ = self.table.records.claim(&request).unwrap();
-        self.record = self.table.records.record(&KEY);
+        self.table.records.record = Some(left_by_a_crash(now, lease_until));
+        self.sent[0] = Some(now);
+        self.record.clone_from(&self.table.records.record);
         self.promises.crashed(now);
+    }
+
+    /// An operator ends the lease of the record, live or not.
+    pub fn release(&mut self) {
+        self.table.records.release(wall());
+        self.promises.released();
+        self.record.clone_from(&self.table.records.record);
+        self.note("an operator releases the record");
+    }
+
+    /// The record is deleted, by an operator or after its retention.
+    pub fn delete(&mut self) {
+        self.deleted = true;
+        self.table.records.record = None;
+        self.promises.deleted();
+        self.record = None;
+        self.note("the record is deleted");
     }
 
     /// Workers whose requests have made the effect in DynamoDB.
@@ -170,13 +187,20 @@ impl World {
 
     /// Time until which no other worker takes over: the end of the lease, and of its quarantine.
     pub fn no_takeover_until(&self) -> Option<Timestamp> {
-        match self.record.as_ref()?.state {
-            State::InProgress { lease_until } => {
-                let wait = self.quarantine.map_or(Duration::ZERO, |wait| MARGIN + wait);
-                Some(lease_until + wait).filter(|until| lives(*until))
+        let wait = self.quarantine.map_or(Duration::ZERO, |wait| MARGIN + wait);
+        let quarantined_from = match self.record.as_ref()?.state {
+            State::InProgress { lease_until } => Some(lease_until),
+            State::Failed if self.quarantine.is_some() => {
+                let record = self.record.as_ref()?;
+                record
+                    .failed_at
+                    .filter(|_| record.first_claimed_at.is_some())
             }
             _ => None,
-        }
+        };
+        quarantined_from
+            .map(|from| from + wait)
+            .filter(|until| lives(*until))
     }
 
     /// The worker whose charge arrived first.
@@ -244,12 +268,6 @@ impl World {
         how: &str,
     ) -> Result<Answer, StoreError> {
         let answer = match request {
-            Request::Claim(claim) => self.table.records.claim(claim).map(Answer::Claim),
-            Request::Insert(claim) => self.table.records.insert(claim).map(Answer::Claim),
-            Request::Settle(fence, settlement, now) | Request::Update(fence, settlement, now) => {
-                let answer = self.table.records.settle(fence, settlement, *now);
-                answer.map(Answer::Settle)
-            }
             Request::Commit(commit) => {
                 let known = self.table.knows(commit);
                 let forgotten = known && self.chooser.choose(1, 2) == 1;
@@ -258,44 +276,45 @@ impl World {
                 answer.map(Answer::Commit)
             }
             Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
+            Request::Get => Ok(Answer::Got(self.table.records.get())),
+            Request::Swap(swap) => Ok(Answer::Swapped(self.swap(worker, swap))),
         };
-        let after = self.table.records.record(&KEY);
-        if let Request::Settle(fence, renewal, now) = request
-            && let Settlement::Renew {
-                lease_until,
-                exclusive_attempts,
-                ..
-            } = renewal
-            && let Some(record) = &after
-            && record.owner.as_ref() == Some(&fence.owner)
-            && matches!(record.state, State::InProgress { lease_until: kept } if kept == *lease_until)
-        {
-            let rest = usize::try_from(*exclusive_attempts)
-                .ok()
-                .and_then(|n| RESTS.get(n - 1));
-            self.promises
-                .renews(worker, *now, rest.copied(), self.clocks_differ);
-        }
+        let after = self.table.records.record.clone();
         if self.effect == Effect::InTable {
             let holder = self.live_lease().and(self.record.as_ref());
-            let holder = holder.and_then(|record| self.worker_of(record.owner.as_ref()));
+            let holder = holder.and_then(|record| self.worker_of(&record.stamp.owner));
             let made = &self.table.effects;
             self.promises.made(made, holder, after.as_ref());
         }
         let before = std::mem::replace(&mut self.record, after);
-        let owner = self
+        let owner = self.record.as_ref().map(|record| &record.stamp.owner);
+        let owner = owner.and_then(|owner| self.worker_of(owner));
+        let failed = self
             .record
             .as_ref()
-            .and_then(|record| record.owner.as_ref());
-        let owner = owner.and_then(|owner| self.worker_of(Some(owner)));
-        self.promises
-            .wrote(before.as_ref(), self.record.as_ref(), owner);
+            .map(|record| failed_messages(record, &self.sent));
+        let (before, after) = (before.as_ref(), self.record.as_ref());
+        (self.promises).wrote(before, after, failed.unwrap_or_default(), owner);
         let seen = self.hash_of_answer(&answer);
         self.workers[worker].receives_answer(seen);
         self.log(worker, || {
             let became = answer.as_ref().map_or("failed", |answer| answer.tells().0);
             format!("{} {became} ({how})", request.name())
         });
+        answer
+    }
+
+    /// A swap reaches the table.
+    fn swap(&mut self, worker: usize, swap: &Swap) -> Swapped {
+        let before = self.table.records.record.as_ref();
+        let counted = before.map_or(0, |record| record.exclusive_attempts);
+        let answer = self.table.records.swap(swap);
+        let to = &swap.to;
+        if answer == Swapped::Applied && to.is_claim() && to.exclusive_attempts > counted {
+            let rest = usize::try_from(to.exclusive_attempts).ok();
+            let rest = rest.and_then(|n| RESTS.get(n - 1)).copied();
+            (self.promises).renews(worker, to.updated_at, rest, self.clocks_differ);
+        }
         answer
     }
 
@@ -340,17 +359,22 @@ impl World {
     /// Hash of the table and of the requests in flight to it.
     pub fn hash_table(&self, hasher: &mut DefaultHasher) {
         self.hash_record(self.record.as_ref(), hasher);
+        self.sent
+            .iter()
+            .map(|sent| sent.map(from_now))
+            .for_each(|sent| sent.hash(hasher));
         (&self.item, &self.table.effects, &self.charged).hash(hasher);
+        (&self.answered, self.deleted).hash(hasher);
         for (worker, latest) in &self.on_their_way {
             (worker, from_now(*latest)).hash(hasher);
         }
         for (owner, round) in self.table.made() {
-            (self.worker_of(Some(owner)), round).hash(hasher);
+            (self.worker_of(owner), round).hash(hasher);
         }
         for request in &self.in_flight {
             let message = self.workers[request.worker].message;
             (request.worker, message, request.call).hash(hasher);
-            request.request.hash_of_its_worker(hasher);
+            (request.request).hash_of_its_worker(|owner| self.worker_of(owner), hasher);
         }
     }
 
@@ -358,35 +382,24 @@ impl World {
         let Some(record) = record else {
             return 0.hash(hasher);
         };
-        self.worker_of(record.owner.as_ref()).hash(hasher);
-        record.message_id.hash(hasher);
-        match &record.state {
-            State::InProgress { lease_until } => {
-                (1, from_now(*lease_until)).hash(hasher);
-            }
-            State::Completed { result } => format!("{result:?}").hash(hasher),
-            State::Failed => 3.hash(hasher),
-        }
-        (record.attempts == 1, record.last_end).hash(hasher);
-        record.exclusive_attempts.hash(hasher);
-        record.first_claimed_at.map(from_now).hash(hasher);
-        (&record.error, &record.failed_message_ids).hash(hasher);
+        self.worker_of(&record.stamp.owner).hash(hasher);
+        records::hash(record, hasher);
     }
 
-    fn worker_of(&self, owner: Option<&Owner>) -> Option<usize> {
+    fn worker_of(&self, owner: &Owner) -> Option<usize> {
         let mut workers = self.workers.iter();
-        workers.position(|worker| worker.owner.is_some() && worker.owner.as_ref() == owner)
+        workers.position(|worker| worker.owner.as_ref() == Some(owner))
     }
 
     fn in_words(&self, record: Option<&Record>) -> String {
         let Some(record) = record else {
             return "none".into();
         };
-        let worker = self.worker_of(record.owner.as_ref());
+        let worker = self.worker_of(&record.stamp.owner);
         let owner = worker.map_or("nobody".into(), |worker| format!("w{worker}"));
         match &record.state {
             // A claim's lease is longer than nothing.
-            State::InProgress { lease_until } if Some(*lease_until) == record.updated_at => {
+            State::InProgress { .. } if !record.is_claim() => {
                 format!("IN_PROGRESS {owner}, lease ended")
             }
             State::InProgress { lease_until } => {
@@ -394,8 +407,8 @@ impl World {
             }
             State::Completed { result } => format!("COMPLETED {owner}, {result:?}"),
             State::Failed => {
-                let ids: Vec<_> = record.failed_message_ids.iter().cloned().collect();
-                format!("FAILED {}", ids.join(", "))
+                let failed = failed_messages(record, &self.sent).into_iter();
+                format!("FAILED {}", failed.collect::<Vec<_>>().join(", "))
             }
         }
     }

@@ -42,6 +42,8 @@ struct Operation {
     expired: bool,
     /// Messages whose permanent failure was recorded: none may run again.
     failed: HashSet<String>,
+    /// The latest recorded permanent failure. No message that was sent before it may run.
+    failed_at_ms: Option<u64>,
     claim: Option<Claim>,
 }
 
@@ -71,9 +73,14 @@ impl Operation {
         }
     }
 
+    /// Whether a recorded permanent failure is the answer to this message.
+    fn has_failed(&self, message: &str, sent_ms: u64) -> bool {
+        self.failed.contains(message) || self.failed_at_ms.is_some_and(|at| sent_ms <= at)
+    }
+
     /// The record is gone, and with it all that the promises depend on. Returns the messages whose failure it had.
     fn expire(&mut self) -> HashSet<String> {
-        (self.completed, self.expired) = (false, true);
+        (self.completed, self.expired, self.failed_at_ms) = (false, true, None);
         (self.claim, self.last_charge, self.excuse) = (None, None, None);
         mem::take(&mut self.failed)
     }
@@ -144,6 +151,8 @@ struct Audit {
     orders: HashMap<String, String>,
     operation_of_charge: HashMap<usize, String>,
     operation_of_message: HashMap<String, String>,
+    /// When each message was sent.
+    sent_ms: HashMap<String, u64>,
     /// Deliveries of each message to each worker: those that have not returned, and the last one.
     delivered: HashMap<(Worker, String), Vec<Open>>,
     /// The message for which each worker last claimed a key. Of two messages in a batch with one
@@ -189,6 +198,7 @@ impl Audit {
                     (self.group_of_operation).insert(operation.clone(), group.clone());
                 }
                 self.orders.insert(operation.clone(), message.order.clone());
+                self.sent_ms.insert(id.clone(), message.sent_ms);
                 self.operation_of_message.insert(id, operation);
             }
             Event::Delivered {
@@ -215,7 +225,8 @@ impl Audit {
                 self.copied.insert(message.clone());
                 let operation = &self.operation_of_message[message];
                 let failed = self.operations.get(operation);
-                let recorded = failed.is_some_and(|failed| failed.failed.contains(message))
+                let sent_ms = self.sent_ms[message];
+                let recorded = failed.is_some_and(|failed| failed.has_failed(message, sent_ms))
                     || self.failure_expired.contains(message);
                 // Without a key there is no record.
                 if !recorded && reason != "invalid" {
@@ -272,7 +283,8 @@ impl Audit {
                     message: message.clone(),
                     lease_until_ms: *lease_until_ms,
                 });
-                if self.of_key(key).failed.contains(message) {
+                let sent_ms = self.sent_ms.get(message).copied().unwrap_or(u64::MAX);
+                if self.of_key(key).has_failed(message, sent_ms) {
                     self.found.push(format!(
                         "{key} was claimed for {message}, whose failure was recorded"
                     ));
@@ -300,13 +312,18 @@ impl Audit {
                 key,
                 owner,
                 as_what,
+                failed_at_ms,
                 ..
             } => {
                 let operation = self.of_key(key);
+                operation.failed_at_ms = operation.failed_at_ms.max(*failed_at_ms);
                 let (claim, completed) = (operation.claim.take(), operation.completed);
                 operation.completed |= *as_what == Settled::Completed;
                 operation.ever_completed |= operation.completed;
-                if let Some(claim) = claim.as_ref().filter(|_| *as_what == Settled::Failed) {
+                if let Some(claim) = claim
+                    .as_ref()
+                    .filter(|_| matches!(as_what, Settled::Failed | Settled::Declined))
+                {
                     operation.failed.insert(claim.message.clone());
                 }
                 // Promise 5: a late settlement is refused.
@@ -321,7 +338,10 @@ impl Audit {
                     self.found
                         .push(format!("{key} was {as_what:?} when it was Completed"));
                 }
-                if matches!(as_what, Settled::Completed | Settled::Failed) {
+                if matches!(
+                    as_what,
+                    Settled::Completed | Settled::Failed | Settled::Declined
+                ) {
                     self.leaves_group(operation_of(key));
                 }
             }
@@ -368,7 +388,6 @@ impl Audit {
             Event::Expired { key } => self.expire(key),
             Event::DeliveryLog { .. }
             | Event::Redriven
-            | Event::Refused { .. }
             | Event::Outage { .. }
             | Event::Rested { .. }
             | Event::Doomed { .. }
@@ -381,8 +400,15 @@ impl Audit {
     }
 
     fn expire(&mut self, key: &str) {
+        let failed_at_ms = self.of_key(key).failed_at_ms;
+        let name = operation_of(key);
+        let sent_before = (self.operation_of_message.iter())
+            .filter(|(id, operation)| *operation == name && Some(self.sent_ms[*id]) <= failed_at_ms)
+            .map(|(id, _)| id.clone())
+            .collect::<Vec<_>>();
         let failed = self.of_key(key).expire();
-        self.failure_expired.extend(failed);
+        self.failure_expired
+            .extend(failed.into_iter().chain(sent_before));
     }
 
     fn charge(&mut self, at: usize, order: &str, key: &str, worker: Worker, taken: bool) {

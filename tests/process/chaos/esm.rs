@@ -120,6 +120,7 @@ impl Mapping {
                 delivery: received.delivery(),
                 worker,
                 invocation,
+                at_ms: Timestamp::now().as_millis(),
             });
         }
         let fate = self.fate(&environment, invocation);
@@ -219,6 +220,7 @@ impl Mapping {
     fn record(&self, delivery: &Received) -> Value {
         let message = &delivery.message;
         let mut record = received(&message.id, &message.body, delivery.receive_count);
+        record["attributes"]["SentTimestamp"] = json!(message.sent_ms.to_string());
         let name = json!({"dataType": "String", "stringValue": message.id});
         record["messageAttributes"] = json!({ NAME: name });
         if self.fifo {

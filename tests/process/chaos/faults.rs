@@ -30,7 +30,7 @@ use crate::chaos::{
     groups,
     ledger::{Event, Ledger, System, Worker},
     plan::Seed,
-    write::Write,
+    write::{Attributes, Write},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +85,8 @@ struct Row {
     turn: Arc<tokio::sync::Mutex<()>>,
     /// End of the record's time to live, in seconds.
     expires_at: Option<u64>,
+    /// The record as the swaps made it. What they remove stays here.
+    record: Attributes,
 }
 
 impl Relay {
@@ -269,6 +271,19 @@ impl Wire {
         (row.turn.clone(), row.expires_at)
     }
 
+    /// The record of this key.
+    fn record(&self, key: &str) -> Attributes {
+        let rows = self.rows.lock().unwrap();
+        rows.get(key)
+            .map(|row| row.record.clone())
+            .unwrap_or_default()
+    }
+
+    fn swapped(&self, key: &str, record: Attributes) {
+        let mut rows = self.rows.lock().unwrap();
+        rows.entry(key.to_owned()).or_default().record = record;
+    }
+
     /// Fault of the next write to `key`, if one is planned, and the delay of a slow write.
     fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
         if !self.faults {
@@ -301,26 +316,15 @@ impl Wire {
 
     async fn forward(&self, headers: HeaderMap, body: Bytes, writes: Vec<Write>) -> Response<Body> {
         // Sorted, so that two groups do not wait for each other.
-        let mut keys: Vec<_> = writes.iter().map(|write| &write.key).collect();
+        let mut keys: Vec<_> = writes.iter().map(|write| write.key.clone()).collect();
         keys.sort();
         let mut turns = Vec::new();
         for key in keys {
-            turns.push(self.row(key).0.lock_owned().await);
+            turns.push(self.row(&key).0.lock_owned().await);
         }
         let in_group = request_name(&headers, &body).ends_with("Group");
         let answer = forward(&self.forwarder, &self.upstream, headers, body).await;
         if !answer.status().is_success() {
-            let made = writes
-                .iter()
-                .filter_map(|write| Some((write, write.made_ms()?)));
-            for (Write { key, worker, .. }, made_ms) in made {
-                let (key, worker) = (key.clone(), *worker);
-                self.ledger.note(Event::Refused {
-                    key,
-                    worker,
-                    made_ms,
-                });
-            }
             return answer;
         }
         let (answer, applied) = match in_group {
@@ -330,10 +334,16 @@ impl Wire {
         for (write, applied) in writes.iter().zip(applied) {
             if applied {
                 let (_, expired) = self.row(&write.key);
-                self.ledger.note(write.taken(expired));
-                match write.expires_at() {
-                    None if write.operation != "DeleteItem" => {}
-                    expires_at => self.lives_until(&write.key, expires_at),
+                let before = self.record(&write.key);
+                if let Some(generation) = write.generation(&before) {
+                    self.ledger.will_call(&write.key, generation);
+                }
+                for event in write.taken(expired, &before) {
+                    self.ledger.note(event);
+                }
+                self.swapped(&write.key, write.record(&before));
+                if let Some(expires_at) = write.expires_at() {
+                    self.lives_until(&write.key, Some(expires_at));
                 }
             }
         }

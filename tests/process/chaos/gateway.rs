@@ -153,7 +153,7 @@ async fn charge(
 ) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
     let order = body["orderId"].as_str().unwrap().to_owned();
-    let key = headers["idempotency-key"].to_str().unwrap().to_owned();
+    let key = (desk.ledger).key_of(headers["idempotency-key"].to_str().unwrap());
     let nth = {
         let mut requests = desk.requests.lock().unwrap();
         let nth = requests.entry(key.clone()).or_default();

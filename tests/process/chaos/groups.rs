@@ -1,51 +1,51 @@
-//! Groups of statements (`BatchExecuteStatement`), read as the ordinary requests that make the same
-//! writes.
+//! Groups of statements (`BatchExecuteStatement`), each of which is a swap.
 
-use std::sync::LazyLock;
+use std::{collections::HashMap, sync::LazyLock};
 
 use axum::{
     body::{Body, to_bytes},
     http::Response,
 };
 use regex_lite::Regex;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
-/// The name before each placeholder: `'name': ?`, `"name" = ?`, `set_add("name", ?)`.
+use crate::chaos::{ledger::Worker, write::Write};
+
+/// The name before each placeholder: `'name': ?`, `"name" = ?`.
 static NAMED: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r#"['"]([a-z_]+)['"](?:: | = |, )\?"#).unwrap());
+    LazyLock::new(|| Regex::new(r#"['"]([a-z_]+)['"](?:: | = )\?"#).unwrap());
 
-/// The ordinary request of each statement: its operation, key and body.
-pub(crate) fn writes(body: &Value) -> Vec<(&'static str, String, Value)> {
+/// The swap of each statement.
+pub(super) fn writes(worker: Worker, body: &Value) -> Vec<Write> {
     let statements = body["Statements"].as_array().unwrap();
-    statements.iter().map(write).collect()
+    let swap = |statement| write(worker, statement);
+    statements.iter().map(swap).collect()
 }
 
-fn write(statement: &Value) -> (&'static str, String, Value) {
+fn write(worker: Worker, statement: &Value) -> Write {
     let text = statement["Statement"].as_str().unwrap();
     let values = statement["Parameters"].as_array().unwrap();
     let names = NAMED.captures_iter(text).map(|found| found[1].to_owned());
-    let names: Vec<String> = names.collect();
-    assert_eq!(names.len(), values.len(), "{text}");
-    let of = |name: &str| {
-        let at = names.iter().position(|other| other == name);
-        at.map_or(Value::Null, |at| values[at].clone())
+    let mut set: Vec<_> = names.zip(values.iter().cloned()).collect();
+    assert_eq!(set.len(), values.len(), "{text}");
+    let is_insert = text.starts_with("INSERT");
+    let condition = if is_insert {
+        Vec::new()
+    } else {
+        // The key, the owner and the version.
+        set.split_off(set.len() - 3)
     };
-    let key = of("id")["S"].as_str().unwrap().to_owned();
-    if text.starts_with("INSERT") {
-        let item: Map<_, _> = names.iter().map(|name| (name.clone(), of(name))).collect();
-        return ("PutItem", key, json!({ "Item": item }));
+    let named = |name: &str| {
+        let mut all = set.iter().chain(&condition);
+        let found = all.rfind(|(other, _)| other == name);
+        found.and_then(|(_, value)| value["S"].as_str().map(ToOwned::to_owned))
+    };
+    Write {
+        worker,
+        key: named("id").unwrap(),
+        expected: named("owner").filter(|_| !is_insert),
+        set: set.into_iter().collect::<HashMap<_, _>>(),
     }
-    let values = json!({
-        ":me": of("owner"),
-        ":status": of("status"),
-        ":failed_message_ids": of("failed_message_ids"),
-        ":expires_at": of("expires_at"),
-    });
-    (
-        "UpdateItem",
-        key,
-        json!({ "ExpressionAttributeValues": values }),
-    )
 }
 
 /// The response, and which of its statements were applied.

@@ -48,9 +48,9 @@ impl<'a> Open<'a> {
             } => {
                 let own = (self.earliest.get(&**key)).is_some_and(|(first, _)| first == owner);
                 let closed = match as_what {
-                    Settled::Completed => true,
+                    Settled::Completed | Settled::Declined => true,
                     Settled::Restored => own,
-                    // A declined order may have had an effect before. That of an undecodable one is not run again.
+                    // An order that failed may have had an effect before. An undecodable one is not run again.
                     Settled::Failed | Settled::LeaseEnded => false,
                 };
                 if closed {

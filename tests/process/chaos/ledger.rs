@@ -5,10 +5,12 @@
 //! `audit.rs` has the rules over the events.
 
 use std::{
+    collections::HashMap,
     sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
+use sqs_once::protocol::Key;
 use support::emf::BatchMetrics;
 use tokio::sync::Notify;
 
@@ -37,6 +39,8 @@ pub(crate) enum Event {
         delivery: Delivery,
         worker: Worker,
         invocation: Invocation,
+        /// By the test's clock.
+        at_ms: u64,
     },
     /// The verdict of the event source mapping on a delivery, the time since the delivery, and for how much of it
     /// the machine was stalled.
@@ -100,12 +104,6 @@ pub(crate) enum Event {
         /// True if it replaced a record whose retention had ended by the worker's clock.
         over_expired: bool,
     },
-    /// The table refused a claim that its worker made at `made_ms`, by its own clock.
-    Refused {
-        key: String,
-        worker: Worker,
-        made_ms: u64,
-    },
     /// The time to live of a record was over, and the table deleted it.
     Expired {
         key: String,
@@ -124,6 +122,8 @@ pub(crate) enum Event {
         as_what: Settled,
         /// The end of the lease, if this ended the lease alone.
         lease_until_ms: Option<u64>,
+        /// The time of a permanent failure, as recorded.
+        failed_at_ms: Option<u64>,
     },
     /// A called system goes down or comes back.
     Outage {
@@ -211,6 +211,8 @@ pub(crate) enum System {
 pub(crate) enum Settled {
     Completed,
     Failed,
+    /// Failed, and no attempt is open: the gateway declined under the call key.
+    Declined,
     LeaseEnded,
     Restored,
 }
@@ -236,6 +238,8 @@ pub(crate) struct Ledger {
     events: Mutex<Vec<Event>>,
     /// Notified of charges and dooms, the events that others wait for.
     noted: Notify,
+    /// The key of each call key, by the claim that it belongs to.
+    keys: Mutex<HashMap<String, String>>,
 }
 
 impl Ledger {
@@ -248,6 +252,17 @@ impl Ledger {
             self.noted.notify_waiters();
         }
         events.len() - 1
+    }
+
+    /// A claim was applied, so that its handler may send this call key.
+    pub(crate) fn will_call(&self, key: &str, generation: u64) {
+        let call_key = Key::from_stored(key).call_key(generation);
+        self.keys.lock().unwrap().insert(call_key, key.to_owned());
+    }
+
+    /// The key of a call key. Panics for one that no claim has.
+    pub(crate) fn key_of(&self, call_key: &str) -> String {
+        self.keys.lock().unwrap()[call_key].clone()
     }
 
     pub(crate) fn events(&self) -> MutexGuard<'_, Vec<Event>> {

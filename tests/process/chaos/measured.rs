@@ -58,6 +58,7 @@ impl<'a> Measurements<'a> {
                     delivery,
                     worker,
                     invocation,
+                    ..
                 } => {
                     let place = (*worker, *invocation);
                     places.insert(delivery, place);
@@ -242,6 +243,7 @@ impl<'a> Measurements<'a> {
             ("Takeovers", written.takeovers, sum("Takeovers")),
             ("ResultsNotStored", 0, sum("ResultsNotStored")),
             ("BatchedWritesOff", 0, sum("BatchedWritesOff")),
+            ("DuplicatesOfOtherQueue", 0, sum("DuplicatesOfOtherQueue")),
         ]);
         if batch.answered {
             let acknowledged: Vec<_> = deliveries.iter().filter(acknowledged).collect();

@@ -117,6 +117,8 @@ pub(crate) struct Message {
     /// The FIFO group.
     pub(crate) group: Option<String>,
     pub(crate) body: String,
+    /// When it was sent to the queue, in milliseconds.
+    pub(crate) sent_ms: u64,
 }
 
 impl Message {
@@ -136,6 +138,7 @@ impl Message {
             kind,
             group,
             body,
+            sent_ms: 0,
         }
     }
 

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use sqs_once::protocol::Timestamp;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -305,7 +306,9 @@ impl Lines {
     }
 
     /// Sends a message that is visible from a time on.
-    fn add(&mut self, (message, visible): (Message, Instant), ledger: &Ledger) {
+    fn add(&mut self, (mut message, visible): (Message, Instant), ledger: &Ledger) {
+        let sent = Timestamp::now() + visible.saturating_duration_since(Instant::now());
+        message.sent_ms = sent.as_millis();
         ledger.note(Event::Sent(message.clone()));
         let place = self.next;
         self.next += 1;

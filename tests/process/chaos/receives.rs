@@ -44,8 +44,8 @@ struct Receive<'a> {
     charge_failed: bool,
     /// True if the table was down at some time of it.
     in_outage: bool,
-    /// Time of its last claim that the table refused, by the worker's clock.
-    refused_ms: Option<u64>,
+    /// When it began.
+    from_ms: u64,
     said: Option<(&'a str, &'a str)>,
 }
 
@@ -57,6 +57,7 @@ struct Held<'a> {
     /// Deliveries to the worker of the message of the claim, at the time of the claim.
     receives: Vec<usize>,
     from: usize,
+    at_ms: u64,
     to: Option<usize>,
     /// The end of the lease, where the owner ended it early.
     ended_ms: Option<u64>,
@@ -143,6 +144,7 @@ impl<'a> Receives<'a> {
                 delivery,
                 worker,
                 invocation,
+                at_ms,
             } => {
                 let message = self.messages[&*delivery.0];
                 let place = self.receives.len();
@@ -158,7 +160,7 @@ impl<'a> Receives<'a> {
                     injected: None,
                     charge_failed: false,
                     in_outage: self.table_is_down,
-                    refused_ms: None,
+                    from_ms: *at_ms,
                     said: None,
                 });
                 open.push(place);
@@ -216,6 +218,7 @@ impl<'a> Receives<'a> {
                 owner,
                 worker,
                 message,
+                at_ms,
                 ..
             } => {
                 let mut receives = self.at_work(*worker, operation_of(key));
@@ -233,6 +236,7 @@ impl<'a> Receives<'a> {
                         worker: *worker,
                         receives,
                         from: at,
+                        at_ms: *at_ms,
                         to: None,
                         ended_ms: None,
                     });
@@ -250,15 +254,6 @@ impl<'a> Receives<'a> {
                 }
             }
             Event::Expired { key } => end(self.held.entry(operation_of(key)).or_default(), at),
-            Event::Refused {
-                key,
-                worker,
-                made_ms,
-            } => {
-                for place in self.at_work(*worker, operation_of(key)) {
-                    self.receives[place].refused_ms = Some(*made_ms);
-                }
-            }
             Event::Outage {
                 of: System::Table,
                 begins,
@@ -387,8 +382,9 @@ impl<'a> Receives<'a> {
             if receive.in_outage {
                 return Some(Cause::Injected("Outage".into()));
             }
-            // Promise 7: dead connections fail no message.
-            if self.rested.contains(&(receive.worker, receive.invocation)) {
+            // Promise 7: dead connections fail no message, unless the machine stood still for nearly all of the time.
+            let is_rested = self.rested.contains(&(receive.worker, receive.invocation));
+            if is_rested && 4 * receive.stalled < 3 * took {
                 return None;
             }
         }
@@ -450,7 +446,9 @@ impl<'a> Receives<'a> {
         let named = named.split(' ').next().unwrap_or_default();
         let held = self.held.get(&*receive.message.operation);
         let causes = (held.into_iter().flatten())
-            .filter(|held| held.owner == named && held.from < to)
+            // A read may see a claim that the ledger notes only when its answer leaves.
+            .filter(|held| held.from < to || receive.ends_after(held.at_ms))
+            .filter(|held| held.owner == named)
             .filter(|held| held.lasts_into(receive) || held.seems_to_last_into(receive))
             .filter_map(|held| self.held_by_another(receive, to, held));
         // Of two reasons, an explanation counts.
@@ -513,6 +511,14 @@ impl<'a> Receives<'a> {
     }
 }
 
+impl Receive<'_> {
+    fn ends_after(&self, at_ms: u64) -> bool {
+        let took = self.to.map_or(Duration::ZERO, |(_, _, took)| took);
+        let took_ms = u64::try_from(took.as_millis()).unwrap();
+        at_ms <= self.from_ms + took_ms + APART_MS
+    }
+}
+
 impl Held<'_> {
     fn lasts_into(&self, receive: &Receive<'_>) -> bool {
         self.to.is_none_or(|to| to > receive.from)
@@ -520,8 +526,7 @@ impl Held<'_> {
 
     /// The owner ended the lease before, and the worker's clock was behind the owner's.
     fn seems_to_last_into(&self, receive: &Receive<'_>) -> bool {
-        let times = receive.refused_ms.zip(self.ended_ms);
-        times.is_some_and(|(made, ended)| made <= ended && ended <= made + APART_MS)
+        (self.ended_ms).is_some_and(|ended| receive.from_ms <= ended + APART_MS)
     }
 }
 

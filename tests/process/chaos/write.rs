@@ -1,4 +1,6 @@
-//! Writes to the table: a request as the relay reads it, and its event in the ledger.
+//! Swaps of records: a request as the relay reads it, and its events in the ledger.
+
+use std::collections::HashMap;
 
 use axum::http::HeaderMap;
 use serde_json::Value;
@@ -10,142 +12,152 @@ use crate::chaos::{
     ledger::{Event, Settled, Worker},
 };
 
-/// A write request, as far as this relay reads it.
+/// Attributes of an item, by name.
+pub(super) type Attributes = HashMap<String, Value>;
+
+fn text(of: &Attributes, name: &str) -> Option<String> {
+    of.get(name)?["S"].as_str().map(ToOwned::to_owned)
+}
+
+fn number(of: &Attributes, name: &str) -> Option<u64> {
+    let digits = of.get(name)?["N"].as_str()?;
+    Some(digits.parse().unwrap())
+}
+
+/// A swap, as far as this relay reads it.
 pub(super) struct Write {
     pub(super) worker: Worker,
     pub(super) key: String,
-    pub(super) operation: String,
-    body: Value,
+    /// The attributes that it sets.
+    pub(super) set: Attributes,
+    /// The owner that it expects. `None` over nothing.
+    pub(super) expected: Option<String>,
 }
 
 impl Write {
-    /// The writes of a request: none, one, or those of a group.
+    /// The swaps of a request: none, one, or those of a group.
     pub(super) fn all_of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Vec<Self> {
-        if !request_name(headers, body).ends_with("Group") {
-            return Self::of(worker, headers, body).into_iter().collect();
-        }
-        let writes = groups::writes(&serde_json::from_slice(body).unwrap());
-        let write = |(operation, key, body): (&str, _, _)| Self {
-            worker,
-            key,
-            operation: operation.to_owned(),
-            body,
+        let operation = request_name(headers, body);
+        let Ok(body) = serde_json::from_slice(body) else {
+            return Vec::new();
         };
-        writes.into_iter().map(write).collect()
+        match &*operation {
+            "ClaimGroup" | "SettlementGroup" => groups::writes(worker, &body),
+            "Claim" | "UpdateItem" => Self::of(worker, &body).into_iter().collect(),
+            _ => Vec::new(),
+        }
     }
 
-    fn of(worker: Worker, headers: &HeaderMap, body: &[u8]) -> Option<Self> {
-        let operation = request_name(headers, body);
-        let body: Value = serde_json::from_slice(body).unwrap();
-        let place = match &*operation {
-            "PutItem" => "Item",
-            "Claim" | "UpdateItem" | "DeleteItem" => "Key",
-            _ => return None,
+    fn of(worker: Worker, body: &Value) -> Option<Self> {
+        let attributes = |of: &Value| -> Attributes {
+            let members = of.as_object().into_iter().flatten();
+            members
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect()
         };
-        let key = body[place]["id"]["S"].as_str()?.to_owned();
+        if let Some(key) = body["Item"]["id"]["S"].as_str() {
+            return Some(Self {
+                worker,
+                key: key.to_owned(),
+                set: attributes(&body["Item"]),
+                expected: None,
+            });
+        }
+        let values = attributes(&body["ExpressionAttributeValues"]).into_iter();
+        let set = values.map(|(name, value)| (name.trim_start_matches(':').to_owned(), value));
+        let mut set: HashMap<_, _> = set.collect();
+        set.remove("expected_version");
+        let expected = set.remove("expected_owner")?;
         Some(Self {
             worker,
-            key,
-            operation,
-            body,
+            key: body["Key"]["id"]["S"].as_str()?.to_owned(),
+            expected: expected["S"].as_str().map(ToOwned::to_owned),
+            set,
         })
+    }
+
+    fn text(&self, name: &str) -> Option<String> {
+        text(&self.set, name)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        number(&self.set, name)
     }
 
     /// The end of the time to live that it writes, in seconds.
     pub(super) fn expires_at(&self) -> Option<u64> {
-        let item = &self.body["Item"]["expires_at"];
-        let values = &self.body["ExpressionAttributeValues"][":expires_at"];
-        let of = |value: &Value| value["N"].as_str().map(|n| n.parse().unwrap());
-        of(item).or_else(|| of(values))
+        self.number("expires_at")
     }
 
-    /// The time of a claim, by its worker's clock.
-    pub(super) fn made_ms(&self) -> Option<u64> {
-        let made = match &*self.operation {
-            "PutItem" => &self.body["Item"]["first_claimed_at"],
-            "Claim" => &self.body["ExpressionAttributeValues"][":now"],
-            _ => return None,
+    /// The record after this swap of `before`.
+    pub(super) fn record(&self, before: &Attributes) -> Attributes {
+        let mut record = match self.expected {
+            Some(_) => before.clone(),
+            None => Attributes::new(),
         };
-        made["N"].as_str().map(|n| n.parse().unwrap())
+        record.extend(self.set.clone());
+        record
     }
 
-    /// The event for a write that the table applied, over a record whose time to live ended at `expired`.
-    pub(super) fn taken(&self, expired: Option<u64>) -> Event {
+    /// How often the called system had declined before a claim.
+    pub(super) fn generation(&self, before: &Attributes) -> Option<u64> {
+        self.is_claim()
+            .then(|| number(&self.record(before), "generation").unwrap_or(0))
+    }
+
+    /// Only a claim names a new owner.
+    fn is_claim(&self) -> bool {
+        self.set.contains_key("owner")
+    }
+
+    /// The time of a claim over `before`, by its worker's clock.
+    pub(super) fn made_ms(&self, before: &Attributes) -> Option<u64> {
+        self.is_claim().then_some(())?;
+        number(&self.record(before), "updated_at")
+    }
+
+    /// The events of a swap that the table applied over `before`, whose time to live ended at `expired`.
+    pub(super) fn taken(&self, expired: Option<u64>, before: &Attributes) -> Vec<Event> {
         let key = self.key.clone();
-        let values = &self.body["ExpressionAttributeValues"];
-        let text = |of: &Value| of["S"].as_str().map(ToOwned::to_owned);
-        let number = |of: &Value| of["N"].as_str().map(|n| n.parse().unwrap());
-        // A claim over an expired record is a put, as is one in a group, a claim over any other an
-        // update.
-        let claim = match &*self.operation {
-            "PutItem" => {
-                let item = &self.body["Item"];
-                Some(["owner", "lease_until", "message_id", "first_claimed_at"].map(|n| &item[n]))
-            }
-            "Claim" => {
-                let names = [":owner", ":lease_until", ":message_id", ":now"];
-                Some(names.map(|n| &values[n]))
-            }
-            _ => None,
-        };
-        if let Some([owner, lease_until, message, made]) = claim {
-            return Event::Claimed {
-                key,
-                owner: text(owner).unwrap(),
-                message: text(message).unwrap(),
+        let owner = self.text("owner").or_else(|| self.expected.clone());
+        let owner = owner.unwrap();
+        let lease_until_ms = self.number("lease_until");
+        if let Some(made_ms) = self.made_ms(before) {
+            let message = text(&self.record(before), "message_id").unwrap();
+            let claimed = Event::Claimed {
+                key: key.clone(),
+                owner: owner.clone(),
+                message,
                 worker: self.worker,
-                made_ms: number(made).unwrap(),
+                made_ms,
                 at_ms: Timestamp::now().as_millis(),
-                lease_until_ms: number(lease_until).unwrap(),
-                over_expired: number(made)
-                    .zip(expired)
-                    .is_some_and(|(made, end): (u64, u64)| end < made / 1000),
+                lease_until_ms: lease_until_ms.unwrap(),
+                over_expired: expired.is_some_and(|end| end < made_ms / 1000),
             };
-        }
-        if let Some(lease_until_ms) = self.renewal_of_an_attempt_alone() {
-            return Event::Alone {
+            let alone = self.number("exclusive_attempts").map(|_| Event::Alone {
                 key,
-                owner: text(&values[":me"]).unwrap(),
+                owner,
                 worker: self.worker,
-                lease_until_ms,
-            };
+                lease_until_ms: lease_until_ms.unwrap(),
+            });
+            return [claimed].into_iter().chain(alone).collect();
         }
-        let as_what = if values[":failed_message_ids"].is_object() {
-            Settled::Failed
-        } else if text(&values[":status"]).is_some_and(|s| s == "COMPLETED") {
-            Settled::Completed
-        } else if self.operation == "DeleteItem"
-            || values[":status"].is_object()
-            || values[":exclusive_attempts"].is_object()
-            || self.forgets()
-        {
-            Settled::Restored
-        } else {
-            Settled::LeaseEnded
+        let last_end = self.text("last_end");
+        let failed_at_ms = self.number("failed_at");
+        let as_what = match (self.text("status").as_deref(), last_end.as_deref()) {
+            (Some("COMPLETED"), _) => Settled::Completed,
+            // Over a record that failed before, an undone claim makes it failed again, with the time of that failure.
+            (Some("FAILED"), _) if self.number("generation").is_some() => Settled::Declined,
+            (Some("FAILED"), _) if failed_at_ms.is_some() => Settled::Failed,
+            (None, Some("retryable" | "panic" | "deadline")) => Settled::LeaseEnded,
+            _ => Settled::Restored,
         };
-        Event::Settled {
+        vec![Event::Settled {
             key,
-            owner: text(&values[":me"]).unwrap(),
+            owner,
             as_what,
-            lease_until_ms: number(&values[":lease_until"]),
-        }
-    }
-
-    /// The lease of an attempt that is about to run alone. A restore writes the count too, and the last
-    /// end with it.
-    fn renewal_of_an_attempt_alone(&self) -> Option<u64> {
-        let values = &self.body["ExpressionAttributeValues"];
-        let update = self.body["UpdateExpression"].as_str()?;
-        if values[":exclusive_attempts"].is_null() || update.contains("#last_end") {
-            return None;
-        }
-        values[":lease_until"]["N"].as_str()?.parse().ok()
-    }
-
-    /// A restore removes the time of the earliest open attempt. The end of a lease may name it in its
-    /// condition.
-    fn forgets(&self) -> bool {
-        let update = self.body["UpdateExpression"].as_str().unwrap_or_default();
-        update.contains("#first_claimed_at")
+            lease_until_ms,
+            failed_at_ms,
+        }]
     }
 }

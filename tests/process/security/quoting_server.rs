@@ -13,7 +13,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use support::{dynamo::Dynamo, faults::Fault, runtime_api::NAMESPACE};
+use support::{
+    dynamo::{Dynamo, record_of_another},
+    faults::Fault,
+    runtime_api::NAMESPACE,
+};
 
 pub(super) const TABLE: &str = "idempotency";
 
@@ -121,30 +125,23 @@ impl QuotingServer {
     async fn take_over(&self, message_id: &str) {
         let result = json!(ANSWER).to_string();
         let record = json!({"status": "COMPLETED", "result": result});
-        self.put(message_id, record).await;
+        self.put(message_id, &record).await;
     }
 
     /// Another worker holds the claim, with a long lease.
     pub(super) async fn claim(&self, message_id: &str) {
-        let lease_until = 4_000_000_000_000_u64;
-        let record = json!({"status": "IN_PROGRESS", "lease_until": lease_until});
-        self.put(message_id, record).await;
+        self.put(message_id, &json!({})).await;
     }
 
     /// An expired record that DynamoDB's TTL has not deleted yet.
     pub(super) async fn expire(&self, message_id: &str) {
         let record = json!({"status": "COMPLETED", "result": "1", "expires_at": 1});
-        self.put(message_id, record).await;
+        self.put(message_id, &record).await;
     }
 
     /// Another worker's record.
-    async fn put(&self, message_id: &str, mut record: Value) {
-        record["id"] = json!(format!("{NAMESPACE}#{message_id}"));
-        record["owner"] = json!("another");
-        if record["expires_at"].is_null() {
-            record["expires_at"] = json!(4_000_000_000_u64);
-        }
-        let item = serde_dynamo::to_item(record).unwrap();
+    async fn put(&self, message_id: &str, record: &Value) {
+        let item = record_of_another(&format!("{NAMESPACE}#{message_id}"), record);
         self.dynamo.put(TABLE, item).await;
     }
 }

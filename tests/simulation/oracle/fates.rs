@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{Kind, Message, Service},
+    plan::{CALL_KEY_LIFETIME, Keys, Kind, Message, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -28,6 +28,11 @@ pub(super) struct Fates {
     deleted: BTreeMap<String, Duration>,
     /// Messages given up because their process died each time.
     crashed: BTreeSet<String>,
+    /// When a failure was last recorded for a key, and messages that got such a failure as their answer.
+    failed: BTreeMap<String, Duration>,
+    failed_before: BTreeSet<String>,
+    /// When the handler first ran for a key.
+    first_run: BTreeMap<String, Duration>,
     /// Orders that were declined.
     declined: BTreeSet<String>,
     invoked: BTreeMap<usize, Duration>,
@@ -41,7 +46,11 @@ impl Fates {
                 self.invoked.insert(*batch, at);
             }
             Event::Settled { key, is, .. } => {
-                if *is == "COMPLETED" || *is == "FAILED" && bench.has_failed(key) {
+                let has_failed = *is == "FAILED" && bench.has_failed(key);
+                if has_failed {
+                    self.failed.insert(key.clone(), at);
+                }
+                if *is == "COMPLETED" || has_failed {
                     self.settled.extend(bench.claimed_for(key).cloned());
                 }
                 if *is == "COMPLETED" {
@@ -58,14 +67,16 @@ impl Fates {
                 run,
                 message,
                 order,
+                key,
                 ..
             } => {
+                self.first_run.entry(key.clone()).or_insert(at);
                 self.orders.insert(*run, order.clone());
                 self.started(message, bench);
             }
             Event::HandlerEnded {
                 run,
-                how: "permanent",
+                how: "permanent" | "declined",
             } => self.declined.extend(self.orders.get(run).cloned()),
             Event::Acknowledged {
                 message,
@@ -101,13 +112,15 @@ impl Fates {
             }
             Event::Outcome {
                 message,
-                outcome: outcome @ ("invalid" | "crashed" | "key_reused"),
+                outcome: outcome @ ("invalid" | "crashed" | "key_reused" | "failed_before"),
                 ..
             } => {
                 self.settled.insert(message.clone());
-                if *outcome == "crashed" {
-                    self.crashed.insert(message.clone());
-                }
+                match *outcome {
+                    "crashed" => self.crashed.insert(message.clone()),
+                    "failed_before" => self.failed_before.insert(message.clone()),
+                    _ => false,
+                };
             }
             _ => {}
         }
@@ -124,6 +137,7 @@ impl Fates {
                 && other.kind != Kind::Undecodable
                 && !self.settled.contains(&other.id)
                 && !self.completed.contains(&bench.key(other))
+                && !self.failed_after(other, bench)
         };
         let waiting = ahead.clone().find(waits_for).cloned();
         bench.check("order of a group", waiting.is_none(), &[id], || {
@@ -164,6 +178,12 @@ impl Fates {
         }
     }
 
+    /// Returns whether a failure was recorded for the key of a message after the message was sent.
+    fn failed_after(&self, message: &Message, bench: &Bench<'_>) -> bool {
+        let failed = self.failed.get(&bench.key(message));
+        failed.is_some_and(|at| *at + bench.skew() >= message.sent)
+    }
+
     /// Returns whether a message that could have succeeded has a reason to be in the dead-letter queue.
     fn has_cause(
         &self,
@@ -196,7 +216,15 @@ impl Fates {
         let may_crash = self.released.contains(&bench.key(message))
             || of_key.any(|other| other.kind == Kind::Killer);
         let has_crashed = self.crashed.contains(&message.id) && may_crash;
+        // Another message of its key failed after this one was sent.
+        let has_failed =
+            self.failed_before.contains(&message.id) && self.failed_after(message, bench);
         let has_lasted = reason.is_none() && lasted >= HALF_A_DAY;
-        is_declined || has_crashed || has_lasted
+        // An attempt that is too old to repeat.
+        let first_run = self.first_run.get(&bench.key(message));
+        let is_too_old = bench.plan.gateway.keys == Keys::ForADay
+            && reason.as_deref() == Some("permanent_failure")
+            && first_run.is_some_and(|first| *first + CALL_KEY_LIFETIME <= *at + bench.skew());
+        is_too_old || is_declined || has_crashed || has_failed || has_lasted
     }
 }

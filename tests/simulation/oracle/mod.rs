@@ -1,5 +1,6 @@
 //! The oracle: every promise as a check over the ledger. Each check counts how often it was exercised.
 
+mod costs;
 mod fates;
 mod metrics;
 mod progress;
@@ -18,8 +19,11 @@ pub const CHECKS: &[&str] = &[
     "P1 one live claim",
     "P2 completed is never claimed",
     "P2 failed message is never claimed",
+    "P2 message sent before a failure is never claimed",
+    "P2 no worker deletes a record",
     "P2 completed never runs again",
     "P2 failed message never runs again",
+    "P2 message sent before a failure never runs",
     "P3 told of earlier attempts",
     "P3 charged again only with a cause",
     "P5 no result is overwritten",
@@ -29,6 +33,8 @@ pub const CHECKS: &[&str] = &[
     "P1 no work after the lease",
     "P5 recorded before its copy",
     "P6 suspect runs alone",
+    "P6 suspect is claimed in its turn",
+    "P6 attempt alone is counted in its claim",
     "P6 deaths are counted",
     "P7 a suspect rests",
     "a result is sent until the end",
@@ -38,6 +44,7 @@ pub const CHECKS: &[&str] = &[
     "P7 everything ends",
     "P7 progress",
     "P7 no dead letter without a cause",
+    "a later duplicate costs a read",
     "nothing is lost",
     "a permanent failure is a dead letter",
     "charged once",
@@ -139,8 +146,9 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut fates = fates::Fates::default();
     let mut progress = progress::Progress::default();
     let mut metrics = metrics::Counts::default();
+    let mut costs = costs::Costs::default();
     for (at, event) in events {
-        bench.event(event);
+        bench.event(*at, event);
         if let Some(fault) = fault(event) {
             *bench.verdict.exercised.entry(fault).or_default() += 1;
         }
@@ -148,6 +156,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         fates.event(*at, event, &mut bench);
         progress.event(*at, event, &mut bench);
         metrics.event(event, &mut bench);
+        costs.event(*at, event, &mut bench);
     }
     fates.end(&mut bench);
     progress.end(&mut bench);
@@ -169,9 +178,10 @@ struct Bench<'a> {
 
 struct Claim {
     message: String,
+    at: Duration,
     was_failed: bool,
-    /// How its handler ended, once it began.
-    run: Option<&'static str>,
+    /// How its handler ended and when, once it began.
+    run: Option<(&'static str, Duration)>,
 }
 
 impl<'a> Bench<'a> {
@@ -188,7 +198,7 @@ impl<'a> Bench<'a> {
         bench
     }
 
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, at: Duration, event: &Event) {
         match event {
             Event::Redriven { message, .. } => self.add(message),
             Event::Claimed {
@@ -196,6 +206,7 @@ impl<'a> Bench<'a> {
             } => {
                 let claim = Claim {
                     message: message.clone(),
+                    at,
                     was_failed: *was == "FAILED",
                     run: None,
                 };
@@ -204,13 +215,13 @@ impl<'a> Bench<'a> {
             Event::HandlerStarted { run, key, .. } => {
                 self.keys.insert(*run, key.clone());
                 if let Some(claim) = self.claims.get_mut(key) {
-                    claim.run = Some("running");
+                    claim.run = Some(("running", at));
                 }
             }
             Event::HandlerEnded { run, how } => {
                 let key = self.keys.get(run);
                 if let Some(claim) = key.and_then(|key| self.claims.get_mut(key)) {
-                    claim.run = Some(how);
+                    claim.run = Some((how, at));
                 }
             }
             _ => {}
@@ -226,8 +237,20 @@ impl<'a> Bench<'a> {
     fn has_failed(&self, key: &str) -> bool {
         self.claims.get(key).is_some_and(|claim| match claim.run {
             None => !claim.was_failed,
-            Some(how) => how == "permanent",
+            Some((how, _)) => matches!(how, "permanent" | "declined"),
         })
+    }
+
+    /// Returns the earliest time, by any clock, of the failure that the last claim of a key has recorded.
+    fn failed_at(&self, key: &str) -> Option<Duration> {
+        let claim = self.claims.get(key)?;
+        let at = claim.run.map_or(claim.at, |(_, at)| at);
+        Some(at.saturating_sub(self.skew()))
+    }
+
+    /// Most by which a clock is wrong, and a millisecond, because clocks count those.
+    fn skew(&self) -> Duration {
+        Duration::from_millis(self.plan.skew_ms + 1)
     }
 
     fn add(&mut self, message: &Message) {

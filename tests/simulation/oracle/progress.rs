@@ -27,6 +27,7 @@ pub(super) struct Progress {
     troubled: BTreeSet<usize>,
     worker_of_run: HashMap<Run, Worker>,
     message_of_run: HashMap<Run, String>,
+    /// Messages that failed permanently.
     declined: BTreeSet<String>,
     /// Batches of each message.
     batches: BTreeMap<String, Vec<usize>>,
@@ -66,8 +67,16 @@ impl Progress {
             }
             Event::HandlerEnded {
                 run,
-                how: "permanent",
+                how: "permanent" | "declined",
             } => self.declined.extend(self.message_of_run.get(run).cloned()),
+            // The failure of another message of its key is its own.
+            Event::Outcome {
+                message,
+                outcome: "failed_before",
+                ..
+            } => {
+                self.declined.insert(message.clone());
+            }
             Event::GatewayRefused { run }
             | Event::GatewaySilent { run }
             | Event::HandlerEnded {

@@ -25,6 +25,8 @@ pub(super) struct Records {
 struct OfKey {
     completed: bool,
     failed: BTreeSet<String>,
+    /// Messages that were sent until then do not run.
+    failed_at: Option<Duration>,
     /// Runs that may have had their effect, and whether each has asked the gateway.
     open: BTreeMap<Run, bool>,
     charges: Vec<(Run, Duration)>,
@@ -38,6 +40,8 @@ struct Claim {
     worker: Worker,
     message: String,
     is_suspect: bool,
+    /// Its handler began.
+    began: bool,
     /// Nothing was recorded since the claim, or since its handler began.
     is_unsettled: bool,
 }
@@ -60,6 +64,13 @@ impl Records {
                 was,
                 is,
             } => self.settled(key, *worker, (was, is), bench),
+            Event::ClaimsAlone { key, worker } => {
+                let running = self.running.entry(*worker).or_default();
+                let holds = running.is_empty();
+                bench.check("P6 suspect is claimed in its turn", holds, &[key], || {
+                    format!("worker {worker} claimed {key} while it ran {running:?}")
+                });
+            }
             Event::Released { key } => self.key(key).trouble = Some(at),
             Event::Deleted { key } => {
                 // A new operation begins.
@@ -129,7 +140,7 @@ impl Records {
             worker,
             was,
             lease_left_ms,
-            ..
+            attempts_alone,
         } = event
         else {
             return;
@@ -143,6 +154,15 @@ impl Records {
             });
         }
         let of_key = self.key(key);
+        if let Some(failed_at) = of_key.failed_at {
+            let sent = bench.messages[message].sent;
+            bench.check(
+                "P2 message sent before a failure is never claimed",
+                sent > failed_at,
+                &[key, message],
+                || format!("{key} was claimed for {message}, sent at {sent:?}, after a failure at {failed_at:?}"),
+            );
+        }
         bench.check(
             "P2 completed is never claimed",
             !of_key.completed,
@@ -156,12 +176,21 @@ impl Records {
             || format!("{key} was claimed for {message}, whose failure is recorded"),
         );
         let before = of_key.claim.take();
+        let is_suspect = *was == "IN_PROGRESS" && before.is_some_and(|before| before.is_unsettled);
         of_key.claim = Some(Claim {
             worker: *worker,
             message: message.clone(),
-            is_suspect: *was == "IN_PROGRESS" && before.is_some_and(|before| before.is_unsettled),
+            is_suspect,
+            began: false,
             is_unsettled: true,
         });
+        let is_counted = *attempts_alone > 0;
+        bench.check(
+            "P6 attempt alone is counted in its claim",
+            is_suspect == is_counted,
+            &[key, message],
+            || format!("the claim of {key} for {message} (suspect: {is_suspect}) counts {attempts_alone}"),
+        );
     }
 
     fn settled(
@@ -177,6 +206,20 @@ impl Records {
             &[key],
             || format!("{key} became {is} after its completion"),
         );
+        bench.check(
+            "P2 no worker deletes a record",
+            is != "nothing",
+            &[key],
+            || format!("worker {worker} deleted the record of {key}"),
+        );
+        let of_worker = |run: &&OfRun| run.key == key && run.worker == worker;
+        let last = self
+            .runs
+            .values()
+            .filter(of_worker)
+            .max_by_key(|run| run.began);
+        // The gateway would have answered with an earlier success.
+        let is_declined = last.is_some_and(|run| matches!(run.end, Some(("declined", _))));
         let of_key = self.key(key);
         let Some(claim) = &mut of_key.claim else {
             return;
@@ -192,12 +235,18 @@ impl Records {
                 )
             },
         );
-        claim.is_unsettled = false;
+        // An undo before the handler began leaves what was known of the attempt before.
+        claim.is_unsettled = claim.is_suspect && !claim.began;
         if is == "COMPLETED" {
             of_key.completed = true;
             of_key.open.clear();
         } else if is == "FAILED" && bench.has_failed(key) {
+            let sent = bench.messages[&claim.message].sent;
             of_key.failed.insert(claim.message.clone());
+            of_key.failed_at = of_key.failed_at.max(bench.failed_at(key)).max(Some(sent));
+            if is_declined {
+                of_key.open.clear();
+            }
         }
     }
 
@@ -230,6 +279,15 @@ impl Records {
             &[key, message],
             || format!("{message} ran as run {run} after its failure was recorded"),
         );
+        if let Some(failed_at) = of_key.failed_at {
+            let sent = bench.messages[message].sent;
+            bench.check(
+                "P2 message sent before a failure never runs",
+                sent > failed_at,
+                &[key, message],
+                || format!("{message}, sent at {sent:?}, ran as run {run} after a failure at {failed_at:?}"),
+            );
+        }
         if let Some((earlier, _)) = of_key.open.iter().find(|(_, asked)| **asked) {
             bench.check("P3 told of earlier attempts", told, &[key, message], || {
                 format!("run {run} of {key} was not told of run {earlier}")
@@ -239,6 +297,7 @@ impl Records {
         let mut is_alone = false;
         if let Some(claim) = of_key.claim.as_mut().filter(|of| of.worker == worker) {
             is_alone = claim.is_suspect;
+            claim.began = true;
             claim.is_unsettled = true;
         }
         let running = self.running.entry(worker).or_default();
@@ -268,7 +327,7 @@ impl Records {
     fn charged(&mut self, at: Duration, run: Run, key: &str, bench: &mut Bench<'_>) {
         let of_key = self.keys.entry(key.to_owned()).or_default();
         let charges = of_key.charges.len() + 1;
-        if bench.plan.gateway.keys == Keys::Forever {
+        if bench.plan.gateway.keys != Keys::Never {
             bench.check("charged once", charges <= 1, &[key], || {
                 format!("{key} was charged {charges} times")
             });

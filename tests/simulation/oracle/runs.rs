@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::{internal::FAILURES_TO_OPEN, protocol::MAX_FAILED_MESSAGES};
+use sqs_once::internal::FAILURES_TO_OPEN;
 
 use crate::{
     ledger::{Event, Run, Worker},
@@ -67,7 +67,8 @@ struct Runs<'a> {
 struct OfKey {
     /// Message of the last claim.
     claimed_for: String,
-    failures: usize,
+    /// When its last failure was recorded.
+    failed: Option<Duration>,
     table_faults: usize,
     /// Runs since the last recorded result that ended their process, as they always do.
     deaths: usize,
@@ -170,7 +171,7 @@ impl Runs<'_> {
         let began = of_key.first_run.take().unwrap_or(at);
         of_key.worked_on_for = at - began;
         if failed {
-            of_key.failures += 1;
+            of_key.failed = Some(at);
             let message = of_key.claimed_for.clone();
             self.failed.insert(message);
         }
@@ -218,7 +219,7 @@ impl Runs<'_> {
             return;
         };
         let of_worker = self.workers.entry(worker).or_default();
-        if matches!(how, "ok" | "permanent") {
+        if matches!(how, "ok" | "permanent" | "declined") {
             of_worker.succeeded_in_batch = true;
             of_worker.failures = 0;
         } else {
@@ -232,9 +233,14 @@ impl Runs<'_> {
     }
 
     fn copied(&mut self, message: &str, reason: &str) {
-        let failures = self.key_of(message).map_or(0, |(key, _)| key.failures);
+        let mut messages = self.plan.messages.iter();
+        let sent = messages.find(|one| one.id == message).map(|one| one.sent);
+        let skew = Duration::from_millis(self.plan.skew_ms + 1);
+        let failed = self.key_of(message).and_then(|(key, _)| key.failed);
+        // The failure of a message of its key that came later.
+        let before = reason == "failed_before" && failed.map(|at| at + skew) >= sent;
         let has_record = !matches!(reason, "invalid" | "key_reused");
-        let recorded = self.failed.contains(message) || failures >= MAX_FAILED_MESSAGES;
+        let recorded = self.failed.contains(message) || before;
         let holds = recorded || !has_record;
         self.verdict
             .check("P5 recorded before its copy", holds, &[message], || {

@@ -33,6 +33,7 @@ use axum::{
     },
 };
 use dynoxide::Database;
+use serde_json::{Value, json};
 
 use super::{
     cloud::Cloud,
@@ -289,6 +290,26 @@ pub async fn record(client: &Client, table: &str, id: &str) -> Option<Item> {
 
 /// A string attribute.
 #[track_caller]
+/// A record that another worker claimed in 2096, with other values for these attributes.
+pub fn record_of_another(id: &str, attributes: &Value) -> Item {
+    let mut record = json!({
+        "id": id,
+        "status": "IN_PROGRESS",
+        "owner": "another",
+        "version": 1,
+        "lease_until": 4_000_000_000_000_u64,
+        "expires_at": 4_000_000_000_u64,
+        "message_id": "another",
+        "attempts": 1,
+        "created_at": 1,
+        "updated_at": 1,
+    });
+    for (name, value) in attributes.as_object().unwrap() {
+        record[name] = value.clone();
+    }
+    serde_dynamo::to_item(record).unwrap()
+}
+
 pub fn text<'a>(item: &'a Item, name: &str) -> &'a str {
     match item.get(name) {
         Some(AttributeValue::S(value)) => value,
@@ -325,14 +346,17 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
         .await
 }
 
-/// The operation, or `Claim`: claims and settlements are `UpdateItem`s, and only a claim counts
-/// attempts. Groups of statements are `ClaimGroup`, with a claim among them, or `SettlementGroup`.
+/// The operation, or `Claim`: a first record, or an `UpdateItem` that sets an owner. Groups of statements are
+/// `ClaimGroup`, with a claim among them, or `SettlementGroup`.
 pub fn request_name(headers: &HeaderMap, body: &[u8]) -> String {
     let operation = operation(headers);
     let has = |text: &str| String::from_utf8_lossy(body).contains(text);
     match operation.as_str() {
-        "UpdateItem" if has("#attempts :attempts") => "Claim".to_owned(),
-        "BatchExecuteStatement" if has("INSERT INTO") => "ClaimGroup".to_owned(),
+        "UpdateItem" if has("#owner = :owner") => "Claim".to_owned(),
+        "PutItem" if has("attribute_not_exists(#id)") && has("IN_PROGRESS") => "Claim".to_owned(),
+        "BatchExecuteStatement" if has("INSERT INTO") || has(r#"SET \"owner\""#) => {
+            "ClaimGroup".to_owned()
+        }
         "BatchExecuteStatement" => "SettlementGroup".to_owned(),
         _ => operation,
     }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use aws_sdk_sqs::types::Message;
 use serde_json::{Value, json};
+use sqs_once::protocol::Timestamp;
 
 pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
 
@@ -30,6 +31,12 @@ pub fn received(message_id: &str, body: &(impl ToString + ?Sized), n: u32) -> Va
         "eventSourceARN": QUEUE_ARN,
         "awsRegion": super::REGION,
     })
+}
+
+/// The same record, sent at this time.
+pub fn sent_at(mut record: Value, at: Timestamp) -> Value {
+    record["attributes"]["SentTimestamp"] = json!(at.as_millis().to_string());
+    record
 }
 
 /// The record of a message that was received from the queue `arn`, without message attributes.

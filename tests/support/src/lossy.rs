@@ -10,8 +10,8 @@ use std::{
 use tokio::time::Instant;
 
 use sqs_once::{
-    protocol::{ClaimRequest, FencingToken, RequestErrorKind, Settlement, Timestamp},
-    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
+    protocol::{Key, Record, RequestErrorKind, Swap},
+    store::{MemoryStore, RequestContext, Store, StoreError, Swapped},
 };
 
 /// Fate of one request.
@@ -52,7 +52,7 @@ pub struct Lossy {
     always: Arc<Mutex<Option<(&'static str, Fate)>>>,
     fates: Arc<Mutex<VecDeque<Fate>>>,
     sent: Arc<Mutex<Vec<&'static str>>>,
-    claims: Arc<Mutex<Vec<ClaimRequest>>>,
+    claims: Arc<Mutex<Vec<Swap>>>,
 }
 
 impl Lossy {
@@ -89,7 +89,7 @@ impl Lossy {
     }
 
     /// Claims so far.
-    pub fn claims(&self) -> Vec<ClaimRequest> {
+    pub fn claims(&self) -> Vec<Swap> {
         self.claims.lock().unwrap().clone()
     }
 
@@ -157,29 +157,17 @@ impl Lossy {
 }
 
 impl Store for Lossy {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        self.claims.lock().unwrap().push(request.clone());
-        self.meet("claim", request.key.as_str(), || {
-            self.store.claim(request, context)
-        })
-        .await
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
+        self.meet("read", key.as_str(), || self.store.get(key, context))
+            .await
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        let name = settlement.name();
-        self.meet(name, fence.key.as_str(), || {
-            self.store.settle(fence, settlement, now, context)
-        })
-        .await
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+        let action = swap.to.action();
+        if action == "claim" {
+            self.claims.lock().unwrap().push(swap.clone());
+        }
+        self.meet(action, swap.key.as_str(), || self.store.swap(swap, context))
+            .await
     }
 }

@@ -60,20 +60,22 @@ const FAULTS: [Row; 14] = [
 const EMPTY: [Row; 2] = [(Fault::Empty, true), (Fault::EmptyInstead, false)];
 
 #[rustfmt::skip]
-const STEPS: [Step; 11] = {
-    use {Act::*, Before::{Delivery, UnansweredClaim}, RecordState::{Completed, Dead, Failed, Live}};
+const STEPS: [Step; 13] = {
+    use {Act::*, Before::{Delivery, OtherMessage, UnansweredClaim}, RecordState::{Completed, Dead, Failed, Live, Undone}};
     [
-        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Dead, RecordState::Nothing]),
-        step("takeover's claim", "Claim", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
-        step("duplicate's claim", "Claim", Delivery, &[Succeed], [Completed, Completed, Completed]),
+        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Undone, RecordState::Nothing]),
+        step("retry's read", "GetItem", Delivery, &[Fail, Succeed], [Completed, Dead, Dead]),
+        step("retry's claim", "Claim", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
+        step("duplicate's read", "GetItem", Delivery, &[Succeed], [Completed, Completed, Completed]),
+        step("second message's claim", "Claim", OtherMessage, &[Succeed], [Completed, Completed, Completed]),
         step("complete", "UpdateItem", Before::Nothing, &[Succeed], [Completed, Completed, Live]),
         step("fail", "UpdateItem", Before::Nothing, &[Decline], [Failed, Failed, Live]),
         step("end of the lease", "UpdateItem", Before::Nothing, &[Fail], [Dead, Dead, Live]),
-        step("restore", "DeleteItem", Before::Nothing, &[NoEffect], [RecordState::Nothing, RecordState::Nothing, Live]),
-        step("takeover's restore", "UpdateItem", Delivery, &[Panic, NoEffect], [Dead, Dead, Live]),
+        step("undo", "UpdateItem", Before::Nothing, &[NoEffect], [Undone, Undone, Live]),
+        step("retry's undo", "UpdateItem", Delivery, &[Panic, NoEffect], [Dead, Dead, Live]),
         step("end of the lease after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
         step("end of the lease at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
-        step("end of an unanswered claim's lease", "UpdateItem", UnansweredClaim, &[Succeed], [Dead, Dead, Live]),
+        step("end of an unanswered claim's lease", "UpdateItem", UnansweredClaim, &[Succeed], [Undone, Undone, Live]),
     ]
 };
 
@@ -104,9 +106,8 @@ fn stories() -> &'static [(Story, Row)] {
 fn live(faults: &[Row]) -> Vec<(Story, Row)> {
     let mut plots = Vec::new();
     let ungrouped = STEPS.map(|step| (Grouping::Off, step));
-    // The other steps are the same with and without groups. To a group, a duplicate is a takeover.
-    let grouped = STEPS.into_iter();
-    let grouped = grouped.filter(|step| step.group().is_some() && step.name != "duplicate's claim");
+    // The other steps are the same with and without groups.
+    let grouped = STEPS.into_iter().filter(|step| step.group().is_some());
     let grouped = grouped.map(|step| (Grouping::On, step));
     for (grouping, step) in ungrouped.into_iter().chain(grouped) {
         for row in faults {
@@ -150,7 +151,7 @@ fn answered(story: &Story) -> bool {
     if story.grouping == Grouping::On {
         return story.lasting != FaultDuration::Throughout;
     }
-    let repeated = step.request == "Claim" || step.before != Before::UnansweredClaim;
+    let repeated = step.before != Before::UnansweredClaim;
     story.lasting == FaultDuration::Once && repeated
 }
 
@@ -237,8 +238,9 @@ fn unanswered_request_fails_message_and_keeps_write() {
         } else {
             step.not_applied
         };
-        // An unanswered claim runs no handler.
-        let claimed = step.request != "Claim" && step.before != Before::UnansweredClaim;
+        // An unanswered read or claim runs no handler.
+        let claims = ["GetItem", "Claim"].contains(&step.request);
+        let claimed = !claims && step.before != Before::UnansweredClaim;
         let seen = (first.acknowledged, first.runs.len(), first.left);
         assert_eq!(seen, (false, usize::from(claimed), left), "{row:?} {story}");
     }
@@ -252,7 +254,9 @@ fn redelivery_after_fault_follows_record() {
             let informed: Vec<_> = redelivery.runs.iter().map(|run| run.informed).collect();
             let seen = (&informed[..], redelivery.acknowledged, redelivery.left);
             let expected: (&[bool], bool, RecordState) = match (redelivery.found, redelivery.when) {
-                (RecordState::Nothing, _) => (&[false], true, RecordState::Completed),
+                (RecordState::Nothing | RecordState::Undone, _) => {
+                    (&[false], true, RecordState::Completed)
+                }
                 (RecordState::Live, When::Now) => (&[], false, RecordState::Live),
                 (RecordState::Dead, _) | (RecordState::Live, When::Later) => {
                     (&[true], true, RecordState::Completed)
@@ -275,7 +279,7 @@ fn every_message_settles_after_lease_ends() {
             let settled = match delivery.left {
                 RecordState::Completed => delivery.acknowledged,
                 RecordState::Failed => !delivery.acknowledged,
-                RecordState::Nothing | RecordState::Live | RecordState::Dead => false,
+                _ => false,
             };
             assert!(settled, "{story}");
         }

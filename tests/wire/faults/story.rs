@@ -55,8 +55,10 @@ pub(crate) struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Before {
     Nothing,
-    /// Another delivery, whose handler did the first of the acts.
+    /// An earlier delivery of the message, whose handler did the first of the acts.
     Delivery,
+    /// The same with another message of the operation.
+    OtherMessage,
     /// A claim in the same delivery that is applied and never answered.
     UnansweredClaim,
 }
@@ -80,8 +82,10 @@ pub(crate) enum RecordState {
     Nothing,
     /// In progress, under its lease.
     Live,
-    /// In progress, its lease ended.
+    /// In progress, its lease ended, and an attempt is open.
     Dead,
+    /// In progress, its lease ended, and no attempt is open.
+    Undone,
     Completed,
     Failed,
 }
@@ -241,7 +245,11 @@ impl Story {
         let group = step.group().filter(|_| grouping == Grouping::On);
         match step.before {
             Before::Nothing => {}
-            Before::Delivery => drop(stage.deliver(When::Now, stage.dynamo.worker(None)).await),
+            Before::Delivery | Before::OtherMessage => {
+                let worker = stage.dynamo.worker(None);
+                let receive_count = u32::from(step.before == Before::Delivery);
+                drop(stage.deliver(When::Now, receive_count, worker).await);
+            }
             Before::UnansweredClaim => {
                 (0..Dynamo::CLAIM_COPIES).for_each(|_| stage.dynamo.fail("Claim", Fault::CutAfter));
             }
@@ -263,8 +271,9 @@ impl Story {
             (_, Fault::HoldRequest | Fault::HoldAnswer) => Some(ATTEMPT),
             _ => None,
         };
-        let first = stage.deliver(When::Now, stage.dynamo.worker(attempt));
-        let mut deliveries = vec![first.await];
+        let mut receive_count = 1 + u32::from(step.before == Before::Delivery);
+        let worker = stage.dynamo.worker(attempt);
+        let mut deliveries = vec![stage.deliver(When::Now, receive_count, worker).await];
 
         let mut met = None;
         for (when, healed) in [
@@ -279,7 +288,9 @@ impl Story {
                     .await
                     .remove(group.unwrap_or(step.request));
             }
-            deliveries.push(stage.deliver(when, stage.dynamo.worker(None)).await);
+            receive_count += 1;
+            let worker = stage.dynamo.worker(None);
+            deliveries.push(stage.deliver(when, receive_count, worker).await);
         }
         Self {
             grouping,
@@ -319,7 +330,8 @@ impl Stage {
         }
     }
 
-    async fn deliver(&self, when: When, client: Client) -> Delivery {
+    /// Delivers the message for the `receive_count`th time. 0: another message of the operation.
+    async fn deliver(&self, when: When, receive_count: u32, client: Client) -> Delivery {
         // A lease that has just ended lasts until the next millisecond.
         tokio::time::sleep(Duration::from_millis(1)).await;
         let (found, _) = self.left().await;
@@ -332,8 +344,13 @@ impl Stage {
             Grouping::On => AnyStore::Batched(Batched::with_lone_calls(store)),
         });
         let once = once.clock(clock).lease_margin(HOUR / 2);
-        let consumer = Arc::new(Consumer::new(once, namespace(), self.worker.clone()));
-        let event = batch([received("m-1", &json!({}), 1)]);
+        let consumer = Consumer::new(once, namespace(), self.worker.clone());
+        let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
+        let body = json!({"id": "o-1"});
+        let event = batch([match receive_count {
+            0 => received("m-0", &body, 1),
+            n => received("m-1", &body, n),
+        }]);
 
         let started = Instant::now();
         let deadline = Deadline::after(clock(), BUDGET, BUDGET / 2);
@@ -353,7 +370,7 @@ impl Stage {
     }
 
     async fn left(&self) -> (RecordState, Option<String>) {
-        let Some(record) = self.dynamo.record(TABLE, "test#m-1").await else {
+        let Some(record) = self.dynamo.record(TABLE, "test#o-1").await else {
             return (RecordState::Nothing, None);
         };
         match text(&record, "status") {
@@ -364,7 +381,13 @@ impl Stage {
             "FAILED" => (RecordState::Failed, None),
             // An abandoned lease ends when it is abandoned.
             _ if number(&record, "lease_until") <= number(&record, "updated_at") => {
-                (RecordState::Dead, None)
+                let open = record.contains_key("first_claimed_at");
+                let state = if open {
+                    RecordState::Dead
+                } else {
+                    RecordState::Undone
+                };
+                (state, None)
             }
             _ => (RecordState::Live, None),
         }

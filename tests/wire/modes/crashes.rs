@@ -278,7 +278,6 @@ async fn commit_after_takeover_is_refused() {
         };
         world.dynamo.reset_counts();
         world.dynamo.fail(way.commit(), Fault::HoldRequest);
-        // The claim is a PutItem too, as some commits are.
         let mut first = Box::pin(world.run(&attempt));
         tokio::select! {
             outcome = &mut first => panic!("{id}: it ended: {outcome}"),

@@ -1,7 +1,7 @@
 //! Effects in DynamoDB happen exactly once, in each mode, under every fault. The real SDK talks to a DynamoDB that
 //! fails on purpose, on paused time where no other service takes part.
 
-mod world;
+pub mod world;
 
 mod batches;
 mod crashes;

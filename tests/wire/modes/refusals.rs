@@ -354,18 +354,23 @@ async fn late_commit_after_two_failures_is_refused() {
 impl World {
     /// A record of the operation "a" that has expired and that DynamoDB's TTL has not deleted yet.
     async fn expired(&self) {
-        let record = json!({
-            "id": "test#a",
-            "status": "COMPLETED",
-            "result": "1",
-            "owner": "another",
-            "attempts": 1,
-            "expires_at": 1,
-        });
-        self.record(record).await;
+        let record = json!({"status": "COMPLETED", "result": "1", "expires_at": 1});
+        self.record(7, record).await;
     }
 
-    async fn record(&self, record: serde_json::Value) {
+    /// Writes a record of the operation "a" by another worker.
+    async fn record(&self, version: u64, mut record: serde_json::Value) {
+        let fields = json!({
+            "id": "test#a",
+            "owner": "another",
+            "version": version,
+            "message_id": "another",
+            "attempts": 7,
+            "created_at": 1,
+            "updated_at": 1,
+        });
+        let record = record.as_object_mut().unwrap();
+        record.extend(fields.as_object().unwrap().clone());
         let item = serde_dynamo::to_item(record).unwrap();
         self.dynamo.put(RECORDS, item).await;
     }
@@ -384,27 +389,54 @@ async fn failure_over_expired_record_is_recorded() {
     assert_eq!(world.ended("a").await, failed);
 }
 
+/// Nothing of an expired record matters but its stamp: a claim over it updates the item.
+#[tokio::test(start_paused = true)]
+async fn expired_record_is_replaced_by_an_update() {
+    let world = World::start_paused().await;
+    world.expired().await;
+    world.dynamo.reset_counts();
+    let handler = async |attempt: Attempt| {
+        assert!(attempt.prior().is_none());
+        Err::<(), _>(Failure::retryable("busy"))
+    };
+    let once = world.once(&world.no_timeout_client());
+    let outcome = once.run(operation("a", ample()), handler).await;
+    assert_eq!(outcome.name(), "retryable_failure", "{outcome}");
+    // The insert is refused with the record, and the claim over it follows.
+    let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
+    assert_eq!(
+        sent,
+        [("Claim".to_owned(), 2), ("UpdateItem".to_owned(), 1)]
+    );
+    let record = world.dynamo.record(RECORDS, "test#a").await.unwrap();
+    assert_eq!(
+        (number(&record, "attempts"), number(&record, "version")),
+        (1, 9)
+    );
+    assert!(!record.contains_key("result"), "{record:?}");
+}
+
 /// Another worker was first to replace the expired record, and its message failed.
 #[tokio::test(start_paused = true)]
 async fn claim_is_repeated_over_admitting_record() {
     let world = World::start_paused().await;
     world.expired().await;
-    world.dynamo.fail("PutItem", Fault::HoldRequest);
+    world.dynamo.fail("Claim", Fault::HoldRequest);
     let client = world.no_timeout_client();
     let once = world.once(&client);
     let handler = async |_: Attempt| Ok::<_, Failure>("done");
-    let claim = once.run(operation("a", ample()), handler);
+    let mut operation = operation("a", ample());
+    operation.delivery = Delivery::new("a").receive_count(2);
+    let claim = once.run(operation, handler);
     let other = async {
-        world.met("PutItem").await;
+        world.met("Claim").await;
         let failed = json!({
-            "id": "test#a",
             "status": "FAILED",
             "error": "declined",
-            "owner": "another",
-            "attempts": 1,
+            "failed_at": 1,
             "expires_at": 9_999_999_999_u64,
         });
-        world.record(failed).await;
+        world.record(8, failed).await;
         world.dynamo.heal().await;
     };
     let (outcome, ()) = tokio::join!(claim, other);

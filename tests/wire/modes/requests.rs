@@ -39,7 +39,7 @@ async fn requests_per_message_match_documents() {
         (
             EffectMode::BatchedClaim,
             &["1 ClaimGroup", transaction],
-            &["1 Claim", "1 ClaimGroup"],
+            &["1 ClaimGroup", "1 GetItem"],
         ),
         (EffectMode::Inbox, &[transaction], &[transaction]),
         (EffectMode::Create, &["1 PutItem"], &["1 PutItem"]),

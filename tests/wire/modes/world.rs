@@ -40,6 +40,11 @@ pub fn pass(time: Duration) {
     AHEAD.set(AHEAD.get() + time);
 }
 
+/// The clock of the workers follows paused time from now on.
+pub fn use_paused_clock() {
+    CLOCK.set(clock::now);
+}
+
 /// The mode that makes the effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EffectMode {
@@ -118,7 +123,7 @@ impl World {
 
     /// A world on paused time.
     pub async fn start_paused() -> Self {
-        CLOCK.set(clock::now);
+        use_paused_clock();
         Self::with(Dynamo::in_memory()).await
     }
 

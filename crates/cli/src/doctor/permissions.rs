@@ -28,11 +28,11 @@ impl Needed {
 
 const PUT: &str = "dynamodb:PutItem";
 /// Without these, a role that may put records can still serve the inbox mode.
-const CLAIMS: [&str; 2] = ["dynamodb:UpdateItem", "dynamodb:DeleteItem"];
+const CLAIMS: [&str; 2] = ["dynamodb:UpdateItem", "dynamodb:GetItem"];
 
 /// Returns what claims of a consumer need on the table of records.
 pub(super) fn of_records(function: &Function, table: &str) -> Needed {
-    let mut actions = vec![PUT, CLAIMS[0], CLAIMS[1], "dynamodb:GetItem"];
+    let mut actions = vec![PUT, CLAIMS[0], CLAIMS[1]];
     if function.is_on("IDEMPOTENCY_BATCHED_WRITES") {
         actions.extend(["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"]);
     }

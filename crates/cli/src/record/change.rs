@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{Record, State, Timestamp},
+    protocol::{Key, Record, State, Timestamp},
 };
 
 use super::{
@@ -43,7 +43,7 @@ impl Change {
                     record.state.name()
                 )));
             }
-            Err(reason) => return Err(unreadable(&self.key, reason)),
+            Err(found) => return Err(unreadable(&self.key, &found.reason)),
         };
         let now = Timestamp::now();
         if lease_until < now {
@@ -71,6 +71,15 @@ impl Change {
             eprintln!("{}\n", clean(&view.text()));
             eprintln!(
                 "Without the record, the next message under this key runs as the first one, with its effect."
+            );
+        }
+        if let Some(call_key) = shown.record.as_ref().ok().and_then(|record| {
+            let is_known = record.first_claimed_at.is_some() || record.generation > 0;
+            is_known.then(|| Key::from_stored(&*self.key).call_key(record.generation))
+        }) {
+            eprintln!(
+                "The called system may know the operation under the call key {call_key}. Look there first: after the deletion, \
+                 nothing tells the next attempt of it."
             );
         }
         confirm("Shall the record be deleted?", self.yes)?;

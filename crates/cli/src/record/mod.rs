@@ -59,7 +59,7 @@ impl Command {
 }
 
 async fn read(records: &Records, key: &str) -> Result<StoredRecord, Error> {
-    let found = records.get(key).await.map_err(Error::remote)?;
+    let found = records.show(key).await.map_err(Error::remote)?;
     if let Some(found) = found {
         return Ok(found);
     }

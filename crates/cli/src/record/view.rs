@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{AttemptEnd, Owner, Record, State, StoredResult, Timestamp},
+    protocol::{AttemptEnd, Key, Record, State, StoredResult, Timestamp},
     store::{Results, S3Results},
 };
 
@@ -87,7 +87,7 @@ impl<'a> View<'a> {
 
     fn state(&self) -> String {
         match &self.stored.record {
-            Err(reason) => format!("unreadable: {reason}"),
+            Err(found) => format!("unreadable: {}", found.reason),
             Ok(record) if record.is_expired(self.now) => {
                 format!(
                     "{}, past its retention: counts as absent",
@@ -124,26 +124,26 @@ impl<'a> View<'a> {
             self.stored.key.clone(),
             self.status(),
             record.attempts.to_string(),
-            record
-                .updated_at
-                .map(|time| distance(time, self.now))
-                .unwrap_or_default(),
-            record.message_id.clone().unwrap_or_default(),
+            distance(record.updated_at, self.now),
+            record.message_id.clone(),
             record.error.as_deref().map(first_line).unwrap_or_default(),
         ]
     }
 
     pub(super) fn text(&self) -> String {
         let mut lines = vec![("key", self.stored.key.clone()), ("status", self.status())];
+        if let Err(found) = &self.stored.record {
+            lines.push(("raw", found.raw.clone()));
+        }
         if let Ok(record) = &self.stored.record {
-            let time = |time: Option<Timestamp>| time.map(|time| at(time, self.now));
+            let time = |time| Some(at(time, self.now));
             let mut line = |name, value: Option<String>| {
                 if let Some(value) = value {
                     lines.push((name, value));
                 }
             };
             if let State::InProgress { lease_until } = record.state {
-                line("lease until", time(Some(lease_until)));
+                line("lease until", time(lease_until));
             }
             line(
                 "locked by",
@@ -151,43 +151,53 @@ impl<'a> View<'a> {
                     .locked_by
                     .map(|session| format!("PostgreSQL session {session}. {OPEN_TRANSACTION}")),
             );
-            line("owner", record.owner.as_ref().map(Owner::to_string));
-            line("message", record.message_id.clone());
+            line("owner", Some(record.stamp.owner.to_string()));
+            line("version", Some(record.stamp.version.to_string()));
+            line("message", Some(record.message_id.clone()));
+            line("queue", record.source.clone());
             line("attempts", Some(record.attempts.to_string()));
             line("created", time(record.created_at));
             line("updated", time(record.updated_at));
             let kept = Timestamp::from_millis(record.expires_at.saturating_mul(1000));
-            line("kept until", time(Some(kept)));
+            line("kept until", time(kept));
             line(
                 "open attempt",
                 record.first_claimed_at.map(|since| {
-                    let since = match since.as_millis() {
-                        0 => "since an unknown time".to_owned(),
-                        _ => format!("since {}", at(since, self.now)),
+                    let since = at(since, self.now);
+                    let end = match record.state {
+                        State::Failed => "permanent",
+                        _ => record.last_end.map_or("not recorded", AttemptEnd::name),
                     };
-                    let end = record.last_end.map_or("not recorded", AttemptEnd::name);
-                    format!("{since}; end of the last attempt: {end}; it may have had its effect")
+                    format!(
+                        "since {since}; end of the last attempt: {end}; it may have had its effect"
+                    )
                 }),
             );
             line(
                 "died alone",
                 Some(record.exclusive_attempts)
                     .filter(|count| *count > 0 && record.last_end.is_none())
-                    .map(|count| {
-                        let times = if count == 1 { "time" } else { "times" };
-                        format!("{count} {times}: attempts that ran alone and have no recorded end")
+                    .map(|number| {
+                        let times = times(number);
+                        format!("{times}: attempts that ran alone and have no recorded end")
                     }),
             );
-            if !record.failed_message_ids.is_empty() {
-                let ids: Vec<_> = record.failed_message_ids.iter().cloned().collect();
-                line("failed for", Some(ids.join(", ")));
-            }
+            line("failed", record.failed_at.and_then(time));
+            line(
+                "declined",
+                Some(record.generation)
+                    .filter(|count| *count > 0)
+                    .map(times),
+            );
+            line("call key", Some(self.call_key(record)));
             line("error", record.error.clone());
             line("result", self.result_text(record));
         }
         let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
         let but = match self.next_delivery {
-            NextDelivery::Runs if failed => "; a message that failed before finds the stored error",
+            NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt if failed => {
+                "; one that was sent before the failure finds the stored error"
+            }
             _ => "",
         };
         lines.push((
@@ -200,6 +210,11 @@ impl<'a> View<'a> {
             .map(|(name, value)| format!("{name:width$}  {value}"))
             .collect::<Vec<_>>()
             .join("\n")
+    }
+
+    /// Returns the name under which called systems know the current or next attempt.
+    fn call_key(&self, record: &Record) -> String {
+        Key::from_stored(&*self.stored.key).call_key(record.generation)
     }
 
     fn result_text(&self, record: &Record) -> Option<String> {
@@ -223,26 +238,33 @@ impl<'a> View<'a> {
         let key = &self.stored.key;
         let record = match &self.stored.record {
             Ok(record) => record,
-            Err(reason) => return json!({"key": key, "unreadable": reason}),
+            Err(found) => {
+                // Text that is no JSON is shown as text.
+                let raw = serde_json::from_str(&found.raw).unwrap_or_else(|_| json!(found.raw));
+                return json!({"key": key, "unreadable": found.reason, "raw": raw});
+            }
         };
         let time = |time: Timestamp| time.to_string();
-        let known = |time: &Timestamp| time.as_millis() > 0;
         let mut shown = json!({
             "key": key,
             "status": record.state.name(),
             "expired": record.is_expired(self.now),
             "locked_by_session": self.stored.locked_by,
-            "owner": record.owner.as_ref().map(Owner::as_str),
+            "owner": record.stamp.owner.as_str(),
+            "version": record.stamp.version,
             "message_id": record.message_id,
+            "source": record.source,
             "attempts": record.attempts,
-            "created_at": record.created_at.map(time),
-            "updated_at": record.updated_at.map(time),
+            "created_at": time(record.created_at),
+            "updated_at": time(record.updated_at),
             "expires_at": time(Timestamp::from_millis(record.expires_at.saturating_mul(1000))),
             "open_attempt": record.first_claimed_at.is_some(),
-            "first_claimed_at": record.first_claimed_at.filter(known).map(time),
+            "first_claimed_at": record.first_claimed_at.map(time),
             "last_end": record.last_end.map(AttemptEnd::name),
             "exclusive_attempts": record.exclusive_attempts,
-            "failed_message_ids": record.failed_message_ids,
+            "failed_at": record.failed_at.map(time),
+            "generation": record.generation,
+            "call_key": self.call_key(record),
             "error": record.error,
             "next_message": self.next_delivery.name(),
         });
@@ -276,4 +298,8 @@ impl<'a> View<'a> {
         }
         shown
     }
+}
+
+fn times(number: u64) -> String {
+    format!("{number} {}", if number == 1 { "time" } else { "times" })
 }

@@ -8,9 +8,10 @@ use sqs_once::{
     Attempt, Deadline, Failure, Operation, Outcome,
     internal::{Delivery, RecordFilter, RecordStatus},
     protocol::{
-        ClaimRequest, Key, Namespace, Owner, ResultPointer, State, StoredResult, Timestamp,
+        Claim, Decision, Expect, Key, Namespace, Owner, Record, Rejection, ResultPointer, State,
+        StoredResult, Swap, Timestamp, decide,
     },
-    store::{ClaimResponse, Store as _},
+    store::{Store as _, Swapped},
 };
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::{
@@ -70,12 +71,27 @@ impl World {
     }
 
     /// Claims [`KEY`] in the claim mode, with a lease.
-    async fn claim(&self) -> ClaimResponse {
+    async fn claim(&self) -> Decision {
         let now = Timestamp::now();
         let (lease_until, kept) = (now + 10 * MINUTE, (now + 60 * MINUTE).as_secs());
-        let owner = Owner::fresh();
-        let claim = ClaimRequest::new(key(), owner, "message-1", now, lease_until, kept);
-        self.store().claim(&claim, &CONTEXT).await.unwrap()
+        let claim = Claim::new(Owner::fresh(), "message-1", now, lease_until, kept);
+        let (store, found) = (self.store(), self.found().await);
+        let decision = decide(found.as_ref(), &claim);
+        if matches!(decision, Decision::First | Decision::Over) {
+            let version = found.as_ref().map_or(0, |record| record.stamp.version) + 1;
+            let swap = Swap {
+                key: key(),
+                to: Record::claimed(&claim, version, found.as_ref(), None),
+                expect: found.map_or(Expect::Absent, Expect::Unchanged),
+            };
+            let swapped = store.swap(&swap, &CONTEXT).await.unwrap();
+            assert_eq!(swapped, Swapped::Applied);
+        }
+        decision
+    }
+
+    async fn found(&self) -> Option<Record> {
+        self.store().get(&key(), &CONTEXT).await.unwrap()
     }
 
     async fn put(&self, sql: &str) {
@@ -87,8 +103,8 @@ impl World {
 
     /// Puts a record that is kept for an hour.
     async fn put_record(&self, key: &str, status: &str, lease_from_now: Option<i64>) {
-        let insert = "INSERT INTO sqs_once_records (id, status, lease_until, expires_at, attempts, \
-            failed_message_ids, result) VALUES ($1, $2, $3, $4, 2, '{}', $5)";
+        let insert = "INSERT INTO sqs_once_records (id, status, owner, version, lease_until, \
+            expires_at, result, attributes) VALUES ($1, $2, 'o-1', 2, $3, $4, $5, $6)";
         let now = Timestamp::now();
         let millis = i64::try_from(now.as_millis()).unwrap();
         let kept = i64::try_from(now.as_secs()).unwrap() + 3600;
@@ -98,7 +114,8 @@ impl World {
             .bind(status)
             .bind(lease_from_now.map(|seconds| millis + seconds * 1000))
             .bind(kept)
-            .bind(result);
+            .bind(result)
+            .bind(ATTRIBUTES);
         insert.execute(&self.pool).await.unwrap();
     }
 
@@ -147,6 +164,9 @@ fn url(user: &str, port: u16, schema: &str) -> String {
 fn key() -> Key {
     Key::new(&Namespace::new("payments").unwrap(), ["order-1"]).unwrap()
 }
+
+/// The attributes without a column.
+const ATTRIBUTES: &str = r#"{"message_id":"m-1","attempts":2,"created_at":1,"updated_at":1}"#;
 
 fn operation(message: &str) -> Operation {
     let deadline = Deadline::after(Timestamp::now(), MINUTE, Duration::from_secs(1));
@@ -227,7 +247,7 @@ async fn rolled_back_transaction_is_no_lock() {
     let world = World::start().await;
     world.put_record(KEY, "FAILED", None).await;
     let mut tx = world.pool.begin().await.unwrap();
-    let update = "UPDATE sqs_once_records SET attempts = 3";
+    let update = "UPDATE sqs_once_records SET version = 3";
     tx.execute(update).await.unwrap();
     assert_ne!(
         world.json(&["show", KEY]).await["locked_by_session"],
@@ -243,17 +263,15 @@ async fn rolled_back_transaction_is_no_lock() {
 #[tokio::test]
 async fn release_ends_lease_of_claim_mode() {
     let world = World::start().await;
-    assert_eq!(
-        world.claim().await,
-        ClaimResponse::Applied { replaced: None }
-    );
+    assert_eq!(world.claim().await, Decision::First);
     let shown = world.json(&["show", KEY]).await;
     assert_eq!(shown["next_message"], "waits");
     assert!(shown["lease_left_s"].as_u64().unwrap() > 500, "{shown}");
-    assert!(matches!(
-        world.claim().await,
-        ClaimResponse::ConditionFailed(_)
-    ));
+    let refused = world.claim().await;
+    assert!(
+        matches!(refused, Decision::Rejected(Rejection::Conflict { .. })),
+        "{refused:?}"
+    );
 
     let unasked = world.record(&["release", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
@@ -263,15 +281,10 @@ async fn release_ends_lease_of_claim_mode() {
     assert_eq!(again.code, 1, "{again:?}");
     assert!(again.stderr.contains("the lease ended"), "{again:?}");
 
-    let next = world.claim().await;
-    let ClaimResponse::Applied {
-        replaced: Some(replaced),
-    } = next
-    else {
-        panic!("{next:?}")
-    };
-    assert_eq!(replaced.attempts, 1);
+    let replaced = world.found().await.unwrap();
     assert!(replaced.first_claimed_at.is_some(), "{replaced:?}");
+    assert_eq!(world.claim().await, Decision::Over);
+    assert_eq!(world.found().await.unwrap().attempts, 2);
 }
 
 #[tokio::test]
@@ -297,13 +310,13 @@ async fn changed_or_locked_row_is_not_changed() {
         let released = store.release(shown, Timestamp::now()).await.unwrap();
         !released && !store.delete_record(shown).await.unwrap()
     };
-    let shown = store.get(KEY).await.unwrap().unwrap();
+    let shown = store.show(KEY).await.unwrap().unwrap();
     world
-        .put("UPDATE sqs_once_records SET attempts = attempts")
+        .put("UPDATE sqs_once_records SET version = version + 1")
         .await;
     assert!(is_refused(&shown).await);
 
-    let shown = store.get(KEY).await.unwrap().unwrap();
+    let shown = store.show(KEY).await.unwrap().unwrap();
     let mut tx = world.pool.begin().await.unwrap();
     let lock = "SELECT id FROM sqs_once_records FOR UPDATE";
     tx.execute(lock).await.unwrap();
@@ -355,8 +368,13 @@ async fn list_filters_rows() {
     let store = world.store();
     let page = store.list(&filter, None, 10, Timestamp::now());
     let done = page.await.unwrap().records[0].record.clone().unwrap().state;
-    let result = StoredResult::Omitted(String::new());
-    assert_eq!(done, State::Completed { result }, "a list reads no results");
+    let State::Completed { result } = done else {
+        panic!("{done:?}")
+    };
+    assert!(
+        matches!(result, StoredResult::Omitted(_)),
+        "a list reads no results"
+    );
     let text = world.record(&["list", "--prefix", "a#"]).await.stdout;
     assert!(text.contains("4 records found in 5 rows."), "{text}");
     let first = world.json(&["list", "--limit", "4"]).await;
@@ -376,9 +394,9 @@ async fn list_reads_bounded_number_of_rows() {
     let kept = Timestamp::now().as_secs() + 3600;
     world
         .put(&format!(
-            "INSERT INTO sqs_once_records (id, status, expires_at, attempts, failed_message_ids) \
+            "INSERT INTO sqs_once_records (id, status, owner, version, expires_at, attributes) \
              SELECT 'a#' || to_char(n, 'FM000000'), CASE n WHEN 100100 THEN 'FAILED' ELSE 'COMPLETED' END, \
-             {kept}, 1, '{{}}' FROM generate_series(1, 100100) AS n"
+             'o-1', 1, {kept}, '{ATTRIBUTES}' FROM generate_series(1, 100100) AS n"
         ))
         .await;
     let failed = ["list", "--status", "failed"];
@@ -400,10 +418,12 @@ async fn invalid_row_is_shown_and_not_released() {
     let world = World::start().await;
     world.put_record(KEY, "COMPLETED", None).await;
     world
-        .put("UPDATE sqs_once_records SET result = NULL, result_in_s3 = 'x'")
+        .put("UPDATE sqs_once_records SET attributes = '{}'")
         .await;
     let shown = world.json(&["show", KEY]).await;
-    assert_eq!(shown["unreadable"], "column `result_in_s3` has no pointer");
+    let why = shown["unreadable"].as_str().unwrap();
+    assert!(why.contains("message_id"), "{why}");
+    assert_eq!(shown["raw"]["status"], "COMPLETED");
     let released = world.record(&["release", KEY, "--yes"]).await;
     assert_eq!(released.code, 1, "{released:?}");
     assert!(released.stderr.contains("no valid record"), "{released:?}");
@@ -416,12 +436,14 @@ async fn output_of_row_is_read_from_s3() {
     let pointer = ResultPointer::new(BUCKET, &key(), &Owner::fresh(), output.as_bytes());
     s3.put_object(&pointer.key, &output);
     world.put_record(KEY, "COMPLETED", None).await;
+    let mut attributes: Value = serde_json::from_str(ATTRIBUTES).unwrap();
     let stored = json!({
         "bucket": pointer.bucket, "key": pointer.key, "sha256": pointer.sha256, "bytes": pointer.bytes,
     });
+    attributes["result_in_s3"] = json!(stored.to_string());
     world
         .put(&format!(
-            "UPDATE sqs_once_records SET result = NULL, result_in_s3 = '{stored}'"
+            "UPDATE sqs_once_records SET result = NULL, attributes = '{attributes}'"
         ))
         .await;
     let show = ["record", "show", KEY, "--result", "--postgres", &world.url];

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use serde_json::{Value, json};
-use sqs_once::{protocol::Timestamp, store::DynamoStore};
+use sqs_once::{
+    protocol::{Key, Timestamp},
+    store::DynamoStore,
+};
 use support::dynamo::{Dynamo, Item, number, text};
 
 use crate::{Ended, run};
@@ -64,6 +67,7 @@ pub(crate) fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> 
         ("id".to_owned(), s(key)),
         ("status".to_owned(), s(status)),
         ("owner".to_owned(), s("owner-1")),
+        ("version".to_owned(), n(3)),
         ("message_id".to_owned(), s("message-1")),
         ("attempts".to_owned(), n(2)),
         (
@@ -115,6 +119,64 @@ async fn show_explains_lease_history_and_next_message() {
     assert_eq!(shown["next_message"], "waits");
     let left = shown["lease_left_s"].as_u64().unwrap();
     assert!((540..=600).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn show_explains_failure_and_who_still_gets_it() {
+    let world = World::new().await;
+    let failed = [
+        ("error", s("declined")),
+        ("failed_at", before(125)),
+        ("generation", n(2)),
+        ("source", s("orders")),
+    ];
+    world.put(KEY, "FAILED", &failed).await;
+    let call_key = Key::from_stored(KEY).call_key(2);
+    let shown = world.record(&["show", KEY]).await;
+    assert_eq!(shown.code, 0, "{shown:?}");
+    for wanted in [
+        "version       3",
+        "queue         orders",
+        "(2m 5s ago)",
+        "declined      2 times",
+        &format!("call key      {call_key}"),
+        "error         declined",
+        "the handler runs; one that was sent before the failure finds the stored error",
+    ] {
+        assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
+    }
+    let shown = world.json(&["show", KEY]).await;
+    let at = failed[1].1.as_n().unwrap().parse().unwrap();
+    let at = Timestamp::from_millis(at).to_string();
+    for (name, wanted) in [
+        ("version", json!(3)),
+        ("source", json!("orders")),
+        ("failed_at", json!(at)),
+        ("generation", json!(2)),
+        ("call_key", json!(call_key)),
+        ("next_message", json!("runs")),
+    ] {
+        assert_eq!(shown[name], wanted, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn unreadable_record_is_shown_and_not_released() {
+    let world = World::new().await;
+    world.put(KEY, "DONE", &[]).await;
+    let shown = world.record(&["show", KEY]).await;
+    assert_eq!(shown.code, 0, "{shown:?}");
+    assert!(shown.stdout.contains("unreadable: "), "{}", shown.stdout);
+    let raw = r#""status":"DONE""#;
+    assert!(shown.stdout.contains(raw), "{}", shown.stdout);
+    let shown = world.json(&["show", KEY]).await;
+    assert!(shown["unreadable"].as_str().unwrap().contains("`status`"));
+    assert_eq!(shown["raw"]["status"], "DONE");
+    let released = world.record(&["release", KEY, "--yes"]).await;
+    assert_eq!(released.code, 1, "{released:?}");
+    assert!(released.stderr.contains("no valid record"), "{released:?}");
+    let deleted = world.record(&["delete", KEY, "--yes"]).await;
+    assert_eq!(deleted.code, 0, "{deleted:?}");
 }
 
 #[tokio::test]
@@ -303,7 +365,8 @@ async fn release_ends_lease_and_keeps_record() {
         (text(&record, "owner"), number(&record, "attempts")),
         ("owner-1", 2)
     );
-    assert_eq!(record.get("exclusive_attempts"), None);
+    let kept = ["version", "exclusive_attempts"].map(|name| number(&record, name));
+    assert_eq!(kept, [3, 1]);
 
     let again = world.record(&["release", KEY, "--yes"]).await;
     assert_eq!(again.code, 1, "{again:?}");
@@ -317,10 +380,17 @@ async fn release_ends_lease_and_keeps_record() {
 #[tokio::test]
 async fn delete_removes_the_record() {
     let world = World::new().await;
-    world.put(KEY, "FAILED", &[("error", s("declined"))]).await;
+    let declined = [("error", s("declined")), ("generation", n(1))];
+    world.put(KEY, "FAILED", &declined).await;
     let unasked = world.record(&["delete", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
-    assert!(unasked.stderr.contains("declined"), "{unasked:?}");
+    let call_key = Key::from_stored(KEY).call_key(1);
+    for wanted in [
+        "error         declined",
+        &format!("under the call key {call_key}"),
+    ] {
+        assert!(unasked.stderr.contains(wanted), "{unasked:?}");
+    }
     assert!(world.dynamo.record(TABLE, KEY).await.is_some());
     let deleted = world.json(&["delete", KEY, "--yes"]).await;
     assert_eq!(deleted, json!({"key": KEY, "done": "deleted"}));
@@ -332,18 +402,11 @@ async fn changed_record_is_neither_released_nor_deleted() {
     let world = World::new().await;
     let store = world.store();
     let found = item(KEY, "IN_PROGRESS", &[("lease_until", after(600))]);
-    for (attribute, value) in [
-        ("status", s("COMPLETED")),
-        ("owner", s("owner-2")),
-        ("lease_until", after(700)),
-        ("expires_at", n(Timestamp::now().as_secs() + 7)),
-        ("attempts", n(3)),
-        ("updated_at", before(0)),
-    ] {
+    for (attribute, value) in [("owner", s("owner-2")), ("version", n(4))] {
         let mut change = found.clone();
         change.insert(attribute.to_owned(), value);
         world.dynamo.put(TABLE, found.clone()).await;
-        let shown = store.get(KEY).await.unwrap().unwrap();
+        let shown = store.show(KEY).await.unwrap().unwrap();
         world.dynamo.put(TABLE, change.clone()).await;
         assert!(
             !store.release(&shown, Timestamp::now()).await.unwrap(),

@@ -3,11 +3,8 @@
 use sqlx::Error;
 use sqs_once::{
     Outcome,
-    internal::system::{self, timeout_at},
-    protocol::{
-        Record,
-        decision::{PriorState, may_claim, rejection},
-    },
+    internal::{rejected, system},
+    protocol::{Decision, Record, Rejection, decide},
 };
 
 use super::Run;
@@ -17,24 +14,26 @@ use crate::{
     transaction_connection::{Limits, TransactionConnection, Tries},
 };
 
-/// A claim whose transaction is open. The transaction locks the record.
+/// A record that an open transaction locks.
 #[derive(Debug)]
-pub(crate) struct Claim {
-    /// The record in progress. If the record existed before, the table still has its old state.
+pub(crate) struct Locked {
+    /// The record as this claim would write it. It is written at the end of the attempt.
     pub(crate) record: Record,
-    pub(crate) claimed: PriorState,
+    /// The record before, unless that was past its retention.
+    pub(crate) replaced: Option<Record>,
     /// Id of the transaction.
     pub(crate) transaction: String,
 }
 
 impl Run<'_> {
     /// Opens a transaction, and claims the operation.
-    pub(crate) async fn begin(&self) -> Result<(TransactionConnection, Claim), Outcome> {
-        let stop = self.deadline.handler_cutoff();
+    pub(crate) async fn begin(&self) -> Result<(TransactionConnection, Locked), Outcome> {
+        let deadline = self.operation.deadline;
+        let stop = deadline.handler_cutoff();
         let begun = async {
             let mut tries = Tries::new(self.records.store.connections(), stop);
             loop {
-                let limits = Limits::until(self.deadline, self.deadline.start_by());
+                let limits = Limits::until(deadline, deadline.start_by());
                 let mut tx = tries.begin(limits).await?;
                 match self.claim(&mut tx).await {
                     // Nothing was committed.
@@ -44,18 +43,14 @@ impl Run<'_> {
             }
         };
         // The response to a lock timeout comes after the last time at which a handler may start.
-        let (mut tx, claim) = match self
-            .meter
-            .timed(timeout_at(self.deadline.write_until(), begun))
-            .await
-        {
-            Ok(Ok(begun)) => begun,
-            Ok(Err(error)) => return Err(self.not_applied("claim", &error)),
-            Err(_elapsed) => return Err(Outcome::store_unavailable(self.out_of_time("claim"))),
+        let (mut tx, claim) = match self.in_time(begun).await {
+            Some(Ok(begun)) => begun,
+            Some(Err(error)) => return Err(self.not_applied("claim", &error)),
+            None => return Err(Outcome::store_unavailable(self.out_of_time("claim"))),
         };
         let outcome = match claim {
-            Ok(Ok(claim)) => return Ok((tx, claim)),
-            Ok(Err(refused_by)) => rejection(refused_by, &self.request).into(),
+            Ok(Ok(locked)) => return Ok((tx, locked)),
+            Ok(Err(rejection)) => rejected(rejection, self.operation),
             // The other worker's transaction is open, and we do not know when it ends.
             Err(error) if is_lock_timeout(&error) => Outcome::Conflict {
                 owner: None,
@@ -67,28 +62,29 @@ impl Run<'_> {
         Err(outcome)
     }
 
-    /// Claims the operation in the open transaction. Returns the record on which the claim's condition
-    /// failed, if it did.
+    /// Claims the operation in the open transaction, which locks its record.
     pub(super) async fn claim(
         &self,
         tx: &mut TransactionConnection,
-    ) -> Result<Result<Claim, Record>, Error> {
-        let request = &self.request;
-        let new = request.record(None);
-        let time_left = self
-            .deadline
+    ) -> Result<Result<Locked, Rejection>, Error> {
+        let claim = &self.claim;
+        let first = Record::claimed(claim, 1, None, None);
+        let deadline = self.operation.deadline;
+        let time_left = deadline
             .write_until()
             .saturating_duration_since(system::instant());
-        let kept = insert_or_lock(tx, &request.key, &new, time_left).await?;
-        let is_new = kept.record.owner == new.owner;
-        if !is_new && !may_claim(Some(&kept.record), request) {
-            return Ok(Err(kept.record));
-        }
-        let replaced = Some(kept.record).filter(|old| !is_new && !old.is_expired(request.now));
-        Ok(Ok(Claim {
-            record: request.record(replaced.as_ref()),
-            claimed: PriorState::over(replaced),
-            transaction: kept.version,
+        let (found, transaction) = insert_or_lock(tx, self.key(), &first, time_left).await?;
+        let version = found.stamp.version + 1;
+        let replaced = match decide(Some(&found), claim) {
+            // The record was inserted just now, or the one before is past its retention.
+            Decision::Mine | Decision::First => None,
+            Decision::Over => Some(found),
+            Decision::Rejected(rejection) => return Ok(Err(rejection)),
+        };
+        Ok(Ok(Locked {
+            record: Record::claimed(claim, version, replaced.as_ref(), None),
+            replaced,
+            transaction,
         }))
     }
 }

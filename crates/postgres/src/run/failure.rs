@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sqs_once::{
     Outcome,
-    internal::{NoOutput, system::timeout_at},
-    protocol::{Settlement, decision::rejection},
+    internal::{NoOutput, rejected},
+    protocol::Effect,
     store::StoreError,
 };
 use tokio::sync::Mutex;
@@ -40,7 +40,7 @@ impl Run<'_> {
             NoOutput::Failed(failure) if failure.kind().is_permanent() => {
                 let error = failure.to_string();
                 return match &mut tx {
-                    Some(tx) => self.fail(tx, error).await,
+                    Some(tx) => self.fail(tx, error, Effect::None).await,
                     None => self.unrecorded(
                         error,
                         self.rejected("fail", "a task of the handler holds the transaction"),
@@ -58,23 +58,27 @@ impl Run<'_> {
     /// Rolls the handler's writes back, and records a permanent failure.
     ///
     /// If a different attempt has completed the operation, returns the outcome of its record.
-    pub(super) async fn fail(&self, tx: &mut TransactionConnection, error: String) -> Outcome {
-        let end = self.deadline.write_until();
+    pub(super) async fn fail(
+        &self,
+        tx: &mut TransactionConnection,
+        error: String,
+        effect: Effect,
+    ) -> Outcome {
+        let deadline = self.operation.deadline;
         let recorded = async {
             // We use a new transaction and not a savepoint before the claim: every operation would pay for
             // the savepoint, and the handler may have ended the transaction.
             tx.roll_back().await?;
-            tx.open(Limits::until(self.deadline, end)).await?;
-            let claim = match self.claim(tx).await? {
-                Ok(claim) => claim,
-                Err(refused_by) => return Ok(Err(refused_by)),
+            tx.open(Limits::until(deadline, deadline.write_until()))
+                .await?;
+            let locked = match self.claim(tx).await? {
+                Ok(locked) => locked,
+                Err(rejection) => return Ok(Err(rejection)),
             };
-            let (first_open, until) = (claim.claimed.is_first_open(), self.records.expires_at());
-            let message_id = &self.request.message_id;
-            let failure = Settlement::fail(error.clone(), message_id, first_open, until);
-            self.settle(tx, &claim, &failure).await.map(Ok)
+            let failed = self.records.failure(self.operation, error.clone(), effect);
+            self.settle(tx, &locked, &failed).await.map(Ok)
         };
-        let Ok(recorded) = self.meter.timed(timeout_at(end, recorded)).await else {
+        let Some(recorded) = self.in_time(recorded).await else {
             return self.unrecorded(error, self.out_of_time("fail"));
         };
         let outcome = match recorded {
@@ -91,7 +95,7 @@ impl Run<'_> {
                 let cause = self.rejected("fail", "the transaction of the record has ended");
                 self.unrecorded(error, cause)
             }
-            Ok(Err(refused_by)) => rejection(refused_by, &self.request).into(),
+            Ok(Err(rejection)) => rejected(rejection, self.operation),
             Err(why) if can_run_again(&why) => {
                 self.roll_back_after(tx, &why).await;
                 return Outcome::Contended(explain(&why));

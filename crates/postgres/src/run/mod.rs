@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use sqlx::Error;
 use sqs_once::{
-    Deadline, Outcome,
-    internal::{Meter, Published, Records, system::timeout_at},
-    protocol::{ClaimRequest, Key, Settlement, StoredResult},
+    Operation, Outcome,
+    internal::{Published, Records, system::timeout_at},
+    protocol::{Claim, Effect, End, Key, StoredResult},
     store::StoreError,
 };
 
@@ -20,11 +20,11 @@ use crate::{
         can_run_again, explain, is_aborted, is_connection_lost, is_contended, is_not_committed,
     },
     outbox,
-    store::{PostgresStore, not_applied, row::settle, unanswered_commit},
+    store::{PostgresStore, not_applied, row::replace_locked, unanswered_commit},
     transaction::Transaction,
     transaction_connection::TransactionConnection,
 };
-pub(crate) use claim::Claim;
+pub(crate) use claim::Locked;
 
 const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT or ROLLBACK, or a savepoint \
     that could not begin), so its writes are not part of the record's transaction: return `tx.done(output)`, or \
@@ -33,27 +33,25 @@ const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT
 /// One attempt at an operation.
 pub(crate) struct Run<'a> {
     pub(crate) records: &'a Records<PostgresStore>,
-    pub(crate) request: ClaimRequest,
-    pub(crate) deadline: Deadline,
-    pub(crate) meter: &'a Meter,
+    pub(crate) operation: &'a Operation,
+    pub(crate) claim: Claim,
 }
 
 impl Run<'_> {
     /// Records the completion and the events, and commits.
     pub(crate) async fn complete(
         &self,
-        claim: &Claim,
+        locked: &Locked,
         output: StoredResult,
         events: Vec<Published>,
         mut transaction: Transaction,
     ) -> Outcome {
-        let (key, owner) = (self.key(), &self.request.owner);
-        let kept = self.records.store(key, owner, output, self.deadline);
-        let result = kept.await;
+        let (key, owner, deadline) = (self.key(), &self.claim.owner, self.operation.deadline);
+        let result = self.records.store(key, owner, output, deadline).await;
         let tx = transaction.tx();
         let completion = self.records.completion(&result);
         let recorded = async {
-            let settled = self.settle(tx, claim, &completion).await?;
+            let settled = self.settle(tx, locked, &completion).await?;
             // The settlement proves that the handler did not end the transaction. Outside it, the events
             // would be published at once.
             if settled && !events.is_empty() {
@@ -61,14 +59,14 @@ impl Run<'_> {
             }
             Ok::<_, Error>(settled)
         };
-        match self
-            .meter
-            .timed(timeout_at(self.deadline.write_until(), recorded))
-            .await
-        {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return self.fail(tx, ENDED_BY_HANDLER.into()).await,
-            Ok(Err(error)) => {
+        match self.in_time(recorded).await {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) => {
+                // What the handler committed itself stays.
+                let error = ENDED_BY_HANDLER.into();
+                return self.fail(tx, error, Effect::Possible).await;
+            }
+            Some(Err(error)) => {
                 self.roll_back_after(tx, &error).await;
                 return if is_aborted(&error) {
                     Outcome::RetryableFailure(
@@ -82,44 +80,44 @@ impl Run<'_> {
                     self.not_applied("complete", &error)
                 };
             }
-            Err(_elapsed) => return Outcome::store_unavailable(self.out_of_time("complete")),
+            None => return Outcome::store_unavailable(self.out_of_time("complete")),
         }
         if let Err(outcome) = self.commit(tx).await {
             return outcome;
         }
         drop(transaction);
         let (store, now) = (&self.records.store, self.records.now());
-        store.completed(now, self.deadline.time_left()).await;
+        store.completed(now, deadline.time_left()).await;
         Outcome::Completed(result)
     }
 
-    /// Settles the record in its transaction. Returns false if that transaction has ended.
+    /// Writes the end of the attempt in the transaction of the record. Returns false if that transaction has ended.
     async fn settle(
         &self,
         tx: &mut TransactionConnection,
-        claim: &Claim,
-        settlement: &Settlement,
+        locked: &Locked,
+        end: &End,
     ) -> Result<bool, Error> {
         // If the handler leaked a savepoint, our commit would only release that savepoint.
         if tx.depth() != 1 {
             return Ok(false);
         }
-        match settlement.apply(&claim.record, self.records.now()) {
-            Some(settled) => settle(tx, self.key(), &settled, &claim.transaction).await,
-            None => Ok(false),
-        }
+        let Locked {
+            record,
+            replaced,
+            transaction,
+        } = locked;
+        let now = self.records.now().max(record.updated_at);
+        let ended = record.ended(replaced.as_ref(), end, record.stamp.version, now);
+        replace_locked(tx, self.key(), &ended, transaction).await
     }
 
     /// Commits the transaction.
     async fn commit(&self, tx: &mut TransactionConnection) -> Result<(), Outcome> {
-        let error = match self
-            .meter
-            .timed(timeout_at(self.deadline.write_until(), tx.commit()))
-            .await
-        {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => error,
-            Err(_elapsed) => return Err(Outcome::commit_unknown(self.out_of_time("commit"))),
+        let error = match self.in_time(tx.commit()).await {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error,
+            None => return Err(Outcome::commit_unknown(self.out_of_time("commit"))),
         };
         if !is_not_committed(&error) {
             let unknown = unanswered_commit(self.key(), &error);
@@ -156,14 +154,23 @@ impl Run<'_> {
     /// Rolls back and waits for the response, so that the record is not locked when the message returns. If
     /// there is no response, the connection is closed when it is dropped.
     pub(crate) async fn roll_back(&self, tx: &mut TransactionConnection) {
-        let answer = timeout_at(self.deadline.write_until(), tx.roll_back()).await;
+        let answer = timeout_at(self.operation.deadline.write_until(), tx.roll_back()).await;
         if !matches!(answer, Ok(Ok(()))) {
             tracing::debug!(key = %self.key(), "no response to ROLLBACK; the connection is closed");
         }
     }
 
     fn key(&self) -> &Key {
-        &self.request.key
+        &self.operation.key
+    }
+
+    /// Returns the answer to requests. `None` if it does not come before the time for writes ends.
+    async fn in_time<T>(&self, requests: impl Future<Output = T>) -> Option<T> {
+        let Operation {
+            deadline, meter, ..
+        } = self.operation;
+        let answer = timeout_at(deadline.write_until(), requests);
+        meter.timed(answer).await.ok()
     }
 
     /// Returns the outcome of a request that failed before `COMMIT`.

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use sqlx::{Error, PgConnection, Row as _, postgres::PgRow};
 
 use super::{
     PostgresStore, STORE,
-    row::{self, columns, from_text, int, millis, text},
+    row::{self, bind_stamp, columns, from_text, int, millis, text},
     store_error,
 };
 use crate::{
@@ -17,15 +18,12 @@ use crate::{
 };
 use sqs_once::{
     internal::{
-        RecordFilter, RecordPage, RecordStatus, StoredRecord,
+        RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord,
         system::{self, timeout},
     },
-    protocol::{Key, Record, State, Timestamp},
+    protocol::{Expect, Key, Owner, Stamp, Swap, Timestamp},
     store::StoreError,
 };
-
-/// The transaction that wrote a row, as the row's version.
-struct Version(String);
 
 /// Maximum time of a request.
 const MAX_TIME: Duration = Duration::from_secs(30);
@@ -40,7 +38,7 @@ macro_rules! select {
         concat!(
             "SELECT id, ",
             columns!($result),
-            ", r.xmin::text AS version, pid FROM sqs_once_records AS r LEFT JOIN (SELECT pid, \
+            ", pid FROM sqs_once_records AS r LEFT JOIN (SELECT pid, \
              transactionid FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' \
              AND granted) AS open ON transactionid = r.xmax WHERE "
         )
@@ -59,8 +57,11 @@ const LIST: &str = concat!(
      AND ($5::text IS NULL OR status = $5) AND (NOT $6 OR lease_until < $7) ORDER BY id"
 );
 
-const RELEASE: &str = "UPDATE sqs_once_records SET lease_until = $3, updated_at = $3, exclusive_attempts = NULL \
-    WHERE id = $1 AND xmin::text = $2";
+/// Is rolled back.
+const TRY_INSERT: &str = "INSERT INTO sqs_once_records (id, status, owner, version, expires_at, attributes) \
+    VALUES ($1, 'FAILED', '', 0, 0, '{}') ON CONFLICT (id) DO NOTHING";
+
+const DELETE: &str = "DELETE FROM sqs_once_records WHERE id = $1 AND owner = $2 AND version = $3";
 
 impl PostgresStore {
     /// Reads a record.
@@ -68,7 +69,7 @@ impl PostgresStore {
     /// # Errors
     ///
     /// [`StoreError`] if the table could not be read.
-    pub async fn get(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+    pub async fn show(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         let find = sqlx::query(FIND).bind(text(key));
         let found = self.run(None, async |connection| {
             let row = find.fetch_optional(connection).await?;
@@ -87,7 +88,8 @@ impl PostgresStore {
         let key = Key::from_stored(key);
         let tried = async {
             let mut tx = self.begin().await?;
-            let inserted = row::insert(&mut tx, &key, &Record::new(State::Failed, 0)).await;
+            let insert = sqlx::query(TRY_INSERT).bind(text(key.as_str()));
+            let inserted = insert.execute(&mut *tx).await;
             tx.roll_back().await?;
             match inserted {
                 Ok(_) => Ok(false),
@@ -156,14 +158,18 @@ impl PostgresStore {
     ///
     /// [`StoreError`]. The lease may have been ended nevertheless.
     pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
-        let write = async |connection: &mut PgConnection, key: &Key, version: &str| {
-            let release = sqlx::query(RELEASE)
-                .bind(text(key.as_str()))
-                .bind(version)
-                .bind(millis(now));
-            Ok(release.execute(connection).await?.rows_affected() == 1)
+        // A page of records has no results, and only a record in progress has none to lose.
+        let record = shown.record.as_ref().ok();
+        let Some(record) = record.filter(|record| record.lease_until().is_some()) else {
+            return Ok(false);
         };
-        self.change("release", shown, write).await
+        let swap = Swap {
+            key: Key::from_stored(&shown.key),
+            expect: Expect::Unchanged(record.clone()),
+            to: record.released(now),
+        };
+        let write = async |connection: &mut PgConnection| row::swap(connection, &swap).await;
+        self.change("release", &swap.key, write).await
     }
 
     /// Deletes a record. If the record is locked or has changed since it was read, changes nothing and
@@ -173,22 +179,26 @@ impl PostgresStore {
     ///
     /// [`StoreError`]. The record may have been deleted nevertheless.
     pub async fn delete_record(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
-        self.change("delete", shown, row::delete).await
+        let Some(stamp) = shown.version::<Stamp>() else {
+            return Ok(false);
+        };
+        let key = Key::from_stored(&shown.key);
+        let write = async |connection: &mut PgConnection| {
+            let delete = bind_stamp(sqlx::query(DELETE).bind(text(key.as_str())), stamp);
+            Ok(delete.execute(connection).await?.rows_affected() == 1)
+        };
+        self.change("delete", &key, write).await
     }
 
     async fn change(
         &self,
         action: &'static str,
-        shown: &StoredRecord,
-        write: impl AsyncFnOnce(&mut PgConnection, &Key, &str) -> Result<bool, Error>,
+        key: &Key,
+        write: impl AsyncFnOnce(&mut PgConnection) -> Result<bool, Error>,
     ) -> Result<bool, StoreError> {
-        let Some(Version(version)) = shown.version() else {
-            return Ok(false);
-        };
-        let key = Key::from_stored(&shown.key);
         let changed = async {
             let mut tx = self.begin().await?;
-            match write(&mut tx, &key, version).await {
+            match write(&mut tx).await {
                 Ok(applied) => {
                     tx.commit().await?;
                     Ok(applied)
@@ -197,7 +207,7 @@ impl PostgresStore {
                 Err(error) => Err(error),
             }
         };
-        within(action, &key, changed).await
+        within(action, key, changed).await
     }
 
     async fn begin(&self) -> Result<TransactionConnection, Error> {
@@ -230,13 +240,24 @@ async fn within<T>(
 fn stored(row: &PgRow) -> Result<StoredRecord, Error> {
     let record = match row::record(row) {
         Ok(record) => Ok(record),
-        Err(Error::Decode(why)) => Err(why.to_string()),
+        Err(Error::Decode(why)) => Err(UnreadableRecord {
+            reason: why.to_string(),
+            raw: row::attributes(row).map_or_else(
+                |_| row.try_get("attributes").unwrap_or_default(),
+                |attributes| Value::Object(attributes).to_string(),
+            ),
+        }),
         Err(error) => return Err(error),
+    };
+    let version: i64 = row.try_get("version")?;
+    let stamp = Stamp {
+        owner: Owner::from_stored(from_text(row.try_get("owner")?)),
+        version: u64::try_from(version).unwrap_or_default(),
     };
     Ok(StoredRecord {
         key: from_text(row.try_get("id")?),
         record,
         locked_by: row.try_get("pid")?,
-        version: Arc::new(Version(row.try_get("version")?)),
+        version: Arc::new(stamp),
     })
 }

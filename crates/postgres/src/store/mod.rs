@@ -16,7 +16,7 @@ use sqlx::{Error, Executor as _, PgConnection, PgPool, postgres::PgConnectOption
 use super::{
     connections::Connections,
     explain::{explain, kind},
-    store::row::{delete, insert, int, read, replace},
+    store::row::int,
     transaction_connection::{Limits, TransactionConnection},
 };
 use sqs_once::{
@@ -24,11 +24,8 @@ use sqs_once::{
         RequestErrorKind,
         system::{Instant, timeout},
     },
-    protocol::{
-        ClaimRequest, FencingToken, Key, Settlement, Timestamp,
-        decision::{may_claim, may_settle},
-    },
-    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+    protocol::{Key, Record, State, Swap, Timestamp},
+    store::{RequestContext, Store, StoreError, Swapped},
 };
 
 /// Records in a PostgreSQL table, for effects outside the database. Clones share pool and state.
@@ -46,15 +43,10 @@ use sqs_once::{
 /// # Ok(()) }
 /// ```
 ///
-/// # Protocol
+/// # Statements
 ///
-/// 1. A claim is one `INSERT ... ON CONFLICT DO NOTHING`: one round trip for a new key.
-/// 2. If the key has a record, the store reads it, and
-///    [`may_claim`](sqs_once::protocol::decision::may_claim) decides. The `UPDATE` that follows has the
-///    condition that the row is still as it was read. PostgreSQL's `xmin` identifies the version of a row.
-/// 3. A settlement reads the record, and [`may_settle`](sqs_once::protocol::decision::may_settle)
-///    decides. The write has the same condition.
-/// 4. If a different write came in between, the store reads again.
+/// A swap over nothing is `INSERT ... ON CONFLICT DO NOTHING`, and a swap over a record is an `UPDATE` with the
+/// condition that owner and version are as expected. If it wrote no row, a `SELECT` shows what is there.
 ///
 /// # Retention
 ///
@@ -66,10 +58,6 @@ pub struct PostgresStore {
     /// Completions of this process.
     completions: Arc<AtomicU64>,
 }
-
-/// How often one claim or settlement reads and writes. Each repetition means that a different write
-/// succeeded.
-const MAX_TRIES: usize = 10;
 
 /// Completions between two deletions.
 const DELETION_PERIOD: u64 = 50;
@@ -200,87 +188,28 @@ impl PostgresStore {
 }
 
 impl Store for PostgresStore {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        let key = &request.key;
-        let answer = self.run(context.time_left(), async |connection| {
-            for _ in 0..MAX_TRIES {
-                if insert(connection, key, &request.record(None)).await? {
-                    return Ok(Some(ClaimResponse::Applied { replaced: None }));
-                }
-                let Some(kept) = read(connection, key).await? else {
-                    continue;
-                };
-                if !may_claim(Some(&kept.record), request) {
-                    return Ok(Some(ClaimResponse::ConditionFailed(kept.record)));
-                }
-                let replaced = Some(kept.record).filter(|record| !record.is_expired(request.now));
-                let claimed = request.record(replaced.as_ref());
-                if replace(connection, key, &claimed, &kept.version).await? {
-                    return Ok(Some(ClaimResponse::Applied { replaced }));
-                }
-            }
-            Ok(None)
-        });
-        answered("claim", key, answer.await)
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
+        let read = async |connection: &mut PgConnection| row::read(connection, key).await;
+        let found = self.run(context.time_left(), read).await;
+        found.map_err(|error| store_error("read", key, &error))
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        let key = &fence.key;
-        let answer = self.run(context.time_left(), async |connection| {
-            for _ in 0..MAX_TRIES {
-                let Some(kept) = read(connection, key).await? else {
-                    return Ok(Some(SettleResponse::ConditionFailed(None)));
-                };
-                if !may_settle(Some(&kept.record), fence) {
-                    return Ok(Some(SettleResponse::ConditionFailed(Some(kept.record))));
-                }
-                let written = match settlement.apply(&kept.record, now) {
-                    Some(settled) => replace(connection, key, &settled, &kept.version).await?,
-                    None => delete(connection, key, &kept.version).await?,
-                };
-                if written {
-                    return Ok(Some(SettleResponse::Applied));
-                }
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+        let write = async |connection: &mut PgConnection| {
+            if row::swap(connection, swap).await? {
+                return Ok(Swapped::Applied);
             }
-            Ok(None)
-        });
-        let answer = answered(settlement.name(), key, answer.await)?;
-        if matches!(
-            (settlement, &answer),
-            (Settlement::Complete { .. }, SettleResponse::Applied)
-        ) {
+            Ok(Swapped::Found(row::read(connection, &swap.key).await?))
+        };
+        let swapped = self
+            .run(context.time_left(), write)
+            .await
+            .map_err(|error| store_error(swap.to.action(), &swap.key, &error))?;
+        if swapped == Swapped::Applied && matches!(swap.to.state, State::Completed { .. }) {
             let time_left = context.time_left().unwrap_or(MAX_DELETION_TIME);
-            self.completed(now, time_left).await;
+            self.completed(swap.to.updated_at, time_left).await;
         }
-        Ok(answer)
-    }
-}
-
-/// Returns the response after all tries. `None` means that each of them met contention.
-fn answered<T>(
-    action: &'static str,
-    key: &Key,
-    answer: Result<Option<T>, Error>,
-) -> Result<T, StoreError> {
-    match answer {
-        Ok(Some(answer)) => Ok(answer),
-        Ok(None) => Err(StoreError::contended(
-            action,
-            key,
-            STORE,
-            "other workers write this record",
-        )),
-        Err(error) => Err(store_error(action, key, &error)),
+        Ok(swapped)
     }
 }
 

@@ -146,7 +146,7 @@ pub(crate) struct ErasedDone {
 }
 
 /// Writes and events that commit together with a record.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct WriteSet {
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
     pub(crate) events: Vec<Event>,

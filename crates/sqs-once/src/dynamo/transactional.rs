@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::TransactWriteItem;
 
 use crate::{
     dynamo::{condition_failed::ConditionFailed, write::Write},
-    protocol::{ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp},
+    protocol::{Record, Swap},
     store::{RequestContext, Store, StoreError},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 ///
 /// [`DynamoStore`](crate::dynamo::store::DynamoStore) and [`Batched`](crate::dynamo::store::Batched) implement it. Other
 /// crates cannot, because the fields of a [`Commit`] are private; test handlers on DynamoDB Local or another
-/// emulator. The functions in [`crate::protocol::decision`] interpret the responses.
+/// emulator.
 pub trait TransactionalStore: Store {
     /// Applies the record's write and all other writes, or none of them. A commit that is sent twice is
     /// applied once.
@@ -34,51 +34,14 @@ pub trait TransactionalStore: Store {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Commit {
-    /// The record's write.
-    pub record: RecordWrite,
+    /// The record's swap.
+    pub record: Swap,
     /// The other writes, at most [`MAX_WRITES`](crate::dynamo::write::MAX_WRITES).
     pub writes: Vec<Write<TransactWriteItem>>,
     /// Basis of the `ClientRequestToken`, unique to this commit. At most 35 characters.
     pub token: String,
     /// The record's write as it was first sent. Each retry sends identical bytes.
     pub(crate) sent: OnceLock<TransactWriteItem>,
-    /// The put that replaces `sent`, for a record that an update cannot replace.
-    pub(crate) sent_over: OnceLock<TransactWriteItem>,
-}
-
-/// The record's write in a [`Commit`].
-#[derive(Clone, Debug)]
-pub enum RecordWrite {
-    /// Settles a claim that the worker holds.
-    Settle {
-        /// Fencing token of the claim.
-        fence: FencingToken,
-        /// How the claim ends.
-        settlement: Settlement,
-        /// The worker's clock.
-        now: Timestamp,
-    },
-    /// Writes a record without an earlier claim, with the condition of the claim `request`.
-    ///
-    /// The record is the same as after that claim and its `settlement`, except that `first_claimed_at` stays
-    /// unchanged.
-    Insert {
-        /// The claim. Its lease is not used.
-        request: ClaimRequest,
-        /// [`Settlement::Complete`] or [`Settlement::Fail`].
-        settlement: Settlement,
-    },
-}
-
-impl RecordWrite {
-    /// Returns the record's key.
-    #[must_use]
-    pub const fn key(&self) -> &Key {
-        match self {
-            Self::Settle { fence, .. } => &fence.key,
-            Self::Insert { request, .. } => &request.key,
-        }
-    }
 }
 
 /// The response to a [`Commit`].
@@ -90,9 +53,8 @@ impl RecordWrite {
 pub enum CommitResponse {
     /// All writes were applied, by this request or an earlier one.
     Applied,
-    /// No write was applied, because the record's condition check failed. Holds the record, or
-    /// `None` if no record exists.
-    ConditionFailed(Option<Record>),
+    /// No write was applied, because the record is not as expected, but like this. `None`: there is none.
+    Found(Option<Record>),
     /// No write was applied, because condition checks of the other writes failed.
     Cancelled(ConditionFailed),
     /// No write was applied, because the transaction is invalid. A retry would fail again.

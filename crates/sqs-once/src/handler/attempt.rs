@@ -102,16 +102,41 @@ impl Attempt {
             last_end,
         };
         Self {
-            history: History::with_prior(self.history.attempts + 1, prior),
+            history: History {
+                attempts: self.history.attempts + 1,
+                prior: Some(prior),
+                ..self.history
+            },
             ..self
         }
     }
 
-    /// Returns the idempotency key. Pass it to the systems that the handler calls, so that they recognize a
-    /// repeated request.
+    /// Returns the idempotency key. What a called system should get is the [call key](Self::call_key).
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Returns the name under which a called system knows the operation: a UUID of 36 characters. Pass it on, for example as
+    /// the `Idempotency-Key` of a payment gateway, so that a repeated request is recognized.
+    ///
+    /// All attempts have the same call key until the called system declines ([`Failure::declined`](crate::Failure::declined)).
+    /// A gateway stores a decline under its key and answers with it again, so the next attempt needs another one.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use sqs_once::{Attempt, Deadline};
+    /// # use sqs_once::protocol::{Key, Namespace, Timestamp};
+    /// # let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// # let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(30), Duration::ZERO);
+    /// # let attempt = Attempt::first(key, "m-1", deadline);
+    /// let again = attempt.clone().interrupted(None, None);
+    /// assert_eq!(again.call_key(), attempt.call_key());
+    /// # Ok::<(), sqs_once::protocol::KeyError>(())
+    /// ```
+    #[must_use]
+    pub fn call_key(&self) -> String {
+        self.key.call_key(self.history.generation)
     }
 
     /// Returns the message id.

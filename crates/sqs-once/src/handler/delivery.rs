@@ -103,6 +103,20 @@ impl DeliveryMetadata {
     }
 }
 
+impl DeliveryMetadata {
+    /// Returns the name of the queue.
+    pub(crate) fn queue_name(&self) -> Option<&str> {
+        self.queue_arn.as_deref()?.rsplit(':').next()
+    }
+
+    /// Returns whether the message probably has a record: SQS has delivered it before, or it comes from a dead-letter
+    /// queue.
+    pub(crate) fn expects_record(&self) -> bool {
+        let ours = |name: &String| name.starts_with("SqsOnce");
+        self.receive_count > 1 || self.attributes.keys().any(ours)
+    }
+}
+
 impl Delivery {
     /// Creates the first delivery of a message, without attributes.
     #[must_use]

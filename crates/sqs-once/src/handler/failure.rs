@@ -12,6 +12,7 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// | [no effect](Self::no_effect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and does not see this attempt |
 /// | [permanent](Self::permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error; this attempt stays open | does not run for this message; a later message under the key [sees this attempt](crate::Attempt::prior) |
 /// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message; a later message does not see this attempt |
+/// | [declined](Self::declined) | [`.declined()?`](ResultExt::declined) | `FAILED`, with the error; no attempt is open | does not run for this message; a later message sees no attempt, and has a new [call key](crate::Attempt::call_key) |
 ///
 /// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
 /// *retryable* failure, because a request that timed out may have had its effect.
@@ -51,18 +52,25 @@ pub enum FailureKind {
     /// A later attempt may succeed. This attempt certainly had no effect: the request was never sent, or the
     /// called system rejected it first.
     NoEffect,
-    /// Every attempt with this message would fail, for example a declined card.
+    /// Every attempt with this message would fail, for example because the called system refuses its data. This attempt, or
+    /// an earlier one, may have had its effect.
     Permanent,
     /// Every attempt with this message would fail, and this one certainly had no effect, for example a
     /// validation error before the request.
     PermanentNoEffect,
+    /// The called system has answered for this [call key](crate::Attempt::call_key) that it did nothing and will not, for
+    /// example a declined card.
+    Declined,
 }
 
 impl FailureKind {
     /// Returns whether every attempt with this message would fail.
     #[must_use]
     pub const fn is_permanent(self) -> bool {
-        matches!(self, Self::Permanent | Self::PermanentNoEffect)
+        matches!(
+            self,
+            Self::Permanent | Self::PermanentNoEffect | Self::Declined
+        )
     }
 }
 
@@ -90,8 +98,8 @@ impl Failure {
     /// Creates a permanent failure from an error or a text.
     ///
     /// ```
-    /// let failure = sqs_once::Failure::permanent("the card was declined");
-    /// assert_eq!(failure.to_string(), "the card was declined");
+    /// let failure = sqs_once::Failure::permanent("the gateway answered 400");
+    /// assert_eq!(failure.to_string(), "the gateway answered 400");
     /// ```
     pub fn permanent(why: impl Into<BoxError>) -> Self {
         Self::new(FailureKind::Permanent, why)
@@ -105,6 +113,21 @@ impl Failure {
     /// ```
     pub fn permanent_no_effect(why: impl Into<BoxError>) -> Self {
         Self::new(FailureKind::PermanentNoEffect, why)
+    }
+
+    /// Creates a permanent failure after the called system has answered for this attempt's
+    /// [call key](crate::Attempt::call_key) that it did nothing and will not: a declined card.
+    ///
+    /// Only for a system that got the call key and honours it. It would have answered with an earlier success, so no attempt
+    /// is open any more. The next attempt, for a later message or after a redrive, has a new call key, under which the system
+    /// decides anew.
+    ///
+    /// ```
+    /// let failure = sqs_once::Failure::declined("the gateway answered 402: card declined");
+    /// assert!(failure.kind().is_permanent());
+    /// ```
+    pub fn declined(why: impl Into<BoxError>) -> Self {
+        Self::new(FailureKind::Declined, why)
     }
 
     fn new(kind: FailureKind, why: impl Into<BoxError>) -> Self {
@@ -204,6 +227,13 @@ pub trait ResultExt<T>: sealed::Sealed {
     ///
     /// If `self` is an error.
     fn permanent_no_effect(self) -> Result<T, Failure>;
+
+    /// Converts the error to a failure that the called system [declined](Failure::declined) under the call key.
+    ///
+    /// # Errors
+    ///
+    /// If `self` is an error.
+    fn declined(self) -> Result<T, Failure>;
 }
 
 mod sealed {
@@ -223,6 +253,10 @@ impl<T, E: Into<BoxError>> ResultExt<T> for Result<T, E> {
 
     fn permanent_no_effect(self) -> Result<T, Failure> {
         self.map_err(Failure::permanent_no_effect)
+    }
+
+    fn declined(self) -> Result<T, Failure> {
+        self.map_err(Failure::declined)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     flawed::flawed,
-    protocol::{AttemptEnd, PriorState, Timestamp},
+    protocol::{AttemptEnd, Record, State, Timestamp},
 };
 
 /// The earlier attempts in the record.
@@ -12,6 +12,8 @@ pub struct History {
     pub attempts: u64,
     /// The open attempts: they may have had their effect without a record of it.
     pub prior: Option<PriorAttempt>,
+    /// How often the called system declined.
+    pub generation: u64,
 }
 
 /// A prior attempt, or several, that may have had an effect without a record of it.
@@ -36,14 +38,13 @@ impl History {
         Self {
             attempts,
             prior: Some(prior),
+            ..Self::default()
         }
     }
 
-    /// Returns whether an earlier attempt may have had its effect, so that a look-up comes first. An abandoned claim
-    /// leaves an open attempt in which no handler ran.
+    /// Returns whether an earlier attempt may have had its effect, so that a look-up comes first.
     pub fn may_have_effect(&self) -> bool {
-        self.prior
-            .is_some_and(|prior| prior.last_end != Some(AttemptEnd::NotStarted))
+        self.prior.is_some()
     }
 
     /// Returns whether the last open attempt ended by a crash, a panic or the deadline, and not by a failure
@@ -52,46 +53,32 @@ impl History {
         let returned = [
             Some(AttemptEnd::Retryable),
             Some(AttemptEnd::Permanent),
-            // The handler was never started.
-            Some(AttemptEnd::NotStarted),
+            Some(AttemptEnd::NoEffect),
         ];
         self.prior
             .is_some_and(|prior| !returned.contains(&prior.last_end))
     }
 }
 
-impl From<&PriorState> for History {
-    fn from(claimed: &PriorState) -> Self {
-        let open_since = (claimed.open_since).filter(|_| !flawed!("the handler is not told"));
+impl History {
+    /// Returns the history in the record that a claim replaced.
+    #[must_use]
+    pub fn of(replaced: Option<&Record>) -> Self {
+        let Some(record) = replaced else {
+            return Self::fresh();
+        };
+        let open_since = (record.first_claimed_at).filter(|_| !flawed!("the handler is not told"));
         let prior = open_since.map(|since| PriorAttempt {
-            first_claimed_at: Some(since).filter(|at| *at != Timestamp::default()),
-            last_end: claimed.end(),
+            first_claimed_at: Some(since),
+            last_end: match record.state {
+                State::Failed => Some(AttemptEnd::Permanent),
+                State::InProgress { .. } | State::Completed { .. } => record.last_end,
+            },
         });
         Self {
-            attempts: claimed.attempts,
+            attempts: record.attempts,
             prior,
+            generation: record.generation,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn open_attempt_may_have_effect_unless_it_never_started() {
-        let after = |last_end| {
-            let first_claimed_at = Some(Timestamp::from_millis(7));
-            let prior = PriorAttempt {
-                first_claimed_at,
-                last_end,
-            };
-            History::with_prior(1, prior).may_have_effect()
-        };
-        for end in [None, Some(AttemptEnd::Panic), Some(AttemptEnd::Deadline)] {
-            assert!(after(end), "{end:?}");
-        }
-        assert!(!after(Some(AttemptEnd::NotStarted)));
-        assert!(!History::fresh().may_have_effect());
     }
 }

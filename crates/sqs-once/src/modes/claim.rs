@@ -1,11 +1,12 @@
-//! [`Once`] as a [`Mode`]: claim -> handler -> complete | fail | end the lease | undo.
+//! [`Once`] as a [`Mode`]: claim -> handler -> end. A claim is one swap, or a read and a swap.
 
 use serde::Serialize;
 
 use super::{
     Mode, Once, Operation, Outcome,
     held::HeldClaim,
-    mode::{Claimed, Suspect},
+    mode::{Claimed, Start},
+    rejected::rejected,
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
     run::run_work,
     work::{HandlerEnd, guard_now},
@@ -13,17 +14,24 @@ use super::{
 use crate::{
     deadline::Deadline,
     flawed::flawed,
-    handler::{Attempt, Failure, HandlerOutput, History, to_output},
-    meter::Meter,
+    handler::{Attempt, Failure, HandlerOutput, to_output},
     protocol::{
-        ClaimRequest, FailedClaim, PriorState, Settlement, Timestamp,
-        decision::{failed_claim, may_settle},
+        Claim, Decision, End, Expect, Record, Swap, Timestamp, decide,
         isolation::{Standing, has_last_look_up, standing},
-        record::takeover_after,
     },
-    store::{ClaimResponse, RequestContext, Results, SettleResponse, Store, StoreError},
+    store::{RequestContext, Results, Store, StoreError, Swapped},
     system::{self, timeout_at},
 };
+
+/// How often a claim decides again with the record that its swap found.
+const MOST_SWAPS: usize = 4;
+
+/// A swap that a claim has sent, and the record that it would replace.
+#[derive(Debug)]
+struct Sent {
+    swap: Swap,
+    replaced: Option<Record>,
+}
 
 impl<S: Store> Once<S> {
     /// Runs one operation: claims it, runs `work`, and records its end.
@@ -45,67 +53,35 @@ impl<S: Store> Once<S> {
     }
 
     /// Claims an operation, and decides how its handler runs.
-    pub(super) async fn claimed(&self, operation: &Operation) -> Claimed<HeldClaim> {
-        let Operation {
-            key,
-            fingerprint,
-            delivery,
-            deadline,
-            quarantine,
-            ..
-        } = operation;
+    pub(super) async fn claimed(&self, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+        let deadline = operation.deadline;
         if !deadline.may_start() {
             return Claimed::Ended(Outcome::NotStarted);
+        }
+        if self.health.has_given_up(deadline) {
+            let why = "the last claims of this process got no answer, so this one was not sent";
+            let error = StoreError::unanswered("claim", &operation.key, "the table", why);
+            return Claimed::Ended(Outcome::store_unavailable(error));
         }
         let lease_until = if flawed!("a lease ends at once") {
             self.records.now()
         } else {
             deadline.invocation_end() + self.lease_margin
         };
-        let request = self.records.request(
-            key,
-            fingerprint.clone(),
-            delivery.message_id(),
-            lease_until,
-            takeover_after(self.lease_margin, *quarantine),
-        );
-        let claim = match self.send_claim(&request, operation).await {
-            Ok(claim) => claim,
-            Err(outcome) => return Claimed::Ended(outcome),
-        };
-        if !deadline.may_begin(self.records.now()) {
-            let outcome = Outcome::NotStarted;
-            return Claimed::Ended(self.undo(operation, &claim, false, outcome).await);
+        let quarantine = operation.quarantine;
+        let quarantine = quarantine.map(|wait| self.lease_margin.saturating_add(wait));
+        let claim = self.records.claim(operation, lease_until, quarantine);
+        match self.send_claim(operation, &claim, start).await {
+            Ok(Claimed::Run { claim, .. }) if !deadline.may_begin(self.records.now()) => {
+                let outcome = Outcome::NotStarted;
+                Claimed::Ended(self.undo(operation, &claim, false, outcome).await)
+            }
+            Ok(claimed) => claimed,
+            Err(outcome) => Claimed::Ended(outcome),
         }
-        let history = History::from(&claim.claimed);
-        let (exclusive_attempts, runs_handler) = match standing(&claim.claimed, &self.crash_waits) {
-            Standing::Clear => return Claimed::Run(claim, history),
-            Standing::Suspect { exclusive_attempts } => (exclusive_attempts, true),
-            Standing::Crashed { exclusive_attempts }
-                if quarantine.is_some()
-                    && history.may_have_effect()
-                    && has_last_look_up(exclusive_attempts, &self.crash_waits) =>
-            {
-                (exclusive_attempts, false)
-            }
-            Standing::Crashed { .. } => {
-                return Claimed::Ended(self.crashed(operation, &claim, false).await);
-            }
-        };
-        tracing::warn!(
-            %key,
-            exclusive_attempts,
-            "an earlier attempt has no recorded end: the handler runs alone"
-        );
-        let suspect = Suspect {
-            history,
-            exclusive_attempts,
-            runs_handler,
-        };
-        Claimed::Suspect(claim, suspect)
     }
 
-    /// Returns the output to complete the operation with. Settles the claim if there is none.
+    /// Returns the output to complete the operation with. Ends the claim if there is none.
     pub(super) async fn output<O>(
         &self,
         operation: &Operation,
@@ -122,88 +98,180 @@ impl<S: Store> Once<S> {
 
     async fn send_claim(
         &self,
-        request: &ClaimRequest,
         operation: &Operation,
-    ) -> Result<HeldClaim, Outcome> {
-        let (deadline, meter) = (operation.deadline, &operation.meter);
-        if self.health.has_given_up(deadline) {
-            let why = "the last claims of this process got no answer, so this one was not sent";
-            let error = StoreError::unanswered("claim", &request.key, "the table", why);
-            return Err(Outcome::store_unavailable(error));
-        }
-        let context = RequestContext::until(deadline.handler_cutoff(), meter)
-            .expecting_record(operation.delivery.facts().receive_count > 1);
+        claim: &Claim,
+        start: Start,
+    ) -> Result<Claimed<HeldClaim>, Outcome> {
+        let (key, deadline) = (&operation.key, operation.deadline);
+        let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
         let effort = Effort::claim(deadline, context);
-        let send = || self.records.store.claim(request, effort.context());
-        let answered = match repeat(&effort, "claim", &request.key, send).await {
-            Ok(answered) => answered,
-            Err(given_up) => {
-                return Err(self.not_claimed(given_up, request, deadline, meter).await);
+        // At its first receive, a message has no record.
+        let mut found = if start == Start::Alone || operation.delivery.facts().expects_record() {
+            let read = || self.records.store.get(key, effort.context());
+            let answered = repeat(&effort, "read", key, read).await;
+            self.answer(answered, deadline)?
+        } else {
+            None
+        };
+        let mut sent: Vec<Sent> = Vec::new();
+        let mut version = 0;
+        for _ in 0..MOST_SWAPS {
+            let replaced = match decide(found.as_ref(), claim) {
+                Decision::Rejected(rejection) => {
+                    return Err(rejected(rejection, operation));
+                }
+                Decision::First => None,
+                Decision::Over => found.clone(),
+                Decision::Mine => {
+                    let stamp = found.map(|record| record.stamp);
+                    let mine = sent
+                        .into_iter()
+                        .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
+                    return self.held(operation, mine, version).await;
+                }
+            };
+            let standing = standing(replaced.as_ref(), &self.crash_waits);
+            let looks_up_last = |exclusive_attempts| {
+                operation.quarantine.is_some()
+                    && (replaced.as_ref()).is_some_and(|record| record.first_claimed_at.is_some())
+                    && has_last_look_up(exclusive_attempts, &self.crash_waits)
+            };
+            let suspect = match standing {
+                Standing::Clear => None,
+                Standing::Suspect { exclusive_attempts } => Some(exclusive_attempts),
+                Standing::Crashed { exclusive_attempts } => {
+                    looks_up_last(exclusive_attempts).then_some(exclusive_attempts)
+                }
+            };
+            if let Some(exclusive_attempts) = suspect
+                && start == Start::Beside
+            {
+                return Ok(Claimed::Suspect { exclusive_attempts });
             }
+            version = found
+                .as_ref()
+                .map_or(0, |record| record.stamp.version)
+                .max(version)
+                + 1;
+            let alone = suspect.map(|_| &self.crash_waits);
+            let swap = Swap {
+                key: key.clone(),
+                expect: found.take().map_or(Expect::Absent, Expect::Unchanged),
+                to: Record::claimed(claim, version, replaced.as_ref(), alone),
+            };
+            let this = Sent { swap, replaced };
+            let send = || self.records.store.swap(&this.swap, effort.context());
+            let answered = match repeat(&effort, "claim", key, send).await {
+                Err(given_up) if given_up.may_have_been_applied => {
+                    sent.push(this);
+                    self.abandon(operation, &sent, version).await;
+                    return self.answer(Err(given_up), deadline);
+                }
+                answered => self.answer(answered, deadline)?,
+            };
+            match answered {
+                Swapped::Applied => return self.held(operation, Some(this), version).await,
+                Swapped::Found(record) => found = record,
+            }
+            sent.push(this);
+        }
+        Err(Outcome::store_unavailable(StoreError::contended(
+            "claim",
+            key,
+            "the table",
+            "other workers changed the record before each write",
+        )))
+    }
+
+    /// Interprets the answer to a request of a claim.
+    fn answer<T>(
+        &self,
+        answered: Result<Answered<T>, GivenUp>,
+        deadline: Deadline,
+    ) -> Result<T, Outcome> {
+        match answered {
+            Ok(answered) => {
+                self.health.answered();
+                Ok(answered.answer)
+            }
+            Err(GivenUp { error, .. }) => {
+                if error.is_unanswered() {
+                    self.health.unanswered(deadline);
+                } else {
+                    self.health.answered();
+                }
+                Err(Outcome::store_unavailable(error))
+            }
+        }
+    }
+
+    /// Takes what was claimed. A message whose process died alone too often does not run.
+    async fn held(
+        &self,
+        operation: &Operation,
+        sent: Option<Sent>,
+        version: u64,
+    ) -> Result<Claimed<HeldClaim>, Outcome> {
+        let Some(Sent { swap, replaced }) = sent else {
+            let why = "the record has the owner of this claim, and a version that it never sent";
+            let error = StoreError::invalid("claim", &operation.key, "the table", why);
+            return Err(Outcome::store_unavailable(error));
         };
-        self.health.answered();
-        let Answered {
-            answer,
-            copies_unanswered,
-            ..
-        } = answered;
-        let (claimed, copies_on_their_way) = match answer {
-            ClaimResponse::Applied { replaced } => (PriorState::over(replaced), copies_unanswered),
-            ClaimResponse::ConditionFailed(record) => match failed_claim(record, request) {
-                // One of the copies without a response is the one that DynamoDB applied.
-                FailedClaim::Held(claimed) => (claimed, copies_unanswered.saturating_sub(1)),
-                FailedClaim::Rejected(rejection) => return Err(rejection.into()),
-            },
-        };
-        Ok(HeldClaim {
-            fence: request.fence(),
-            claimed_at: request.now,
-            claim_lease: request.lease_until,
-            lease_until: request.lease_until,
-            takeover_after: request.takeover_after,
-            is_copy_on_its_way: copies_on_their_way > 0,
-            claimed,
-            ran_alone: false,
+        let counted = swap.to.exclusive_attempts
+            > (replaced.as_ref()).map_or(0, |record| record.exclusive_attempts);
+        let is_crashed = matches!(
+            standing(replaced.as_ref(), &self.crash_waits),
+            Standing::Crashed { .. }
+        );
+        let held = HeldClaim::new(swap.to, replaced, version, counted);
+        if is_crashed && !counted {
+            return Err(self.crashed(operation, &held, false).await);
+        }
+        // A look-up does not ask by the call key.
+        if operation.quarantine.is_none()
+            && let Some(since) = held.open_too_long(self.call_key_lifetime)
+        {
+            return Err(self.too_old(operation, &held, since).await);
+        }
+        if counted {
+            tracing::warn!(
+                key = %operation.key,
+                exclusive_attempts = held.exclusive_attempts(),
+                "an earlier attempt has no recorded end: the handler runs alone"
+            );
+        }
+        Ok(Claimed::Run {
+            history: held.history(),
+            claim: held,
+            runs_handler: !is_crashed,
         })
     }
 
-    /// Undoes a claim that may have been applied, as far as we know.
-    async fn not_claimed(
-        &self,
-        given_up: GivenUp,
-        request: &ClaimRequest,
-        deadline: Deadline,
-        meter: &Meter,
-    ) -> Outcome {
-        let GivenUp {
-            error,
-            may_have_been_applied,
-        } = given_up;
-        if error.is_unanswered() {
-            self.health.unanswered(deadline);
-        } else {
-            self.health.answered();
-        }
-        if may_have_been_applied {
-            self.abandon(request, deadline, meter).await;
-        }
-        Outcome::store_unavailable(error)
-    }
-
-    /// Ends the lease of a claim that got no response and may have been applied ([`Settlement::abandon`]).
-    /// This costs one request, or two after a takeover.
-    async fn abandon(&self, request: &ClaimRequest, deadline: Deadline, meter: &Meter) {
-        let now = self.records.now().max(request.now);
-        let end = deadline.write_until().min(system::instant() + MAX_BRIEF);
-        let context = RequestContext::until(end, meter);
-        for (fence, settlement) in Settlement::abandon(request) {
-            let settled = (self.records.store).settle(&fence, &settlement, now, &context);
-            // If this settlement fails, the claim stays until its lease expires.
-            match meter.timed(timeout_at(end, settled)).await {
-                Ok(Ok(SettleResponse::ConditionFailed(Some(record))))
-                    if may_settle(Some(&record), &request.fence()) => {}
-                _ => return,
-            }
+    /// Undoes a claim without an answer, with one swap. If that finds another swap of the claim applied, undoes that one.
+    /// If neither is answered, the claim stays until its lease ends.
+    async fn abandon(&self, operation: &Operation, sent: &[Sent], version: u64) {
+        let end = operation.deadline.write_until();
+        let end = end.min(system::instant() + MAX_BRIEF);
+        let context = RequestContext::until(end, &operation.meter);
+        let mut applied = sent.last();
+        let mut version = version;
+        while let Some(Sent { swap, replaced }) = applied {
+            version += 1;
+            let now = self.records.now().max(swap.to.updated_at);
+            let end_of_claim = End::Undone { began: false };
+            let undo = Swap {
+                key: swap.key.clone(),
+                to: (swap.to).ended(replaced.as_ref(), &end_of_claim, version, now),
+                expect: Expect::Unchanged(swap.to.clone()),
+            };
+            let swapped = self.records.store.swap(&undo, &context);
+            applied = match operation.meter.timed(timeout_at(end, swapped)).await {
+                Ok(Ok(Swapped::Found(Some(found)))) => sent
+                    .iter()
+                    .find(|other| other.swap.to.stamp == found.stamp)
+                    .filter(|other| other.swap.to.stamp != swap.to.stamp),
+                _ => None,
+            };
         }
     }
 }
@@ -214,12 +282,8 @@ impl<S> super::mode::sealed::Sealed for Once<S> {}
 impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
     type Claim = HeldClaim;
 
-    async fn claim(&self, operation: &Operation) -> Claimed<HeldClaim> {
-        self.claimed(operation).await
-    }
-
-    async fn alone(&self, operation: &Operation, claim: HeldClaim) -> Result<HeldClaim, Outcome> {
-        self.count_alone(operation, claim).await
+    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+        self.claimed(operation, start).await
     }
 
     async fn finish(&self, operation: &Operation, claim: HeldClaim, end: HandlerEnd<O>) -> Outcome {

@@ -40,6 +40,7 @@ pub struct Once<S> {
     pub(super) crash_waits: CrashWaits,
     pub(super) turns: Turns,
     pub(super) output_memory: OutputMemory,
+    pub(super) call_key_lifetime: Option<Duration>,
 }
 
 impl<S: Store> Once<S> {
@@ -63,6 +64,7 @@ impl<S: Store> Once<S> {
             crash_waits: CrashWaits::default(),
             turns: Turns::default(),
             output_memory: OutputMemory::default(),
+            call_key_lifetime: Some(Duration::from_secs(20 * 60 * 60)),
         }
     }
 
@@ -104,6 +106,24 @@ impl<S: Store> Once<S> {
     #[must_use]
     pub fn crash_waits(mut self, crash_waits: CrashWaits) -> Self {
         self.crash_waits = crash_waits;
+        self
+    }
+
+    /// Sets how long the called system remembers a [call key](crate::Attempt::call_key); `None` for ever. The default of 20
+    /// hours suits gateways that forget after 24.
+    ///
+    /// If the earliest open attempt is older, the handler does not run, because the called system would take its request for
+    /// a new operation. The message fails permanently with "too old to repeat". A handler with a
+    /// [look-up](crate::LookUp) looks up instead.
+    ///
+    /// ```
+    /// use sqs_once::{Once, store::MemoryStore};
+    ///
+    /// let once = Once::new(MemoryStore::default()).call_key_lifetime(None);
+    /// ```
+    #[must_use]
+    pub fn call_key_lifetime(mut self, lifetime: impl Into<Option<Duration>>) -> Self {
+        self.call_key_lifetime = lifetime.into();
         self
     }
 

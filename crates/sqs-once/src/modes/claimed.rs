@@ -5,17 +5,17 @@ use serde::Serialize;
 use crate::{
     dynamo::{
         done::{Done, ErasedDone},
-        transactional::{RecordWrite, TransactionalStore},
+        transactional::TransactionalStore,
     },
     modes::{
         Mode, Once, Operation, Outcome,
         commit::{Committed, commit},
-        held::{HeldClaim, after_effect},
-        mode::Claimed,
+        held::{HeldClaim, after_effect, recorded},
+        mode::{Claimed, Start},
         not_written::{UnwrittenOutput, write_until_accepted},
         work::{HandlerEnd, guard_now},
     },
-    protocol::{FailedSettlement, Timestamp, decision::failed_settlement},
+    protocol::{Expect, Swap, Timestamp},
     store::Results,
 };
 
@@ -23,12 +23,8 @@ use crate::{
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Once<S> {
     type Claim = HeldClaim;
 
-    async fn claim(&self, operation: &Operation) -> Claimed<HeldClaim> {
-        self.claimed(operation).await
-    }
-
-    async fn alone(&self, operation: &Operation, claim: HeldClaim) -> Result<HeldClaim, Outcome> {
-        self.count_alone(operation, claim).await
+    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+        self.claimed(operation, start).await
     }
 
     async fn finish(
@@ -81,24 +77,23 @@ impl<S: TransactionalStore> Once<S> {
             return Ok(self.complete(operation, claim, plan.output).await);
         }
         let (_memory, result) = self.store(operation, claim, plan.output).await;
-        let settlement = self.records.completion(&result);
-        let record = RecordWrite::Settle {
-            fence: claim.fence.clone(),
-            settlement: settlement.clone(),
-            now: self.records.now().max(claim.claimed_at),
+        let end = self.records.completion(&result);
+        let now = self.records.now().max(claim.record.updated_at);
+        let version = claim.next_version();
+        let swap = Swap {
+            key: operation.key.clone(),
+            expect: Expect::Unchanged(claim.record.clone()),
+            to: (claim.record).ended(claim.replaced.as_ref(), &end, version, now),
         };
-        let owner = &claim.fence.owner;
+        let owner = swap.to.stamp.owner.clone();
         let (effects, effort) = (plan.effects, after_effect(operation));
-        let declined = match commit(&self.records, owner, round, record, effects, &effort).await {
+        let declined = match commit(&self.records, round, swap, effects, &effort).await {
             Committed::Applied => return Ok(Outcome::Completed(result)),
-            Committed::ConditionFailed(record) => {
-                return Ok(
-                    match failed_settlement(record.as_ref(), &claim.fence, &settlement) {
-                        FailedSettlement::AlreadySettled => Outcome::Completed(result),
-                        FailedSettlement::LeaseLost => Outcome::LeaseLost,
-                    },
-                );
+            // One of this worker's writes was applied, and its answer was lost.
+            Committed::Found(Some(found)) if found.stamp.owner == owner => {
+                return Ok(recorded(found));
             }
+            Committed::Found(_) => return Ok(Outcome::LeaseLost),
             // The handler may have had other effects too. So we leave the claim until its lease expires, as
             // after every completion that was not recorded.
             Committed::Unknown(outcome) => return Ok(outcome),

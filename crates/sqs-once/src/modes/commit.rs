@@ -8,7 +8,7 @@ use crate::{
     dynamo::{
         done::WriteSet,
         outbox,
-        transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+        transactional::{Commit, CommitResponse, TransactionalStore},
         write::Write,
     },
     event::{Event, Published},
@@ -18,15 +18,15 @@ use crate::{
         records::Records,
         repeat::{Answered, Effort, GivenUp, repeat},
     },
-    protocol::{Key, Owner, Record},
+    protocol::{Key, Record, Swap},
     store::StoreError,
 };
 
 /// The response to a commit.
 pub(crate) enum Committed {
     Applied,
-    /// The record's condition check failed. Holds the record, or `None` if no record exists.
-    ConditionFailed(Option<Record>),
+    /// The record is not as expected, but like this. `None`: there is none.
+    Found(Option<Record>),
     /// Condition checks of the writes failed, or the writes are invalid. Nothing was written.
     NotWritten(NotWritten),
     /// DynamoDB did not respond, so the commit may have been applied.
@@ -37,19 +37,17 @@ pub(crate) enum Committed {
 
 /// Commits writes and events with a record.
 ///
-/// `round` counts what the handler returned in one attempt. Together with the owner, it makes the
-/// `ClientRequestToken` unique.
+/// `round` counts the contents that this attempt sends. Together with the owner, it makes the `ClientRequestToken` unique.
 pub(crate) async fn commit<S: TransactionalStore>(
     records: &Records<S>,
-    owner: &Owner,
     round: usize,
-    record: RecordWrite,
+    record: Swap,
     effects: WriteSet,
     effort: &Effort,
 ) -> Committed {
-    let (store, key) = (&records.store, record.key().clone());
+    let (store, key) = (&records.store, record.key.clone());
     // 32 characters and the round, at most 35 in total.
-    let token = format!("{owner}{round:x}");
+    let token = format!("{}{round:x}", record.to.stamp.owner);
     let WriteSet { mut writes, events } = effects;
     match puts(records, &key, &token, events) {
         Ok(puts) => writes.extend(puts),
@@ -60,14 +58,13 @@ pub(crate) async fn commit<S: TransactionalStore>(
         writes,
         token,
         sent: OnceLock::new(),
-        sent_over: OnceLock::new(),
     };
     // Each copy is the same transaction, so DynamoDB applies it once.
     let send = || store.commit(&commit, effort.context());
     match repeat(effort, "commit", &key, send).await {
         Ok(Answered { answer, .. }) => match answer {
             CommitResponse::Applied => Committed::Applied,
-            CommitResponse::ConditionFailed(record) => Committed::ConditionFailed(record),
+            CommitResponse::Found(record) => Committed::Found(record),
             CommitResponse::Cancelled(failed) => {
                 Committed::NotWritten(NotWritten::Conditions(failed))
             }

@@ -1,6 +1,12 @@
-//! [`HeldClaim`]: a claim that this worker holds, and its settlements.
+//! [`HeldClaim`]: a claim that this worker holds, and the one swap that ends it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -11,41 +17,66 @@ use super::{
 };
 use crate::{
     flawed::flawed,
-    handler::FailureKind,
-    protocol::{
-        AttemptEnd, FailedSettlement, FencingToken, PriorState, Settlement, StoredResult,
-        Timestamp,
-        decision::{failed_settlement, settled_at},
-        isolation::lease_alone,
-    },
-    store::{SettleResponse, Store, StoreError},
+    handler::{FailureKind, History},
+    protocol::{AttemptEnd, Effect, End, Expect, Record, State, StoredResult, Swap, Timestamp},
+    store::{Store, StoreError, Swapped},
     system,
 };
 
-/// A claim that this worker holds.
-///
-/// Only a successful claim creates a `HeldClaim`.
+/// A claim that this worker holds. Only a claim that was applied creates one.
 #[derive(Debug)]
 pub struct HeldClaim {
-    /// Fencing token of the claim.
-    pub(crate) fence: FencingToken,
-    /// Time of the claim, by this worker's clock.
-    pub(crate) claimed_at: Timestamp,
-    /// End of the lease that the claim asked for.
-    pub(crate) claim_lease: Timestamp,
-    /// End of the lease in the record.
-    pub(crate) lease_until: Timestamp,
-    /// How long after the end of a lease another attempt may take over.
-    pub(crate) takeover_after: Duration,
-    /// True if a copy of the claim got no response and may still be applied.
-    pub(crate) is_copy_on_its_way: bool,
-    pub(crate) claimed: PriorState,
-    /// True once the record may have counted an attempt alone.
-    pub(crate) ran_alone: bool,
+    /// The record that the claim wrote.
+    pub(crate) record: Record,
+    /// The record before it, unless that was past its retention.
+    pub(crate) replaced: Option<Record>,
+    /// The highest version that the claim has sent.
+    version: AtomicU64,
+    /// Whether the claim counted an attempt alone.
+    pub(crate) counted: bool,
 }
 
-/// The result of a settlement.
-pub(crate) enum Settled {
+impl HeldClaim {
+    pub(crate) const fn new(
+        record: Record,
+        replaced: Option<Record>,
+        version: u64,
+        counted: bool,
+    ) -> Self {
+        Self {
+            record,
+            replaced,
+            version: AtomicU64::new(version),
+            counted,
+        }
+    }
+
+    /// Draws the version of a further content.
+    pub(crate) fn next_version(&self) -> u64 {
+        self.version.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Returns how many attempts alone before this one have no recorded end.
+    pub(super) fn exclusive_attempts(&self) -> u64 {
+        let replaced = self.replaced.as_ref();
+        replaced.map_or(0, |record| record.exclusive_attempts)
+    }
+
+    /// Returns since when an attempt is open, if that is longer than `lifetime`.
+    pub(super) fn open_too_long(&self, lifetime: Option<Duration>) -> Option<Timestamp> {
+        let open_since = self.replaced.as_ref()?.first_claimed_at?;
+        let claimed = self.record.updated_at;
+        (open_since.until(claimed) > lifetime?).then_some(open_since)
+    }
+
+    /// Returns what the handler is told of earlier attempts.
+    pub(super) fn history(&self) -> History {
+        History::of(self.replaced.as_ref())
+    }
+}
+
+/// What became of the swap that ends a claim.
+enum Settled {
     Applied,
     LeaseLost,
     Unknown(StoreError),
@@ -57,10 +88,10 @@ impl<S: Store> Once<S> {
     pub(super) async fn store(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
+        held: &HeldClaim,
         output: StoredResult,
     ) -> (Option<OwnedSemaphorePermit>, StoredResult) {
-        let FencingToken { key, owner, .. } = &claim.fence;
+        let (key, owner) = (&operation.key, &held.record.stamp.owner);
         // Half of the time for writes is left for the completion itself.
         let write_until = operation.deadline.write_until();
         let left = write_until.saturating_duration_since(system::instant());
@@ -74,13 +105,15 @@ impl<S: Store> Once<S> {
     pub(super) async fn complete(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
+        held: &HeldClaim,
         output: StoredResult,
     ) -> Outcome {
-        let (_memory, result) = self.store(operation, claim, output).await;
-        let settlement = self.records.completion(&result);
-        let effort = after_effect(operation);
-        match self.settle(claim, &effort, &claim.fence, &settlement).await {
+        let (_memory, result) = self.store(operation, held, output).await;
+        let end = self.records.completion(&result);
+        match self
+            .settle(operation, held, &after_effect(operation), &end)
+            .await
+        {
             Settled::Applied => Outcome::Completed(result),
             Settled::LeaseLost => Outcome::LeaseLost,
             // The effect has happened. We leave the claim, so that no retry repeats the effect at once.
@@ -88,59 +121,59 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Settles the claim after a handler that did not succeed.
+    /// Ends the claim after a handler that did not succeed.
     pub(super) async fn end_without_output(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
+        held: &HeldClaim,
         end: NoOutput,
     ) -> Outcome {
         let last_end = match &end {
             NoOutput::Failed(failure) => match failure.kind() {
-                FailureKind::Permanent => {
+                kind @ (FailureKind::Permanent
+                | FailureKind::PermanentNoEffect
+                | FailureKind::Declined) => {
+                    let effect = match kind {
+                        FailureKind::Declined => Effect::Declined,
+                        FailureKind::PermanentNoEffect => Effect::None,
+                        _ => Effect::Possible,
+                    };
                     return self
-                        .fail(operation, claim, failure.to_string(), false)
+                        .fail(operation, held, failure.to_string(), effect)
                         .await;
                 }
-                FailureKind::PermanentNoEffect => {
-                    return self.fail(operation, claim, failure.to_string(), true).await;
-                }
                 FailureKind::NoEffect => {
-                    return self.undo(operation, claim, true, end.into()).await;
+                    return self.undo(operation, held, true, end.into()).await;
                 }
                 FailureKind::Retryable if flawed!("a retryable failure had no effect") => {
-                    return self.undo(operation, claim, true, end.into()).await;
+                    return self.undo(operation, held, true, end.into()).await;
                 }
                 FailureKind::Retryable => AttemptEnd::Retryable,
             },
             NoOutput::Panicked if flawed!("a panic is a permanent failure") => {
-                return self.fail(operation, claim, "panicked".into(), false).await;
+                let error = "panicked".to_owned();
+                return self.fail(operation, held, error, Effect::Possible).await;
             }
             NoOutput::Panicked => AttemptEnd::Panic,
             NoOutput::OutOfTime => AttemptEnd::Deadline,
         };
-        // The attempt may have had its effect.
-        let release = Settlement::Release {
-            last_end: Some(last_end),
-        };
-        self.end(operation, claim, &release, end.into()).await
+        self.end(operation, held, &End::Open(last_end), end.into())
+            .await
     }
 
-    /// Records a permanent failure. If the attempt may have had its effect, it stays open, and a later message
-    /// under the key is told of it.
+    /// Records a permanent failure.
     async fn fail(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
+        held: &HeldClaim,
         error: String,
-        had_no_effect: bool,
+        effect: Effect,
     ) -> Outcome {
-        let first_open = had_no_effect && claim.claimed.is_first_open();
-        let expires_at = self.records.expires_at();
-        let message_id = operation.delivery.message_id();
-        let settlement = Settlement::fail(error.clone(), message_id, first_open, expires_at);
-        let effort = after_effect(operation);
-        match self.settle(claim, &effort, &claim.fence, &settlement).await {
+        let end = self.records.failure(operation, error.clone(), effect);
+        match self
+            .settle(operation, held, &after_effect(operation), &end)
+            .await
+        {
             Settled::Applied => Outcome::PermanentFailure(error),
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(cause) => Outcome::FailureUnrecorded {
@@ -150,61 +183,33 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Counts an attempt alone. The handler must not start unless we know that the record has the count.
-    ///
-    /// # Errors
-    ///
-    /// The outcome, if the handler must not start. The claim has then been undone, and the record has its
-    /// earlier count again.
-    pub(super) async fn count_alone(
+    /// Records that the earliest open attempt is too old: the called system may have forgotten the call key, and would take a
+    /// repetition for a new operation.
+    pub(super) async fn too_old(
         &self,
         operation: &Operation,
-        mut claim: HeldClaim,
-    ) -> Result<HeldClaim, Outcome> {
-        let not_counted = if operation.deadline.may_begin(self.records.now()) {
-            match self.send_count(operation, &mut claim).await {
-                Settled::Applied if operation.deadline.may_begin(self.records.now()) => {
-                    return Ok(claim);
-                }
-                // The turn came too late for this write.
-                Settled::Applied | Settled::Unknown(StoreError::OutOfTime { .. }) => {
-                    Outcome::NotStarted
-                }
-                Settled::LeaseLost => return Err(Outcome::LeaseLost),
-                Settled::Unknown(error) => Outcome::store_unavailable(error),
-            }
-        } else {
-            Outcome::NotStarted
-        };
-        Err(self.undo(operation, &claim, false, not_counted).await)
-    }
-
-    /// Writes the count of an attempt alone, and the lease until which the message rests if the process dies.
-    async fn send_count(&self, operation: &Operation, claim: &mut HeldClaim) -> Settled {
-        let exclusive_attempts = claim.claimed.exclusive_attempts;
-        let attempt = exclusive_attempts + u64::from(!flawed!("attempts alone are not counted"));
-        let waits = &self.crash_waits;
-        let until = lease_alone(attempt, waits, self.records.now(), claim.lease_until);
-        let fence = claim.fence.clone().with_lease(claim.lease_until);
-        let kept_until = until + claim.takeover_after;
-        let settlement = (self.records).attempt_alone(until, kept_until, attempt);
-        claim.ran_alone = true;
-        let effort = Effort::attempt_alone(operation.deadline.start_by(), &operation.meter);
-        let settled = self.settle(claim, &effort, &fence, &settlement).await;
-        if matches!(settled, Settled::Applied) {
-            claim.lease_until = until;
-        }
-        settled
+        held: &HeldClaim,
+        open_since: Timestamp,
+    ) -> Outcome {
+        let error = format!(
+            "too old to repeat: look by hand. An attempt since {open_since} may have had its effect, and the called system may have forgotten its call key {} (CONSUMER_CALL_KEY_LIFETIME); then `sqs-once record delete {}` lets a redrive run",
+            operation.key.call_key(held.record.generation),
+            operation.key
+        );
+        self.fail(operation, held, error, Effect::None).await
     }
 
     /// Records that the process died every time this message ran alone.
     pub(super) async fn crashed(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
+        held: &HeldClaim,
         has_look_up: bool,
     ) -> Outcome {
-        let times = claim.claimed.exclusive_attempts;
+        let times = held
+            .replaced
+            .as_ref()
+            .map_or(0, |record| record.exclusive_attempts);
         let effect = if has_look_up {
             "the look-up found no effect"
         } else {
@@ -213,46 +218,45 @@ impl<S: Store> Once<S> {
         let error = format!(
             "the process ended {times} times while the handler of this message ran alone; {effect}"
         );
-        match self.fail(operation, claim, error, false).await {
+        match self.fail(operation, held, error, Effect::Possible).await {
             Outcome::PermanentFailure(error) => Outcome::Crashed(error),
             other => other,
         }
     }
 
-    /// Undoes the claim after an attempt that had no effect. The end of a handler that `began` is recorded.
+    /// Undoes the claim after an attempt that had no effect.
     pub(super) async fn undo(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
+        held: &HeldClaim,
         began: bool,
         outcome: Outcome,
     ) -> Outcome {
-        let undo = Settlement::undo(claim.claimed.clone(), claim.is_copy_on_its_way, began);
-        self.end(operation, claim, &undo, outcome).await
+        self.end(operation, held, &End::Undone { began }, outcome)
+            .await
     }
 
-    /// Settles a claim whose message returns to the queue. If the settlement fails, logs a warning and still
-    /// returns `outcome`.
+    /// Ends a claim whose message returns to the queue. If that fails, logs a warning and still returns `outcome`.
     async fn end(
         &self,
         operation: &Operation,
-        claim: &HeldClaim,
-        settlement: &Settlement,
+        held: &HeldClaim,
+        end: &End,
         outcome: Outcome,
     ) -> Outcome {
-        // Without a recorded end, an attempt alone looks like a death of the process, and the message would
-        // rest for a long time.
-        let effort = if claim.ran_alone {
+        // Without a recorded end, an attempt alone looks like a death of the process, and the message would rest for a
+        // long time.
+        let effort = if held.counted {
             after_effect(operation)
         } else {
             Effort::brief(operation.deadline.write_until(), &operation.meter)
         };
-        match self.settle(claim, &effort, &claim.fence, settlement).await {
+        match self.settle(operation, held, &effort, end).await {
             Settled::Applied => outcome,
             Settled::LeaseLost => Outcome::LeaseLost,
             Settled::Unknown(error) => {
                 tracing::warn!(
-                    key = %claim.fence.key,
+                    key = %operation.key,
                     %error,
                     "settlement failed: the claim stays until its lease expires"
                 );
@@ -261,28 +265,28 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Repeats a settlement until the store responds or `effort` ends. The fencing token makes repetitions
-    /// harmless.
+    /// Repeats the swap that ends the claim until the store responds or `effort` ends.
     async fn settle(
         &self,
-        claim: &HeldClaim,
+        operation: &Operation,
+        held: &HeldClaim,
         effort: &Effort,
-        fence: &FencingToken,
-        settlement: &Settlement,
+        end: &End,
     ) -> Settled {
-        let leases = [claim.claim_lease, claim.lease_until];
-        let now = settled_at(self.records.now(), claim.claimed_at, &leases);
-        let store = &self.records.store;
-        let send = || store.settle(fence, settlement, now, effort.context());
-        match repeat(effort, settlement.name(), &fence.key, send).await {
+        let now = self.records.now().max(held.record.updated_at);
+        let replaced = held.replaced.as_ref();
+        let swap = Swap {
+            key: operation.key.clone(),
+            expect: Expect::Unchanged(held.record.clone()),
+            to: held.record.ended(replaced, end, held.next_version(), now),
+        };
+        let send = || self.records.store.swap(&swap, effort.context());
+        match repeat(effort, end.name(), &operation.key, send).await {
             Ok(Answered { answer, .. }) => match answer {
-                SettleResponse::Applied => Settled::Applied,
-                SettleResponse::ConditionFailed(record) => {
-                    match failed_settlement(record.as_ref(), fence, settlement) {
-                        FailedSettlement::AlreadySettled => Settled::Applied,
-                        FailedSettlement::LeaseLost => Settled::LeaseLost,
-                    }
-                }
+                Swapped::Applied => Settled::Applied,
+                // An earlier copy was applied, and its answer was lost.
+                Swapped::Found(Some(found)) if found.stamp == swap.to.stamp => Settled::Applied,
+                Swapped::Found(_) => Settled::LeaseLost,
             },
             Err(GivenUp {
                 may_have_been_applied: true,
@@ -290,6 +294,15 @@ impl<S: Store> Once<S> {
             }) if flawed!("a write without an answer was applied") => Settled::Applied,
             Err(given_up) => Settled::Unknown(given_up.error),
         }
+    }
+}
+
+/// Returns the outcome that a record shows which this worker wrote, by another of its writes.
+pub(super) fn recorded(record: Record) -> Outcome {
+    match record.state {
+        State::Completed { result } => Outcome::Completed(result),
+        State::Failed => Outcome::PermanentFailure(record.error.unwrap_or_default()),
+        State::InProgress { .. } => Outcome::LeaseLost,
     }
 }
 

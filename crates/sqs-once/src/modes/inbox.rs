@@ -1,33 +1,35 @@
 //! [`Inbox`], the inbox mode: the handler plans writes, and one transaction commits the writes and the
 //! record.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use serde::Serialize;
 
 use crate::{
-    deadline::Deadline,
     dynamo::{
         done::{Done, ErasedDone, WriteSet},
-        transactional::{RecordWrite, TransactionalStore},
+        transactional::TransactionalStore,
     },
-    handler::{Attempt, Failure},
-    meter::Meter,
+    handler::{Attempt, Failure, History},
     modes::{
         Mode, Once, Operation, Outcome,
         commit::{Committed, commit},
-        mode::Claimed,
+        held::recorded,
+        mode::{Claimed, Start},
         not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
         records::Records,
-        repeat::Effort,
+        rejected::rejected,
+        repeat::{Effort, repeat},
         run::run_here,
         work::{HandlerEnd, NoOutput, guard_now},
     },
     protocol::{
-        ClaimRequest, FailedClaim, RequestErrorKind, Settlement, Timestamp,
-        decision::{failed_insert, may_claim},
+        Claim, Decision, Effect, End, Expect, Record, RequestErrorKind, Swap, Timestamp, decide,
     },
-    store::{Results, StoreError},
+    store::{RequestContext, Results, StoreError},
 };
 
 /// The inbox mode: runs operations whose only effect is DynamoDB writes.
@@ -83,29 +85,40 @@ impl<S: TransactionalStore> Inbox<S> {
     }
 }
 
+/// What an inbox writes, and the record that it has seen.
+#[derive(Debug)]
+pub struct InboxClaim {
+    claim: Claim,
+    found: Option<Record>,
+}
+
+/// How often a commit decides again with the record that it found.
+const MOST_SWAPS: usize = 4;
+
 /// The insert of one operation's record.
 struct Insert<'a, S> {
     records: &'a Records<S>,
-    request: ClaimRequest,
-    deadline: Deadline,
-    meter: &'a Meter,
+    operation: &'a Operation,
+    claim: Claim,
+    /// The record that the commit replaces, as far as is known.
+    found: Mutex<Option<Record>>,
+    /// Number of contents that were sent.
+    sent: AtomicUsize,
 }
 
 impl<S: TransactionalStore> Insert<'_, S> {
-    async fn complete(
-        &self,
-        round: usize,
-        plan: ErasedDone,
-    ) -> Result<Outcome, UnwrittenOutput<ErasedDone>> {
+    async fn complete(&self, plan: ErasedDone) -> Result<Outcome, UnwrittenOutput<ErasedDone>> {
         let ErasedDone {
             output,
             effects,
             on_condition_failed,
         } = plan;
-        let ClaimRequest { key, owner, .. } = &self.request;
-        let result = self.records.store(key, owner, output, self.deadline).await;
-        let settlement = self.records.completion(&result);
-        let inserted = self.insert(round, settlement, effects, Outcome::Completed(result));
+        let (key, deadline) = (&self.operation.key, self.operation.deadline);
+        let result = (self.records)
+            .store(key, &self.claim.owner, output, deadline)
+            .await;
+        let end = self.records.completion(&result);
+        let inserted = self.insert(&end, effects, Outcome::Completed(result));
         inserted.await.map_err(|declined| UnwrittenOutput {
             declined,
             on_condition_failed,
@@ -116,20 +129,19 @@ impl<S: TransactionalStore> Insert<'_, S> {
     ///
     /// If the operation is already completed, returns the outcome in the record: the handler of a duplicate
     /// may have failed only because of the first attempt's effect.
-    async fn fail(&self, round: usize, error: String) -> Outcome {
+    async fn fail(&self, error: String) -> Outcome {
         let failed = Outcome::PermanentFailure(error.clone());
-        let until = self.records.expires_at();
-        let settlement = Settlement::fail(error.clone(), &self.request.message_id, true, until);
+        // There was no claim, so no attempt is open.
+        let end = (self.records).failure(self.operation, error.clone(), Effect::None);
         let unrecorded = |why: String| Outcome::FailureUnrecorded {
             error: error.clone(),
             cause: Arc::new(StoreError::Rejected {
                 action: "fail",
-                key: self.request.key.to_string(),
+                key: self.operation.key.to_string(),
                 reason: why,
             }),
         };
-        let effects = WriteSet::default();
-        match self.insert(round, settlement, effects, failed).await {
+        match self.insert(&end, WriteSet::default(), failed).await {
             // The commit has no other writes, so the record itself is invalid: the table has a different key
             // schema. That is not the message's fault.
             Err(NotWritten::Invalid(why)) => unrecorded(why),
@@ -144,45 +156,54 @@ impl<S: TransactionalStore> Insert<'_, S> {
 
     async fn insert(
         &self,
-        round: usize,
-        settlement: Settlement,
+        end: &End,
         effects: WriteSet,
         inserted: Outcome,
     ) -> Result<Outcome, NotWritten> {
-        let request = &self.request;
-        let write = RecordWrite::Insert {
-            request: request.clone(),
-            settlement: settlement.clone(),
-        };
-        let owner = &request.owner;
-        let effort = Effort::commit(self.deadline.write_until(), self.meter);
-        match commit(self.records, owner, round, write, effects, &effort).await {
-            Committed::Applied => Ok(inserted),
-            // Another worker has replaced the record, and the new record admits the insert.
-            Committed::ConditionFailed(Some(record)) if may_claim(Some(&record), request) => {
-                Ok(Outcome::RetryableFailure(
-                    "another worker changed the record before this commit".into(),
-                ))
-            }
-            Committed::ConditionFailed(Some(refused_by)) => {
-                Ok(match failed_insert(refused_by, request, &settlement) {
-                    FailedClaim::Held(_) => inserted,
-                    FailedClaim::Rejected(rejection) => rejection.into(),
-                })
-            }
-            Committed::ConditionFailed(None) => Ok(Outcome::RetryableFailure(
-                "the record's condition check failed, and DynamoDB did not return the record"
-                    .into(),
-            )),
-            Committed::NotWritten(declined) => Err(declined),
-            Committed::Unknown(outcome) => Ok(outcome),
-            Committed::Unwritten(StoreError::Unavailable {
-                kind: RequestErrorKind::Contended,
-                reason,
-                ..
-            }) => Ok(Outcome::RetryableFailure(reason.into())),
-            Committed::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
+        let operation = self.operation;
+        let effort = Effort::commit(operation.deadline.write_until(), &operation.meter);
+        for _ in 0..MOST_SWAPS {
+            let found = self.found().clone();
+            let replaced = match decide(found.as_ref(), &self.claim) {
+                Decision::First => None,
+                Decision::Over => found.clone(),
+                // An earlier copy was applied, and its answer was lost.
+                Decision::Mine => return Ok(found.map_or(inserted, recorded)),
+                Decision::Rejected(rejection) => return Ok(rejected(rejection, operation)),
+            };
+            let round = self.sent.fetch_add(1, Relaxed);
+            let version = found.as_ref().map_or(0, |record| record.stamp.version);
+            let version = version + 1 + u64::try_from(round).unwrap_or(u64::MAX);
+            let claimed = Record::claimed(&self.claim, version, replaced.as_ref(), None);
+            let swap = Swap {
+                key: operation.key.clone(),
+                to: claimed.ended(replaced.as_ref(), end, version, self.claim.now),
+                expect: found.map_or(Expect::Absent, Expect::Unchanged),
+            };
+            let writes = effects.clone();
+            return match commit(self.records, round, swap, writes, &effort).await {
+                Committed::Applied => Ok(inserted),
+                Committed::Found(found) => {
+                    *self.found() = found;
+                    continue;
+                }
+                Committed::NotWritten(declined) => Err(declined),
+                Committed::Unknown(outcome) => Ok(outcome),
+                Committed::Unwritten(StoreError::Unavailable {
+                    kind: RequestErrorKind::Contended,
+                    reason,
+                    ..
+                }) => Ok(Outcome::RetryableFailure(reason.into())),
+                Committed::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
+            };
         }
+        Ok(Outcome::RetryableFailure(
+            "other workers changed the record before each commit".into(),
+        ))
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<Record>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -192,31 +213,57 @@ crate::explain_wrong_output!([S: TransactionalStore] Inbox<S>);
 
 #[diagnostic::do_not_recommend]
 impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inbox<S> {
-    type Claim = ();
+    type Claim = InboxClaim;
 
-    async fn claim(&self, operation: &Operation) -> Claimed<()> {
-        Claimed::without_record(operation)
+    async fn claim(&self, operation: &Operation, _: Start) -> Claimed<InboxClaim> {
+        if !operation.deadline.may_start() {
+            return Claimed::Ended(Outcome::NotStarted);
+        }
+        // An inbox needs no lease, because it writes the record in its final state.
+        let claim = self.records.claim(operation, self.records.now(), None);
+        let mut found = None;
+        // At its first receive, a message has no record.
+        if operation.delivery.facts().expects_record() {
+            let (deadline, key) = (operation.deadline, &operation.key);
+            let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
+            let effort = Effort::claim(deadline, context);
+            let read = || self.records.store.get(key, effort.context());
+            found = match repeat(&effort, "read", key, read).await {
+                Ok(answered) => answered.answer,
+                Err(given_up) => return Claimed::Ended(Outcome::store_unavailable(given_up.error)),
+            };
+            if let Decision::Rejected(rejection) = decide(found.as_ref(), &claim) {
+                return Claimed::Ended(rejected(rejection, operation));
+            }
+        }
+        Claimed::run(InboxClaim { claim, found }, History::fresh())
     }
 
-    async fn finish(&self, operation: &Operation, (): (), end: HandlerEnd<Done<O>>) -> Outcome {
+    async fn finish(
+        &self,
+        operation: &Operation,
+        InboxClaim { claim, found }: InboxClaim,
+        end: HandlerEnd<Done<O>>,
+    ) -> Outcome {
         let plan = match end.answer() {
             Ok(answer) => answer.and_then(|done| guard_now(|| done.try_into())),
             Err(outcome) => return outcome,
         };
-        // An inbox needs no lease, because it writes the record in its final state.
-        let (now, message_id) = (self.records.now(), operation.delivery.message_id());
-        let (key, fingerprint) = (&operation.key, operation.fingerprint.clone());
         let insert = Insert {
             records: &self.records,
-            request: (self.records).request(key, fingerprint, message_id, now, Duration::ZERO),
-            deadline: operation.deadline,
-            meter: &operation.meter,
+            operation,
+            claim: Claim {
+                now: self.records.now(),
+                ..claim
+            },
+            found: Mutex::new(found),
+            sent: AtomicUsize::new(0),
         };
-        let write = |round, plan| insert.complete(round, plan);
+        let write = |_, plan| insert.complete(plan);
         match write_until_accepted(plan, write).await {
             Ok(outcome) => outcome,
-            Err((round, NoOutput::Failed(failure))) if failure.kind().is_permanent() => {
-                insert.fail(round, failure.to_string()).await
+            Err((_, NoOutput::Failed(failure))) if failure.kind().is_permanent() => {
+                insert.fail(failure.to_string()).await
             }
             Err((_, end)) => end.into(),
         }

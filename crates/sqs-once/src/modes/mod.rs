@@ -50,6 +50,7 @@ mod operation;
 mod outcome;
 pub(crate) mod output_memory;
 pub(crate) mod records;
+pub(crate) mod rejected;
 pub(crate) mod repeat;
 pub(crate) mod run;
 mod turns;

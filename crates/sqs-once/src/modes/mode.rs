@@ -29,22 +29,11 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
 
     /// Claims an operation. Its handler may run only after that.
     #[doc(hidden)]
-    fn claim(&self, operation: &Operation) -> impl Future<Output = Claimed<Self::Claim>> + Send;
-
-    /// Counts the attempt of a suspect whose turn has come.
-    ///
-    /// # Errors
-    ///
-    /// The outcome, if the handler must not start. The claim has then been undone.
-    #[doc(hidden)]
-    fn alone(
+    fn claim(
         &self,
         operation: &Operation,
-        claim: Self::Claim,
-    ) -> impl Future<Output = Result<Self::Claim, Outcome>> + Send {
-        let _alone_already = operation;
-        std::future::ready(Ok(claim))
-    }
+        start: Start,
+    ) -> impl Future<Output = Claimed<Self::Claim>> + Send;
 
     /// Lends the handler what it needs of the claim, for the time of the call.
     #[doc(hidden)]
@@ -78,37 +67,56 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     }
 }
 
+/// When a claim is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Beside others: a suspect is not claimed.
+    Beside,
+    /// In a turn of its own: the claim of a suspect counts the attempt.
+    Alone,
+}
+
 /// The answer to a claim.
 #[derive(Debug)]
 pub enum Claimed<C> {
     /// The handler may run.
-    Run(C, History),
-    /// The handler may have ended its process: it runs alone.
-    Suspect(C, Suspect),
+    Run {
+        /// The mode's state of the operation.
+        claim: C,
+        /// The earlier attempts.
+        history: History,
+        /// False if the process ended too often: only a look-up runs.
+        runs_handler: bool,
+    },
+    /// The handler may have ended its process: it is claimed in a turn of its own. Nothing was written.
+    Suspect {
+        /// Attempts alone before this one that have no recorded end.
+        exclusive_attempts: u64,
+    },
     /// The handler does not run.
     Ended(Outcome),
+}
+
+impl<C> Claimed<C> {
+    /// The handler may run beside others.
+    pub const fn run(claim: C, history: History) -> Self {
+        Self::Run {
+            claim,
+            history,
+            runs_handler: true,
+        }
+    }
 }
 
 impl Claimed<()> {
     /// Answers for a mode without a claim: the handler may run if there is time.
     pub(crate) fn without_record(operation: &Operation) -> Self {
         if operation.deadline.may_start() {
-            Self::Run((), History::fresh())
+            Self::run((), History::fresh())
         } else {
             Self::Ended(Outcome::NotStarted)
         }
     }
-}
-
-/// A claimed operation whose handler may have ended its process.
-#[derive(Clone, Debug)]
-pub struct Suspect {
-    /// The earlier attempts.
-    pub history: History,
-    /// Attempts alone before this one that have no recorded end.
-    pub exclusive_attempts: u64,
-    /// False if the process ended too often: only a look-up runs.
-    pub runs_handler: bool,
 }
 
 /// An output that no handler can return.
@@ -134,7 +142,11 @@ macro_rules! explain_wrong_output {
         impl<$($parameters)*> $crate::Mode<$crate::internal::Unsupported> for $mode {
             type Claim = ();
 
-            async fn claim(&self, _: &$crate::Operation) -> $crate::internal::Claimed<()> {
+            async fn claim(
+                &self,
+                _: &$crate::Operation,
+                _: $crate::internal::Start,
+            ) -> $crate::internal::Claimed<()> {
                 $crate::internal::Claimed::Ended($crate::Outcome::NotStarted)
             }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::{
     deadline::Deadline,
     flawed::flawed,
+    modes::Operation,
     protocol::{
-        AfterFailure, ClaimRequest, Fingerprint, Key, Owner, Settlement, StoredResult, Timestamp,
-        record::expires_at,
+        AfterFailure, Claim, Effect, End, Key, Owner, StoredResult, Timestamp, record::expires_at,
     },
     store::Results,
 };
@@ -35,25 +35,25 @@ impl<S> Records<S> {
         (self.clock)()
     }
 
-    /// Creates a claim request with the current time and a new owner.
-    pub fn request(
+    /// Creates a claim with the current time and a new owner.
+    pub fn claim(
         &self,
-        key: &Key,
-        fingerprint: Option<Fingerprint>,
-        message_id: &str,
+        operation: &Operation,
         lease_until: Timestamp,
-        takeover_after: Duration,
-    ) -> ClaimRequest {
+        quarantine: Option<Duration>,
+    ) -> Claim {
         let now = self.now();
-        ClaimRequest {
-            key: key.clone(),
+        let facts = operation.delivery.facts();
+        Claim {
             owner: Owner::fresh(),
-            fingerprint,
-            message_id: message_id.to_owned(),
+            fingerprint: operation.fingerprint.clone(),
+            message_id: facts.message_id.clone(),
+            sent_at: facts.sent_at,
+            source: facts.queue_name().map(str::to_owned),
             now,
             lease_until,
-            takeover_after,
-            expires_at: expires_at(now, self.retention, lease_until + takeover_after),
+            expires_at: expires_at(now, self.retention, lease_until),
+            quarantine,
             after_failure: self.after_failure,
         }
     }
@@ -79,25 +79,21 @@ impl<S> Records<S> {
         result
     }
 
-    /// Creates the settlement that completes an operation. The retention starts now.
-    pub fn completion(&self, result: &StoredResult) -> Settlement {
-        Settlement::Complete {
+    /// Returns the end that completes an operation. The retention starts now.
+    pub fn completion(&self, result: &StoredResult) -> End {
+        End::Completed {
             result: result.clone(),
             expires_at: self.expires_at(),
         }
     }
 
-    /// Creates the renewal that precedes an attempt alone, and counts the attempt.
-    pub(crate) fn attempt_alone(
-        &self,
-        lease_until: Timestamp,
-        kept_until: Timestamp,
-        attempt: u64,
-    ) -> Settlement {
-        Settlement::Renew {
-            lease_until,
-            expires_at: expires_at(self.now(), self.retention, kept_until),
-            exclusive_attempts: attempt,
+    /// Returns the end of a permanent failure.
+    pub fn failure(&self, operation: &Operation, error: String, effect: Effect) -> End {
+        End::Failed {
+            error,
+            effect,
+            sent_at: operation.delivery.facts().sent_at,
+            expires_at: self.expires_at(),
         }
     }
 

@@ -47,8 +47,6 @@ pub(crate) struct Answered<T> {
     pub answer: T,
     /// Last error of an earlier copy that got no response. DynamoDB may still apply that copy.
     pub unanswered: Option<StoreError>,
-    /// Number of copies that got no response.
-    pub(crate) copies_unanswered: u32,
 }
 
 /// The error of a request that got no response in time, or cannot succeed.
@@ -103,14 +101,6 @@ impl Effort {
         }
     }
 
-    /// Effort for counting an attempt alone, without which the handler must not start.
-    pub(crate) fn attempt_alone(latest: Instant, meter: &Meter) -> Self {
-        Self {
-            denied: (u32::MAX, latest),
-            ..Self::commit(latest, meter)
-        }
-    }
-
     /// Effort for a write that is the effect itself. If it is denied, nothing has changed.
     pub(crate) fn commit(end: Instant, meter: &Meter) -> Self {
         Self {
@@ -158,11 +148,7 @@ where
     loop {
         let error = match meter.timed(timeout_at(effort.until, send())).await {
             Ok(Ok(answer)) => {
-                return Ok(Answered {
-                    answer,
-                    unanswered,
-                    copies_unanswered,
-                });
+                return Ok(Answered { answer, unanswered });
             }
             Ok(Err(error)) => error,
             Err(_elapsed) => {

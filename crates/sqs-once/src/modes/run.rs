@@ -2,7 +2,7 @@
 
 use super::{
     Mode, Operation, Outcome, RetryableError, Turns,
-    mode::Claimed,
+    mode::{Claimed, Start},
     work::{HandlerEnd, NoOutput, guard, guard_now},
 };
 use crate::{
@@ -71,20 +71,24 @@ where
     F: Future<Output: Into<HandlerEnd<O>>>,
 {
     let latest = operation.deadline.start_by();
-    let (turn, claim, history, runs_handler) = match mode.claim(&operation).await {
+    let mut claimed = mode.claim(&operation, Start::Beside).await;
+    let turn = if matches!(claimed, Claimed::Suspect { .. }) {
+        let Some(turn) = turns.alone(latest).await else {
+            return Outcome::NotStarted;
+        };
+        claimed = mode.claim(&operation, Start::Alone).await;
+        Some(turn)
+    } else {
+        turns.shared(latest).await
+    };
+    let (claim, history, runs_handler) = match claimed {
+        Claimed::Run {
+            claim,
+            history,
+            runs_handler,
+        } => (claim, history, runs_handler),
         Claimed::Ended(outcome) => return outcome,
-        Claimed::Run(claim, history) => (turns.shared(latest).await, claim, history, true),
-        Claimed::Suspect(claim, suspect) => {
-            let turn = turns.alone(latest).await;
-            let claim = match turn {
-                Some(_) => mode.alone(&operation, claim).await,
-                None => Ok(claim),
-            };
-            match claim {
-                Ok(claim) => (turn, claim, suspect.history, suspect.runs_handler),
-                Err(outcome) => return outcome,
-            }
-        }
+        Claimed::Suspect { .. } => return Outcome::NotStarted,
     };
     let attempt = turn
         .as_ref()

@@ -5,8 +5,8 @@
 //! ended. A message that claims such a record is a *suspect*: its handler starts only when no other handler
 //! runs. If the process dies again, we know which message did it.
 //!
-//! 1. Before a suspect starts, the worker counts the attempt in its record (`exclusive_attempts`) and takes a
-//!    lease that is much longer than the attempt ([`CrashWaits`]).
+//! 1. The claim of a suspect counts the attempt in its record (`exclusive_attempts`) and takes a lease that is much longer
+//!    than the attempt ([`CrashWaits`]).
 //! 2. When the worker records the end of the attempt, it removes the count and ends the lease. Only a death
 //!    leaves both, and then the message rests until the lease ends.
 //! 3. If the process died alone more often than there are waits, the handler does not start any more: the
@@ -16,10 +16,7 @@
 
 use std::time::Duration;
 
-use super::{
-    decision::{PreviousRecord, PriorState},
-    record::{State, Timestamp},
-};
+use super::record::{Record, State, Timestamp};
 use crate::flawed::flawed;
 
 /// How long a message rests each time the process dies while the message runs alone. After one more death,
@@ -75,56 +72,37 @@ impl CrashWaits {
     }
 }
 
-/// How the handler of a claim may run, judging by the record that the claim replaced.
-#[doc(hidden)]
+/// How the handler of a claim may run, judging by the record that the claim replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The handler runs beside others.
     Clear,
-    /// The handler runs alone.
+    /// The handler may have ended its process: it runs alone.
     Suspect {
         /// Attempts alone before this one that have no recorded end.
         exclusive_attempts: u64,
     },
-    /// The handler does not run, because the process died alone once more often than is allowed.
+    /// The handler does not run, because the process died alone once more often than there are waits.
     Crashed {
         /// Attempts alone that have no recorded end.
         exclusive_attempts: u64,
     },
 }
 
-/// Decides how the handler of a claim runs.
-///
-/// | replaced record | standing |
-/// | --- | --- |
-/// | absent, or with a `last_end` | clear |
-/// | `FAILED` | clear |
-/// | without an open attempt, and without a count | clear |
-/// | `IN_PROGRESS`, with more attempts alone than waits | crashed |
-/// | any other | suspect |
-///
-/// We ignore a count beside a `last_end`, because then a version without isolation recorded that end. If the
-/// response to a claim was lost, its record does not show what it replaced, so such a message is never
-/// `crashed`.
-#[doc(hidden)]
+/// Decides how the handler of a claim over `replaced` runs: over an `IN_PROGRESS` record without `last_end` it is a suspect.
 #[must_use]
-pub fn standing(claimed: &PriorState, waits: &CrashWaits) -> Standing {
-    if waits.is_off() || claimed.last_end.is_some() || flawed!("no message is a suspect") {
+pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
+    let Some(Record {
+        state: State::InProgress { .. },
+        last_end: None,
+        exclusive_attempts,
+        ..
+    }) = replaced.filter(|_| !waits.is_off() && !flawed!("no message is a suspect"))
+    else {
         return Standing::Clear;
-    }
-    let was_in_progress = match &claimed.before {
-        PreviousRecord::Nothing => return Standing::Clear,
-        PreviousRecord::Record(before) if before.state == State::Failed => return Standing::Clear,
-        PreviousRecord::Record(_) => true,
-        PreviousRecord::Unknown => false,
     };
-    let exclusive_attempts = claimed.exclusive_attempts;
-    if exclusive_attempts == 0 && claimed.open_since.is_none() {
-        Standing::Clear
-    } else if was_in_progress
-        && exclusive_attempts > 0
-        && waits.after_death(exclusive_attempts).is_none()
-    {
+    let exclusive_attempts = *exclusive_attempts;
+    if exclusive_attempts > 0 && waits.after_death(exclusive_attempts).is_none() {
         Standing::Crashed { exclusive_attempts }
     } else {
         Standing::Suspect { exclusive_attempts }
@@ -144,9 +122,7 @@ pub fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
 
 /// Returns the end of the lease for the n-th attempt alone, counted from 1, that starts now. Never before
 /// `lease_until`, the end of an ordinary lease.
-#[doc(hidden)]
-#[must_use]
-pub fn lease_alone(
+pub(super) fn lease_alone(
     n: u64,
     waits: &CrashWaits,
     now: Timestamp,

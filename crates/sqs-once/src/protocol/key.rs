@@ -8,9 +8,6 @@ use sha2::{Digest, Sha256};
 /// "Constraints in Amazon DynamoDB").
 pub const MAX_KEY_BYTES: usize = 2048;
 
-/// Longest key that [`Key::header_value`] returns unchanged, in bytes.
-const MAX_HEADER_BYTES: usize = 255;
-
 /// Maximum size of a [`Namespace`], in bytes.
 pub(crate) const MAX_NAMESPACE_BYTES: usize = 256;
 
@@ -105,25 +102,30 @@ impl Key {
         Self(text.into())
     }
 
-    /// Returns the key as the value of an HTTP header, such as `Idempotency-Key`: the key itself if it has at
-    /// most 255 visible ASCII characters (`VCHAR` of RFC 9110, section 5.5), otherwise its SHA-256 as 64 hex
-    /// digits. 255 characters is the longest `Idempotency-Key` that payment gateways commonly accept.
+    /// Returns the name under which a called system knows the operation: a UUID (RFC 9562, version 8) of 36 characters, made
+    /// of the SHA-256 of the key and `generation`, which counts the attempts that the called system
+    /// [declined](crate::Failure::declined).
     ///
     /// ```
     /// use sqs_once::protocol::{Key, Namespace};
     ///
-    /// let payments = Namespace::new("payments")?;
-    /// assert_eq!(Key::new(&payments, ["order-1"])?.header_value(), "payments#order-1");
-    /// assert_eq!(Key::new(&payments, ["Bestellung für Ada"])?.header_value().len(), 64);
+    /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+    /// assert_eq!(key.call_key(0), "eecd95da-5d42-8573-93e9-19fb668faa58");
+    /// assert_ne!(key.call_key(0), key.call_key(1));
     /// # Ok::<(), sqs_once::protocol::KeyError>(())
     /// ```
     #[must_use]
-    pub fn header_value(&self) -> Cow<'_, str> {
-        if self.0.len() <= MAX_HEADER_BYTES && self.0.bytes().all(|c| c.is_ascii_graphic()) {
-            Cow::Borrowed(&self.0)
-        } else {
-            Cow::Owned(Fingerprint::of(self.0.as_bytes()).as_str().to_owned())
-        }
+    pub fn call_key(&self, generation: u64) -> String {
+        let mut hash = Sha256::new_with_prefix(self.0.as_bytes());
+        // Of a fixed length, so no other key and generation have the same bytes.
+        hash.update(generation.to_be_bytes());
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&hash.finalize()[..16]);
+        uuid[6] = uuid[6] & 0x0F | 0x80; // version 8
+        uuid[8] = uuid[8] & 0x3F | 0x80; // variant of RFC 9562
+        let digits = hex(&uuid);
+        let groups = [(0, 8), (8, 12), (12, 16), (16, 20), (20, 32)];
+        groups.map(|(from, to)| &digits[from..to]).join("-")
     }
 
     /// Returns the key as stored in the table: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8.
@@ -377,19 +379,6 @@ mod tests {
     #[test]
     fn namespace_displays_its_name() {
         assert_eq!(Namespace::new("payments").unwrap().as_str(), "payments");
-    }
-
-    #[test]
-    fn key_invalid_as_header_is_hashed() {
-        let longest = "x".repeat(MAX_HEADER_BYTES - "ns#".len());
-        let key = |part: &str| Key::new(&ns("ns"), [part]).unwrap();
-        for part in ["o-1", "\"o\"", &longest] {
-            assert_eq!(key(part).header_value(), key(part).as_str());
-        }
-        for part in ["ö", "a b", "\n", &format!("{longest}x")] {
-            let hash = Fingerprint::of(key(part).as_str().as_bytes());
-            assert_eq!(key(part).header_value(), hash.as_str());
-        }
     }
 
     #[test]

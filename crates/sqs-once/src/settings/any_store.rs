@@ -5,8 +5,8 @@ use crate::{
         store::{Batched, DynamoStore},
         transactional::{Commit, CommitResponse, TransactionalStore},
     },
-    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
-    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
+    protocol::{Key, Record, Swap},
+    store::{MemoryStore, RequestContext, Store, StoreError, Swapped},
 };
 
 /// The store that the environment selects. On AWS it is never [`Memory`](Self::Memory).
@@ -31,29 +31,19 @@ pub enum AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.claim(request, context).await,
-            Self::Batched(store) => store.claim(request, context).await,
-            Self::Memory(store) => store.claim(request, context).await,
+            Self::DynamoDb(store) => store.get(key, context).await,
+            Self::Batched(store) => store.get(key, context).await,
+            Self::Memory(store) => store.get(key, context).await,
         }
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.settle(fence, settlement, now, context).await,
-            Self::Batched(store) => store.settle(fence, settlement, now, context).await,
-            Self::Memory(store) => store.settle(fence, settlement, now, context).await,
+            Self::DynamoDb(store) => store.swap(swap, context).await,
+            Self::Batched(store) => store.swap(swap, context).await,
+            Self::Memory(store) => store.swap(swap, context).await,
         }
     }
 }

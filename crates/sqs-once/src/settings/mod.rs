@@ -79,7 +79,7 @@ use crate::{
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |
 /// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record or the key on an item is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a message that was sent after a permanent failure under its key: `retry` runs it; `replay` answers it with the stored error |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table of the events that handlers publish |
@@ -91,6 +91,7 @@ use crate::{
 /// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | `on`: copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
+/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the called system remembers a call key: if an attempt has been open for longer, the message fails permanently instead of running again, unless the handler has a look-up. `off` for a system that never forgets |
 /// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: isolation after a crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
 ///

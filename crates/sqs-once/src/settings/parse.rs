@@ -97,6 +97,16 @@ pub(crate) fn concurrency(text: &str) -> Result<Option<NonZeroUsize>, &'static s
     }
 }
 
+/// Parses the lifetime of a call key. `off` is `None`.
+pub(crate) fn lifetime(text: &str) -> Result<Option<Duration>, String> {
+    match text {
+        "off" => Ok(None),
+        text => positive(text)
+            .map(Some)
+            .map_err(|error| format!("{error}, or must be `off`")),
+    }
+}
+
 /// Takes any text. None if it is empty.
 pub(crate) fn text(text: &str) -> Result<Option<String>, Infallible> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))

@@ -174,7 +174,8 @@ impl Shared {
             .after_failure(self.values.after_failure)
             .outbox(self.values.outbox.clone())
             .results(self.results(config))
-            .crash_waits(self.crash_waits());
+            .crash_waits(self.crash_waits())
+            .call_key_lifetime(self.values.call_key_lifetime);
         match self.memory_of_messages() {
             Some(memory) => once.output_memory(memory / 2),
             None => once,

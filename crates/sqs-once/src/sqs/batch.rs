@@ -25,7 +25,7 @@ use super::{
     ended::{Began, Ended, HandlerRun},
     fifo_after_permanent::FifoAfterPermanent,
     message::Message,
-    run::{OfBatch, Parked, Ran},
+    run::{OfBatch, Ran, Suspect},
 };
 use crate::{
     deadline::Deadline,
@@ -38,8 +38,9 @@ use crate::{
 /// How many messages that did not start are logged and named one by one. A batch may have ten thousand, and
 /// Lambda waits for our response.
 const NAMED: usize = 100;
-/// How many suspects wait at a time. More would take memory, and there is no time to run them one after the other.
-const MOST_SUSPECTS: usize = 200;
+/// From this receive on, a suspect needs no minimum of time. Otherwise it could starve beside handlers that last
+/// nearly as long as the invocation.
+const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
 
 /// The messages of one invocation. Everything that changes is here. The task of a message returns how it ended, and
 /// sees nothing of the others but that a suspect waits.
@@ -51,12 +52,12 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     messages: Arc<[Message]>,
     deadline: Deadline,
     /// Dropped before the turns, so that a handler which can be cut off has no turn afterwards.
-    tasks: JoinSet<(usize, Ran<M::Claim>)>,
+    tasks: JoinSet<(usize, Ran)>,
     /// Messages that run, by their place in the batch.
     running: HashMap<usize, Running>,
     /// Chains whose next message may start.
     ready: VecDeque<Chain>,
-    suspects: Vec<Waiting<M::Claim>>,
+    suspects: Vec<Waiting>,
     /// What the task of each message sees of the batch.
     shown: OfBatch,
     /// The handlers that began, for those whose end does not become known.
@@ -77,16 +78,10 @@ struct Running {
 }
 
 /// A suspect that waits for its turn.
-struct Waiting<C> {
+struct Waiting {
     index: usize,
-    parked: Parked<C>,
+    suspect: Suspect,
     running: Running,
-}
-
-impl<C> Waiting<C> {
-    fn deadline(&self) -> Deadline {
-        self.parked.operation.deadline
-    }
 }
 
 impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
@@ -171,25 +166,13 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Waits until a message ends. Meanwhile gives the claims back of suspects for which there is no more time. Returns
-    /// false if nothing runs.
+    /// Waits until a message ends. Returns false if nothing runs.
     async fn ends(&mut self) -> bool {
-        loop {
-            let start_by = |suspect: &Waiting<_>| suspect.deadline().start_by();
-            let joined = match self.suspects.iter().map(start_by).min() {
-                None => self.tasks.join_next().await,
-                Some(latest) => match timeout_at(latest, self.tasks.join_next()).await {
-                    Ok(joined) => joined,
-                    Err(_elapsed) => {
-                        self.give_back_late();
-                        continue;
-                    }
-                },
-            };
-            let Some(joined) = joined else { return false };
-            self.note(joined);
-            return true;
-        }
+        let Some(joined) = self.tasks.join_next().await else {
+            return false;
+        };
+        self.note(joined);
+        true
     }
 
     /// Returns whether the next chain may start its message beside others.
@@ -227,9 +210,12 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     async fn run_suspects(&mut self) {
         // The next one is the last of the list.
         self.suspects
-            .sort_by_key(|next| Reverse((next.parked.suspect.exclusive_attempts, next.index)));
+            .sort_by_key(|next| Reverse((next.suspect.exclusive_attempts, next.index)));
         while let Some(next) = self.suspects.pop() {
-            let deadline = next.deadline();
+            let mut deadline = self.deadline;
+            if self.messages[next.index].receive_count() >= RECEIVE_WITHOUT_MINIMUM {
+                deadline = deadline.without_min_time();
+            }
             let turn = if deadline.may_start() {
                 (self.consumer.process.turns)
                     .alone(deadline.start_by())
@@ -238,12 +224,12 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 None
             };
             if turn.is_none() {
-                self.give_back(next);
+                self.not_started(next);
                 continue;
             }
             let Waiting {
                 index,
-                parked,
+                suspect,
                 running,
             } = next;
             let running = Running {
@@ -257,33 +243,24 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             };
             self.start(index, running, move |consumer, messages| async move {
                 let message = &messages[index];
-                consumer.run_alone(message, parked, of_batch).await
+                (consumer.run_alone(message, suspect, deadline, of_batch)).await
             });
             while self.running.contains_key(&index) && self.ends().await {}
         }
         self.shown.suspects_wait.store(false, Relaxed);
     }
 
-    /// Gives the claims back of the suspects for which there is no more time.
-    fn give_back_late(&mut self) {
-        let is_late = |suspect: &mut Waiting<_>| !suspect.deadline().may_start();
-        let late: Vec<_> = self.suspects.extract_if(.., is_late).collect();
-        for suspect in late {
-            self.give_back(suspect);
-        }
-    }
-
-    /// Gives the claim of a suspect back.
-    fn give_back(&mut self, suspect: Waiting<M::Claim>) {
+    /// Ends a suspect that does not run in this batch.
+    fn not_started(&mut self, suspect: Waiting) {
         let Waiting {
             index,
-            parked,
+            suspect,
             running,
         } = suspect;
-        let of_batch = self.shown.at(index);
-        self.start(index, running, move |consumer, _| async move {
-            consumer.give_back(parked, of_batch).await
-        });
+        let mut ended = suspect.not_started(self.shown.at(index));
+        ended.duration = system::elapsed(running.started);
+        self.end(index, ended);
+        self.continue_chain(true, running.chain);
     }
 
     /// Starts the task of a message.
@@ -293,7 +270,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         running: Running,
         run: impl FnOnce(Arc<Consumer<M, H>>, Arc<[Message]>) -> F,
     ) where
-        F: Future<Output = Ran<M::Claim>> + Send + 'static,
+        F: Future<Output = Ran> + Send + 'static,
     {
         self.running.insert(index, running);
         let run = run(Arc::clone(&self.consumer), Arc::clone(&self.messages));
@@ -307,7 +284,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     }
 
     /// Notes that a message has ended or is a suspect.
-    fn note(&mut self, joined: Result<(usize, Ran<M::Claim>), JoinError>) {
+    fn note(&mut self, joined: Result<(usize, Ran), JoinError>) {
         self.note_began();
         // A task that was cut off is closed with the batch.
         let Ok((index, ran)) = joined else { return };
@@ -326,21 +303,17 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 self.end(index, ended);
                 self.continue_chain(stops, running.chain);
             }
-            Ran::Suspect(parked) => {
-                let suspect = Waiting {
-                    index,
-                    parked: *parked,
-                    running: Running {
-                        _turn: None,
-                        ..running
-                    },
+            Ran::Suspect(suspect) => {
+                self.shown.suspects_wait.store(true, Relaxed);
+                let running = Running {
+                    _turn: None,
+                    ..running
                 };
-                if self.suspects.len() < MOST_SUSPECTS {
-                    self.shown.suspects_wait.store(true, Relaxed);
-                    self.suspects.push(suspect);
-                } else {
-                    self.give_back(suspect);
-                }
+                self.suspects.push(Waiting {
+                    index,
+                    suspect,
+                    running,
+                });
             }
         }
     }
@@ -394,7 +367,6 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// `blocking` messages did not yield, so they could not be cut off.
     fn close(mut self) -> Vec<Ended> {
         self.note_began();
-        // There was no time to give their claims back.
         let suspects = mem::take(&mut self.suspects).into_iter();
         self.running
             .extend(suspects.map(|suspect| (suspect.index, suspect.running)));

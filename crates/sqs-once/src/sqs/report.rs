@@ -26,6 +26,7 @@ pub(crate) struct BatchReport {
     dead_letters_not_sent: u64,
     results_omitted: u64,
     batched_writes_off: u64,
+    duplicates_of_other_queue: u64,
     oldest_sent_at: Option<Timestamp>,
     handler_ms: Vec<f64>,
     store_ms: Vec<f64>,
@@ -43,6 +44,7 @@ impl BatchReport {
             dead_letters_not_sent: 0,
             results_omitted: 0,
             batched_writes_off: 0,
+            duplicates_of_other_queue: 0,
             oldest_sent_at: None,
             handler_ms: Vec::new(),
             store_ms: Vec::new(),
@@ -59,7 +61,9 @@ impl BatchReport {
         self.takeovers += u64::from(message.is_takeover());
         self.dead_lettered += u64::from(message.dead_lettered);
         self.results_omitted += u64::from(omitted);
-        self.batched_writes_off += u64::from(message.ended.requests.batches_ended);
+        let requests = &message.ended.requests;
+        self.batched_writes_off += u64::from(requests.batches_ended);
+        self.duplicates_of_other_queue += u64::from(requests.other_queue);
         let sent_at = self.oldest_sent_at.into_iter().chain(message.sent_at);
         self.oldest_sent_at = sent_at.min();
         self.handler_ms.extend(message.handler_duration.map(millis));
@@ -130,6 +134,7 @@ impl BatchReport {
             ("DeadLettersNotSent", self.dead_letters_not_sent),
             ("ResultsNotStored", self.results_omitted),
             ("BatchedWritesOff", self.batched_writes_off),
+            ("DuplicatesOfOtherQueue", self.duplicates_of_other_queue),
             ("ColdStart", u64::from(cold_start)),
         ];
         let seen = rare.into_iter().filter(|(_, count)| *count > 0);
@@ -164,6 +169,7 @@ mod tests {
             dead_letters_not_sent: 1,
             results_omitted: 1,
             batched_writes_off: 1,
+            duplicates_of_other_queue: 1,
             oldest_sent_at: Some(Timestamp::from_millis(8_500)),
             handler_ms: vec![1.5],
             store_ms: vec![2.5],

@@ -28,7 +28,7 @@ use crate::{
     meter::Meter,
     modes::{
         Mode, Operation, Outcome,
-        mode::{Claimed, Suspect},
+        mode::{Claimed, Start},
         run::{begin, call},
         work::{HandlerEnd, NoOutput, guard, guard_now},
     },
@@ -39,35 +39,32 @@ use crate::{
 /// Pauses between the tries of a message while a different transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// From this receive on, a suspect needs no minimum of time. Otherwise it could starve beside handlers that last
-/// nearly as long as the invocation.
-const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
 /// Longest wait of a suspect for its body in S3, because the messages of all invocations wait with it.
 const S3_ALONE: Duration = Duration::from_secs(5);
 
 /// What became of a message that began to run.
 #[derive(Debug)]
-pub(super) enum Ran<C> {
+pub(super) enum Ran {
     Ended(Ended),
-    Suspect(Box<Parked<C>>),
+    Suspect(Suspect),
 }
 
-/// A suspect that waits to run alone. It keeps its claim, and no body from S3: a batch may have many.
+/// A message that waits to run alone. Nothing is claimed.
 #[derive(Debug)]
-pub(super) struct Parked<C> {
-    pub(super) operation: Operation,
-    claim: C,
-    pub(super) suspect: Suspect,
+pub(super) struct Suspect {
+    pub(super) exclusive_attempts: u64,
+    key: Option<Key>,
+    meter: Meter,
     span: Span,
 }
 
 /// Why a message goes no further.
-enum Stop<C> {
+enum Stop {
     Ended(Outcome),
-    Suspect(Box<Parked<C>>),
+    Suspect(u64),
 }
 
-impl<C> From<Outcome> for Stop<C> {
+impl From<Outcome> for Stop {
     fn from(outcome: Outcome) -> Self {
         Self::Ended(outcome)
     }
@@ -101,11 +98,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         message: &Message,
         deadline: Deadline,
         of_batch: OfBatch,
-    ) -> Ran<M::Claim> {
+    ) -> Ran {
         let span = message.span(self.options.make_span.as_ref());
         let mut notes = Notes::new(of_batch, span.clone());
         let run = async {
-            let outcome = self.claim_and_run(message, deadline, &mut notes).await?;
+            self.admit(message)?;
+            let outcome = self
+                .read_and_run(message, deadline, Start::Beside, &mut notes)
+                .await?;
             Ok(self.replay(outcome, message, deadline, &mut notes).await)
         };
         let ran = pin!(caught(run)).instrument(span).await;
@@ -116,54 +116,46 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     pub(super) async fn run_alone(
         &self,
         message: &Message,
-        parked: Parked<M::Claim>,
+        suspect: Suspect,
+        deadline: Deadline,
         of_batch: OfBatch,
-    ) -> Ran<M::Claim> {
-        let mut notes = parked.notes(of_batch);
+    ) -> Ran {
+        let mut notes = suspect.notes(of_batch);
         let span = notes.span.clone();
-        let run = async { Ok(self.alone(message, parked, &mut notes).await) };
+        let run = self.read_and_run(message, deadline, Start::Alone, &mut notes);
         let ran = pin!(caught(run)).instrument(span).await;
         notes.ran(ran)
     }
 
-    /// Undoes the claim of a suspect that does not run in this batch.
-    pub(super) async fn give_back(
-        &self,
-        parked: Parked<M::Claim>,
-        of_batch: OfBatch,
-    ) -> Ran<M::Claim> {
-        let notes = parked.notes(of_batch);
-        let span = notes.span.clone();
-        let Parked {
-            operation, claim, ..
-        } = parked;
-        let end = HandlerEnd::NotStarted(Outcome::NotStarted);
-        let finish = pin!(self.mode.finish(&operation, claim, end));
-        let outcome = finish.instrument(span).await;
-        notes.ran(Ok(outcome))
-    }
-
-    /// Runs a message until it has ended, or turns out to be a suspect.
-    async fn claim_and_run(
+    /// Reads the body of a message, and runs it until it has ended, or turns out to be a suspect.
+    async fn read_and_run(
         &self,
         message: &Message,
         deadline: Deadline,
+        start: Start,
         notes: &mut Notes,
-    ) -> Result<Outcome, Stop<M::Claim>> {
-        self.admit(message)?;
-        let body = self.body(message, deadline.start_by()).await?;
+    ) -> Result<Outcome, Stop> {
+        // The messages of all invocations wait with a suspect.
+        let latest = match start {
+            Start::Beside => deadline.start_by(),
+            Start::Alone => deadline.start_by().min(system::instant() + S3_ALONE),
+        };
+        let body = self.body(message, latest).await?;
         let operation = self.operation(message, &body, deadline, notes)?;
         let mut pause = FIRST_PAUSE;
         loop {
-            let outcome = match self.mode.claim(&operation).await {
-                Claimed::Run(claim, history) => {
-                    self.attempt(message, &body, &operation, claim, (history, true), notes)
+            let outcome = match self.mode.claim(&operation, start).await {
+                Claimed::Run {
+                    claim,
+                    history,
+                    runs_handler,
+                } => {
+                    let told = (history, runs_handler);
+                    self.attempt(message, &body, &operation, claim, told, notes)
                         .await
                 }
-                Claimed::Suspect(claim, suspect) => {
-                    let span = notes.span.clone();
-                    let parked = parked(operation, claim, suspect, span);
-                    return Err(Stop::Suspect(Box::new(parked)));
+                Claimed::Suspect { exclusive_attempts } => {
+                    return Err(Stop::Suspect(exclusive_attempts));
                 }
                 Claimed::Ended(outcome) => outcome,
             };
@@ -175,36 +167,6 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             system::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
         }
-    }
-
-    /// Runs a suspect under its turn.
-    async fn alone(
-        &self,
-        message: &Message,
-        parked: Parked<M::Claim>,
-        notes: &mut Notes,
-    ) -> Outcome {
-        let Parked {
-            operation,
-            claim,
-            suspect,
-            ..
-        } = parked;
-        // Before the attempt is counted, because a failure of S3 is no death.
-        let body = match self.same_body(message, &operation).await {
-            Ok(body) => body,
-            Err(outcome) => {
-                let end = HandlerEnd::NotStarted(outcome);
-                return self.mode.finish(&operation, claim, end).await;
-            }
-        };
-        let claim = match self.mode.alone(&operation, claim).await {
-            Ok(claim) => claim,
-            Err(outcome) => return outcome,
-        };
-        let of_suspect = (suspect.history, suspect.runs_handler);
-        self.attempt(message, &body, &operation, claim, of_suspect, notes)
-            .await
     }
 
     /// Runs the handler under a claim, and records its end.
@@ -305,27 +267,6 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Ok(operation)
     }
 
-    /// Returns the body of a suspect, which may be read a second time. Key and fingerprint are those of the first.
-    async fn same_body(&self, message: &Message, operation: &Operation) -> Result<Body, Outcome> {
-        let latest = operation
-            .deadline
-            .start_by()
-            .min(system::instant() + S3_ALONE);
-        let body = self.body(message, latest).await?;
-        if message.identity().is_none() {
-            let of_first = Identity {
-                key: operation.key.clone(),
-                fingerprint: operation.fingerprint.clone(),
-            };
-            let identity = message.identify(body.text(message), &self.identity_sources());
-            if identity != Ok(of_first) {
-                let why = "the body or its key changed while the message waited to run alone";
-                return Err(Outcome::NoEffect(why.into()));
-            }
-        }
-        Ok(body)
-    }
-
     /// Calls `on_duplicate` with the recorded result of a duplicate.
     async fn replay(
         &self,
@@ -398,36 +339,50 @@ impl Notes {
         let _gone = self.of_batch.began.send(began);
     }
 
-    fn ran<C>(self, ran: Result<Outcome, Stop<C>>) -> Ran<C> {
+    fn ran(self, ran: Result<Outcome, Stop>) -> Ran {
         let outcome = match ran {
             Ok(outcome) | Err(Stop::Ended(outcome)) => outcome,
-            Err(Stop::Suspect(parked)) => return Ran::Suspect(parked),
+            Err(Stop::Suspect(exclusive_attempts)) => {
+                return Ran::Suspect(Suspect {
+                    exclusive_attempts,
+                    key: self.key,
+                    meter: self.meter,
+                    span: self.span,
+                });
+            }
         };
+        Ran::Ended(self.ended(outcome))
+    }
+
+    fn ended(self, outcome: Outcome) -> Ended {
         self.span.record("outcome", outcome.name());
-        Ran::Ended(Ended {
+        Ended {
             key: self.key,
             handler: self.handler,
             requests: self.meter.readings(),
             of_duplicate: self.of_duplicate,
             ..outcome.into()
-        })
+        }
     }
 }
 
-impl<C> Parked<C> {
-    fn notes(&self, of_batch: OfBatch) -> Notes {
+impl Suspect {
+    /// Returns the end of a suspect that does not run in this batch.
+    pub(super) fn not_started(self, of_batch: OfBatch) -> Ended {
+        self.notes(of_batch).ended(Outcome::NotStarted)
+    }
+
+    fn notes(self, of_batch: OfBatch) -> Notes {
         Notes {
-            key: Some(self.operation.key.clone()),
-            meter: self.operation.meter.clone(),
-            ..Notes::new(of_batch, self.span.clone())
+            key: self.key,
+            meter: self.meter,
+            ..Notes::new(of_batch, self.span)
         }
     }
 }
 
 /// Catches a panic. A key function is user code too.
-async fn caught<C>(
-    run: impl Future<Output = Result<Outcome, Stop<C>>>,
-) -> Result<Outcome, Stop<C>> {
+async fn caught(run: impl Future<Output = Result<Outcome, Stop>>) -> Result<Outcome, Stop> {
     let ran = AssertUnwindSafe(run).catch_unwind().await;
     ran.unwrap_or(Ok(Outcome::Panicked))
 }
@@ -441,17 +396,5 @@ fn sign<O>(end: &HandlerEnd<O>) -> Called {
         }
         HandlerEnd::NoOutput(NoOutput::Panicked) => Called::Panicked,
         HandlerEnd::NoOutput(_) | HandlerEnd::NotStarted(_) => Called::Failed,
-    }
-}
-
-fn parked<C>(mut operation: Operation, claim: C, suspect: Suspect, span: Span) -> Parked<C> {
-    if operation.delivery.facts().receive_count >= RECEIVE_WITHOUT_MINIMUM {
-        operation.deadline = operation.deadline.without_min_time();
-    }
-    Parked {
-        operation,
-        claim,
-        suspect,
-        span,
     }
 }

@@ -12,12 +12,21 @@ pub struct StoredRecord {
     /// The key as the table has it: hashed, if it is longer than a DynamoDB sort key may be.
     pub key: String,
     /// The record, or why the item or row is not a valid record.
-    pub record: Result<Record, String>,
+    pub record: Result<Record, UnreadableRecord>,
     /// Process id of the PostgreSQL session whose open transaction claims the record. `None` in
     /// DynamoDB, where a claim has a lease.
     pub locked_by: Option<i32>,
     /// The version that the store has read, as the condition of a change.
     pub version: Arc<dyn Any + Send + Sync>,
+}
+
+/// An item or a row that is not a valid record.
+#[derive(Clone, Debug)]
+pub struct UnreadableRecord {
+    /// Reason, with the attribute's name and without a value.
+    pub reason: String,
+    /// Its attributes as JSON, payload included.
+    pub raw: String,
 }
 
 impl StoredRecord {

@@ -5,11 +5,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError};
-use crate::protocol::{
-    ClaimRequest, FencingToken, Key, Record, Settlement, Timestamp,
-    decision::{may_claim, may_settle},
-};
+use super::{RequestContext, Store, StoreError, Swapped};
+use crate::protocol::{Key, Record, Swap};
 
 /// Records in the memory of the process. Clones share their records.
 ///
@@ -30,19 +27,16 @@ pub struct MemoryStore {
 impl MemoryStore {
     /// Returns the record of a key.
     #[must_use]
-    pub fn get(&self, key: &Key) -> Option<Record> {
+    pub fn record(&self, key: &Key) -> Option<Record> {
         self.records().get(key).cloned()
     }
 
-    /// Deletes and returns the record of a key, as DynamoDB's TTL or an operator would.
-    pub fn remove(&self, key: &Key) -> Option<Record> {
-        self.records().remove(key)
-    }
-
-    /// Replaces the record of a key, as an operator would.
-    #[cfg(feature = "simulation")]
-    pub fn put(&self, key: Key, record: Record) {
-        self.records().insert(key, record);
+    /// Replaces or deletes the record of a key, as DynamoDB's TTL or an operator would.
+    pub fn put(&self, key: &Key, record: Option<Record>) {
+        match record {
+            Some(record) => self.records().insert(key.clone(), record),
+            None => self.records().remove(key),
+        };
     }
 
     /// Returns the number of records, including expired ones. The store never deletes expired
@@ -58,6 +52,17 @@ impl MemoryStore {
         self.records().is_empty()
     }
 
+    /// Applies a swap.
+    pub fn apply(&self, swap: &Swap) -> Swapped {
+        let mut records = self.records();
+        let record = records.get(&swap.key);
+        if !swap.admits(record) {
+            return Swapped::Found(record.cloned());
+        }
+        records.insert(swap.key.clone(), swap.to.clone());
+        Swapped::Applied
+    }
+
     /// Locks the records. No panic can interrupt a write, so a poisoned lock is harmless.
     fn records(&self) -> MutexGuard<'_, HashMap<Key, Record>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
@@ -65,41 +70,11 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        _: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        let mut records = self.records();
-        let record = records.get(&request.key);
-        if !may_claim(record, request)
-            && let Some(record) = record
-        {
-            return Ok(ClaimResponse::ConditionFailed(record.clone()));
-        }
-        let replaced = records
-            .remove(&request.key)
-            .filter(|record| !record.is_expired(request.now));
-        records.insert(request.key.clone(), request.record(replaced.as_ref()));
-        Ok(ClaimResponse::Applied { replaced })
+    async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
+        Ok(self.record(key))
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        _: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        let mut records = self.records();
-        let record = records.get(&fence.key);
-        if !may_settle(record, fence) {
-            return Ok(SettleResponse::ConditionFailed(record.cloned()));
-        }
-        match record.and_then(|record| settlement.apply(record, now)) {
-            Some(settled) => records.insert(fence.key.clone(), settled),
-            None => records.remove(&fence.key),
-        };
-        Ok(SettleResponse::Applied)
+    async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
+        Ok(self.apply(swap))
     }
 }

@@ -1,8 +1,7 @@
 //! Storage of records: the [`Store`] trait and its implementations.
 //!
-//! A store makes single conditional writes and returns their responses. The functions in
-//! [`crate::protocol::decision`] interpret them. So a store needs only two methods and no rules. The suite in
-//! [`crate::store::conformance`] checks its conditions.
+//! A store reads, and it compares and swaps. Every rule is in [`crate::protocol`]. The page of cases in
+//! [`crate::store::conformance`] checks it.
 
 pub(crate) mod admin;
 #[cfg(feature = "testing")]
@@ -22,89 +21,68 @@ pub use context::RequestContext;
 pub use memory::MemoryStore;
 pub use results::{ResultStore, Results};
 
-use crate::protocol::{
-    ClaimRequest, FencingToken, Key, Record, RequestErrorKind, Settlement, Timestamp,
-};
+use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 
-/// A table of [`Record`]s with conditional writes.
-///
-/// Both writes are atomic: no other write comes between the condition check and the write. A store does not
-/// repeat a write. The caller does that, as long as the kind of error and the time allow it.
+/// A table of [`Record`]s. Each call is one request, and a store repeats none: the caller does that, as long as the kind of
+/// error and the time allow it.
 ///
 /// ```
-/// use sqs_once::protocol::{ClaimRequest, Key, Namespace, Owner, Settlement, Timestamp};
-/// use sqs_once::store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store};
+/// use sqs_once::protocol::{Claim, Expect, Key, Namespace, Owner, Record, Swap, Timestamp};
+/// use sqs_once::store::{MemoryStore, RequestContext, Store, Swapped};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let (store, context) = (MemoryStore::default(), RequestContext::default());
-/// let now = Timestamp::now();
 /// let key = Key::new(&Namespace::new("payments")?, ["order-1"])?;
+/// let now = Timestamp::now();
 /// let lease_until = now + std::time::Duration::from_secs(30);
-/// let expires_at = now.as_secs() + 3600;
-/// let request = ClaimRequest::new(key, Owner::fresh(), "m-1", now, lease_until, expires_at);
-/// assert_eq!(store.claim(&request, &context).await?, ClaimResponse::Applied { replaced: None });
-/// assert_eq!(store.claim(&request, &context).await?, ClaimResponse::ConditionFailed(request.record(None)));
-/// let end = Settlement::Release { last_end: None };
-/// let ended = store.settle(&request.fence(), &end, now, &context).await?;
-/// assert_eq!(ended, SettleResponse::Applied);
+/// let claim = Claim::new(Owner::fresh(), "m-1", now, lease_until, now.as_secs() + 3600);
+/// let swap = Swap {
+///     key,
+///     expect: Expect::Absent,
+///     to: Record::claimed(&claim, 1, None, None),
+/// };
+/// assert_eq!(store.swap(&swap, &context).await?, Swapped::Applied);
+/// // A copy finds the record.
+/// assert_eq!(store.swap(&swap, &context).await?, Swapped::Found(Some(swap.to)));
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// Writes [`ClaimRequest::record`] if [`may_claim`](crate::protocol::decision::may_claim)
-    /// returns true.
+    /// Reads the record of a key. The read is strongly consistent.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The claim may have been applied nevertheless: see
-    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
-    fn claim(
+    /// [`StoreError`]. An item that is not a valid record is never absent: [`StoreError::Unreadable`].
+    fn get(
         &self,
-        request: &ClaimRequest,
+        key: &Key,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<ClaimResponse, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Applies `settlement` if [`may_settle`](crate::protocol::decision::may_settle) returns true.
-    ///
-    /// `now` becomes the record's `updated_at`.
+    /// Writes [`Swap::to`] if the record is as [`Swap::expect`] says.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The settlement may have been applied nevertheless: see
+    /// [`StoreError`]. The swap may have been applied nevertheless: see
     /// [`may_have_been_applied`](StoreError::may_have_been_applied).
-    fn settle(
+    fn swap(
         &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
+        swap: &Swap,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<SettleResponse, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 }
 
-/// The response to a claim. A conditional write is either applied, or its condition failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a claim whose condition failed must not run"]
-pub enum ClaimResponse {
-    /// The claim succeeded.
-    Applied {
-        /// The record before the claim. `None` if no record existed, or only an expired one.
-        replaced: Option<Record>,
-    },
-    /// The condition of the claim failed on this record.
-    ConditionFailed(Record),
-}
-
-/// The response to a settlement.
+/// The answer to a swap.
 #[expect(
     clippy::large_enum_variant,
     reason = "one answer lives at a time, and is taken apart at once"
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[must_use = "a settlement whose condition failed is not recorded"]
-pub enum SettleResponse {
-    /// The settlement succeeded.
+#[must_use = "a swap that was not applied is not recorded"]
+pub enum Swapped {
+    /// The record is now [`Swap::to`].
     Applied,
-    /// The condition of the settlement failed on this record, or because there is no record (`None`).
-    ConditionFailed(Option<Record>),
+    /// The record is not as expected, but like this. `None`: there is none.
+    Found(Option<Record>),
 }
 
 /// Why a request to a store failed.
@@ -168,7 +146,7 @@ pub enum StoreError {
     },
     /// The item under this key is not a valid record.
     #[error(
-        "the record of key `{key}` in {store} is invalid: {reason}; another program may have written it: correct or delete the record"
+        "the record of key `{key}` in {store} is invalid: {reason}; another program or a newer version may have written it: `sqs-once record show '{key}'` prints it, `sqs-once record delete '{key}'` deletes it"
     )]
     Unreadable {
         /// Key of the record.

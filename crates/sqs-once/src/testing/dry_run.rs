@@ -15,7 +15,7 @@ use crate::{
     dynamo::item::Item,
     handler::AnyLookUp,
     modes::{
-        mode::{Claimed, sealed::Sealed},
+        mode::{Claimed, Start, sealed::Sealed},
         run::run_handler,
         work::HandlerEnd,
     },
@@ -112,7 +112,7 @@ impl DryRun {
             Ok((mut operation, body)) => {
                 operation.quarantine = look_up.map(|_| Duration::ZERO);
                 if self.interrupted.swap(false, Relaxed) {
-                    self.plans.interrupt(&operation).await;
+                    self.plans.interrupt(&operation);
                 }
                 run_handler(self, (handler, look_up), operation, body).await
             }
@@ -236,12 +236,8 @@ impl Sealed for DryRun {}
 impl<A: Planned> Mode<A> for DryRun {
     type Claim = A::Claim;
 
-    async fn claim(&self, operation: &Operation) -> Claimed<A::Claim> {
-        A::claim(&self.plans, operation).await
-    }
-
-    async fn alone(&self, operation: &Operation, claim: A::Claim) -> Result<A::Claim, Outcome> {
-        A::alone(&self.plans, operation, claim).await
+    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<A::Claim> {
+        A::claim(&self.plans, operation, start).await
     }
 
     async fn finish(&self, operation: &Operation, claim: A::Claim, end: HandlerEnd<A>) -> Outcome {

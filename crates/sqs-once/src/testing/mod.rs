@@ -53,8 +53,6 @@ use std::{sync::Arc, time::Duration};
 use aws_lambda_events::sqs::SqsEvent;
 use serde::de::DeserializeOwned;
 
-#[doc(hidden)]
-pub use crate::for_each_promise_of_a_store;
 pub use crate::store::conformance;
 pub use crate::testing::plans::PlannedWrite;
 pub use dry_run::DryRun;

@@ -8,7 +8,10 @@ use crate::{
     dynamo::done::Done,
     handler::{Failure, HandlerOutput},
     modes::{
-        Mode, Once, Operation, Outcome, held::HeldClaim, item::Change, mode::Claimed,
+        Mode, Once, Operation, Outcome,
+        held::HeldClaim,
+        item::Change,
+        mode::{Claimed, Start},
         work::HandlerEnd,
     },
     protocol::StoredResult,
@@ -27,14 +30,8 @@ pub trait Planned: HandlerOutput + Sized {
     fn claim(
         plans: &Plans,
         operation: &Operation,
+        start: Start,
     ) -> impl Future<Output = Claimed<Self::Claim>> + Send;
-
-    /// Counts the attempt of a suspect.
-    fn alone(
-        plans: &Plans,
-        operation: &Operation,
-        claim: Self::Claim,
-    ) -> impl Future<Output = Result<Self::Claim, Outcome>> + Send;
 
     /// Records the end of the handler, and its writes in `plans`.
     fn finish(
@@ -53,16 +50,8 @@ fn once(plans: &Plans) -> Once<Plans> {
 impl<O: Serialize + Send> Planned for O {
     type Claim = HeldClaim;
 
-    async fn claim(plans: &Plans, operation: &Operation) -> Claimed<HeldClaim> {
-        Mode::<O>::claim(&once(plans), operation).await
-    }
-
-    async fn alone(
-        plans: &Plans,
-        operation: &Operation,
-        claim: HeldClaim,
-    ) -> Result<HeldClaim, Outcome> {
-        Mode::<O>::alone(&once(plans), operation, claim).await
+    async fn claim(plans: &Plans, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+        Mode::<O>::claim(&once(plans), operation, start).await
     }
 
     async fn finish(
@@ -79,16 +68,8 @@ impl<O: Serialize + Send> Planned for O {
 impl<O: Serialize + Send + 'static> Planned for Done<O> {
     type Claim = HeldClaim;
 
-    async fn claim(plans: &Plans, operation: &Operation) -> Claimed<HeldClaim> {
-        Mode::<Done<O>>::claim(&once(plans), operation).await
-    }
-
-    async fn alone(
-        plans: &Plans,
-        operation: &Operation,
-        claim: HeldClaim,
-    ) -> Result<HeldClaim, Outcome> {
-        Mode::<Done<O>>::alone(&once(plans), operation, claim).await
+    async fn claim(plans: &Plans, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+        Mode::<Done<O>>::claim(&once(plans), operation, start).await
     }
 
     async fn finish(
@@ -107,12 +88,8 @@ impl<O: Serialize + Send + 'static> Planned for Change<O> {
 
     type Claim = ();
 
-    async fn claim(_: &Plans, operation: &Operation) -> Claimed<()> {
+    async fn claim(_: &Plans, operation: &Operation, _: Start) -> Claimed<()> {
         Claimed::without_record(operation)
-    }
-
-    async fn alone(_: &Plans, _: &Operation, (): ()) -> Result<(), Outcome> {
-        Ok(())
     }
 
     async fn finish(

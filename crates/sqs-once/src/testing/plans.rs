@@ -12,15 +12,12 @@ use crate::{
     dynamo::{
         condition_failed::{ConditionFailed, FailedWrite},
         item::Item,
-        transactional::{Commit, CommitResponse, RecordWrite, TransactionalStore},
+        transactional::{Commit, CommitResponse, TransactionalStore},
         write::{Write, table},
     },
     modes::Operation,
-    protocol::{
-        ClaimRequest, FencingToken, Key, Owner, Settlement, Timestamp,
-        decision::{may_claim, may_settle},
-    },
-    store::{ClaimResponse, MemoryStore, RequestContext, SettleResponse, Store, StoreError},
+    protocol::{Claim, Key, Owner, Record, Swap, Timestamp},
+    store::{MemoryStore, RequestContext, Store, StoreError, Swapped},
 };
 
 /// A write that a handler planned, and that would have been sent.
@@ -92,25 +89,19 @@ impl Plans {
     }
 
     /// Replaces the record by that of a worker that claimed the operation long ago and crashed.
-    pub async fn interrupt(&self, operation: &Operation) {
+    pub fn interrupt(&self, operation: &Operation) {
         const HOUR: u64 = 3600;
         let now = Timestamp::now();
         let quarantine = operation.quarantine.unwrap_or_default().as_millis();
         let quarantine = u64::try_from(quarantine).unwrap_or(u64::MAX);
         let before = quarantine.saturating_add(HOUR * 1000);
         let at = Timestamp::from_millis(now.as_millis().saturating_sub(before));
-        let mut claim = ClaimRequest::new(
-            operation.key.clone(),
-            Owner::fresh(),
-            operation.delivery.message_id(),
-            at,
-            at,
-            now.as_secs() + HOUR,
-        );
+        let message_id = operation.delivery.message_id();
+        let expires_at = now.as_secs() + HOUR;
+        let mut claim = Claim::new(Owner::fresh(), message_id, at, at, expires_at);
         claim.fingerprint.clone_from(&operation.fingerprint);
-        self.records.remove(&operation.key);
-        // A store in memory never fails.
-        let _applied = self.records.claim(&claim, &RequestContext::default()).await;
+        let record = Record::claimed(&claim, 1, None, None);
+        self.records.put(&operation.key, Some(record));
     }
 
     /// Stores an item that changes may read.
@@ -171,22 +162,12 @@ impl Plans {
 }
 
 impl Store for Plans {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        self.records.claim(request, context).await
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
+        self.records.get(key, context).await
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        self.records.settle(fence, settlement, now, context).await
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+        self.records.swap(swap, context).await
     }
 }
 
@@ -195,37 +176,18 @@ impl TransactionalStore for Plans {
     async fn commit(
         &self,
         commit: &Commit,
-        context: &RequestContext,
+        _: &RequestContext,
     ) -> Result<CommitResponse, StoreError> {
-        let record = self.records.get(commit.record.key());
-        let admitted = match &commit.record {
-            RecordWrite::Settle { fence, .. } => may_settle(record.as_ref(), fence),
-            RecordWrite::Insert { request, .. } => may_claim(record.as_ref(), request),
-        };
-        if !admitted {
-            return Ok(CommitResponse::ConditionFailed(record));
+        let record = self.records.record(&commit.record.key);
+        if !commit.record.admits(record.as_ref()) {
+            return Ok(CommitResponse::Found(record));
         }
         if let Err(failed) = self.write(&commit.writes) {
             return Ok(CommitResponse::Cancelled(failed));
         }
-        let (fence, settlement, now) = match &commit.record {
-            RecordWrite::Settle {
-                fence,
-                settlement,
-                now,
-            } => (fence.clone(), settlement, *now),
-            RecordWrite::Insert {
-                request,
-                settlement,
-            } => {
-                let _admitted = self.records.claim(request, context).await?;
-                (request.fence(), settlement, request.now)
-            }
-        };
-        let settled = self.records.settle(&fence, settlement, now, context);
-        Ok(match settled.await? {
-            SettleResponse::Applied => CommitResponse::Applied,
-            SettleResponse::ConditionFailed(record) => CommitResponse::ConditionFailed(record),
+        Ok(match self.records.apply(&commit.record) {
+            Swapped::Applied => CommitResponse::Applied,
+            Swapped::Found(record) => CommitResponse::Found(record),
         })
     }
 }

@@ -256,6 +256,7 @@ fn conflict_with_other_invocation_is_legal() {
         delivery: ("m-1".into(), 9),
         worker: 8,
         invocation,
+        at_ms: 0,
     };
     clean(&at_work(Some(second(2))));
     for alone in [None, Some(second(1))] {

@@ -32,6 +32,7 @@ pub(crate) fn delivered(n: usize, worker: u32) -> Event {
         delivery,
         worker,
         invocation: 1,
+        at_ms: 0,
     }
 }
 
@@ -106,6 +107,7 @@ pub(crate) fn settled_by(n: usize, owner: &str, as_what: Settled) -> Event {
         owner: owner.into(),
         as_what,
         lease_until_ms: None,
+        failed_at_ms: None,
     }
 }
 
@@ -275,6 +277,7 @@ fn second_charge_by_concurrent_invocation_is_found() {
             delivery: ("m-1".into(), 9),
             worker: 7,
             invocation: 2,
+            at_ms: 0,
         };
         events.insert(2, second);
         for event in &mut events {
@@ -302,7 +305,7 @@ fn second_charge_by_concurrent_invocation_is_found() {
 
 #[test]
 fn charge_after_recorded_end_is_found() {
-    for sealed in [Settled::Completed, Settled::Failed] {
+    for sealed in [Settled::Completed, Settled::Failed, Settled::Declined] {
         let events = again(vec![
             ended(3, ChargeEnd::Answered),
             settled(1, sealed),

@@ -1,28 +1,28 @@
 //! Records in DynamoDB as an operator reads and changes them, with the command-line tool `sqs-once`.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use aws_sdk_dynamodb::{
-    operation::{delete_item::DeleteItemError, update_item::UpdateItemError},
-    types::ReturnConsumedCapacity,
+    operation::delete_item::DeleteItemError,
+    types::{AttributeValue, ReturnConsumedCapacity},
 };
 
-use super::{DynamoStore, expressions};
+use super::{DynamoStore, Field, Layout};
 use crate::{
-    dynamo::{
-        item::Item,
-        write::{delete_item, update_item},
+    dynamo::item::{Item, number, string},
+    protocol::{
+        Expect, Key, Swap, Timestamp,
+        record::{COMPLETED, FAILED, IN_PROGRESS},
     },
-    protocol::{Key, Timestamp},
     store::{
-        StoreError,
-        admin::{RecordFilter, RecordPage, StoredRecord},
+        StoreError, Swapped,
+        admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord},
     },
 };
 
 impl DynamoStore {
     /// Reads a record with strong consistency.
-    pub async fn get(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
+    pub async fn show(&self, key: &str) -> Result<Option<StoredRecord>, StoreError> {
         let read = self
             .client
             .get_item()
@@ -53,7 +53,7 @@ impl DynamoStore {
         limit: i32,
         now: Timestamp,
     ) -> Result<RecordPage, StoreError> {
-        let with = expressions::list(&self.layout, filter, now);
+        let with = listing(&self.layout, filter, now);
         let start = after.map(|key| self.layout.primary_key(key));
         let unavailable = Key::from_stored(filter.prefix.as_deref().unwrap_or("*"));
         let (items, read, capacity, last) = if let Some(condition) = with.key_condition {
@@ -108,20 +108,15 @@ impl DynamoStore {
     ///
     /// [`StoreError`]. The lease may have been ended nevertheless.
     pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
-        let Some(item) = shown.version::<Item>() else {
+        let Ok(record) = &shown.record else {
             return Ok(false);
         };
-        let update = expressions::release(&self.layout, &self.table, item, now);
-        match update_item(&self.writing, update).send().await {
-            Ok(_) => Ok(true),
-            Err(error) => match error.as_service_error() {
-                Some(UpdateItemError::ConditionalCheckFailedException(_)) => Ok(false),
-                _ => {
-                    let key = Key::from_stored(&shown.key);
-                    Err(self.unavailable("release", "dynamodb:UpdateItem", &key, error))
-                }
-            },
-        }
+        let swap = Swap {
+            key: Key::from_stored(&shown.key),
+            expect: Expect::Unchanged(record.clone()),
+            to: record.released(now),
+        };
+        Ok(self.swap_in(None, &swap).await? == Swapped::Applied)
     }
 
     /// Deletes a record. If the record has changed since it was read, changes nothing and returns false.
@@ -133,8 +128,28 @@ impl DynamoStore {
         let Some(item) = shown.version::<Item>() else {
             return Ok(false);
         };
-        let delete = expressions::delete_record(&self.layout, &self.table, item);
-        match delete_item(&self.writing, delete).send().await {
+        let mut delete = self
+            .writing
+            .delete_item()
+            .table_name(&self.table)
+            .set_key(Some(self.layout.primary_key_of(item)));
+        // An item that is no record may have no stamp.
+        let mut condition = Vec::new();
+        for (field, name, value) in [
+            (Field::Owner, "#owner", ":owner"),
+            (Field::Version, "#version", ":version"),
+        ] {
+            delete = delete.expression_attribute_names(name, self.layout.name(field));
+            condition.push(match item.get(self.layout.name(field)) {
+                None => format!("attribute_not_exists({name})"),
+                Some(found) => {
+                    delete = delete.expression_attribute_values(value, found.clone());
+                    format!("{name} = {value}")
+                }
+            });
+        }
+        let delete = delete.condition_expression(condition.join(" AND "));
+        match delete.send().await {
             Ok(_) => Ok(true),
             Err(error) => match error.as_service_error() {
                 Some(DeleteItemError::ConditionalCheckFailedException(_)) => Ok(false),
@@ -149,7 +164,10 @@ impl DynamoStore {
     fn stored(&self, item: Item) -> StoredRecord {
         StoredRecord {
             key: self.key_of(&item).unwrap_or_default(),
-            record: self.layout.record(&item),
+            record: self.layout.read(&item).map_err(|reason| UnreadableRecord {
+                reason,
+                raw: raw(&item),
+            }),
             locked_by: None,
             version: Arc::new(item),
         }
@@ -158,5 +176,80 @@ impl DynamoStore {
     fn key_of(&self, item: &Item) -> Option<String> {
         let key = item.get(self.layout.key_name());
         key.and_then(|key| key.as_s().ok()).cloned()
+    }
+}
+
+/// Returns an item as JSON.
+fn raw(item: &Item) -> String {
+    let json = serde_dynamo::from_item::<_, serde_json::Value>(item.clone());
+    json.map_or_else(|_| format!("{item:?}"), |json| json.to_string())
+}
+
+/// Expressions for a page of records.
+struct Listing {
+    /// Condition on the primary key. `None` for a scan.
+    key_condition: Option<String>,
+    filter: String,
+    projection: String,
+    names: HashMap<String, String>,
+    values: HashMap<String, AttributeValue>,
+}
+
+/// Builds the expressions that find records by `filter`. They leave out results.
+fn listing(layout: &Layout, filter: &RecordFilter, now: Timestamp) -> Listing {
+    let mut names = HashMap::new();
+    let mut name = |field: Field| {
+        let placeholder = format!("#{}", field.native_name());
+        names.insert(placeholder.clone(), layout.name(field).to_owned());
+        placeholder
+    };
+    let mut values = HashMap::from([(":now_s".to_owned(), number(now.as_secs()))]);
+    let mut conditions = vec![format!("{} >= :now_s", name(Field::ExpiresAt))];
+    let status = name(Field::Status);
+    conditions.push(match filter.status {
+        Some(status_of) => {
+            let word = match status_of {
+                RecordStatus::InProgress => IN_PROGRESS,
+                RecordStatus::Completed => COMPLETED,
+                RecordStatus::Failed => FAILED,
+            };
+            values.insert(":status".to_owned(), string(word));
+            format!("{status} = :status")
+        }
+        // Items that are not records have no status.
+        None => format!("attribute_exists({status})"),
+    });
+    if filter.expired_lease {
+        conditions.push(format!("{} < :now", name(Field::LeaseUntil)));
+        values.insert(":now".to_owned(), number(now.as_millis()));
+    }
+    let results = [Field::Result, Field::ResultInS3, Field::ResultOmitted];
+    let fields = Field::ALL
+        .into_iter()
+        .filter(|field| !results.contains(field));
+    let mut projection: Vec<_> = fields.map(&mut name).collect();
+    let mut id = name(Field::Id);
+    let mut key_condition = None;
+    if let Some((sort, partition)) = layout.sort() {
+        values.insert(":partition".to_owned(), string(partition));
+        key_condition = Some(format!("{id} = :partition"));
+        id = "#sort".to_owned();
+        names.insert(id.clone(), sort.to_owned());
+        projection.push(id.clone());
+    }
+    if let Some(prefix) = &filter.prefix {
+        values.insert(":prefix".to_owned(), string(prefix));
+        let begins = format!("begins_with({id}, :prefix)");
+        match &mut key_condition {
+            Some(condition) => *condition = format!("{condition} AND {begins}"),
+            None => conditions.push(begins),
+        }
+    }
+    Listing {
+        key_condition,
+        filter: conditions.join(" AND "),
+        projection: projection.join(", "),
+        names,
+        values,
     }
 }

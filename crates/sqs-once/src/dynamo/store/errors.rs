@@ -4,11 +4,8 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
 use super::DynamoStore;
 use crate::{
-    dynamo::{
-        explain::{explain, named, unavailable},
-        item::Item,
-    },
-    protocol::{Key, Record, RequestErrorKind},
+    dynamo::explain::{explain, named, unavailable},
+    protocol::{Key, RequestErrorKind},
     store::StoreError,
 };
 
@@ -59,15 +56,5 @@ impl DynamoStore {
             "{why}; the table must have the primary key {}: name its own in IDEMPOTENCY_ATTRIBUTES or `Layout::rename`, or create another table",
             names.join(" and ")
         )
-    }
-
-    pub(super) fn read(&self, key: &Key, item: &Item) -> Result<Record, StoreError> {
-        self.layout
-            .record(item)
-            .map_err(|reason| StoreError::Unreadable {
-                key: key.to_string(),
-                store: self.place(),
-                reason,
-            })
     }
 }

@@ -28,16 +28,6 @@ macro_rules! fields {
             pub const fn native_name(self) -> &'static str {
                 match self { $(Self::$field => $name,)+ }
             }
-
-            /// Returns the placeholder of the attribute's name in expressions.
-            pub(super) const fn name_placeholder(self) -> &'static str {
-                match self { $(Self::$field => concat!("#", $name),)+ }
-            }
-
-            /// Returns the placeholder of the attribute's new value in expressions.
-            pub(super) const fn value_placeholder(self) -> &'static str {
-                match self { $(Self::$field => concat!(":", $name),)+ }
-            }
         }
     };
 }
@@ -61,14 +51,12 @@ fields! {
     MessageId "message_id"
     /// Number of claims since the record was created.
     Attempts "attempts"
-    /// Claim time of the earliest open attempt, in epoch milliseconds. 0 if unknown.
+    /// Claim time of the earliest open attempt, in epoch milliseconds.
     FirstClaimedAt "first_claimed_at"
-    /// End of the last attempt: `retryable`, `panic`, `deadline` or `not_started`.
+    /// End of the last attempt: `retryable`, `panic`, `deadline` or `no_effect`.
     LastEnd "last_end"
     /// Attempts in a row that ran alone and have no recorded end.
     ExclusiveAttempts "exclusive_attempts"
-    /// Messages that failed permanently under this key.
-    FailedMessageIds "failed_message_ids"
     /// The handler's output as JSON.
     Result "result"
     /// Object in S3 that holds the output, as JSON.
@@ -77,6 +65,14 @@ fields! {
     ResultOmitted "result_omitted"
     /// Text of the last permanent failure.
     Error "error"
+    /// Grows with each content that a worker writes.
+    Version "version"
+    /// Time of the latest permanent failure, in epoch milliseconds.
+    FailedAt "failed_at"
+    /// How often the called system declined.
+    Generation "generation"
+    /// Name of the queue of the current or last claim.
+    Source "source"
     /// Creation time of the record, in epoch milliseconds.
     CreatedAt "created_at"
     /// Time of the record's last change, in epoch milliseconds.

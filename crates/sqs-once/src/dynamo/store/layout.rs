@@ -4,7 +4,7 @@ use super::field::Field;
 use crate::{
     InvalidValue,
     dynamo::item::{Item, string},
-    protocol::{ClaimRequest, Fingerprint, key::MAX_KEY_BYTES},
+    protocol::{Fingerprint, key::MAX_KEY_BYTES},
 };
 
 /// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
@@ -123,14 +123,16 @@ impl Layout {
         &self.names[field as usize]
     }
 
-    /// Returns an upper limit for the size of a claim's record, in bytes, without building the item.
-    pub(super) fn largest_claim(&self, request: &ClaimRequest) -> usize {
-        /// Status word, owner, fingerprint with its scheme and eight numbers together have fewer than 400
-        /// bytes.
-        const VALUES: usize = 512;
-        let names = self.names.iter().map(|name| name.len()).sum::<usize>();
-        let sort = (self.sort.as_ref()).map_or(0, |sort| sort.name.len() + sort.partition.len());
-        VALUES + names + sort + request.key.as_str().len() + request.message_id.len()
+    /// Returns the name of the attribute with this native name.
+    pub(super) fn named(&self, native: &str) -> &str {
+        let field = native.parse::<Field>();
+        field.map_or(self.name(Field::Id), |field| self.name(field))
+    }
+
+    /// Returns the native name and the name of each attribute but the key.
+    pub(super) fn natives(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let fields = Field::ALL.into_iter().filter(|field| *field != Field::Id);
+        fields.map(|field| (field.native_name(), self.name(field)))
     }
 
     /// Returns the primary key of the record with the key `id`.

@@ -2,15 +2,11 @@
 
 mod admin;
 mod batched;
-mod claims;
 mod errors;
-mod expressions;
 mod field;
-mod item;
 mod layout;
 mod places;
-mod settlements;
-mod size;
+pub(crate) mod swap;
 mod transaction;
 
 use std::time::Duration;
@@ -24,8 +20,6 @@ pub(crate) use places::{Place, Places, Request};
 
 use crate::{
     dynamo::{empty_response::reject_empty_responses, without_retries},
-    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
-    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
     system,
 };
 
@@ -44,38 +38,15 @@ use crate::{
 ///     --time-to-live-specification Enabled=true,AttributeName=expires_at
 /// ```
 ///
-/// | attribute | type | meaning |
-/// | --- | --- | --- |
-/// | `id` | S | the [`Key`](crate::protocol::Key) |
-/// | `status` | S | `IN_PROGRESS`, `COMPLETED` or `FAILED` |
-/// | `owner` | S | random token of the current or last claim |
-/// | `lease_until` | N | end of the lease in epoch milliseconds; a takeover can follow |
-/// | `expires_at` | N | end of the retention in epoch seconds; TTL |
-/// | `fingerprint` | S | SHA-256 of the payload, lower-case hex |
-/// | `fingerprint_scheme` | S | which part was hashed, and how; absent if unknown |
-/// | `message_id` | S | message of the current or last claim |
-/// | `attempts` | N | number of claims since the record was created |
-/// | `first_claimed_at` | N | claim time of the earliest open attempt in epoch ms; 0 if unknown |
-/// | `last_end` | S | last attempt ended as `retryable`, `panic`, `deadline` or `not_started`; absent if unknown |
-/// | `exclusive_attempts` | N | attempts in a row that ran alone and have no recorded end |
-/// | `failed_message_ids` | SS | messages that failed permanently, at most 20 |
-/// | `result` | S | the handler's output as JSON |
-/// | `result_in_s3` | S | object in S3 that holds the output ([`Results`](crate::store::Results)): bucket, key, SHA-256 and length, as JSON |
-/// | `result_omitted` | S | why the output was not stored |
-/// | `error` | S | text of the last permanent failure |
-/// | `created_at`, `updated_at` | N | epoch milliseconds |
+/// The attributes of a record are those of the [`Record`](crate::protocol::Record): see `docs/protocol.md`.
 ///
 /// [`layout`](Self::layout) sets other attribute names and a sort key.
 ///
-/// # Protocol
+/// # Requests
 ///
-/// 1. A claim is one `UpdateItem`, with the condition of
-///    [`may_claim`](crate::protocol::decision::may_claim). If the record is past `expires_at`,
-///    a `PutItem` follows.
-/// 2. Every write after the claim is one `UpdateItem` or `DeleteItem`. Its condition is that the record still
-///    has this owner and is `IN_PROGRESS`.
-/// 3. When a condition check fails, DynamoDB returns the record (`ReturnValuesOnConditionCheckFailure`), so
-///    no decision needs a separate read.
+/// A record over nothing is one `PutItem` with the condition that there is none. Every other swap is one `UpdateItem` of
+/// what differs, with the condition that owner and version are as expected. When the condition fails, DynamoDB
+/// returns the record (`ReturnValuesOnConditionCheckFailure`).
 ///
 /// # Limits
 ///
@@ -88,8 +59,7 @@ use crate::{
 ///
 /// | use | actions |
 /// | --- | --- |
-/// | every consumer | `dynamodb:PutItem`, `UpdateItem`, `DeleteItem` |
-/// | [`warm_up`](Self::warm_up) | `dynamodb:GetItem` |
+/// | every consumer | `dynamodb:GetItem`, `PutItem`, `UpdateItem` |
 /// | [`Batched`] | `dynamodb:PartiQLInsert`, `PartiQLUpdate` |
 ///
 /// Writes that commit with a record need `PutItem`, `UpdateItem`, `DeleteItem` or `ConditionCheckItem` on
@@ -192,28 +162,6 @@ impl DynamoStore {
             table: self.table.clone(),
             reason,
         })
-    }
-}
-
-impl Store for DynamoStore {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        _: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        self.check_claim(request)?;
-        self.claim_in(None, request).await
-    }
-
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        _: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        self.check_settlement(fence, settlement)?;
-        self.settle_in(None, fence, settlement, now).await
     }
 }
 

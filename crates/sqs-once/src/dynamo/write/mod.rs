@@ -16,7 +16,7 @@ use serde::Serialize;
 pub(crate) use action::{Action, Keyed};
 use empty_sets::remove_empty_sets;
 pub(crate) use place::{Place, table};
-pub(crate) use request::{delete_item, put_item, update_item};
+pub(crate) use request::{put_item, update_item};
 
 use crate::dynamo::item::Item;
 

@@ -3,10 +3,9 @@
 use aws_sdk_dynamodb::{
     Client,
     operation::{
-        delete_item::builders::DeleteItemFluentBuilder, put_item::builders::PutItemFluentBuilder,
-        update_item::builders::UpdateItemFluentBuilder,
+        put_item::builders::PutItemFluentBuilder, update_item::builders::UpdateItemFluentBuilder,
     },
-    types::{Delete, Put, Update},
+    types::{Put, Update},
 };
 
 /// Builds a single `PutItem` request.
@@ -33,19 +32,5 @@ pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBu
         .set_expression_attribute_values(update.expression_attribute_values)
         .set_return_values_on_condition_check_failure(
             update.return_values_on_condition_check_failure,
-        )
-}
-
-/// Builds a single `DeleteItem` request.
-pub(crate) fn delete_item(client: &Client, delete: Delete) -> DeleteItemFluentBuilder {
-    client
-        .delete_item()
-        .table_name(delete.table_name)
-        .set_key(Some(delete.key))
-        .set_condition_expression(delete.condition_expression)
-        .set_expression_attribute_names(delete.expression_attribute_names)
-        .set_expression_attribute_values(delete.expression_attribute_values)
-        .set_return_values_on_condition_check_failure(
-            delete.return_values_on_condition_check_failure,
         )
 }

@@ -20,7 +20,10 @@ use crate::{
     dynamo::{empty_response::reject_empty_responses, store::Places, without_retries},
     handler::{Attempt, Failure},
     modes::{
-        Mode, Operation, Outcome, mode::Claimed, not_written::write_until_accepted, run::run_here,
+        Mode, Operation, Outcome,
+        mode::{Claimed, Start},
+        not_written::write_until_accepted,
+        run::run_here,
         work::HandlerEnd,
     },
     protocol::Timestamp,
@@ -156,7 +159,7 @@ crate::explain_wrong_output!([] ItemMode);
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
     type Claim = ();
 
-    async fn claim(&self, operation: &Operation) -> Claimed<()> {
+    async fn claim(&self, operation: &Operation, _: Start) -> Claimed<()> {
         Claimed::without_record(operation)
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Outcome;
-use crate::protocol::{Owner, record::MAX_FAILED_MESSAGES};
+use crate::protocol::Owner;
 
 /// Describes the outcome and its consequence for operators, without payload and without the result.
 impl fmt::Display for Outcome {
@@ -41,11 +41,6 @@ impl fmt::Display for Outcome {
             Self::FailedBefore(error) => write!(
                 f,
                 "this message failed permanently before; the handler did not run: {error}"
-            ),
-            Self::TooManyFailures(error) => write!(
-                f,
-                "{MAX_FAILED_MESSAGES} messages failed permanently under this key; no further message \
-                 runs until the record is deleted (`sqs-once record delete KEY`); last error: {error}"
             ),
             Self::KeyReused => f.write_str(
                 "the idempotency key was used earlier for a different payload: choose a key that is \

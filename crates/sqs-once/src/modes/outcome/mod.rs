@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     handler::{Failure, FailureKind},
-    protocol::{Owner, Rejection, StoredResult, Timestamp, record::MAX_ERROR_BYTES},
+    protocol::{Owner, StoredResult, Timestamp, record::MAX_ERROR_BYTES},
     store::StoreError,
 };
 
@@ -73,9 +73,6 @@ pub enum Outcome {
     /// The message failed permanently in an earlier attempt. Holds the recorded error. The handler did not
     /// run.
     FailedBefore(String),
-    /// Twenty messages failed permanently under this key, so no more messages run. Holds the last recorded
-    /// error. The handler did not run.
-    TooManyFailures(String),
     /// The process died every time this message ran alone, once more often than
     /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the
     /// failure is recorded. An earlier attempt may have had its effect.
@@ -215,7 +212,6 @@ impl Outcome {
             | Self::Contended(text)
             | Self::PermanentFailure(text)
             | Self::FailedBefore(text)
-            | Self::TooManyFailures(text)
             | Self::Invalid(text)
             | Self::FailureUnrecorded { error: text, .. } => {
                 text.truncate(text.floor_char_boundary(MAX_ERROR_BYTES));
@@ -259,20 +255,9 @@ impl From<Failure> for Outcome {
         match failure.kind() {
             FailureKind::Retryable => Self::RetryableFailure(retryable(text)),
             FailureKind::NoEffect => Self::NoEffect(retryable(text)),
-            FailureKind::Permanent | FailureKind::PermanentNoEffect => Self::PermanentFailure(text),
-        }
-    }
-}
-
-impl From<Rejection> for Outcome {
-    fn from(rejection: Rejection) -> Self {
-        match rejection {
-            Rejection::KeyReused => Self::KeyReused,
-            Rejection::Duplicate(result) => Self::Duplicate(result),
-            Rejection::FailedBefore(error) => Self::FailedBefore(error),
-            Rejection::TooManyFailures(error) => Self::TooManyFailures(error),
-            Rejection::Conflict { owner, lease_until } => Self::Conflict { owner, lease_until },
-            Rejection::PayloadConflict { open_since } => Self::PayloadConflict { open_since },
+            FailureKind::Permanent | FailureKind::PermanentNoEffect | FailureKind::Declined => {
+                Self::PermanentFailure(text)
+            }
         }
     }
 }

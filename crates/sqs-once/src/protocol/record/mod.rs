@@ -1,16 +1,19 @@
-//! [`Record`]: the table item for one key. [`FencingToken`]: the fencing token of a claim.
+//! [`Record`]: the table item for one key. [`Swap`]: the only write to it.
 
-mod claim;
+mod attributes;
 mod result;
 mod timestamp;
 
-use std::{collections::BTreeSet, fmt};
+use std::{fmt, time::Duration};
 
-pub use claim::{AfterFailure, ClaimRequest, FencingToken, expires_at, takeover_after};
+use serde::Deserialize;
+
+use attributes::Attributes;
+pub(crate) use attributes::{COMPLETED, FAILED, IN_PROGRESS};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
 
-use super::key::Fingerprint;
+use super::key::{Fingerprint, Key};
 
 /// Maximum size of a DynamoDB item in bytes, attribute names and values together (*Amazon DynamoDB
 /// Developer Guide*, "Constraints in Amazon DynamoDB").
@@ -23,10 +26,6 @@ pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 
 /// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
-
-/// Maximum number of messages that may fail permanently under one key while the record is kept.
-/// Further messages with this key do not run.
-pub const MAX_FAILED_MESSAGES: usize = 20;
 
 /// The owner of a claim: a random token, new for each claim.
 ///
@@ -58,19 +57,22 @@ impl fmt::Display for Owner {
     }
 }
 
+/// Identifies one content of a record. Every write but an operator's release makes a new one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    /// Token of the current or last claim.
+    pub owner: Owner,
+    /// Grows with each content that a worker sends, applied or not. A worker never sends two contents with the same
+    /// version.
+    pub version: u64,
+}
+
 /// The status of an operation.
-///
-/// ```
-/// use sqs_once::protocol::{State, Timestamp};
-///
-/// assert_eq!(State::InProgress { lease_until: Timestamp::now() }.name(), "IN_PROGRESS");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A worker holds a claim, or left it without a settlement.
+    /// A worker holds a claim, or left it without an end.
     InProgress {
-        /// End of the lease. Until then the claim is exclusive. Afterwards another worker can take
-        /// over.
+        /// Until then the claim is exclusive. Afterwards it can be taken over.
         lease_until: Timestamp,
     },
     /// The operation is completed. Its handler never runs again while the record is kept.
@@ -94,14 +96,7 @@ impl State {
     }
 }
 
-/// The recorded end of an attempt that may have had its effect.
-///
-/// ```
-/// use sqs_once::protocol::AttemptEnd;
-///
-/// assert_eq!(AttemptEnd::Panic.name(), "panic");
-/// assert_eq!(AttemptEnd::from_name("deadline"), Some(AttemptEnd::Deadline));
-/// ```
+/// The recorded end of an attempt that did not end the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AttemptEnd {
@@ -111,16 +106,14 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
-    /// The handler returned a permanent failure, for an earlier message under the key. Never written: the
-    /// status of the record says it.
+    /// The handler returned a permanent failure. Never written: the status of the record says it.
     Permanent,
-    /// The worker never started the handler: the claim got no response and the worker abandoned it. Only
-    /// written if the abandoned claim set `first_claimed_at`.
-    NotStarted,
+    /// The handler had no effect, or no attempt was ever open.
+    NoEffect,
 }
 
 impl AttemptEnd {
-    /// Returns the value of the record's `last_end` attribute.
+    /// Returns the value of the attribute `last_end`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -128,119 +121,145 @@ impl AttemptEnd {
             Self::Panic => "panic",
             Self::Deadline => "deadline",
             Self::Permanent => "permanent",
-            Self::NotStarted => "not_started",
+            Self::NoEffect => "no_effect",
         }
     }
 
-    /// Parses a value of the record's `last_end` attribute. Returns `None` for unknown values.
+    /// Parses a value of the attribute `last_end`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        let all = [
-            Self::Retryable,
-            Self::Panic,
-            Self::Deadline,
-            Self::NotStarted,
-        ];
-        all.into_iter().find(|end| end.name() == name)
+        let written = [Self::Retryable, Self::Panic, Self::Deadline, Self::NoEffect];
+        written.into_iter().find(|end| end.name() == name)
     }
 }
 
-/// The item for one key in the idempotency table.
+/// The table item for one key, as its attributes are serialized: see `docs/protocol.md`.
 ///
 /// An attempt is *open* if it may have had its effect, and the record does not say whether it did.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Attributes<'_>")]
 pub struct Record {
+    /// Owner and version.
+    pub stamp: Stamp,
     /// Status of the operation.
     pub state: State,
-    /// Owner token of the current or last claim.
-    pub owner: Option<Owner>,
-    /// End of the retention, in seconds since the epoch. From then on we treat the record as absent, deleted
-    /// or not: DynamoDB's TTL deletes expired items "within a few days".
+    /// End of the retention, in seconds since the epoch. From then on the record counts as absent, and only its stamp
+    /// matters.
     pub expires_at: u64,
-    /// Fingerprint that later payloads must have.
+    /// Fingerprint that later payloads must have. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
     /// Message of the current or last claim.
-    pub message_id: Option<String>,
+    pub message_id: String,
+    /// Name of the queue of the current or last claim.
+    pub source: Option<String>,
     /// Number of claims since the record was created.
     pub attempts: u64,
-    /// Claim time of the earliest open attempt. `None` if no attempt is open; 0 if the time is
-    /// unknown.
+    /// Claim time of the earliest open attempt. `None` if no attempt is open.
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt. `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Number of attempts in a row that ran alone and have no recorded end (isolation after a crash).
+    /// Number of attempts in a row that ran alone and have no recorded end.
     pub exclusive_attempts: u64,
-    /// Text of the last permanent failure. A record in progress keeps the text of an earlier
-    /// message.
+    /// The latest permanent failure: the later of its time and the `SentTimestamp` of its message.
+    pub failed_at: Option<Timestamp>,
+    /// How often the called system declined. With the key, it makes the call key.
+    pub generation: u64,
+    /// Text of the last permanent failure. A record in progress keeps it.
     pub error: Option<String>,
-    /// Messages that failed permanently under this key, at most [`MAX_FAILED_MESSAGES`].
-    pub failed_message_ids: BTreeSet<String>,
     /// Creation time of the record.
-    pub created_at: Option<Timestamp>,
+    pub created_at: Timestamp,
     /// Time of the record's last change.
-    pub updated_at: Option<Timestamp>,
+    pub updated_at: Timestamp,
 }
 
 impl Record {
-    /// Creates a record with this status and nothing else. A [`Store`](crate::store::Store) that reads a
-    /// record sets the other fields from its table.
-    ///
-    /// ```
-    /// use sqs_once::protocol::{Record, State};
-    ///
-    /// let mut record = Record::new(State::Failed, 1_800_000_000);
-    /// record.error = Some("the card was declined".into());
-    /// assert_eq!(record.attempts, 0);
-    /// ```
-    #[must_use]
-    pub fn new(state: State, expires_at: u64) -> Self {
-        Self {
-            state,
-            owner: None,
-            expires_at,
-            fingerprint: None,
-            message_id: None,
-            attempts: 0,
-            first_claimed_at: None,
-            last_end: None,
-            exclusive_attempts: 0,
-            error: None,
-            failed_message_ids: BTreeSet::new(),
-            created_at: None,
-            updated_at: None,
-        }
-    }
-
     /// Returns whether the record is past `expires_at`, so that claims treat it as absent.
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at < now.as_secs()
     }
+
+    /// Returns whether this is the content of a claim, whose lease has not ended.
+    #[must_use]
+    pub fn is_claim(&self) -> bool {
+        self.lease_until()
+            .is_some_and(|until| until > self.updated_at)
+    }
+
+    /// Returns the name of the write of this record in logs and errors, as a verb.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn action(&self) -> &'static str {
+        match self.state {
+            State::Completed { .. } => "complete",
+            State::Failed => "fail",
+            State::InProgress { .. } if self.is_claim() => "claim",
+            State::InProgress { .. } => "release",
+        }
+    }
+
+    /// Returns the record after an operator has ended the lease. The stamp stays, so that the worker which still runs is
+    /// not fenced.
+    #[must_use]
+    pub fn released(&self, now: Timestamp) -> Self {
+        let mut record = self.clone();
+        if let State::InProgress { lease_until } = &mut record.state {
+            *lease_until = now;
+        }
+        record
+    }
+
+    /// Returns the end of the lease, if a claim is in progress.
+    #[must_use]
+    pub const fn lease_until(&self) -> Option<Timestamp> {
+        match self.state {
+            State::InProgress { lease_until } => Some(lease_until),
+            State::Completed { .. } | State::Failed => None,
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What a swap expects of the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one swap lives at a time, and most are over a record"
+)]
+pub enum Expect {
+    /// There is no record.
+    Absent,
+    /// The record has the stamp of this one. Its other attributes are as here, but for `lease_until`, which an operator's
+    /// release changes.
+    Unchanged(Record),
+}
 
-    #[test]
-    fn owner_is_32_random_hex_digits() {
-        let (one, other) = (Owner::fresh(), Owner::fresh());
-        assert_ne!(one, other);
-        assert_eq!(one.to_string(), one.as_str());
-        assert_eq!(one.as_str().len(), 32);
-        assert!(one.as_str().chars().all(|c| c.is_ascii_hexdigit()));
-    }
+/// The only write to a record: `to` replaces what is expected, or nothing changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// Key of the operation.
+    pub key: Key,
+    /// The condition.
+    pub expect: Expect,
+    /// The content to write.
+    pub to: Record,
+}
 
-    #[test]
-    fn name_of_an_end_is_read_back() {
-        let names = ["retryable", "panic", "deadline", "not_started"];
-        let read = names.map(|name| AttemptEnd::from_name(name).unwrap().name());
-        assert_eq!(read, names);
-        assert_eq!(AttemptEnd::from_name("succeeded"), None);
+impl Swap {
+    /// Returns whether the swap is applied to `record`.
+    #[must_use]
+    pub fn admits(&self, record: Option<&Record>) -> bool {
+        match (&self.expect, record) {
+            (Expect::Absent, None) => true,
+            (Expect::Unchanged(expected), Some(record)) => expected.stamp == record.stamp,
+            _ => false,
+        }
     }
+}
 
-    #[test]
-    fn stored_texts_are_limited() {
-        assert_eq!((MAX_RESULT_BYTES, MAX_ERROR_BYTES), (392 * 1024, 4096));
-    }
+/// Returns when a record that is written now expires, in seconds since the epoch: at the end of its retention, but not
+/// before `kept_until`.
+#[doc(hidden)]
+#[must_use]
+pub fn expires_at(now: Timestamp, retention: Duration, kept_until: Timestamp) -> u64 {
+    (now + retention).max(kept_until).as_secs_ceil()
 }

@@ -15,7 +15,9 @@ use super::{
 };
 use crate::{
     protocol::AfterFailure,
-    settings::parse::{after_failure, backoff, bucket, buckets, bytes, concurrency, of_s3, text},
+    settings::parse::{
+        after_failure, backoff, bucket, buckets, bytes, concurrency, lifetime, of_s3, text,
+    },
     sqs::{Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
 };
 
@@ -131,7 +133,7 @@ settings! {
     "how long a record or the key on an item is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together"
 
     IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "IdempotencyAfterFailure", "retry", "; not used by `item_mode`";
-    "a different message under a key that failed permanently: `retry` runs it, until 20 messages have failed; `replay` answers it with the stored error"
+    "a message that was sent after a permanent failure under its key: `retry` runs it; `replay` answers it with the stored error"
 
     IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "IdempotencyResultBucket", "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB"
@@ -159,6 +161,9 @@ settings! {
 
     CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "ConsumerCrashIsolation", "on", "; in claim mode only";
     "after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: [isolation after a crash](operations.md#isolation-after-a-crash)"
+
+    CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "", "20h", "; in claim mode only";
+    "how long the called system remembers a [call key](keys.md#call-keys): if an attempt has been open for longer, the message fails permanently instead of running again, unless the handler has a look-up. `off` for a system that never forgets"
 
     CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "ConsumerCircuitBreaker", "on";
     "after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: [the circuit breaker](operations.md#the-circuit-breaker)"

@@ -3,16 +3,15 @@
 mod queue;
 mod response;
 mod standing;
-mod statement;
 
 use queue::Batcher;
 use response::BatchResult;
 
-use super::{DynamoStore, Request};
+use super::{DynamoStore, Request, swap::statement};
 use crate::{
     dynamo::transactional::{Commit, CommitResponse, TransactionalStore},
-    protocol::{ClaimRequest, FencingToken, Settlement, Timestamp},
-    store::{ClaimResponse, RequestContext, SettleResponse, Store, StoreError},
+    protocol::{Key, Record, State, StoredResult, Swap},
+    store::{RequestContext, Store, StoreError, Swapped},
 };
 
 /// A [`DynamoStore`] with batched writes: it sends up to 25 claims and settlements of concurrent messages in
@@ -20,12 +19,11 @@ use crate::{
 ///
 /// | write | in a batched write |
 /// | --- | --- |
-/// | claim of a message at its first receive | `INSERT` |
-/// | completion, permanent failure | `UPDATE` with the fencing token as its condition |
-/// | claim at a later receive, other settlements, results over 16 KB, transactions | never |
+/// | claim over nothing | `INSERT` |
+/// | claim over a record, completion, permanent failure | `UPDATE` of what differs, with the same condition |
+/// | end of a lease, results over 16 KB, transactions | never |
 ///
-/// If an `INSERT` finds a record, the ordinary request follows. So a second message with the same key
-/// consumes two write units instead of one.
+/// If an `INSERT` finds a record, a read follows.
 ///
 /// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
 ///   no others, it goes out as the ordinary request.
@@ -70,75 +68,59 @@ impl Batched {
     }
 }
 
+/// Swaps with a longer text go out as ordinary requests. A large write gains little from batching, and
+/// would delay the others.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// Returns whether a swap may share a request. The end of a lease is rare.
+fn shares(swap: &Swap) -> bool {
+    let bytes = match &swap.to.state {
+        State::InProgress { .. } if !swap.to.is_claim() => return false,
+        State::Completed {
+            result: StoredResult::Json(text) | StoredResult::Omitted(text),
+        } => text.len(),
+        _ => 0,
+    };
+    bytes + swap.to.error.as_ref().map_or(0, String::len) <= MAX_BYTES
+}
+
 impl Store for Batched {
-    async fn claim(
-        &self,
-        request: &ClaimRequest,
-        context: &RequestContext,
-    ) -> Result<ClaimResponse, StoreError> {
-        self.store.check_claim(request)?;
-        let tried = if context.expects_record() {
-            BatchResult::Ordinary(None)
-        } else {
-            let item = self.store.layout.item(&request.key, &request.record(None));
-            let insert = statement::claim(&self.store.table, item);
-            let key = request.key.as_str();
-            self.batcher
-                .send(Request::Claim, key, insert, context)
-                .await
-        };
-        let (place, refused) = match tried {
-            BatchResult::Applied => return Ok(ClaimResponse::Applied { replaced: None }),
-            // The condition never fails, because an `INSERT` has none.
-            BatchResult::Duplicate | BatchResult::ConditionFailed(_) => (None, None),
-            BatchResult::Ordinary(place) => (place, None),
-            BatchResult::Refused(why) => (None, Some(why)),
-            BatchResult::Failed(kind, why) => {
-                return Err(self.store.unanswered(kind, "claim", &request.key, &why));
-            }
-        };
-        let answer = self.store.claim_in(place, request).await;
-        if let (Some(why), Ok(_)) = (refused, &answer) {
-            self.batcher.refused(Request::Claim, why, context);
-        }
-        answer
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
+        self.store.get(key, context).await
     }
 
-    async fn settle(
-        &self,
-        fence: &FencingToken,
-        settlement: &Settlement,
-        now: Timestamp,
-        context: &RequestContext,
-    ) -> Result<SettleResponse, StoreError> {
-        self.store.check_settlement(fence, settlement)?;
+    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+        self.store.check_swap(swap)?;
         let DynamoStore { layout, table, .. } = &self.store;
-        let tried = match statement::settle(layout, table, fence, settlement, now) {
-            Some(update) => {
-                let key = fence.key.as_str();
-                self.batcher
-                    .send(Request::Other, key, update, context)
-                    .await
-            }
-            None => BatchResult::Ordinary(None),
+        let kind = Request::of(swap);
+        let tried = if shares(swap) {
+            let statement = statement(layout, table, swap);
+            (self.batcher)
+                .send(kind, swap.key.as_str(), statement, context)
+                .await
+        } else {
+            BatchResult::Ordinary(None)
         };
         let (place, refused) = match tried {
-            BatchResult::Applied => return Ok(SettleResponse::Applied),
+            BatchResult::Applied => return Ok(Swapped::Applied),
             BatchResult::ConditionFailed(item) => {
-                return self.store.condition_failed(fence, Some(&item));
+                let found = self.store.found(&swap.key, Some(&item))?;
+                return Ok(Swapped::Found(found));
             }
-            // No `UPDATE` finds a duplicate.
-            BatchResult::Duplicate => (None, None),
+            // An `INSERT` found an item, and its answer has none.
+            BatchResult::Duplicate => {
+                return Ok(Swapped::Found(self.store.get(&swap.key, context).await?));
+            }
             BatchResult::Ordinary(place) => (place, None),
             BatchResult::Refused(why) => (None, Some(why)),
-            BatchResult::Failed(kind, why) => {
-                let action = settlement.name();
-                return Err(self.store.unanswered(kind, action, &fence.key, &why));
+            BatchResult::Failed(error, why) => {
+                let action = swap.to.action();
+                return Err(self.store.unanswered(error, action, &swap.key, &why));
             }
         };
-        let answer = self.store.settle_in(place, fence, settlement, now).await;
+        let answer = self.store.swap_in(place, swap).await;
         if let (Some(why), Ok(_)) = (refused, &answer) {
-            self.batcher.refused(Request::Other, why, context);
+            self.batcher.refused(kind, why, context);
         }
         answer
     }

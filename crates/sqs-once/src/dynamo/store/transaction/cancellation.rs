@@ -2,7 +2,6 @@
 
 use aws_sdk_dynamodb::types::CancellationReason;
 
-use super::Sent;
 use crate::{
     dynamo::{
         condition_failed::{ConditionFailed, FailedWrite},
@@ -20,7 +19,7 @@ use crate::{
     reason = "one value lives at a time, and is matched at once"
 )]
 pub(super) enum Cancelled {
-    Sent(Sent),
+    Answered(CommitResponse),
     /// A retry may succeed. `None` if the reasons do not explain the contention.
     Contended(Option<String>),
 }
@@ -37,11 +36,8 @@ impl DynamoStore {
             return Ok(Cancelled::Contended(None));
         };
         if ReasonKind::of(record) == ReasonKind::ConditionCheckFailed {
-            let found = match record.item().filter(|item| !item.is_empty()) {
-                None => None,
-                Some(item) => Some((self.read(commit.record.key(), item)?, item.clone())),
-            };
-            return Ok(Cancelled::Sent(Sent::ConditionFailed(found)));
+            let found = self.found(&commit.record.key, record.item())?;
+            return Ok(Cancelled::Answered(CommitResponse::Found(found)));
         }
         let first = |kind| {
             let (index, reason) = reasons
@@ -60,7 +56,7 @@ impl DynamoStore {
             return Ok(Cancelled::Contended(Some(why)));
         }
         if let Some(why) = first(ReasonKind::Invalid) {
-            return Ok(Cancelled::Sent(Sent::Other(CommitResponse::Invalid(why))));
+            return Ok(Cancelled::Answered(CommitResponse::Invalid(why)));
         }
         let refused: Vec<_> = (commit.writes.iter().zip(others).enumerate())
             .filter(|(_, (_, why))| ReasonKind::of(why) == ReasonKind::ConditionCheckFailed)
@@ -75,7 +71,7 @@ impl DynamoStore {
             return Ok(Cancelled::Contended(None));
         }
         let answer = CommitResponse::Cancelled(ConditionFailed::new(refused));
-        Ok(Cancelled::Sent(Sent::Other(answer)))
+        Ok(Cancelled::Answered(answer))
     }
 }
 

@@ -1,0 +1,38 @@
+//! [`rejected`]: the outcome of a claim whose handler must not run.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use super::{Operation, Outcome};
+use crate::protocol::Rejection;
+
+/// Returns the outcome of a rejected claim. A duplicate of another queue's message may be another operation, since two
+/// consumers may share a namespace: it is counted, and the first of a process is logged.
+pub fn rejected(rejection: Rejection, operation: &Operation) -> Outcome {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    match rejection {
+        Rejection::KeyReused => Outcome::KeyReused,
+        Rejection::Duplicate {
+            result,
+            other_source,
+        } => {
+            if let Some(other) = other_source {
+                operation.meter.other_queue();
+                if !LOGGED.swap(true, Relaxed) {
+                    tracing::error!(
+                        key = %operation.key,
+                        queue = operation.delivery.facts().queue_name(),
+                        other_queue = other,
+                        "a message of another queue completed this key: if another consumer has the same IDEMPOTENCY_NAMESPACE, the messages of one of them are lost; the metric DuplicatesOfOtherQueue counts the further ones"
+                    );
+                }
+            }
+            Outcome::Duplicate(result)
+        }
+        Rejection::FailedBefore(error) => Outcome::FailedBefore(error),
+        Rejection::Conflict { owner, until } => Outcome::Conflict {
+            owner: Some(owner),
+            lease_until: until,
+        },
+        Rejection::PayloadConflict { open_since } => Outcome::PayloadConflict { open_since },
+    }
+}

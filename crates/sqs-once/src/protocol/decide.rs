@@ -1,0 +1,247 @@
+//! [`decide`]: whether a claim may replace the record that it found.
+
+use std::time::Duration;
+
+use crate::flawed::flawed;
+
+use super::{
+    isolation::{CrashWaits, lease_alone},
+    key::Fingerprint,
+    record::{Owner, Record, Stamp, State, StoredResult, Timestamp},
+};
+
+/// How a recorded permanent failure affects messages that were sent after it. A message that was sent before it always gets
+/// the stored error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// A later message, whether sent anew or redriven from the dead-letter queue, runs the handler.
+    #[default]
+    Retry,
+    /// A later message gets the stored error while the record is kept.
+    Replay,
+}
+
+/// What a worker wants to claim.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Token of the claim: random, new for each claim.
+    pub owner: Owner,
+    /// Fingerprint of the payload. `None` matches every fingerprint.
+    pub fingerprint: Option<Fingerprint>,
+    /// Message that carries the operation.
+    pub message_id: String,
+    /// When the message was sent. `None` for work that does not come from SQS.
+    pub sent_at: Option<Timestamp>,
+    /// Name of the queue.
+    pub source: Option<String>,
+    /// The worker's clock, read before the request is sent: a slow answer shortens the lease.
+    pub now: Timestamp,
+    /// End of the lease.
+    pub lease_until: Timestamp,
+    /// End of the record's retention, in seconds since the epoch.
+    pub expires_at: u64,
+    /// With a look-up, how long after the end of a lease a request of an earlier attempt may still have its effect: the
+    /// margin and the quarantine. `None` without a look-up.
+    pub quarantine: Option<Duration>,
+    /// How a failure affects messages that were sent after it.
+    pub after_failure: AfterFailure,
+}
+
+/// What a claim does about the record that it found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Nothing is kept under the key: the claim writes a first record.
+    First,
+    /// The claim is written over the record, which keeps its history.
+    Over,
+    /// The record is this claim's own: the answer was lost.
+    Mine,
+    /// The handler must not run.
+    Rejected(Rejection),
+}
+
+/// Why the handler must not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// The operation is completed.
+    Duplicate {
+        /// The stored result.
+        result: StoredResult,
+        /// The queue of the message that completed it, if this one comes from another.
+        other_source: Option<String>,
+    },
+    /// The key was used earlier for a different payload. The record stays unchanged.
+    KeyReused,
+    /// The message was sent before a permanent failure under its key. Holds the stored error.
+    FailedBefore(String),
+    /// Another worker holds the claim, or a request of an earlier attempt may still have its effect.
+    Conflict {
+        /// Token of the other claim.
+        owner: Owner,
+        /// When this claim may be made.
+        until: Timestamp,
+    },
+    /// An attempt with a different payload is open, and the lease of its claim has ended.
+    PayloadConflict {
+        /// Claim time of the earliest open attempt.
+        open_since: Option<Timestamp>,
+    },
+}
+
+/// Decides whether `claim` may replace the record that it found. The first row that matches counts.
+///
+/// | found | decision |
+/// | --- | --- |
+/// | nothing, or a record past `expires_at` | first record |
+/// | a record of this claim | mine |
+/// | `COMPLETED`, same payload | duplicate |
+/// | `COMPLETED`, other payload | key reused |
+/// | the message was sent at or before `failed_at`, or failures are final | failed before |
+/// | `FAILED` with an open attempt whose request may still have its effect | conflict until then |
+/// | `FAILED` | over the record |
+/// | `IN_PROGRESS`, and the lease has not ended | conflict until then |
+/// | `IN_PROGRESS`, other payload | payload conflict |
+/// | `IN_PROGRESS` | over the record |
+#[must_use]
+pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
+    let Some(record) = found.filter(|record| !record.is_expired(claim.now)) else {
+        return Decision::First;
+    };
+    if record.stamp.owner == claim.owner {
+        return Decision::Mine;
+    }
+    let quarantine = claim.quarantine.unwrap_or_default();
+    let conflict = |until| Rejection::Conflict {
+        owner: record.stamp.owner.clone(),
+        until,
+    };
+    Decision::Rejected(match &record.state {
+        State::Completed { .. } if flawed!("a completed key is claimed") => return Decision::Over,
+        State::Completed { result } if claim.has_payload_of(record) => Rejection::Duplicate {
+            result: result.clone(),
+            other_source: record.other_source(claim),
+        },
+        State::Completed { .. } => Rejection::KeyReused,
+        _ if claim.has_failed(record) && !flawed!("a failed message is claimed again") => {
+            Rejection::FailedBefore(
+                (record.error.clone()).unwrap_or_else(|| "no error was stored".into()),
+            )
+        }
+        State::Failed => match record.failed_at {
+            Some(at)
+                if claim.quarantine.is_some()
+                    && record.first_claimed_at.is_some()
+                    && at + quarantine >= claim.now =>
+            {
+                conflict(at + quarantine)
+            }
+            _ => return Decision::Over,
+        },
+        State::InProgress { lease_until }
+            if *lease_until + quarantine >= claim.now && !flawed!("a live lease is taken over") =>
+        {
+            conflict(*lease_until + quarantine)
+        }
+        State::InProgress { .. } if !claim.has_payload_of(record) => Rejection::PayloadConflict {
+            open_since: record.first_claimed_at,
+        },
+        State::InProgress { .. } => return Decision::Over,
+    })
+}
+
+impl Claim {
+    /// Creates a claim without a fingerprint, of a message that was sent now. `expires_at` is in seconds since the epoch.
+    #[must_use]
+    pub fn new(
+        owner: Owner,
+        message_id: impl Into<String>,
+        now: Timestamp,
+        lease_until: Timestamp,
+        expires_at: u64,
+    ) -> Self {
+        Self {
+            owner,
+            fingerprint: None,
+            message_id: message_id.into(),
+            sent_at: Some(now),
+            source: None,
+            now,
+            lease_until,
+            expires_at,
+            quarantine: None,
+            after_failure: AfterFailure::default(),
+        }
+    }
+
+    /// Compares the payloads. They count as equal if one side has no fingerprint, or if the fingerprints have two different
+    /// known schemes, because then the setting changed during the record's retention.
+    fn has_payload_of(&self, record: &Record) -> bool {
+        match (&record.fingerprint, &self.fingerprint) {
+            (Some(recorded), Some(claimed)) => !recorded.differs_from(claimed),
+            _ => true,
+        }
+    }
+
+    /// Returns whether a recorded failure is the answer to this message. Where nobody knows when it was sent, its id tells.
+    fn has_failed(&self, record: &Record) -> bool {
+        let Some(failed_at) = record.failed_at else {
+            return false;
+        };
+        self.after_failure == AfterFailure::Replay
+            || self.sent_at.map_or_else(
+                || record.state == State::Failed && record.message_id == self.message_id,
+                |sent_at| sent_at <= failed_at,
+            )
+    }
+}
+
+impl Record {
+    fn other_source(&self, claim: &Claim) -> Option<String> {
+        let other = claim.source.is_some() && self.source != claim.source;
+        self.source.clone().filter(|_| other)
+    }
+
+    /// Returns the record after a claim. `replaced` is the record before, unless it was past `expires_at`.
+    ///
+    /// With `alone`, the handler runs alone: the record counts the attempt in the same write, and the message rests if the
+    /// process dies.
+    #[must_use]
+    pub fn claimed(
+        claim: &Claim,
+        version: u64,
+        replaced: Option<&Self>,
+        alone: Option<&CrashWaits>,
+    ) -> Self {
+        let before = replaced.map_or(0, |record| record.exclusive_attempts);
+        let exclusive_attempts =
+            before + u64::from(alone.is_some() && !flawed!("attempts alone are not counted"));
+        let lease_until = match alone {
+            Some(waits) => lease_alone(exclusive_attempts, waits, claim.now, claim.lease_until),
+            None => claim.lease_until,
+        };
+        // The record is kept as long as nobody may take over.
+        let kept_until = lease_until + claim.quarantine.unwrap_or_default();
+        Self {
+            stamp: Stamp {
+                owner: claim.owner.clone(),
+                version,
+            },
+            state: State::InProgress { lease_until },
+            expires_at: claim.expires_at.max(kept_until.as_secs_ceil()),
+            fingerprint: claim.fingerprint.clone(),
+            message_id: claim.message_id.clone(),
+            source: claim.source.clone(),
+            attempts: replaced.map_or(0, |record| record.attempts) + 1,
+            first_claimed_at: replaced
+                .and_then(|record| record.first_claimed_at)
+                .or(Some(claim.now)),
+            last_end: None,
+            exclusive_attempts,
+            failed_at: replaced.and_then(|record| record.failed_at),
+            generation: replaced.map_or(0, |record| record.generation),
+            error: replaced.and_then(|record| record.error.clone()),
+            created_at: replaced.map_or(claim.now, |record| record.created_at),
+            updated_at: claim.now,
+        }
+    }
+}

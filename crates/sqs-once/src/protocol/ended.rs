@@ -1,0 +1,159 @@
+//! [`Record::ended`]: what the end of an attempt writes.
+
+use crate::flawed::flawed;
+
+use super::record::{AttemptEnd, MAX_ERROR_BYTES, Record, Stamp, State, StoredResult, Timestamp};
+
+/// How an attempt ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The handler succeeded.
+    Completed {
+        /// The handler's output.
+        result: StoredResult,
+        /// End of the record's retention, in seconds since the epoch.
+        expires_at: u64,
+    },
+    /// The handler failed permanently.
+    Failed {
+        /// Text of the failure.
+        error: String,
+        /// What the attempt did.
+        effect: Effect,
+        /// When the message was sent, if that is known.
+        sent_at: Option<Timestamp>,
+        /// End of the record's retention, in seconds since the epoch.
+        expires_at: u64,
+    },
+    /// The attempt may have had its effect, and the operation goes on: a retryable failure, a panic, or the deadline.
+    Open(AttemptEnd),
+    /// The attempt had no effect.
+    Undone {
+        /// Whether the handler began.
+        began: bool,
+    },
+}
+
+/// What a permanently failed attempt did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It may have had its effect.
+    Possible,
+    /// It had none.
+    None,
+    /// The called system has answered for this call key that it did nothing and will not.
+    Declined,
+}
+
+impl End {
+    /// Returns the name of the write in logs and errors.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Completed { .. } => "complete",
+            Self::Failed { .. } => "fail",
+            Self::Open(_) => "release",
+            Self::Undone { .. } => "undo",
+        }
+    }
+}
+
+impl Record {
+    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, unless it was
+    /// past `expires_at`.
+    ///
+    /// | end | the record becomes | the next attempt |
+    /// | --- | --- | --- |
+    /// | completed | `COMPLETED`, without history | is a duplicate |
+    /// | failed | `FAILED`; open attempts stay open, this one among them | a later message is told of them |
+    /// | failed without effect | the same, but this attempt is not open | is told of earlier attempts only |
+    /// | declined | the same, no attempt is open, and `generation` grows | is told of nothing, and has a new call key |
+    /// | open | the lease ends now | is told of it |
+    /// | undone | as before the claim, but for stamp and time | is told of attempts before this one only |
+    ///
+    /// The lease ends at the worker's time and not at 0, since a quarantine counts from it. Nothing is deleted: over nothing,
+    /// an ended record without an open attempt remains.
+    #[must_use]
+    pub fn ended(&self, replaced: Option<&Self>, end: &End, version: u64, now: Timestamp) -> Self {
+        let mut record = Self {
+            stamp: Stamp {
+                owner: self.stamp.owner.clone(),
+                version,
+            },
+            updated_at: now,
+            ..self.clone()
+        };
+        let open_before = replaced.and_then(|record| record.first_claimed_at);
+        match end {
+            End::Completed { result, expires_at } => {
+                record.state = State::Completed {
+                    result: result.clone(),
+                };
+                record.expires_at = *expires_at;
+                record.first_claimed_at = None;
+                record.last_end = None;
+                record.exclusive_attempts = 0;
+                record.failed_at = None;
+                record.error = None;
+            }
+            End::Failed {
+                error,
+                effect,
+                sent_at,
+                expires_at,
+            } => {
+                let cut = error.floor_char_boundary(MAX_ERROR_BYTES);
+                record.state = State::Failed;
+                record.expires_at = *expires_at;
+                record.error = Some(error[..cut].to_owned());
+                record.failed_at = self.failed_at.max(*sent_at).max(Some(now));
+                record.exclusive_attempts = 0;
+                if flawed!("a failure has no time") {
+                    record.failed_at = None;
+                }
+                match effect {
+                    Effect::Possible => {}
+                    Effect::None => record.first_claimed_at = open_before,
+                    Effect::Declined => {
+                        record.first_claimed_at = None;
+                        record.generation += 1;
+                    }
+                }
+            }
+            End::Open(last_end) => {
+                record.state = State::InProgress { lease_until: now };
+                record.last_end = Some(*last_end);
+                record.exclusive_attempts = 0;
+            }
+            End::Undone { began } => record.undo(replaced, *began, now),
+        }
+        record
+    }
+
+    fn undo(&mut self, replaced: Option<&Self>, began: bool, now: Timestamp) {
+        self.state = State::InProgress { lease_until: now };
+        let open_before = replaced.and_then(|before| before.first_claimed_at);
+        self.first_claimed_at =
+            open_before.filter(|_| !flawed!("an undone claim hides earlier attempts"));
+        self.last_end = replaced.map_or(Some(AttemptEnd::NoEffect), |before| before.last_end);
+        self.exclusive_attempts = replaced.map_or(0, |before| before.exclusive_attempts);
+        if began {
+            self.last_end = Some(AttemptEnd::NoEffect);
+            self.exclusive_attempts = 0;
+        }
+        match replaced {
+            Some(before) => {
+                self.fingerprint = before.fingerprint.clone();
+                self.message_id.clone_from(&before.message_id);
+                self.source.clone_from(&before.source);
+                if before.state == State::Failed {
+                    self.state = State::Failed;
+                    self.last_end = before.last_end;
+                    self.expires_at = before.expires_at;
+                }
+            }
+            // No attempt is open, so the next one may have another payload.
+            None => self.fingerprint = None,
+        }
+    }
+}

@@ -1,0 +1,604 @@
+//! The rows of the tables of the protocol.
+
+use std::time::Duration;
+
+use super::{
+    isolation::{Standing, standing},
+    *,
+};
+
+const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_000);
+const MINUTE: Duration = Duration::from_secs(60);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ago(span: Duration) -> Timestamp {
+    let millis = u64::try_from(span.as_millis()).unwrap();
+    Timestamp::from_millis(NOW.as_millis() - millis)
+}
+
+fn owner(name: &str) -> Owner {
+    Owner::from_stored(name.to_owned())
+}
+
+fn print(payload: &str) -> Option<Fingerprint> {
+    Some(Fingerprint::of(payload.as_bytes()).with_scheme("body".to_owned()))
+}
+
+fn claim() -> Claim {
+    Claim {
+        owner: owner("mine"),
+        fingerprint: print("1"),
+        message_id: "m-2".into(),
+        sent_at: Some(ago(10 * SECOND)),
+        source: Some("orders".into()),
+        now: NOW,
+        lease_until: NOW + 30 * SECOND,
+        expires_at: NOW.as_secs() + 3600,
+        quarantine: None,
+        after_failure: AfterFailure::Retry,
+    }
+}
+
+/// The record of an attempt that died long ago.
+fn died() -> Record {
+    let first = Claim {
+        owner: owner("theirs"),
+        message_id: "m-1".into(),
+        now: ago(MINUTE),
+        lease_until: ago(SECOND),
+        ..claim()
+    };
+    Record::claimed(&first, 1, None, None)
+}
+
+fn with(change: impl FnOnce(&mut Record)) -> Record {
+    let mut record = died();
+    change(&mut record);
+    record
+}
+
+fn failed(at: Timestamp) -> Record {
+    with(|record| {
+        record.state = State::Failed;
+        record.failed_at = Some(at);
+        record.error = Some("declined".into());
+    })
+}
+
+fn completed() -> Record {
+    with(|record| {
+        record.state = State::Completed {
+            result: StoredResult::Json("1".into()),
+        }
+    })
+}
+
+fn in_progress(lease_until: Timestamp) -> Record {
+    with(|record| record.state = State::InProgress { lease_until })
+}
+
+fn rejected(found: &Record, claim: &Claim) -> Rejection {
+    match decide(Some(found), claim) {
+        Decision::Rejected(rejection) => rejection,
+        decision => panic!("{decision:?}"),
+    }
+}
+
+#[test]
+fn nothing_and_expired_records_are_replaced() {
+    assert_eq!(decide(None, &claim()), Decision::First);
+    for state in [completed(), failed(NOW), in_progress(NOW + MINUTE)] {
+        let at = |expires_at| Record {
+            expires_at,
+            ..state.clone()
+        };
+        assert_eq!(
+            decide(Some(&at(NOW.as_secs() - 1)), &claim()),
+            Decision::First
+        );
+        assert_ne!(decide(Some(&at(NOW.as_secs())), &claim()), Decision::First);
+    }
+}
+
+#[test]
+fn record_of_the_claim_is_mine() {
+    for mut record in [in_progress(NOW + MINUTE), failed(NOW), completed()] {
+        record.stamp.owner = owner("mine");
+        assert_eq!(decide(Some(&record), &claim()), Decision::Mine);
+    }
+}
+
+#[test]
+fn completed_operation_is_a_duplicate_of_the_same_payload() {
+    let result = StoredResult::Json("1".into());
+    let duplicate = |other_source: Option<&str>| Rejection::Duplicate {
+        result: result.clone(),
+        other_source: other_source.map(str::to_owned),
+    };
+    assert_eq!(rejected(&completed(), &claim()), duplicate(None));
+    let other = Claim {
+        fingerprint: print("2"),
+        ..claim()
+    };
+    assert_eq!(rejected(&completed(), &other), Rejection::KeyReused);
+    // One side has no fingerprint, or the setting changed.
+    let unknown = Claim {
+        fingerprint: None,
+        ..claim()
+    };
+    assert_eq!(rejected(&completed(), &unknown), duplicate(None));
+    let mut without = completed();
+    without.fingerprint = None;
+    assert_eq!(rejected(&without, &other), duplicate(None));
+    let amount = Fingerprint::of(b"2").with_scheme("amount".to_owned());
+    let changed = Claim {
+        fingerprint: Some(amount),
+        ..claim()
+    };
+    assert_eq!(rejected(&completed(), &changed), duplicate(None));
+    // It decides before an earlier failure.
+    let mut after_failure = completed();
+    after_failure.failed_at = Some(NOW);
+    assert_eq!(rejected(&after_failure, &claim()), duplicate(None));
+    // Another consumer under the same namespace.
+    let shipping = Claim {
+        source: Some("shipping".into()),
+        ..claim()
+    };
+    assert_eq!(rejected(&completed(), &shipping), duplicate(Some("orders")));
+    let nowhere = Claim {
+        source: None,
+        ..claim()
+    };
+    assert_eq!(rejected(&completed(), &nowhere), duplicate(None));
+}
+
+#[test]
+fn message_sent_at_or_before_a_failure_has_failed() {
+    let sent = claim().sent_at.unwrap();
+    let before = Rejection::FailedBefore("declined".into());
+    for at in [sent, sent + SECOND] {
+        assert_eq!(rejected(&failed(at), &claim()), before);
+        // Also while a later message holds the claim, or has left it.
+        for lease_until in [ago(SECOND), NOW + MINUTE] {
+            let mut claimed = failed(at);
+            claimed.state = State::InProgress { lease_until };
+            assert_eq!(rejected(&claimed, &claim()), before);
+        }
+    }
+    let earlier = failed(Timestamp::from_millis(sent.as_millis() - 1));
+    assert_eq!(decide(Some(&earlier), &claim()), Decision::Over);
+    // Whatever the payload: it may be corrected.
+    let corrected = Claim {
+        fingerprint: print("2"),
+        ..claim()
+    };
+    assert_eq!(decide(Some(&earlier), &corrected), Decision::Over);
+    let replay = Claim {
+        after_failure: AfterFailure::Replay,
+        ..claim()
+    };
+    assert_eq!(rejected(&earlier, &replay), before);
+    // Without a time, the id tells.
+    let unknown = Claim {
+        sent_at: None,
+        ..claim()
+    };
+    assert_eq!(decide(Some(&failed(NOW)), &unknown), Decision::Over);
+    let same = Claim {
+        message_id: "m-1".into(),
+        ..unknown
+    };
+    assert_eq!(rejected(&failed(NOW), &same), before);
+    let mut no_text = failed(NOW);
+    no_text.error = None;
+    let stored = Rejection::FailedBefore("no error was stored".into());
+    assert_eq!(rejected(&no_text, &claim()), stored);
+}
+
+#[test]
+fn failure_with_open_attempt_waits_for_the_quarantine() {
+    let looks_up = Claim {
+        quarantine: Some(MINUTE),
+        sent_at: Some(NOW),
+        ..claim()
+    };
+    let conflict = |until| Rejection::Conflict {
+        owner: owner("theirs"),
+        until,
+    };
+    for (at, waits) in [
+        (ago(SECOND), true),
+        (ago(MINUTE), true),
+        (ago(MINUTE + SECOND), false),
+    ] {
+        let open = failed(at);
+        if waits {
+            assert_eq!(rejected(&open, &looks_up), conflict(at + MINUTE));
+        } else {
+            assert_eq!(decide(Some(&open), &looks_up), Decision::Over);
+        }
+        let mut closed = open.clone();
+        closed.first_claimed_at = None;
+        assert_eq!(decide(Some(&closed), &looks_up), Decision::Over);
+        let without = Claim {
+            quarantine: None,
+            ..looks_up.clone()
+        };
+        assert_eq!(decide(Some(&open), &without), Decision::Over);
+    }
+}
+
+#[test]
+fn claim_in_progress_waits_for_the_lease() {
+    let conflict = |until| Rejection::Conflict {
+        owner: owner("theirs"),
+        until,
+    };
+    let other = Claim {
+        fingerprint: print("2"),
+        ..claim()
+    };
+    for until in [NOW, NOW + SECOND] {
+        assert_eq!(rejected(&in_progress(until), &claim()), conflict(until));
+        assert_eq!(rejected(&in_progress(until), &other), conflict(until));
+    }
+    let ended = in_progress(Timestamp::from_millis(NOW.as_millis() - 1));
+    assert_eq!(decide(Some(&ended), &claim()), Decision::Over);
+    let open_since = Some(ago(MINUTE));
+    assert_eq!(
+        rejected(&ended, &other),
+        Rejection::PayloadConflict { open_since }
+    );
+    let looks_up = Claim {
+        quarantine: Some(MINUTE),
+        ..claim()
+    };
+    assert_eq!(
+        rejected(&in_progress(ago(MINUTE)), &looks_up),
+        conflict(NOW)
+    );
+    let waited = in_progress(ago(MINUTE + SECOND));
+    assert_eq!(decide(Some(&waited), &looks_up), Decision::Over);
+}
+
+fn with_history() -> Record {
+    with(|record| {
+        record.attempts = 3;
+        record.exclusive_attempts = 1;
+        record.failed_at = Some(ago(MINUTE));
+        record.generation = 2;
+        record.error = Some("declined".into());
+        record.last_end = Some(AttemptEnd::Panic);
+        record.created_at = ago(2 * MINUTE);
+        record.first_claimed_at = Some(ago(2 * MINUTE));
+    })
+}
+
+#[test]
+fn claim_keeps_the_history() {
+    let before = with_history();
+    let mine = Record::claimed(&claim(), 7, Some(&before), None);
+    let expected = Record {
+        stamp: Stamp {
+            owner: owner("mine"),
+            version: 7,
+        },
+        state: State::InProgress {
+            lease_until: NOW + 30 * SECOND,
+        },
+        expires_at: NOW.as_secs() + 3600,
+        message_id: "m-2".into(),
+        attempts: 4,
+        last_end: None,
+        updated_at: NOW,
+        ..before.clone()
+    };
+    assert_eq!(mine, expected);
+    let closed = Record {
+        first_claimed_at: None,
+        ..before
+    };
+    let mine = Record::claimed(&claim(), 7, Some(&closed), None);
+    assert_eq!(mine.first_claimed_at, Some(NOW));
+    let first = Record::claimed(&claim(), 1, None, None);
+    assert_eq!((first.attempts, first.first_claimed_at), (1, Some(NOW)));
+    assert_eq!(
+        (first.created_at, first.generation, first.failed_at),
+        (NOW, 0, None)
+    );
+    assert_eq!((first.exclusive_attempts, first.error), (0, None));
+}
+
+#[test]
+fn attempt_alone_counts_and_rests() {
+    let waits = CrashWaits::new([10 * SECOND, 10 * MINUTE, 600 * MINUTE]);
+    for (count, rest) in [
+        (0, 30 * SECOND),
+        (1, 10 * MINUTE),
+        (2, 600 * MINUTE),
+        (3, 30 * SECOND),
+    ] {
+        let before = with(|record| record.exclusive_attempts = count);
+        let mine = Record::claimed(&claim(), 2, Some(&before), Some(&waits));
+        assert_eq!(mine.exclusive_attempts, count + 1);
+        assert_eq!(mine.lease_until(), Some(NOW + rest));
+        // The record outlives its lease.
+        assert_eq!(
+            mine.expires_at,
+            (NOW.as_secs() + 3600).max((NOW + rest).as_secs_ceil())
+        );
+    }
+    let looks_up = Claim {
+        quarantine: Some(120 * MINUTE),
+        ..claim()
+    };
+    let mine = Record::claimed(&looks_up, 1, None, None);
+    assert_eq!(
+        mine.expires_at,
+        (NOW + 30 * SECOND + 120 * MINUTE).as_secs_ceil()
+    );
+}
+
+#[test]
+fn suspects_are_those_whose_end_nobody_recorded() {
+    let waits = CrashWaits::new([MINUTE]);
+    let clear = |record: Option<&Record>| assert_eq!(standing(record, &waits), Standing::Clear);
+    clear(None);
+    clear(Some(&completed()));
+    clear(Some(&failed(NOW)));
+    clear(Some(&with_history()));
+    assert_eq!(standing(Some(&died()), &CrashWaits::off()), Standing::Clear);
+    for exclusive_attempts in 0..=3 {
+        let died = with(|record| record.exclusive_attempts = exclusive_attempts);
+        let expected = if exclusive_attempts > 1 {
+            Standing::Crashed { exclusive_attempts }
+        } else {
+            Standing::Suspect { exclusive_attempts }
+        };
+        assert_eq!(standing(Some(&died), &waits), expected);
+    }
+}
+
+/// A claim over `replaced`, and its record after the end.
+fn end(replaced: Option<&Record>, end: &End) -> (Record, Record) {
+    let mine = Record::claimed(&claim(), 7, replaced, Some(&CrashWaits::default()));
+    let ended = mine.ended(replaced, end, 8, NOW + SECOND);
+    assert_eq!(
+        ended.stamp,
+        Stamp {
+            owner: owner("mine"),
+            version: 8
+        }
+    );
+    assert_eq!(ended.updated_at, NOW + SECOND);
+    assert_eq!(
+        (ended.attempts, ended.created_at),
+        (mine.attempts, mine.created_at)
+    );
+    (mine, ended)
+}
+
+#[test]
+fn completion_removes_the_history() {
+    let before = with_history();
+    let result = StoredResult::Json("7".into());
+    let done = End::Completed {
+        result: result.clone(),
+        expires_at: 99,
+    };
+    let (mine, ended) = end(Some(&before), &done);
+    let expected = Record {
+        stamp: Stamp {
+            owner: owner("mine"),
+            version: 8,
+        },
+        state: State::Completed { result },
+        expires_at: 99,
+        first_claimed_at: None,
+        last_end: None,
+        exclusive_attempts: 0,
+        failed_at: None,
+        error: None,
+        updated_at: NOW + SECOND,
+        ..mine
+    };
+    assert_eq!(ended, expected);
+}
+
+#[test]
+fn failure_keeps_or_closes_open_attempts() {
+    let open = with_history();
+    let closed = Record {
+        first_claimed_at: None,
+        ..with_history()
+    };
+    let fail = |effect, sent_at| End::Failed {
+        error: "expired".into(),
+        effect,
+        sent_at,
+        expires_at: 99,
+    };
+    let now = NOW + SECOND;
+    for (effect, over_open, over_closed, over_nothing, generation) in [
+        (
+            Effect::Possible,
+            open.first_claimed_at,
+            Some(NOW),
+            Some(NOW),
+            2,
+        ),
+        (Effect::None, open.first_claimed_at, None, None, 2),
+        (Effect::Declined, None, None, None, 3),
+    ] {
+        let (mine, ended) = end(Some(&open), &fail(effect, None));
+        assert_eq!(ended.state, State::Failed);
+        assert_eq!(
+            (ended.expires_at, ended.error.as_deref()),
+            (99, Some("expired"))
+        );
+        assert_eq!((ended.failed_at, ended.exclusive_attempts), (Some(now), 0));
+        assert_eq!(
+            (ended.generation, ended.first_claimed_at),
+            (generation, over_open)
+        );
+        assert_eq!(
+            (&ended.fingerprint, &ended.message_id),
+            (&mine.fingerprint, &mine.message_id)
+        );
+        assert_eq!(
+            end(Some(&closed), &fail(effect, None)).1.first_claimed_at,
+            over_closed
+        );
+        assert_eq!(
+            end(None, &fail(effect, None)).1.first_claimed_at,
+            over_nothing
+        );
+    }
+    // The latest of the three times.
+    let sent = |sent_at| {
+        end(Some(&open), &fail(Effect::None, Some(sent_at)))
+            .1
+            .failed_at
+    };
+    assert_eq!(sent(now + SECOND), Some(now + SECOND));
+    assert_eq!(sent(ago(SECOND)), Some(now));
+    let later = Record {
+        failed_at: Some(now + MINUTE),
+        ..open
+    };
+    assert_eq!(
+        end(Some(&later), &fail(Effect::None, None)).1.failed_at,
+        Some(now + MINUTE)
+    );
+}
+
+#[test]
+fn long_error_is_cut() {
+    let long = End::Failed {
+        error: "é".repeat(4096),
+        effect: Effect::None,
+        sent_at: None,
+        expires_at: 99,
+    };
+    assert_eq!(end(None, &long).1.error.map(|text| text.len()), Some(4096));
+}
+
+#[test]
+fn open_end_ends_the_lease_now() {
+    for last_end in [
+        AttemptEnd::Retryable,
+        AttemptEnd::Panic,
+        AttemptEnd::Deadline,
+    ] {
+        let before = with_history();
+        let (mine, ended) = end(Some(&before), &End::Open(last_end));
+        let expected = Record {
+            stamp: Stamp {
+                owner: owner("mine"),
+                version: 8,
+            },
+            state: State::InProgress {
+                lease_until: NOW + SECOND,
+            },
+            last_end: Some(last_end),
+            exclusive_attempts: 0,
+            updated_at: NOW + SECOND,
+            ..mine
+        };
+        assert_eq!(ended, expected);
+    }
+}
+
+#[test]
+fn undone_claim_leaves_the_record_as_before() {
+    let undone = |before: &Record, began| end(Some(before), &End::Undone { began }).1;
+    let as_before = |before: &Record| Record {
+        stamp: Stamp {
+            owner: owner("mine"),
+            version: 8,
+        },
+        expires_at: NOW.as_secs() + 3600,
+        attempts: before.attempts + 1,
+        updated_at: NOW + SECOND,
+        ..before.clone()
+    };
+    let mut before = with_history();
+    before.fingerprint = print("0");
+    before.source = Some("old".into());
+    let in_progress = |record: Record| Record {
+        state: State::InProgress {
+            lease_until: NOW + SECOND,
+        },
+        // The lease of the attempt alone was longer.
+        expires_at: record.expires_at.max((NOW + 120 * MINUTE).as_secs_ceil()),
+        ..record
+    };
+    assert_eq!(undone(&before, false), in_progress(as_before(&before)));
+    let began = Record {
+        last_end: Some(AttemptEnd::NoEffect),
+        exclusive_attempts: 0,
+        ..in_progress(as_before(&before))
+    };
+    assert_eq!(undone(&before, true), began);
+    let dead = with(|record| record.exclusive_attempts = 1);
+    assert_eq!(undone(&dead, false).last_end, None);
+    assert_eq!(undone(&dead, false).exclusive_attempts, 1);
+    assert_eq!(
+        standing(Some(&undone(&dead, true)), &CrashWaits::default()),
+        Standing::Clear
+    );
+    for began in [false, true] {
+        let failed = failed(ago(MINUTE));
+        let expected = Record {
+            expires_at: failed.expires_at,
+            ..as_before(&failed)
+        };
+        assert_eq!(undone(&failed, began), expected);
+    }
+}
+
+#[test]
+fn undone_first_claim_is_no_suspect_and_has_no_payload() {
+    for began in [false, true] {
+        let (_, ended) = end(None, &End::Undone { began });
+        assert_eq!(
+            ended.state,
+            State::InProgress {
+                lease_until: NOW + SECOND
+            }
+        );
+        assert_eq!(
+            (ended.first_claimed_at, ended.exclusive_attempts),
+            (None, 0)
+        );
+        assert_eq!(
+            standing(Some(&ended), &CrashWaits::default()),
+            Standing::Clear
+        );
+        let corrected = Claim {
+            owner: owner("next"),
+            fingerprint: print("2"),
+            now: NOW + MINUTE,
+            ..claim()
+        };
+        assert_eq!(decide(Some(&ended), &corrected), Decision::Over);
+    }
+}
+
+#[test]
+fn swap_compares_both_parts_of_the_stamp() {
+    let swap = |expect| Swap {
+        key: crate::protocol::Key::new(&crate::protocol::Namespace::new("n").unwrap(), ["k"])
+            .unwrap(),
+        expect,
+        to: completed(),
+    };
+    assert!(swap(Expect::Absent).admits(None));
+    assert!(!swap(Expect::Absent).admits(Some(&died())));
+    let unchanged = swap(Expect::Unchanged(died()));
+    assert!(!unchanged.admits(None));
+    assert!(unchanged.admits(Some(&in_progress(NOW + MINUTE))));
+    assert!(!unchanged.admits(Some(&with(|record| record.stamp.version = 2))));
+    assert!(!unchanged.admits(Some(&with(|record| record.stamp.owner = owner("other")))));
+}

@@ -1,0 +1,89 @@
+//! Costs: a duplicate that is no first receive is answered by a read.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::Bench;
+use crate::ledger::{Event, Worker};
+
+#[derive(Default)]
+pub(super) struct Costs {
+    completed: BTreeMap<String, Duration>,
+    /// Messages of each batch, and whether none is a first receive.
+    messages: BTreeMap<usize, BTreeMap<String, bool>>,
+    /// When each batch that is at work began, by worker.
+    at_work: BTreeMap<(Worker, usize), Duration>,
+}
+
+impl Costs {
+    pub(super) fn event(&mut self, at: Duration, event: &Event, bench: &mut Bench<'_>) {
+        match event {
+            Event::Received {
+                message,
+                count,
+                batch,
+            } => {
+                let attributes = &bench.messages[message].attributes;
+                let is_later =
+                    *count > 1 || attributes.keys().any(|name| name.starts_with("SqsOnce"));
+                let of_batch = self.messages.entry(*batch).or_default();
+                *of_batch.entry(message.clone()).or_insert(true) &= is_later;
+            }
+            Event::Invoked { batch, worker } => {
+                self.at_work.insert((*worker, *batch), at);
+            }
+            Event::Settled {
+                key,
+                is: "COMPLETED",
+                ..
+            } => {
+                self.completed.insert(key.clone(), at);
+            }
+            Event::Deleted { key } => {
+                self.completed.remove(key);
+            }
+            Event::Refused {
+                key,
+                message,
+                worker,
+                found: "COMPLETED",
+            } => self.refused(key, message, *worker, bench),
+            Event::Answered { batch, .. }
+            | Event::InvocationLost { batch }
+            | Event::InvocationFailed { batch, .. }
+            | Event::BadResponse { batch, .. } => {
+                self.at_work.retain(|(_, at_work), _| at_work != batch);
+                self.messages.remove(batch);
+            }
+            Event::Outcome {
+                outcome: "duplicate",
+                count,
+                ..
+            } if *count > 1 => {
+                bench.check("a later duplicate costs a read", true, &[], String::new);
+            }
+            _ => {}
+        }
+    }
+
+    /// A swap found that the operation is completed. If it was when the batch began, a read would have said so.
+    fn refused(&self, key: &str, message: &String, worker: Worker, bench: &mut Bench<'_>) {
+        let Some(completed) = self.completed.get(key) else {
+            return;
+        };
+        // Each invocation of the process that may have sent it.
+        let of_worker = self.at_work.iter().filter(|((of, _), _)| *of == worker);
+        let mut of_message = of_worker
+            .filter_map(|((_, batch), began)| {
+                Some((self.messages.get(batch)?.get(message)?, began))
+            })
+            .peekable();
+        let was_known = of_message.peek().is_some()
+            && of_message.all(|(is_later, began)| *is_later && began > completed);
+        bench.check(
+            "a later duplicate costs a read",
+            !was_known,
+            &[key, message],
+            || format!("{message} sent a write over {key}, which was completed before its batch"),
+        );
+    }
+}
