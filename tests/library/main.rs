@@ -24,4 +24,5 @@ mod mistakes;
 mod once;
 mod promises;
 mod reconcile;
+mod torture;
 mod wall_clock;

@@ -16,6 +16,8 @@ use sqs_once::{
 };
 {%- else -%}
 use serde::{Deserialize, Serialize};
+#[cfg(test)]
+use sqs_once::testing::Ledger;
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::AnyStore,
 };
@@ -95,23 +97,42 @@ pub async fn consumer(
         .await
 }
 {%- else %}
-pub struct Charge;
+/// The system that the handler calls.
+pub enum Gateway {
+    /// Writes to the log. Put your own in its place.
+    Log,
+    /// Of a test that kills the handler.
+    #[cfg(test)]
+    Ledger(Ledger),
+}
+
+impl Gateway {
+    /// Your effect. The system recognizes a repetition by the call key.
+    async fn charge(&self, order: &Order, call_key: String) -> Result<String, Failure> {
+        let receipt = || format!("charged {}", order.id);
+        match self {
+            Self::Log => {
+                tracing::info!(call_key, "charged");
+                Ok(receipt())
+            }
+            #[cfg(test)]
+            Self::Ledger(ledger) => Ok(ledger.effect(call_key, receipt).await?),
+        }
+    }
+}
+
+pub struct Charge(Gateway);
 
 impl Handler for Charge {
     type Message = Order;
-    type Output = String;
+    type Output = String; // stored, as the answer to duplicates
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
         if order.cents == 0 {
             return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
         }
-        if attempt.prior().is_some() {
-            // An earlier attempt may have had its effect: look for the effect before you repeat it.
-        }
-        // Your effect. Pass the key to the system that you call, so that it recognizes a repetition.
         // `?` is a retryable failure, `.no_effect()?` one before anything was sent.
-        tracing::info!(key = %attempt.key(), "charged");
-        Ok(format!("charged {}", order.id)) // stored, as the answer to duplicates
+        self.0.charge(&order, attempt.call_key()).await
     }
 }
 
@@ -119,13 +140,17 @@ impl Handler for Charge {
 pub async fn consumer(
     settings: Settings,
 ) -> Result<Consumer<Once<AnyStore>, Charge>, SettingsError> {
-    settings.once(Ok(Charge)).await
+    settings.once(Ok(Charge(Gateway::Log))).await
 }
 {%- endcase %}
 
 #[cfg(test)]
 mod tests {
+{%- if effect == "outside" %}
+    use sqs_once::testing::{DryRun, Message, Torture};
+{%- else %}
     use sqs_once::testing::{DryRun, Message};
+{%- endif %}
 
     use super::*;
 
@@ -136,7 +161,7 @@ mod tests {
             cents: 0,
         };
 {%- if effect == "outside" %}
-        let handler = Charge;
+        let handler = Charge(Gateway::Log);
 {%- else %}
         let handler = PlaceOrder {
             orders: "orders".into(),
@@ -147,4 +172,18 @@ mod tests {
             .await;
         assert_eq!(outcome.name(), "permanent_failure");
     }
+{%- if effect == "outside" %}
+
+    /// Kills the handler before and after its effect and at each write of its record, freezes it, and loses answers.
+    #[test]
+    fn order_is_charged_once_whatever_crashes() {
+        let order = Order {
+            id: "o-1".into(),
+            cents: 5,
+        };
+        let survived = Torture::new(&order)
+            .run(|world| world.consumer(Charge(Gateway::Ledger(world.ledger()))));
+        survived.unwrap();
+    }
+{%- endif %}
 }

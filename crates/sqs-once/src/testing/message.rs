@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage, SqsMessageAttribute};
 use serde::Serialize;
 
+use crate::protocol::Timestamp;
+
 const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:test";
 
 /// An SQS message as Lambda delivers it.
@@ -69,6 +71,11 @@ impl Message {
         let id = self.0.message_id.clone().unwrap_or_default();
         self.system("MessageGroupId", group.into())
             .system("MessageDeduplicationId", id)
+    }
+
+    /// Sets when the message was sent to the queue: `SentTimestamp`.
+    pub fn sent_at(self, at: Timestamp) -> Self {
+        self.system("SentTimestamp", at.as_millis().to_string())
     }
 
     fn system(mut self, name: &str, value: String) -> Self {

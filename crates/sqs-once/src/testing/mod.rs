@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
 //! | [`DryRun`] | runs a handler, records its writes and sends nothing |
+//! | [`Torture`] | kills, freezes and repeats a handler at every place, and tells how its effect happened twice |
 //! | [`output`] | the output of a completed operation |
 //! | [`event`], [`process`] | run a batch through a [`Consumer`], as Lambda delivers it |
 //! | [`attempt`] | an [`Attempt`], to call a handler directly |
@@ -47,6 +48,7 @@ mod dry_run;
 mod message;
 pub(crate) mod planned;
 pub(crate) mod plans;
+pub mod torture;
 
 use std::{sync::Arc, time::Duration};
 
@@ -57,6 +59,7 @@ pub use crate::store::conformance;
 pub use crate::testing::plans::PlannedWrite;
 pub use dry_run::DryRun;
 pub use message::{Message, event};
+pub use torture::{Ledger, Torture};
 
 use crate::{
     Attempt, BatchError, Consumer, Deadline, Handler, Mode, Outcome,

@@ -1,0 +1,192 @@
+//! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice.
+
+mod ledger;
+mod run;
+mod table;
+
+use std::{fmt, sync::Arc};
+
+use serde::Serialize;
+
+use crate::{
+    Consumer, Handler, Mode, Once,
+    protocol::{Namespace, Timestamp},
+};
+
+use run::Run;
+
+pub use ledger::{Ledger, NoAnswer};
+pub use table::Table;
+
+/// Runs your handler through every crash up to a bound, without AWS, in a test of its own.
+///
+/// The handler's effects go through a [`Ledger`], which stands for the system that it calls: it does nothing twice under one
+/// key. A message is delivered to your consumer again and again until it is done. Meanwhile the worker is killed before and
+/// after each effect and at each write of its record, frozen until another worker takes over, or given the message twice;
+/// answers of the called system and of the table are lost; and a message that failed permanently is redriven. All
+/// combinations of up to two of these are tried, hundreds of runs in less than a second.
+///
+/// A handler that passes the [call key](crate::Attempt::call_key) on survives:
+///
+/// ```
+/// use serde_json::{Value, json};
+/// use sqs_once::testing::{Ledger, Torture};
+/// use sqs_once::{Attempt, Failure, handler_fn};
+///
+/// async fn charge(ledger: Ledger, order: Value, attempt: Attempt) -> Result<String, Failure> {
+///     let receipt = || format!("receipt of {}", order["orderId"]);
+///     Ok(ledger.effect(attempt.call_key(), receipt).await?)
+/// }
+///
+/// let survived = Torture::new(&json!({ "orderId": "o-1" })).run(|world| {
+///     let ledger = world.ledger();
+///     let handler = handler_fn(move |order, attempt| charge(ledger.clone(), order, attempt));
+///     world.consumer(handler).key("body:/orderId".parse().unwrap())
+/// });
+/// assert!(survived.unwrap().runs > 100);
+/// ```
+///
+/// One that makes a key of its own for each attempt does not, and the error tells the story.
+///
+/// # Limits
+///
+/// The handler runs on a runtime of tokio with paused time and without sockets, since nothing real may be killed halfway: a
+/// handler that opens one is refused. One message runs at a time, in claim mode. What the handler does besides its
+/// effects, such as writes to a static, is not undone.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Torture {
+    body: String,
+    most_faults: u32,
+}
+
+/// The surroundings of one worker: what [`Torture::run`] passes to the function that makes its consumer.
+#[derive(Clone, Debug)]
+pub struct World {
+    run: Arc<Run>,
+    attempt: usize,
+}
+
+/// A handler survived: its effect never happened twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Survived {
+    /// Runs of a message until it was done, each with other faults.
+    pub runs: usize,
+    /// Deliveries in all runs.
+    pub receives: usize,
+}
+
+/// How an effect happened twice, as a story with times. `Debug` and `Display` print it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Story(String);
+
+impl Torture {
+    /// Creates a torture of a message with this body as JSON.
+    ///
+    /// # Panics
+    ///
+    /// If `body` cannot be written as JSON.
+    pub fn new(body: &impl Serialize) -> Self {
+        match serde_json::to_string(body) {
+            Ok(body) => Self {
+                body,
+                most_faults: 2,
+            },
+            Err(error) => panic!("the body cannot be written as JSON: {error}"),
+        }
+    }
+
+    /// Sets how many faults a run has at most. The default is 2. With 3, there are ten to a hundred times as many runs.
+    pub fn most_faults(self, most_faults: u32) -> Self {
+        Self {
+            most_faults,
+            ..self
+        }
+    }
+
+    /// Tortures the consumers that `make` makes, one for each worker.
+    ///
+    /// # Errors
+    ///
+    /// The shortest [`Story`] of an effect that happened twice; or the reason why the handler cannot be tortured: it opens a
+    /// socket, or does not succeed in a run without faults.
+    ///
+    /// # Panics
+    ///
+    /// On a thread that runs a runtime of tokio: call it in a plain `#[test]`.
+    pub fn run<H: Handler>(
+        &self,
+        make: impl Fn(&World) -> Consumer<Once<Table>, H>,
+    ) -> Result<Survived, Story>
+    where
+        Once<Table>: Mode<H::Output>,
+    {
+        let mut survived = Survived {
+            runs: 0,
+            receives: 0,
+        };
+        // Scripts with fewer faults come first, so the story is one of the shortest.
+        let mut scripts = vec![Vec::new()];
+        for _ in 0..=self.most_faults {
+            let mut with_one_more = Vec::new();
+            for script in scripts {
+                let ended = run::execute(&script, &self.body, &make)?;
+                survived.runs += 1;
+                survived.receives += ended.receives;
+                for (at, options) in ended.taken.iter().enumerate().skip(script.len()) {
+                    with_one_more.extend((1..*options).map(|other| {
+                        let mut next = script.clone();
+                        next.resize(at, 0);
+                        next.push(other);
+                        next
+                    }));
+                }
+            }
+            scripts = with_one_more;
+        }
+        Ok(survived)
+    }
+}
+
+impl World {
+    /// Returns the ledger of this worker: the system that its handler calls.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        Ledger::of(self.run.clone(), self.attempt)
+    }
+
+    /// Creates a consumer of `handler` in claim mode. Set its key, its look-up and so on as in your `main`.
+    #[must_use]
+    pub fn consumer<H: Handler>(&self, handler: H) -> Consumer<Once<Table>, H>
+    where
+        Once<Table>: Mode<H::Output>,
+    {
+        let once = Once::new(Table::of(self.run.clone(), self.attempt)).clock(run::clock);
+        match Namespace::new("test") {
+            Ok(namespace) => Consumer::new(once, namespace, handler),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Returns the time of the worker's wall clock, which a fault may have moved by hours.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        run::clock()
+    }
+}
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// As `Display`, since `unwrap` and a test that returns a `Result` print this.
+impl fmt::Debug for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl std::error::Error for Story {}
