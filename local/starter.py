@@ -50,6 +50,7 @@ OWN_HANDLER = (
     ("src/handler.rs", '"charged")', '"seats reserved")'),
     ("src/handler.rs", "charged {}", "reserved {}"),
     ("src/handler.rs", "cents: 0", "seats: 0"),
+    ("src/handler.rs", "cents: 5", "seats: 5"),
 )
 
 

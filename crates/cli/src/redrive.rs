@@ -259,7 +259,7 @@ impl Run<'_> {
         let is_fifo = self.from.is_fifo();
         let group = dead_letter.group().filter(|_| is_fifo).map(str::to_owned);
         let known = self.selected.get(id).map(|(_, end)| *end);
-        let end = if !self.with.selects(&dead_letter) {
+        let end = if !self.with.selects(&dead_letter) || self.has_come_back(&dead_letter) {
             None
         } else if self.with.dry_run {
             Some(Fate::Selected)
@@ -278,6 +278,14 @@ impl Run<'_> {
             }
             self.left.push(dead_letter);
         }
+    }
+
+    /// Returns whether this is a message that this command has moved, and that failed again. It stays: a consumer may be
+    /// faster than this command, which would never end.
+    fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {
+        let of = dead_letter.attribute(REDRIVE_OF);
+        let moved = of.and_then(|of| self.selected.get(of));
+        moved.is_some_and(|(_, end)| end.was_sent())
     }
 
     /// Sends and deletes a message. SQS may deliver a message again that was `known` to be sent: then only
