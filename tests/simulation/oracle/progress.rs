@@ -96,7 +96,9 @@ impl Progress {
                 self.at_work.retain(|(_, at_work)| at_work != batch);
                 let limit = bench.plan.timeouts.function;
                 bench.check("response is sound", true, &[], String::new);
-                bench.check("P7 answer in time", *took < limit, &[], || {
+                // A worker may thaw for another invocation in the instant in which this one times out.
+                let is_timely = *took < limit || *took == limit && self.stopped.contains(batch);
+                bench.check("P7 answer in time", is_timely, &[], || {
                     format!("batch {batch} was answered after {took:?}")
                 });
             }
