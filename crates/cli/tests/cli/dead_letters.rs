@@ -374,6 +374,24 @@ async fn redrive_moves_fifo_groups_in_order() {
 }
 
 /// No message overtakes an earlier one of its group that stays.
+/// A consumer that is faster than the command would otherwise keep it busy for ever.
+#[tokio::test]
+async fn message_that_fails_again_meanwhile_stays() {
+    in_a_world(true, async |world| {
+        let moved = world.dead_letter("1", &[], Some("orders")).await;
+        let of_moved = [("SqsOnceRedriveOf", moved.as_str())];
+        world.dead_letter("2", &of_moved, Some("orders")).await;
+        let ended = world.redrive(&["--all", "--yes"]).await;
+        // The rest of its group may be hidden behind it.
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert_eq!(ends(&ended).len(), 1);
+        assert_eq!(world.count(&world.dead).await, 1);
+        let arrived = world.take(&world.orders, 1).await;
+        assert_eq!(arrived[0].body.as_deref(), Some("1"));
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn message_that_is_not_selected_holds_back_its_group() {
     in_a_world(true, async |world| {
