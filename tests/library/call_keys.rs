@@ -204,19 +204,26 @@ impl LookUp<Value, u16> for World {
     }
 }
 
+/// An order that was declined a minute ago. The card is funded now.
+async fn declined(memory: Memory, order: &Value) -> World {
+    let world = World::new(memory);
+    world.gateway().is_funded = false;
+    let outcome = world.deliver([message("m-1", order)]).await;
+    assert_eq!(outcome.name(), "permanent_failure", "{memory:?}");
+    assert_eq!(outcome.to_string(), "permanent failure: 402", "{memory:?}");
+    world.gateway().is_funded = true;
+    advance(MINUTE);
+    world
+}
+
 #[tokio::test]
 async fn declined_order_is_charged_once_after_a_redrive() {
     for memory in MEMORIES {
-        let world = World::new(memory);
-        world.gateway().is_funded = false;
-        let outcome = world.deliver([message("m-1", &order(5))]).await;
-        assert_eq!(outcome.to_string(), "permanent failure: 402", "{memory:?}");
+        let world = declined(memory, &order(5)).await;
         assert_eq!(
             (world.record().generation, world.record().first_claimed_at),
             (1, None)
         );
-        world.gateway().is_funded = true;
-        advance(MINUTE);
         // A redrive is a new message.
         let redriven = message("m-2", &order(5));
         let outcome = world.deliver([redriven.clone()]).await;
@@ -230,12 +237,7 @@ async fn declined_order_is_charged_once_after_a_redrive() {
 #[tokio::test]
 async fn corrected_order_is_charged_once() {
     for memory in MEMORIES {
-        let world = World::new(memory);
-        world.gateway().is_funded = false;
-        let outcome = world.deliver([message("m-1", &order(500))]).await;
-        assert_eq!(outcome.name(), "permanent_failure", "{memory:?}");
-        world.gateway().is_funded = true;
-        advance(MINUTE);
+        let world = declined(memory, &order(500)).await;
         let outcome = world.deliver([message("m-2", &order(5))]).await;
         assert_eq!(outcome.name(), "completed", "{memory:?}: {outcome}");
         assert_eq!(world.gateway().charged, [order(5)], "{memory:?}");

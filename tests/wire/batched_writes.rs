@@ -674,6 +674,16 @@ fn swap_in_task(store: &Batched, swap: Swap) {
     tokio::spawn(async move { drop(store.swap(&swap, &CONTEXT).await) });
 }
 
+/// Sends four completions that the table holds back.
+async fn four_in_flight(dynamo: &Dynamo, store: &Batched, claims: &[Swap]) {
+    for held in &claims[..4] {
+        dynamo.fail("UpdateItem", Fault::HoldRequest);
+        swap_in_task(store, complete(held));
+        idle().await;
+    }
+    assert_sent!(dynamo, "UpdateItem": 4);
+}
+
 /// With four requests in flight, a call waits for others. This one has no time for that.
 #[tokio::test(start_paused = true)]
 async fn completion_with_little_time_left_goes_alone() {
@@ -682,12 +692,7 @@ async fn completion_with_little_time_left_goes_alone() {
         let claims: Vec<_> = (0..5).map(|n| claim(n.to_string())).collect();
         apply_all(&store, &claims).await;
         dynamo.reset_counts();
-        for held in &claims[..4] {
-            dynamo.fail("UpdateItem", Fault::HoldRequest);
-            swap_in_task(&store, complete(held));
-            idle().await;
-        }
-        assert_sent!(dynamo, "UpdateItem": 4);
+        four_in_flight(&dynamo, &store, &claims).await;
         let context = RequestContext::until(Instant::now() + left, &Meter::default());
         let answer = store.swap(&complete(&claims[4]), &context).await;
         assert_eq!(answer.unwrap(), Swapped::Applied, "{left:?}");
@@ -702,12 +707,7 @@ async fn calls_wait_for_others_behind_four_requests() {
     let claims: Vec<_> = (0..7).map(|n| claim(n.to_string())).collect();
     apply_all(&store, &claims).await;
     dynamo.reset_counts();
-    for held in &claims[..4] {
-        dynamo.fail("UpdateItem", Fault::HoldRequest);
-        swap_in_task(&store, complete(held));
-        idle().await;
-    }
-    assert_sent!(dynamo, "UpdateItem": 4);
+    four_in_flight(&dynamo, &store, &claims).await;
     let began = Instant::now();
     for later in &claims[4..6] {
         swap_in_task(&store, complete(later));

@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::json;
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{Key, Record, State, Timestamp},
+    protocol::{Record, State, Timestamp},
 };
 
 use super::{
@@ -73,10 +73,9 @@ impl Change {
                 "Without the record, the next message under this key runs as the first one, with its effect."
             );
         }
-        if let Some(call_key) = shown.record.as_ref().ok().and_then(|record| {
-            let is_known = record.first_claimed_at.is_some() || record.generation > 0;
-            is_known.then(|| Key::from_stored(&*self.key).call_key(record.generation))
-        }) {
+        if let (Ok(record), Some(call_key)) = (&shown.record, shown.call_key())
+            && (record.first_claimed_at.is_some() || record.generation > 0)
+        {
             eprintln!(
                 "The called system may know the operation under the call key {call_key}. Look there first: after the deletion, \
                  nothing tells the next attempt of it."

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{AttemptEnd, Key, Record, State, StoredResult, Timestamp},
+    protocol::{AttemptEnd, Record, State, StoredResult, Timestamp},
     store::{Results, S3Results},
 };
 
@@ -189,7 +189,7 @@ impl<'a> View<'a> {
                     .filter(|count| *count > 0)
                     .map(times),
             );
-            line("call key", Some(self.call_key(record)));
+            line("call key", self.stored.call_key());
             line("error", record.error.clone());
             line("result", self.result_text(record));
         }
@@ -210,11 +210,6 @@ impl<'a> View<'a> {
             .map(|(name, value)| format!("{name:width$}  {value}"))
             .collect::<Vec<_>>()
             .join("\n")
-    }
-
-    /// Returns the name under which called systems know the current or next attempt.
-    fn call_key(&self, record: &Record) -> String {
-        Key::from_stored(&*self.stored.key).call_key(record.generation)
     }
 
     fn result_text(&self, record: &Record) -> Option<String> {
@@ -264,7 +259,7 @@ impl<'a> View<'a> {
             "exclusive_attempts": record.exclusive_attempts,
             "failed_at": record.failed_at.map(time),
             "generation": record.generation,
-            "call_key": self.call_key(record),
+            "call_key": self.stored.call_key(),
             "error": record.error,
             "next_message": self.next_delivery.name(),
         });

@@ -53,7 +53,8 @@ pub struct Commit {
 pub enum CommitResponse {
     /// All writes were applied, by this request or an earlier one.
     Applied,
-    /// No write was applied, because the record is not as expected, but like this. `None`: there is none.
+    /// No write was applied, because the record differs from what was expected. Holds the record,
+    /// or `None` if there is no record.
     Found(Option<Record>),
     /// No write was applied, because condition checks of the other writes failed.
     Cancelled(ConditionFailed),

@@ -23,8 +23,8 @@ use crate::{
     system::{self, timeout_at},
 };
 
-/// How often a claim decides again with the record that its swap found.
-const MOST_SWAPS: usize = 4;
+/// How often a claim or a commit decides again with the record that its swap found.
+pub(super) const MOST_SWAPS: usize = 4;
 
 /// A swap that a claim has sent, and the record that it would replace.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Returns the output to complete the operation with. Ends the claim if there is none.
+    /// Returns the output to complete the operation with, or ends the claim without an output.
     pub(super) async fn output<O>(
         &self,
         operation: &Operation,
@@ -217,14 +217,12 @@ impl<S: Store> Once<S> {
             let error = StoreError::invalid("claim", &operation.key, "the table", why);
             return Err(Outcome::store_unavailable(error));
         };
-        let counted = swap.to.exclusive_attempts
-            > (replaced.as_ref()).map_or(0, |record| record.exclusive_attempts);
         let is_crashed = matches!(
             standing(replaced.as_ref(), &self.crash_waits),
             Standing::Crashed { .. }
         );
-        let held = HeldClaim::new(swap.to, replaced, version, counted);
-        if is_crashed && !counted {
+        let held = HeldClaim::new(swap.to, replaced, version);
+        if is_crashed && !held.is_counted() {
             return Err(self.crashed(operation, &held, false).await);
         }
         // A look-up does not ask by the call key.
@@ -233,7 +231,7 @@ impl<S: Store> Once<S> {
         {
             return Err(self.too_old(operation, &held, since).await);
         }
-        if counted {
+        if held.is_counted() {
             tracing::warn!(
                 key = %operation.key,
                 exclusive_attempts = held.exclusive_attempts(),

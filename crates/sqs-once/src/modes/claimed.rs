@@ -15,7 +15,7 @@ use crate::{
         not_written::{UnwrittenOutput, write_until_accepted},
         work::{HandlerEnd, guard_now},
     },
-    protocol::{Expect, Swap, Timestamp},
+    protocol::Timestamp,
     store::Results,
 };
 
@@ -78,13 +78,7 @@ impl<S: TransactionalStore> Once<S> {
         }
         let (_memory, result) = self.store(operation, claim, plan.output).await;
         let end = self.records.completion(&result);
-        let now = self.records.now().max(claim.record.updated_at);
-        let version = claim.next_version();
-        let swap = Swap {
-            key: operation.key.clone(),
-            expect: Expect::Unchanged(claim.record.clone()),
-            to: (claim.record).ended(claim.replaced.as_ref(), &end, version, now),
-        };
+        let swap = claim.ending(&operation.key, &end, self.records.now());
         let owner = swap.to.stamp.owner.clone();
         let (effects, effort) = (plan.effects, after_effect(operation));
         let declined = match commit(&self.records, round, swap, effects, &effort).await {

@@ -25,7 +25,7 @@ use crate::{
 /// The response to a commit.
 pub(crate) enum Committed {
     Applied,
-    /// The record is not as expected, but like this. `None`: there is none.
+    /// The record differs from what was expected. Holds it, or `None` if there is no record.
     Found(Option<Record>),
     /// Condition checks of the writes failed, or the writes are invalid. Nothing was written.
     NotWritten(NotWritten),

@@ -18,7 +18,9 @@ use super::{
 use crate::{
     flawed::flawed,
     handler::{FailureKind, History},
-    protocol::{AttemptEnd, Effect, End, Expect, Record, State, StoredResult, Swap, Timestamp},
+    protocol::{
+        AttemptEnd, Effect, End, Expect, Key, Record, State, StoredResult, Swap, Timestamp,
+    },
     store::{Store, StoreError, Swapped},
     system,
 };
@@ -32,28 +34,31 @@ pub struct HeldClaim {
     pub(crate) replaced: Option<Record>,
     /// The highest version that the claim has sent.
     version: AtomicU64,
-    /// Whether the claim counted an attempt alone.
-    pub(crate) counted: bool,
 }
 
 impl HeldClaim {
-    pub(crate) const fn new(
-        record: Record,
-        replaced: Option<Record>,
-        version: u64,
-        counted: bool,
-    ) -> Self {
+    pub(crate) const fn new(record: Record, replaced: Option<Record>, version: u64) -> Self {
         Self {
             record,
             replaced,
             version: AtomicU64::new(version),
-            counted,
         }
     }
 
-    /// Draws the version of a further content.
-    pub(crate) fn next_version(&self) -> u64 {
-        self.version.fetch_add(1, Relaxed) + 1
+    /// Returns the swap that ends the claim. Each call draws the version of a further content.
+    pub(crate) fn ending(&self, key: &Key, end: &End, now: Timestamp) -> Swap {
+        let version = self.version.fetch_add(1, Relaxed) + 1;
+        let now = now.max(self.record.updated_at);
+        Swap {
+            key: key.clone(),
+            expect: Expect::Unchanged(self.record.clone()),
+            to: (self.record).ended(self.replaced.as_ref(), end, version, now),
+        }
+    }
+
+    /// Returns whether the claim counted an attempt alone.
+    pub(super) fn is_counted(&self) -> bool {
+        self.record.exclusive_attempts > self.exclusive_attempts()
     }
 
     /// Returns how many attempts alone before this one have no recorded end.
@@ -206,10 +211,7 @@ impl<S: Store> Once<S> {
         held: &HeldClaim,
         has_look_up: bool,
     ) -> Outcome {
-        let times = held
-            .replaced
-            .as_ref()
-            .map_or(0, |record| record.exclusive_attempts);
+        let times = held.exclusive_attempts();
         let effect = if has_look_up {
             "the look-up found no effect"
         } else {
@@ -246,7 +248,7 @@ impl<S: Store> Once<S> {
     ) -> Outcome {
         // Without a recorded end, an attempt alone looks like a death of the process, and the message would rest for a
         // long time.
-        let effort = if held.counted {
+        let effort = if held.is_counted() {
             after_effect(operation)
         } else {
             Effort::brief(operation.deadline.write_until(), &operation.meter)
@@ -273,13 +275,7 @@ impl<S: Store> Once<S> {
         effort: &Effort,
         end: &End,
     ) -> Settled {
-        let now = self.records.now().max(held.record.updated_at);
-        let replaced = held.replaced.as_ref();
-        let swap = Swap {
-            key: operation.key.clone(),
-            expect: Expect::Unchanged(held.record.clone()),
-            to: held.record.ended(replaced, end, held.next_version(), now),
-        };
+        let swap = held.ending(&operation.key, end, self.records.now());
         let send = || self.records.store.swap(&swap, effort.context());
         match repeat(effort, end.name(), &operation.key, send).await {
             Ok(Answered { answer, .. }) => match answer {

@@ -16,6 +16,7 @@ use crate::{
     handler::{Attempt, Failure, History},
     modes::{
         Mode, Once, Operation, Outcome,
+        claim::MOST_SWAPS,
         commit::{Committed, commit},
         held::recorded,
         mode::{Claimed, Start},
@@ -91,9 +92,6 @@ pub struct InboxClaim {
     claim: Claim,
     found: Option<Record>,
 }
-
-/// How often a commit decides again with the record that it found.
-const MOST_SWAPS: usize = 4;
 
 /// The insert of one operation's record.
 struct Insert<'a, S> {

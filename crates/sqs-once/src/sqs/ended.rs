@@ -112,15 +112,17 @@ impl Ended {
     pub(super) fn log(&mut self, message: &Message) {
         let detail = self.detail.take();
         // Of an attempt that may have called another system.
-        let call_key = (self.handler.as_ref().zip(self.key.as_ref()))
-            .map(|(run, key)| key.call_key(run.history.generation));
+        let call_key = || {
+            let (run, key) = self.handler.as_ref().zip(self.key.as_ref())?;
+            Some(key.call_key(run.history.generation))
+        };
         macro_rules! line {
             ($level:ident) => {
                 tracing::$level!(
                     outcome = self.outcome.name(),
                     detail,
                     key = self.key.as_ref().map(Key::as_str),
-                    call_key,
+                    call_key = call_key(),
                     message_id = message.id().as_str(),
                     duration_ms = millis(self.duration),
                     receive_count = message.receive_count(),

@@ -4,7 +4,7 @@
 
 use std::{any::Any, sync::Arc};
 
-use crate::protocol::Record;
+use crate::protocol::{Key, Record};
 
 /// A record with its key, as read from the table.
 #[derive(Clone, Debug)]
@@ -30,6 +30,13 @@ pub struct UnreadableRecord {
 }
 
 impl StoredRecord {
+    /// Returns the name under which called systems know the current or next attempt. `None` if the record cannot be read.
+    #[must_use]
+    pub fn call_key(&self) -> Option<String> {
+        let record = self.record.as_ref().ok()?;
+        Some(Key::from_stored(&*self.key).call_key(record.generation))
+    }
+
     /// Returns the version that the store has read, as the condition of a change. `None` if another kind of
     /// store read it.
     pub fn version<T: 'static>(&self) -> Option<&T> {

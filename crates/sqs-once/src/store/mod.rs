@@ -81,7 +81,7 @@ pub trait Store: Send + Sync + 'static {
 pub enum Swapped {
     /// The record is now [`Swap::to`].
     Applied,
-    /// The record is not as expected, but like this. `None`: there is none.
+    /// The record differs from what was expected. Holds it, or `None` if there is no record.
     Found(Option<Record>),
 }
 

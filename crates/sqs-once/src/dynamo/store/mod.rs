@@ -44,9 +44,9 @@ use crate::{
 ///
 /// # Requests
 ///
-/// A record over nothing is one `PutItem` with the condition that there is none. Every other swap is one `UpdateItem` of
-/// what differs, with the condition that owner and version are as expected. When the condition fails, DynamoDB
-/// returns the record (`ReturnValuesOnConditionCheckFailure`).
+/// The first swap of a key is a `PutItem`, on the condition that the table has no record. Every later one is an `UpdateItem` of
+/// what differs, on the condition that owner and version are as expected. If the condition fails, DynamoDB returns
+/// the record (`ReturnValuesOnConditionCheckFailure`).
 ///
 /// # Limits
 ///

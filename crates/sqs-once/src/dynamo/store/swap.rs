@@ -44,7 +44,7 @@ fn attributes(record: &Record) -> Attributes {
     item.into_iter().collect()
 }
 
-/// What a swap over a record changes.
+/// The attributes that a swap over a record sets and removes.
 struct Difference {
     set: Attributes,
     remove: Vec<String>,
