@@ -15,6 +15,5 @@ mod edges;
 mod inbox;
 mod metrics;
 mod queries;
-mod reconciliation;
 mod runtime_api;
 mod security;

@@ -4,7 +4,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json, value::to_raw_value};
 
-use crate::{plan::Kind, queue::Received, sqs::QUEUE_ARN, world::World};
+use crate::{
+    plan::{KeyFrom, Kind, Message, Wrapping},
+    queue::Received,
+    s3::BODIES,
+    sqs::QUEUE_ARN,
+    world::World,
+};
 
 /// Returns the event with a batch.
 pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawValue> {
@@ -13,15 +19,13 @@ pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawVal
         .iter()
         .map(|received| {
             let message = &received.message;
-            let body = match message.kind {
-                Kind::Undecodable => "not an order".to_owned(),
-                _ => json!({"order": message.order}).to_string(),
-            };
+            let (body, of_body) = body(message, world);
             let sent = world.wall().as_millis().saturating_sub(
                 u64::try_from((world.age() - message.sent.min(world.age())).as_millis()).unwrap_or(0),
             );
             let mut attributes = message.attributes.clone();
             attributes.insert("id".into(), message.id.clone());
+            attributes.extend(of_body);
             let attributes: BTreeMap<_, _> = attributes
                 .into_iter()
                 .map(|(name, value)| (name, json!({"dataType": "String", "stringValue": value})))
@@ -48,6 +52,49 @@ pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawVal
         })
         .collect();
     to_raw_value(&json!({ "Records": records })).expect("JSON")
+}
+
+/// Returns the body of a message, and the message attributes that belong to it.
+fn body(message: &Message, world: &World) -> (String, Vec<(String, String)>) {
+    let plan = &world.plan;
+    let mut content = match message.kind {
+        Kind::Undecodable => json!({"not": "an order"}),
+        _ => json!({"order": message.order}),
+    };
+    let mut attributes = Vec::new();
+    if plan.bodies_in_s3 {
+        let path = format!("/{BODIES}/{}", message.id);
+        world.objects.put(path, content.to_string().into_bytes());
+        content = json!({"s3BucketName": BODIES, "s3Key": message.id});
+        attributes.push(("ExtendedPayloadSize".to_owned(), "300000".to_owned()));
+    }
+    let order = (plan.key == KeyFrom::Attribute).then(|| message.order.clone());
+    let (inside, beside) = match plan.wrapping {
+        Wrapping::Sns => (order, None),
+        Wrapping::Bare | Wrapping::EventBridge => (None, order),
+    };
+    attributes.extend(beside.map(|order| ("order".to_owned(), order)));
+    let body = match plan.wrapping {
+        Wrapping::Bare => content,
+        Wrapping::Sns => json!({
+            "Type": "Notification",
+            "TopicArn": "arn:aws:sns:eu-central-1:123456789012:orders",
+            "MessageId": format!("sns-{}", message.id),
+            "Message": content.to_string(),
+            "MessageAttributes": inside.map_or_else(
+                || json!({}),
+                |order| json!({"order": {"Type": "String", "Value": order}}),
+            ),
+        }),
+        Wrapping::EventBridge => json!({
+            "id": format!("event-{}", message.id),
+            "source": "shop",
+            "detail-type": "order",
+            "time": "2026-11-26T00:00:00Z",
+            "detail": content,
+        }),
+    };
+    (body.to_string(), attributes)
 }
 
 /// Returns the messages that a response names, as the event source mapping reads it.

@@ -1,4 +1,4 @@
-//! [`Gateway`]: the payment gateway, and [`Charge`], the handler that calls it.
+//! [`Gateway`]: the payment gateway, and [`Charge`], the handler that calls it, in each mode.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -6,13 +6,19 @@ use std::{
     time::Duration,
 };
 
-use serde::Deserialize;
-use sqs_once::{Attempt, Failure, FailureKind, Handler, internal::system::sleep};
+use aws_sdk_dynamodb::types::Update;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqs_once::{
+    Attempt, Change, Done, Failure, FailureKind, Handler, LookUp, LookedUp, Write,
+    internal::system::sleep,
+};
 
 use crate::{
-    ledger::{Event, Run},
+    ledger::{Event, Run, Worker},
     plan::{Keys, Kind, Service},
-    world::{Member, World},
+    wire::ITEMS,
+    world::{CLIENT_TIMEOUT, Member, World},
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -29,6 +35,10 @@ pub struct Gateway {
 #[derive(Debug, Default)]
 struct Books {
     runs: Run,
+    /// The message of the last run of a key in a process.
+    messages: HashMap<(Worker, String), String>,
+    /// Keys of operations that were charged.
+    known: HashSet<String>,
     /// When each call key was first charged, as far as it is remembered.
     charged: HashMap<String, Duration>,
     /// Call keys that were declined.
@@ -46,10 +56,20 @@ enum Answer {
 }
 
 impl Gateway {
-    fn begin(&self) -> Run {
+    fn begin(&self, worker: Worker, attempt: &Attempt) -> Run {
         let mut books = self.books();
+        let of_worker = (worker, attempt.key().to_string());
+        let message = attempt.message_id().to_owned();
+        books.messages.insert(of_worker, message);
         books.runs += 1;
         books.runs
+    }
+
+    /// Returns the message for which a process ran an operation last.
+    pub fn message_of(&self, key: &str, worker: Worker) -> String {
+        let books = self.books();
+        let message = books.messages.get(&(worker, key.to_owned()));
+        message.cloned().unwrap_or_default()
     }
 
     /// Counts what happens to an order, and returns how often it has happened before.
@@ -106,6 +126,9 @@ impl Gateway {
     }
 
     fn charge(&self, world: &World, run: Run, key: &str, call_key: &str) {
+        if !world.plan.mode.claims() {
+            return;
+        }
         let (mut books, now) = (self.books(), world.age());
         let before = books.charged.get(call_key).copied();
         let taken = match world.plan.gateway.keys {
@@ -117,12 +140,24 @@ impl Gateway {
             books.charged.insert(call_key.to_owned(), now);
         }
         let key = key.to_owned();
+        books.known.insert(key.clone());
         world.note(Event::Charged { run, key, taken });
+    }
+
+    /// Says whether an operation was charged. `None`: no answer.
+    fn look_up(&self, world: &World, key: &str) -> Option<bool> {
+        if world.is_out(Service::Gateway) || world.strikes(world.plan.rates.busy) {
+            return None;
+        }
+        let found = self.books().known.contains(key);
+        let key = key.to_owned();
+        world.note(Event::LookedUp { key, found });
+        Some(found)
     }
 }
 
 /// The handler: charges an order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Charge {
     pub world: Arc<World>,
     pub member: Member,
@@ -157,10 +192,17 @@ impl Charge {
             let keys = (&*key, &*call_key);
             world.gateway.serve(world, run, keys, &order, kind)
         };
+        let (world, gateway) = (&self.world, &self.world.plan.gateway);
         // Longer than any function.
-        let patience = self.world.plan.gateway.patience.unwrap_or(DAY);
-        match self.world.exchange(&self.member, patience, served).await {
-            Some(Some(Answer::Charged)) => Ok(format!("charged by run {run}")),
+        let patience = gateway.patience.unwrap_or(DAY);
+        let answer = if gateway.is_looked_up {
+            // No key keeps it from charging the second copy of a request.
+            world.exchange_once(&self.member, patience, served).await
+        } else {
+            world.exchange(&self.member, patience, served).await
+        };
+        match answer {
+            Some(Some(Answer::Charged)) => Ok(format!("the order is charged by run {run}")),
             // Without keys, the gateway cannot know whether an earlier attempt charged.
             Some(Some(Answer::Declined)) if self.world.plan.gateway.keys == Keys::Never => {
                 Err(Failure::permanent("declined"))
@@ -189,12 +231,9 @@ impl Charge {
     }
 }
 
-impl Handler for Charge {
-    type Message = Order;
-    type Output = String;
-
-    async fn handle(&self, Order { order }: Order, attempt: Attempt) -> Result<String, Failure> {
-        let run = self.world.gateway.begin();
+impl Charge {
+    async fn run(&self, order: String, attempt: &Attempt) -> Result<String, Failure> {
+        let run = self.world.gateway.begin(self.member.worker, attempt);
         let kind = self.world.queue.kind(attempt.message_id());
         self.world.note(Event::HandlerStarted {
             run,
@@ -210,7 +249,7 @@ impl Handler for Charge {
             run,
             how: "dropped",
         };
-        let ended = self.charge(run, &order, kind, &attempt).await;
+        let ended = self.charge(run, &order, kind, attempt).await;
         end.how = match &ended {
             Ok(_) => "ok",
             Err(failure) => match failure.kind() {
@@ -221,6 +260,135 @@ impl Handler for Charge {
             },
         };
         ended
+    }
+}
+
+impl Handler for Charge {
+    type Message = Order;
+    type Output = String;
+
+    async fn handle(&self, Order { order }: Order, attempt: Attempt) -> Result<String, Failure> {
+        self.run(order, &attempt).await
+    }
+}
+
+/// The handler of the modes whose writes commit with the record.
+#[derive(Clone, Debug)]
+pub struct Commit(pub Charge);
+
+impl Handler for Commit {
+    type Message = Order;
+    type Output = Done<String>;
+
+    async fn handle(
+        &self,
+        Order { order }: Order,
+        attempt: Attempt,
+    ) -> Result<Done<String>, Failure> {
+        let output = self.0.run(order, &attempt).await?;
+        Ok(with_write(output, &attempt))
+    }
+}
+
+fn with_write(output: String, attempt: &Attempt) -> Done<String> {
+    let key = attempt.key().as_str();
+    Done::new(output).with(count(&format!("item of {key}"), key))
+}
+
+/// Counts a write on an item.
+fn count(id: &str, key: &str) -> Write<Update> {
+    Write::update(ITEMS, "SET #last = :key ADD applied :one")
+        .key("id", id)
+        .name("#last", "last")
+        .value(":key", key)
+        .value(":one", 1)
+}
+
+/// The handler of the item mode. Some orders share an item.
+#[derive(Clone, Debug)]
+pub struct ChangeItem(pub Charge);
+
+/// An item, as the handler reads it.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Item {
+    id: String,
+    applied: u64,
+    last: String,
+}
+
+impl Handler for ChangeItem {
+    type Message = Order;
+    type Output = Change<String>;
+
+    async fn handle(
+        &self,
+        Order { order }: Order,
+        attempt: Attempt,
+    ) -> Result<Change<String>, Failure> {
+        let number: usize = order.bytes().map(usize::from).sum();
+        let output = self.0.run(order, &attempt).await?;
+        let (id, key) = (format!("account {}", number % 4), attempt.key().to_string());
+        if number.is_multiple_of(2) {
+            return Ok(Change::update(output, count(&id, &key)));
+        }
+        let modify = move |found: Option<Item>| {
+            let item = found.unwrap_or_default();
+            let changed = Item {
+                id: id.clone(),
+                applied: item.applied + 1,
+                last: key.clone(),
+            };
+            Ok((changed, output.clone()))
+        };
+        Ok(Change::modify(
+            ITEMS,
+            json!({ "id": format!("account {}", number % 4) }),
+            modify,
+        ))
+    }
+}
+
+/// The look-up of a charge at a gateway without idempotency keys.
+#[derive(Debug)]
+pub struct Ask(pub Charge);
+
+impl Ask {
+    async fn ask(&self, attempt: &Attempt) -> Result<LookedUp<String>, Failure> {
+        let Charge { world, member } = &self.0;
+        let key = attempt.key().to_string();
+        let served = move |world: &World| world.gateway.look_up(world, &key);
+        match world
+            .exchange(member, CLIENT_TIMEOUT, served)
+            .await
+            .flatten()
+        {
+            Some(true) => Ok(LookedUp::Found("the order is charged".to_owned())),
+            Some(false) => Ok(LookedUp::NotFound),
+            None => {
+                let worker = member.worker;
+                world.note(Event::LookUpFailed { worker });
+                Err(Failure::retryable("no answer"))
+            }
+        }
+    }
+}
+
+impl LookUp<Order, String> for Ask {
+    async fn look_up(&self, _: &Order, attempt: &Attempt) -> Result<LookedUp<String>, Failure> {
+        self.ask(attempt).await
+    }
+}
+
+impl LookUp<Order, Done<String>> for Ask {
+    async fn look_up(
+        &self,
+        _: &Order,
+        attempt: &Attempt,
+    ) -> Result<LookedUp<Done<String>>, Failure> {
+        Ok(match self.ask(attempt).await? {
+            LookedUp::Found(output) => LookedUp::Found(with_write(output, attempt)),
+            LookedUp::NotFound => LookedUp::NotFound,
+        })
     }
 }
 

@@ -85,9 +85,10 @@ pub enum Event {
         completed: bool,
         batch: usize,
     },
-    Started {
+    /// A process started, or its wall clock stepped.
+    ClockSet {
         worker: Worker,
-        skew_ms: i64,
+        ahead_ms: i64,
     },
     Killed {
         worker: Worker,
@@ -138,6 +139,28 @@ pub enum Event {
     Deleted {
         key: String,
     },
+    /// The time to live of a record is over: the table deletes it, or a claim ignores it.
+    Forgotten {
+        key: String,
+    },
+    /// A write to the application's own items was applied.
+    Applied {
+        key: String,
+    },
+    /// A look-up was answered.
+    LookedUp {
+        key: String,
+        found: bool,
+    },
+    /// A look-up got no answer.
+    LookUpFailed {
+        worker: Worker,
+    },
+    /// A duplicate got the output of its operation, or learned that it was not stored.
+    Replayed {
+        key: String,
+        output: Option<String>,
+    },
     Settled {
         key: String,
         worker: Worker,
@@ -179,6 +202,10 @@ pub enum Event {
     SqsFault {
         worker: Worker,
     },
+    /// A call to S3 was refused or got no answer.
+    S3Fault {
+        worker: Worker,
+    },
     HandlerEnded {
         run: Run,
         how: &'static str,
@@ -206,11 +233,12 @@ pub enum Event {
 }
 
 /// The metrics and fields of a batch's line that the oracle compares.
-const COUNTS: [&str; 9] = [
+const COUNTS: [&str; 10] = [
     "failed",
     "BatchSize",
     "Completed",
     "Duplicates",
+    "Reconciled",
     "DeadLettered",
     "CompletionsUnrecorded",
     "LeasesLost",
@@ -289,7 +317,7 @@ impl fmt::Display for Story<'_> {
             if self
                 .names
                 .iter()
-                .any(|name| text.contains(&format!("\"{name}\"")))
+                .any(|name| name == "all" || text.contains(&format!("\"{name}\"")))
             {
                 writeln!(f, "{:>12.3} s  {text}", at.as_secs_f64())?;
             }

@@ -12,8 +12,10 @@
     reason = "a simulation that cannot begin must end"
 )]
 
+mod consumer;
 mod dice;
 mod event;
+pub mod features;
 pub mod flaws;
 mod gateway;
 pub mod ledger;
@@ -23,6 +25,7 @@ pub mod oracle;
 pub mod outage;
 pub mod plan;
 mod queue;
+mod s3;
 mod sdk;
 mod shrink;
 mod sqs;

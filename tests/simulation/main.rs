@@ -2,10 +2,11 @@
 //!
 //! | variable | what runs |
 //! | --- | --- |
-//! | `SEEDS` | the worlds of this many seeds, 2,000 if it is not set |
+//! | `SEEDS` | the worlds of this many seeds, 1,000 if it is not set |
+//! | `PAIRS` | with all pairs of features that met |
 //! | `MINUTES` | worlds of drawn seeds, for this long |
 //! | `FLAW` | the first world that shows this flaw of the product, or those of `all`; with `SEED`, its story |
-//! | `SEED` | one world, with its story; `NAMES` are the messages and keys of the story |
+//! | `SEED` | one world, with its story; `NAMES` are the messages and keys of the story, or `all` |
 //! | `OUTAGE` | outages of half a day |
 
 use std::{
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
             show((first..).take_while(|_| Instant::now() < end), None)
         }
         None => {
-            let seeds = number("SEEDS").unwrap_or(2000);
+            let seeds = number("SEEDS").unwrap_or(1000);
             show(0..seeds, usize::try_from(seeds).ok())
         }
     };
@@ -94,6 +95,24 @@ fn show(seeds: impl Iterator<Item = u64> + Send, of: Option<usize>) -> Survey {
     println!("{wire:>9}  receives of all whose writes went through the SDK");
     let calm = survey.most_calm;
     println!("{calm:>9}  receives of one good message in which nothing went wrong, at most");
+    let mut pairs: Vec<_> = survey
+        .pairs
+        .iter()
+        .map(|(pair, met)| (*met, pair))
+        .collect();
+    pairs.sort_unstable();
+    let worlds = survey.worlds.max(1);
+    println!(
+        "features of a world: {}, of which faults: {}; {} pairs of features met, these the least:",
+        survey.features / worlds,
+        survey.faults / worlds,
+        pairs.len()
+    );
+    let all = env::var_os("PAIRS").is_some();
+    for (met, (one, other)) in pairs.iter().take(if all { usize::MAX } else { 10 }) {
+        println!("{met:>9}  {}, {}", one.name, other.name);
+    }
+    println!("never met: {:?}", survey.strangers());
     survey
 }
 
@@ -150,7 +169,7 @@ fn outages() -> ExitCode {
 
 /// Prints the first world that shows a flaw, or those of `all` flaws, as lines of the table in twins.rs.
 fn find_flaws(named: &str) -> ExitCode {
-    let seeds = number("SEEDS").unwrap_or(2000);
+    let seeds = number("SEEDS").unwrap_or(1000);
     let flaws = flaws::in_product().into_iter();
     let flaws = flaws.filter(|flaw| named == "all" || flaw.name == named);
     let flaws: Vec<_> = flaws.collect();

@@ -1,7 +1,6 @@
 //! The event source mapping and Lambda: polls the queue, invokes processes, deletes what they do not report as failed.
 
 use std::{
-    num::NonZeroUsize,
     pin::pin,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,21 +10,19 @@ use std::{
 };
 
 use futures_util::future::{Either, join, join_all, select};
-use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt as _};
+use lambda_runtime::{Context, LambdaEvent};
 use serde_json::Value;
-use sqs_once::{Consumer, Once, protocol::Timestamp, sqs::Visibility, telemetry::Metrics};
+use sqs_once::protocol::Timestamp;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    consumer::{Invoke, consumer},
     event::{event, failures},
-    gateway::Charge,
     ledger::{Event, Worker},
     operator::{Work, operate},
-    plan::{CALL_KEY_LIFETIME, Keys, Service},
+    plan::{Mode, RECORDS_KEPT, Service},
     queue::Received,
-    sqs::client,
-    table::Records,
-    world::{Member, World, namespace},
+    world::{Member, World},
 };
 
 /// How long after the last fault everything must have come to an end.
@@ -39,7 +36,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How soon a process ends while none of them lives.
 const SOON: Duration = Duration::from_millis(40);
 
-type Charging = Consumer<Once<Records>, Charge>;
+/// Pause between two looks for records whose time to live is over.
+const SWEEP: Duration = Duration::from_secs(6 * 3600);
 
 pub struct Lambda {
     world: Arc<World>,
@@ -53,7 +51,8 @@ struct Slot(Mutex<Option<Arc<Environment>>>);
 
 struct Environment {
     member: Member,
-    consumer: Charging,
+    consumer: Invoke,
+    release: usize,
     clock_stops: bool,
     running: AtomicUsize,
 }
@@ -84,13 +83,32 @@ impl Lambda {
         let redrives = redrives.filter(|act| matches!(act.what, Work::Redrive { .. }));
         let last = redrives.clone().map(|act| act.at).max();
         let rests = plan.deadly() * RESTS * (1 + redrives.count() as u32);
-        let until = world.at(plan.healed.max(last.unwrap_or_default()) + QUIET + rests);
+        let sent = plan.messages.iter().map(|message| message.sent).max();
+        let last = plan.healed.max(last.unwrap_or_default());
+        let last = last.max(sent.unwrap_or_default());
+        // An item has no failures, so such a message stops its group until its receives are used up.
+        let failing = plan.messages.iter().filter(|of| of.kind.fails_always());
+        let stops = if plan.fifo && plan.mode == Mode::Item {
+            plan.timeouts.cap * plan.timeouts.max_receives * failing.count() as u32
+        } else {
+            Duration::ZERO
+        };
+        let until = world.at(last + QUIET + rests + stops);
         let slots: Vec<_> = (0..plan.environments).map(|_| Slot::default()).collect();
         let pollers = slots
             .iter()
             .flat_map(|slot| (0..plan.invocations).map(move |_| self.poll(slot, until)));
         let pollers = join_all(pollers);
-        join(pollers, operate(world)).await;
+        let sweeping = async {
+            loop {
+                sleep(SWEEP).await;
+                if plan.records_kept < RECORDS_KEPT {
+                    world.sweep();
+                }
+            }
+        };
+        let done = join(pollers, operate(world));
+        select(pin!(done), pin!(sweeping)).await;
         let left = world.queue.left();
         world.note(Event::Quiet { left });
     }
@@ -152,14 +170,16 @@ impl Lambda {
             world.note(Event::Thawed { worker });
             process.thaw();
         }
+        if world.strikes(world.plan.rates.clock_stepped) {
+            self.step_clock(&environment.member);
+        }
         let mut context = Context::default();
         context.request_id = format!("r-{number}");
         // Of the machine on which the process runs.
         context.deadline = (process.enter(Timestamp::now) + timeout).as_millis();
         let event = event(batch, world);
-        let consumer = environment.consumer.clone();
-        let answer =
-            process.run(async move { consumer.oneshot(LambdaEvent::new(event, context)).await });
+        let event = LambdaEvent::new(event, context);
+        let answer = process.run(process.enter(|| (environment.consumer)(event)));
         let began = Instant::now();
         let fate = self.fate();
         if let Fate::KilledAtPoll(poll) = fate {
@@ -212,12 +232,10 @@ impl Lambda {
         let succeeded = matches!(ended, Some(Ok(_)));
         match ended {
             Some(Ok(response)) => {
-                let response = serde_json::to_value(&response).unwrap_or_default();
                 self.settle(number, worker, batch, &response, began.elapsed())
                     .await;
             }
             Some(Err(error)) => {
-                let error = error.to_string();
                 world.note(Event::InvocationFailed {
                     batch: number,
                     error,
@@ -294,10 +312,8 @@ impl Lambda {
             if failed.contains(id) {
                 continue;
             }
-            let record = world
-                .key(&received.message)
-                .and_then(|key| world.table.get(&key));
-            let completed = record.is_some_and(|record| record.state.name() == "COMPLETED");
+            let key = world.key(&received.message);
+            let completed = key.is_some_and(|key| world.table.has_completed(world.plan.mode, &key));
             world.note(Event::Acknowledged {
                 message: id.clone(),
                 completed,
@@ -309,6 +325,23 @@ impl Lambda {
             } else {
                 world.queue.delete(world, received);
             }
+        }
+    }
+
+    /// Sets the wall clock of a process, before an invocation or during it.
+    fn step_clock(&self, member: &Member) {
+        let (world, member) = (Arc::clone(&self.world), member.clone());
+        let after = {
+            let mut dice = world.dice();
+            let is_later = dice.chance(0.5);
+            is_later.then(|| dice.scaled(world.plan.timeouts.function))
+        };
+        match after {
+            None => world.set_clock(&member),
+            Some(after) => drop(tokio::spawn(async move {
+                sleep(after).await;
+                world.set_clock(&member);
+            })),
         }
     }
 
@@ -339,15 +372,18 @@ impl Lambda {
     /// Returns the environment of a slot, after a cold start if there is none.
     fn environment(&self, slot: &Slot) -> Arc<Environment> {
         let mut held = slot.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(environment) = held.as_ref().filter(|of| !of.member.process.is_dead()) {
+        let (number, release) = self.world.release();
+        let is_current =
+            |of: &&Arc<Environment>| of.release == number && !of.member.process.is_dead();
+        if let Some(environment) = held.as_ref().filter(is_current) {
             return Arc::clone(environment);
         }
         let worker = self.workers.fetch_add(1, Relaxed);
         let member = self.world.start_process(worker);
-        let world = Arc::clone(&self.world);
-        let consumer = member.process.enter(|| consumer(world, &member));
+        let consumer = (member.process).enter(|| consumer(&self.world, &member, release));
         let environment = Arc::new(Environment {
             consumer,
+            release: number,
             clock_stops: self.world.dice().chance(0.5),
             member,
             running: AtomicUsize::new(0),
@@ -385,40 +421,4 @@ impl Slot {
         held.as_ref()
             .is_some_and(|held| Arc::ptr_eq(held, environment))
     }
-}
-
-fn consumer(world: Arc<World>, member: &Member) -> Charging {
-    let plan = world.plan.clone();
-    let handler = Charge {
-        world: Arc::clone(&world),
-        member: member.clone(),
-    };
-    let visibility = Visibility::new(client(Arc::clone(&world), member.clone()))
-        .backoff(Duration::from_secs(10), plan.timeouts.cap)
-        .dead_letter(plan.direct_dead_letters);
-    let key = if plan.keyed_by_order {
-        "body:/order"
-    } else {
-        "message-id"
-    };
-    let worker = member.worker;
-    let forgets = plan.gateway.keys == Keys::ForADay;
-    let lifetime = forgets.then_some(CALL_KEY_LIFETIME);
-    Consumer::new(
-        Once::new(Records::new(&world, member)).call_key_lifetime(lifetime),
-        namespace(),
-        handler,
-    )
-    .key(key.parse().expect("a key source"))
-    .concurrency(NonZeroUsize::new(plan.concurrency).unwrap_or(NonZeroUsize::MIN))
-    .visibility(visibility)
-    .metrics(Metrics::new("sqs-once", "charge").expect("names of metrics"))
-    .on_outcome(move |message| {
-        world.note(Event::Outcome {
-            message: message.message_id.to_owned(),
-            count: message.receive_count,
-            outcome: message.outcome.name(),
-            worker,
-        });
-    })
 }

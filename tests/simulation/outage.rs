@@ -7,8 +7,8 @@ use crate::{
     ledger::Event,
     oracle::Violation,
     plan::{
-        FUNCTION_TIMEOUTS, Gateway, Kind, Level, MOST_IN_FLIGHT, Message, Outage, Plan, RETENTION,
-        Rates, Service, Timeouts, of_template,
+        FUNCTION_TIMEOUTS, Gateway, KeyFrom, Kind, Level, MOST_IN_FLIGHT, Message, Mode, Outage,
+        Plan, RECORDS_KEPT, RETENTION, Rates, Release, Service, Timeouts, Wrapping, of_template,
     },
     run,
 };
@@ -67,14 +67,19 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
     FUNCTION_TIMEOUTS.into_iter().map(move |function| Plan {
         seed: 12,
         level: Level::Store,
+        mode: Mode::Claim,
         fifo: false,
         batch,
         window: Duration::ZERO,
         environments: 4,
         invocations: 1,
-        concurrency: 10,
         timeouts: of_template(function),
-        keyed_by_order: true,
+        key: KeyFrom::Body,
+        wrapping: Wrapping::Bare,
+        bodies_in_s3: false,
+        outputs_in_s3: false,
+        releases: vec![Release::default()],
+        isolates: true,
         gateway: Gateway::default(),
         direct_dead_letters: true,
         skew_ms: 100,
@@ -84,6 +89,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         operator: Vec::new(),
         in_flight: MOST_IN_FLIGHT,
         retention: RETENTION,
+        records_kept: RECORDS_KEPT,
         healed: HALF_A_DAY,
     })
 }

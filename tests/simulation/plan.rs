@@ -18,19 +18,92 @@ const PATIENCE: Duration = seconds(5);
 pub const MOST_IN_FLIGHT: usize = 120_000;
 /// Of the template.
 pub const RETENTION: Duration = HOUR.saturating_mul(4 * 24);
+pub const RECORDS_KEPT: Duration = HOUR.saturating_mul(20 * 24);
 
 /// Messages at the wire, where a receive takes ten times as long.
 const MOST_AT_THE_WIRE: usize = 20;
 
-/// The level at which requests to the table fail. Calls to SQS go through the SDK at each.
+/// The level at which requests to the table fail. Calls to SQS and S3 go through the SDK at each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// At the trait of stores.
     Store,
     /// At the wire, below the shipped store and the SDK.
     Wire,
-    /// The same with batched writes.
-    Batched,
+}
+
+/// The mode in which messages are processed. Only [`Claim`](Self::Claim) works at each level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// A charge at the gateway.
+    Claim,
+    /// A charge at the gateway, and then a write that commits with the record.
+    Commit,
+    /// A write that commits with the record, without a claim.
+    Inbox,
+    /// A change of one item, which has the keys of its changes.
+    Item,
+}
+
+impl Mode {
+    /// A record says who works on an operation, and that an attempt is open.
+    pub const fn claims(self) -> bool {
+        matches!(self, Self::Claim | Self::Commit)
+    }
+}
+
+/// Where the key of a message comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyFrom {
+    MessageId,
+    /// The order in the body.
+    Body,
+    /// The order in a message attribute.
+    Attribute,
+}
+
+impl KeyFrom {
+    /// As in `IDEMPOTENCY_KEY`.
+    pub const fn source(self) -> &'static str {
+        match self {
+            Self::MessageId => "message-id",
+            Self::Body => "body:/order",
+            Self::Attribute => "attribute:order",
+        }
+    }
+}
+
+/// What is around an order in the body of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrapping {
+    Bare,
+    Sns,
+    EventBridge,
+}
+
+/// The settings of the consumer from a time on.
+#[derive(Clone, Copy, Debug)]
+pub struct Release {
+    pub from: Duration,
+    /// Handlers of a batch at a time.
+    pub concurrency: usize,
+    pub has_breaker: bool,
+    /// Only at the wire.
+    pub batches_writes: bool,
+    /// How much of an invocation's time is kept for its response.
+    pub reserve: Duration,
+}
+
+impl Default for Release {
+    fn default() -> Self {
+        Self {
+            from: Duration::ZERO,
+            concurrency: 10,
+            has_breaker: true,
+            batches_writes: false,
+            reserve: Duration::from_millis(500),
+        }
+    }
 }
 
 /// The script of a world.
@@ -38,6 +111,7 @@ pub enum Level {
 pub struct Plan {
     pub seed: u64,
     pub level: Level,
+    pub mode: Mode,
     pub fifo: bool,
     /// Most messages of a batch.
     pub batch: usize,
@@ -47,11 +121,15 @@ pub struct Plan {
     pub environments: usize,
     /// Invocations of a process at a time.
     pub invocations: usize,
-    /// Handlers of a batch at a time.
-    pub concurrency: usize,
     pub timeouts: Timeouts,
-    /// The key is the order's id, not the message's.
-    pub keyed_by_order: bool,
+    pub key: KeyFrom,
+    pub wrapping: Wrapping,
+    pub bodies_in_s3: bool,
+    pub outputs_in_s3: bool,
+    /// Each version of the consumer, in order.
+    pub releases: Vec<Release>,
+    /// A message whose process ends runs alone, rests, and is given up in the end.
+    pub isolates: bool,
     pub gateway: Gateway,
     pub direct_dead_letters: bool,
     /// Most milliseconds by which a process's wall clock is wrong, in both directions.
@@ -62,8 +140,9 @@ pub struct Plan {
     pub operator: Vec<Act>,
     /// Most messages in flight. SQS has 120,000, and 20,000 for a FIFO queue.
     pub in_flight: usize,
-    /// How long the queue keeps a message.
+    /// How long the queue keeps a message, and the table a record.
     pub retention: Duration,
+    pub records_kept: Duration,
     /// From then on nothing goes wrong any more.
     pub healed: Duration,
 }
@@ -129,6 +208,8 @@ pub struct Gateway {
     pub is_trusted: bool,
     /// How long the handler waits for an answer. `None`: as long as the consumer lets it.
     pub patience: Option<Duration>,
+    /// It has no idempotency keys, and says whether it has charged.
+    pub is_looked_up: bool,
 }
 
 impl Default for Gateway {
@@ -138,9 +219,13 @@ impl Default for Gateway {
             remembers_declines: false,
             is_trusted: false,
             patience: Some(PATIENCE),
+            is_looked_up: false,
         }
     }
 }
+
+/// Longer than a request to the gateway is under way.
+pub const QUARANTINE: Duration = seconds(700);
 
 /// The default of `CONSUMER_CALL_KEY_LIFETIME`, for a gateway that forgets keys after a day.
 pub const CALL_KEY_LIFETIME: Duration = HOUR.saturating_mul(20);
@@ -173,6 +258,13 @@ pub enum Kind {
     Kills(u32),
 }
 
+impl Kind {
+    /// Returns whether no attempt succeeds.
+    pub const fn fails_always(self) -> bool {
+        matches!(self, Self::Declined | Self::Undecodable | Self::Killer)
+    }
+}
+
 /// Probabilities of faults.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
@@ -186,9 +278,14 @@ pub struct Rates {
     pub server_error: f64,
     /// Of a request to the gateway.
     pub busy: f64,
-    /// Of a call to SQS.
+    /// Of a call to SQS, and of each entry of one.
     pub sqs_refused: f64,
+    /// Of a call to S3.
+    pub s3_refused: f64,
+    /// Of a request to the table: by a policy, or credentials that have just expired.
+    pub denied: f64,
     /// Of an invocation.
+    pub clock_stepped: f64,
     pub killed: f64,
     pub frozen: f64,
     pub throttled_invocation: f64,
@@ -209,6 +306,9 @@ pub enum Service {
     Table,
     Gateway,
     Sqs,
+    S3,
+    /// The credentials of each process have expired.
+    Credentials,
     /// Each process ends soon after its invocation begins.
     Workers,
     /// Sends to the dead-letter queue.
@@ -224,7 +324,6 @@ impl Plan {
         let fifo = dice.chance(0.3);
         let timeouts = dice.pick(&TIMEOUTS);
         let span = dice.scaled(HOUR * 10).max(seconds(60));
-        let keyed_by_order = dice.chance(0.7);
         let batch = dice.pick(&[1, 2, 5, 10, 10, 10]);
         let mut rates = Rates::default();
         for (rate, most) in [
@@ -236,6 +335,9 @@ impl Plan {
             (&mut rates.server_error, 0.1),
             (&mut rates.busy, 0.3),
             (&mut rates.sqs_refused, 0.3),
+            (&mut rates.s3_refused, 0.3),
+            (&mut rates.denied, 0.1),
+            (&mut rates.clock_stepped, 0.3),
             (&mut rates.killed, 0.2),
             (&mut rates.frozen, 0.2),
             (&mut rates.throttled_invocation, 0.2),
@@ -250,8 +352,14 @@ impl Plan {
             rates.delivered_twice = 0.0;
         }
         let mut outages = Vec::new();
-        for of in [Service::Table, Service::Gateway, Service::Sqs] {
-            if dice.chance(0.3) {
+        for (of, likely) in [
+            (Service::Table, 0.3),
+            (Service::Gateway, 0.3),
+            (Service::Sqs, 0.3),
+            (Service::S3, 0.3),
+            (Service::Credentials, 0.2),
+        ] {
+            if dice.chance(likely) {
                 let from = dice.between(Duration::ZERO, span);
                 let during = from..from + dice.scaled(HOUR * 10);
                 outages.push(Outage { of, during });
@@ -260,19 +368,20 @@ impl Plan {
         let ends = outages.iter().map(|outage| outage.during.end);
         let mut plan = Self {
             seed,
-            level: match seed % 20 {
-                9 => Level::Wire,
-                19 => Level::Batched,
-                _ => Level::Store,
-            },
+            level: Level::Store,
+            mode: Mode::Claim,
             fifo,
             batch,
             window: dice.pick(&[Duration::ZERO, Duration::ZERO, seconds(1), seconds(60)]),
             environments: 1 + dice.below(6),
             invocations: dice.pick(&[1, 1, 1, 4]),
-            concurrency: dice.pick(&[1, 4, 10]),
             timeouts,
-            keyed_by_order,
+            key: KeyFrom::Body,
+            wrapping: Wrapping::Bare,
+            bodies_in_s3: false,
+            outputs_in_s3: false,
+            releases: Vec::new(),
+            isolates: true,
             gateway: Gateway::default(),
             direct_dead_letters: dice.chance(0.8),
             skew_ms: dice.pick(&[0, 100, 499]),
@@ -283,22 +392,127 @@ impl Plan {
             operator: Vec::new(),
             in_flight: MOST_IN_FLIGHT,
             retention: RETENTION,
+            records_kept: RECORDS_KEPT,
         };
-        // With numbers of their own: a draw more here changes nothing above.
-        if plan.level != Level::Store {
-            plan.messages.truncate(MOST_AT_THE_WIRE);
-        }
+        // With numbers of their own: a draw more in one changes nothing in the others.
+        plan.draw_consumer(&mut Dice::new(seed ^ 0x00c0_5e7e), span);
         plan.draw_surroundings(&mut Dice::new(seed ^ 0x00ac_ce55), span);
+        plan.draw_latecomers(&mut Dice::new(seed ^ 0x01a7_ec03));
         plan
+    }
+
+    /// Draws how the consumer is set up.
+    fn draw_consumer(&mut self, dice: &mut Dice, span: Duration) {
+        self.mode = dice.pick(&[
+            Mode::Claim,
+            Mode::Claim,
+            Mode::Claim,
+            Mode::Claim,
+            Mode::Commit,
+            Mode::Inbox,
+            Mode::Item,
+        ]);
+        if self.mode != Mode::Claim || dice.chance(0.2) {
+            self.level = Level::Wire;
+            self.messages.truncate(MOST_AT_THE_WIRE);
+        }
+        self.key = dice.pick(&[KeyFrom::MessageId, KeyFrom::Body, KeyFrom::Attribute]);
+        self.wrapping = dice.pick(&[
+            Wrapping::Bare,
+            Wrapping::Bare,
+            Wrapping::Sns,
+            Wrapping::EventBridge,
+        ]);
+        self.bodies_in_s3 = dice.chance(0.2);
+        // An item stores no outputs.
+        self.outputs_in_s3 = dice.chance(0.2) && self.mode != Mode::Item;
+        self.isolates = self.mode.claims() && dice.chance(0.8);
+        if !self.fifo && self.level == Level::Store && dice.chance(0.15) {
+            self.batch = dice.pick(&[100, 1000]);
+            self.window = dice.pick(&[seconds(1), seconds(60)]);
+            if dice.chance(0.3) {
+                self.add_orders(dice, 900);
+            }
+        }
+        let releases = dice.pick(&[1, 1, 2, 3]);
+        for n in 0..releases {
+            let from = match n {
+                0 => Duration::ZERO,
+                _ => dice.between(Duration::ZERO, span),
+            };
+            self.releases.push(Release {
+                from,
+                concurrency: dice.pick(&[1, 4, 10]),
+                has_breaker: dice.chance(0.8),
+                batches_writes: self.level == Level::Wire && dice.chance(0.5),
+                reserve: dice.pick(&[Duration::from_millis(500), seconds(3)]),
+            });
+        }
+        self.releases.sort_by_key(|release| release.from);
+        if !self.isolates {
+            // Without isolation, such a message takes others with it until its receives are used up.
+            for message in &mut self.messages {
+                if message.kind == Kind::Killer {
+                    message.kind = Kind::Kills(2);
+                }
+            }
+        }
+    }
+
+    /// Adds good orders, as many as make the messages `most`.
+    fn add_orders(&mut self, dice: &mut Dice, most: usize) {
+        let last = self
+            .messages
+            .last()
+            .map_or(Duration::ZERO, |last| last.sent);
+        for n in self.messages.len()..most {
+            self.messages.push(Message {
+                id: format!("m-{n}"),
+                order: format!("o-more-{n}"),
+                group: None,
+                kind: Kind::Good,
+                sent: dice.between(Duration::ZERO, last),
+                attributes: BTreeMap::new(),
+            });
+        }
+        self.messages.sort_by_key(|message| message.sent);
+    }
+
+    /// Draws a shorter life of records, and orders that are sent once more about when their record ends.
+    fn draw_latecomers(&mut self, dice: &mut Dice) {
+        if !dice.chance(0.2) {
+            return;
+        }
+        let redrives = self.operator.iter();
+        let redrives = redrives.filter(|act| matches!(act.what, Work::Redrive { .. }));
+        let last = redrives.map(|act| act.at).max().unwrap_or_default();
+        // A message may come back as long as the queue keeps it, and a dead letter until the last redrive.
+        self.records_kept = self.healed.max(last) + self.retention;
+        for n in 0..1 + dice.below(5) {
+            let of = self.messages[dice.below(self.messages.len())].clone();
+            let later = self.records_kept + dice.between(Duration::ZERO, self.healed + HOUR * 72);
+            self.messages.push(Message {
+                id: format!("late-{n}"),
+                sent: later,
+                ..of
+            });
+        }
+        self.messages.sort_by_key(|message| message.sent);
     }
 
     /// Draws the gateway's habits, an operator, and limits of the queue.
     fn draw_surroundings(&mut self, dice: &mut Dice, span: Duration) {
+        let keys = dice.pick(&[Keys::Forever, Keys::Forever, Keys::ForADay, Keys::Never]);
         self.gateway = Gateway {
-            keys: dice.pick(&[Keys::Forever, Keys::Forever, Keys::ForADay, Keys::Never]),
+            keys,
             remembers_declines: dice.chance(0.5),
             patience: Some(PATIENCE).filter(|_| dice.chance(0.8)),
             is_trusted: dice.chance(0.3),
+            // Its key must name the operation.
+            is_looked_up: keys == Keys::Never
+                && self.mode.claims()
+                && self.key != KeyFrom::MessageId
+                && dice.chance(0.6),
         };
         for of in [Service::DeadLetters, Service::Lambda] {
             if dice.chance(0.2) {
@@ -331,7 +545,7 @@ impl Plan {
         if dice.chance(0.15) {
             self.in_flight = self.batch.max(5) + dice.below(20);
         }
-        if dice.chance(0.1) {
+        if dice.chance(0.15) {
             self.retention = dice.pick(&[HOUR * 6, HOUR * 24]);
         }
     }
@@ -345,10 +559,9 @@ impl Plan {
 
     /// Returns the part of a message's key that is its own.
     pub fn id_of_operation<'a>(&self, message: &'a Message) -> &'a str {
-        if self.keyed_by_order {
-            &message.order
-        } else {
-            &message.id
+        match self.key {
+            KeyFrom::MessageId => &message.id,
+            KeyFrom::Body | KeyFrom::Attribute => &message.order,
         }
     }
 

@@ -16,10 +16,13 @@ use aws_smithy_runtime_api::client::{
     orchestrator::{HttpRequest, HttpResponse},
     result::ConnectorError,
 };
+use aws_smithy_types::body::SdkBody;
 use serde_json::Value;
 use sqs_once::{internal::system::sleep, protocol::Timestamp};
 
 use crate::world::CLIENT_TIMEOUT;
+
+const ENDPOINT: &str = "http://service";
 
 /// Returns the configuration of clients whose requests `answer` answers. The SDK repeats none.
 pub fn config(
@@ -31,7 +34,7 @@ pub fn config(
     SdkConfig::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::from_static("eu-central-1"))
-        .endpoint_url("http://service")
+        .endpoint_url(ENDPOINT)
         .credentials_provider(SharedCredentialsProvider::new(credentials))
         .identity_cache(IdentityCache::no_cache())
         .retry_config(RetryConfig::disabled())
@@ -45,16 +48,27 @@ pub fn config(
 
 /// A request of the SDK.
 pub struct Request {
+    /// Of a service that speaks JSON.
     pub operation: String,
-    pub body: Value,
+    pub method: String,
+    pub path: String,
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
 }
 
 /// Returns a response with this status and body.
-pub fn response((status, body): (u16, Value)) -> Result<HttpResponse, ConnectorError> {
+pub fn response((status, body): (u16, impl Into<SdkBody>)) -> Result<HttpResponse, ConnectorError> {
     let status = status
         .try_into()
         .map_err(|error| ConnectorError::other(Box::from(format!("{error}")), None))?;
-    Ok(HttpResponse::new(status, body.to_string().into()))
+    let mut response = HttpResponse::new(status, body.into());
+    response.headers_mut().insert("etag", "\"1\"");
+    Ok(response)
 }
 
 /// The clocks of the process that runs.
@@ -89,10 +103,13 @@ where
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
         let target = request.headers().get("x-amz-target").unwrap_or_default();
         let (_, operation) = target.split_once('.').unwrap_or_default();
-        let body = request.body().bytes().unwrap_or_default();
+        let uri = request.uri().trim_start_matches(ENDPOINT);
+        let (path, _) = uri.split_once('?').unwrap_or((uri, ""));
         (self.0)(Request {
             operation: operation.to_owned(),
-            body: serde_json::from_slice(body).unwrap_or_default(),
+            method: request.method().to_owned(),
+            path: path.to_owned(),
+            body: request.body().bytes().unwrap_or_default().to_vec(),
         })
     }
 }

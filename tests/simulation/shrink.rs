@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     Run,
-    plan::{Gateway, MOST_IN_FLIGHT, Plan, RETENTION, Rates},
+    plan::{Gateway, KeyFrom, MOST_IN_FLIGHT, Plan, RECORDS_KEPT, RETENTION, Rates, Wrapping},
     run,
 };
 
@@ -85,6 +85,27 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
     if plan.retention < RETENTION {
         without(&|plan| plan.retention = RETENTION);
     }
+    if plan.records_kept < RECORDS_KEPT {
+        without(&|plan| plan.records_kept = RECORDS_KEPT);
+    }
+    if plan.releases.len() > 1 {
+        without(&|plan| plan.releases.truncate(1));
+    }
+    if plan.releases.iter().any(|release| release.batches_writes) {
+        without(&|plan| (plan.releases.iter_mut()).for_each(|of| of.batches_writes = false));
+    }
+    if plan.wrapping != Wrapping::Bare {
+        without(&|plan| plan.wrapping = Wrapping::Bare);
+    }
+    if plan.key != KeyFrom::Body {
+        without(&|plan| plan.key = KeyFrom::Body);
+    }
+    if plan.bodies_in_s3 {
+        without(&|plan| plan.bodies_in_s3 = false);
+    }
+    if plan.outputs_in_s3 {
+        without(&|plan| plan.outputs_in_s3 = false);
+    }
     if plan.skew_ms > 0 {
         without(&|plan| plan.skew_ms = 0);
     }
@@ -93,7 +114,7 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
 
 type Rate = fn(&mut Rates) -> &mut f64;
 
-const RATES: [Rate; 13] = [
+const RATES: [Rate; 16] = [
     |rates| &mut rates.request_lost,
     |rates| &mut rates.answer_lost,
     |rates| &mut rates.doubled,
@@ -102,6 +123,9 @@ const RATES: [Rate; 13] = [
     |rates| &mut rates.server_error,
     |rates| &mut rates.busy,
     |rates| &mut rates.sqs_refused,
+    |rates| &mut rates.s3_refused,
+    |rates| &mut rates.denied,
+    |rates| &mut rates.clock_stepped,
     |rates| &mut rates.killed,
     |rates| &mut rates.frozen,
     |rates| &mut rates.throttled_invocation,

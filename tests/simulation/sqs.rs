@@ -18,7 +18,8 @@ const DEAD_LETTERS: &str = "orders-dead";
 
 /// Returns a client through which a process calls the queues.
 pub fn client(world: Arc<World>, member: Member) -> Client {
-    let config = config(move |Request { operation, body }| {
+    let config = config(move |request: Request| {
+        let (operation, body) = (request.operation.clone(), request.json());
         let (world, member) = (Arc::clone(&world), member.clone());
         HttpConnectorFuture::new(async move {
             let (note_to, worker) = (Arc::clone(&world), member.worker);
@@ -28,7 +29,7 @@ pub fn client(world: Arc<World>, member: Member) -> Client {
                 note_to.note(Event::SqsFault { worker });
             }
             match answer {
-                Some(answer) => response(answer),
+                Some((status, body)) => response((status, body.to_string())),
                 None => Err(ConnectorError::timeout("no answer".into())),
             }
         })
@@ -37,6 +38,9 @@ pub fn client(world: Arc<World>, member: Member) -> Client {
 }
 
 fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
+    if world.is_out(Service::Credentials) {
+        return (403, json!({"__type": "com.amazonaws.sqs#ExpiredToken"}));
+    }
     if world.is_out(Service::Sqs) || world.strikes(world.plan.rates.sqs_refused) {
         return (500, json!({"__type": "com.amazonaws.sqs#InternalFailure"}));
     }
@@ -54,6 +58,9 @@ fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
             json!({"Attributes": {"MessageRetentionPeriod": retention, "RedrivePolicy": policy.to_string()}})
         }
         "ChangeMessageVisibilityBatch" => of_entries(entries, |entry| {
+            if world.strikes(world.plan.rates.sqs_refused) {
+                return Err("InternalError");
+            }
             let seconds = entry["VisibilityTimeout"]
                 .as_u64()
                 .ok_or("MissingParameter")?;

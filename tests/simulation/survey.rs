@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     Run,
+    features::{Feature, Group, features},
     oracle::{CHECKS, Violation},
     plan::Level,
 };
@@ -28,6 +29,11 @@ pub struct Survey {
     pub exercised: BTreeMap<&'static str, usize>,
     /// Most receives of a good message in which nothing went wrong.
     pub most_calm: usize,
+    /// In how many worlds two features met.
+    pub pairs: BTreeMap<(Feature, Feature), usize>,
+    /// How many features a world had, and how many of them are faults, in all worlds.
+    pub features: usize,
+    pub faults: usize,
     /// The first violation of each world that has one, by seed.
     pub violations: BTreeMap<u64, Violation>,
 }
@@ -38,6 +44,24 @@ impl Survey {
         let listed: BTreeSet<_> = CHECKS.iter().copied().collect();
         let exercised = self.exercised.keys().copied().collect();
         listed.symmetric_difference(&exercised).copied().collect()
+    }
+
+    /// Returns the features that could have met, and never did.
+    pub fn strangers(&self) -> Vec<(&'static str, &'static str)> {
+        let all: BTreeSet<_> = self
+            .pairs
+            .keys()
+            .flat_map(|(one, other)| [one, other])
+            .collect();
+        let pairs = all.iter().enumerate().flat_map(|(n, one)| {
+            let rest = all.iter().skip(n + 1);
+            rest.map(move |other| (**one, **other))
+        });
+        let strangers =
+            pairs.filter(|pair| pair.0.can_meet(pair.1) && !self.pairs.contains_key(pair));
+        strangers
+            .map(|(one, other)| (one.name, other.name))
+            .collect()
     }
 
     fn panicked(&mut self, seed: u64) {
@@ -57,6 +81,16 @@ impl Survey {
             self.receives_at_the_wire += run.verdict.receives;
         }
         self.most_calm = self.most_calm.max(run.verdict.most_calm);
+        let mut features = features(&run.plan);
+        features.sort_unstable();
+        self.features += features.len();
+        let faults = features.iter().filter(|of| of.group == Group::Fault);
+        self.faults += faults.count();
+        for (n, one) in features.iter().enumerate() {
+            for other in &features[n + 1..] {
+                *self.pairs.entry((*one, *other)).or_default() += 1;
+            }
+        }
         for (check, times) in run.verdict.exercised {
             *self.exercised.entry(check).or_default() += times;
         }
@@ -94,6 +128,9 @@ pub fn survey(
         receives_at_the_wire: 0,
         exercised: BTreeMap::new(),
         most_calm: 0,
+        pairs: BTreeMap::new(),
+        features: 0,
+        faults: 0,
         violations: BTreeMap::new(),
     });
     in_parallel(&seeds, |seed| {

@@ -5,13 +5,15 @@ use std::{fmt::Debug, sync::Arc};
 use sqs_once::{
     internal::RequestErrorKind,
     protocol::{Expect, Key, Record, State, Swap, Timestamp},
-    store::{AnyStore, Batched, MemoryStore, RequestContext, Store, StoreError, Swapped},
+    store::{
+        AnyStore, Batched, DynamoStore, MemoryStore, RequestContext, Store, StoreError, Swapped,
+    },
 };
 
 use crate::{
     ledger::{Event, Worker},
-    plan::{Level, Service},
-    wire::{Dynamo, store},
+    plan::{Level, Mode, Release, Service},
+    wire::{Dynamo, TABLE, client},
     world::{CLIENT_TIMEOUT, Member, World},
 };
 
@@ -26,7 +28,7 @@ impl Table {
     pub fn new(level: Level) -> Self {
         match level {
             Level::Store => Self::Memory(MemoryStore::default()),
-            Level::Wire | Level::Batched => Self::Wire(Box::new(Dynamo::new())),
+            Level::Wire => Self::Wire(Box::new(Dynamo::new())),
         }
     }
 
@@ -48,6 +50,16 @@ impl Table {
         match self {
             Self::Memory(records) => records.record(key),
             Self::Wire(dynamo) => dynamo.get(key),
+        }
+    }
+
+    /// Returns whether an operation is completed, by its record or by the item that has its key.
+    pub fn has_completed(&self, mode: Mode, key: &Key) -> bool {
+        match (mode, self) {
+            (Mode::Item, Self::Wire(dynamo)) => dynamo.has_applied(key),
+            _ => self
+                .get(key)
+                .is_some_and(|record| record.state.name() == "COMPLETED"),
         }
     }
 
@@ -87,18 +99,24 @@ pub enum Records {
 }
 
 impl Records {
-    pub fn new(world: &Arc<World>, member: &Member) -> Self {
-        let line = || Line {
-            world: Arc::clone(world),
-            member: member.clone(),
-        };
+    pub fn new(world: &Arc<World>, member: &Member, release: Release) -> Self {
         match world.plan.level {
-            Level::Store => Self::Memory(line()),
-            Level::Wire => Self::Wire(Box::new(AnyStore::DynamoDb(store(world, member)))),
-            Level::Batched => Self::Wire(Box::new(AnyStore::Batched(Batched::new(store(
-                world, member,
-            ))))),
+            Level::Store => Self::Memory(Line {
+                world: Arc::clone(world),
+                member: member.clone(),
+            }),
+            Level::Wire => Self::Wire(Box::new(at_the_wire(world, member, release))),
         }
+    }
+}
+
+/// Returns the shipped store of a process.
+pub fn at_the_wire(world: &Arc<World>, member: &Member, release: Release) -> AnyStore {
+    let store = DynamoStore::new(client(world, member), TABLE);
+    if release.batches_writes {
+        AnyStore::Batched(Batched::new(store))
+    } else {
+        AnyStore::DynamoDb(store)
     }
 }
 
@@ -161,10 +179,13 @@ impl Line {
 }
 
 fn fault(world: &World) -> Option<Fault> {
+    let rates = &world.plan.rates;
+    if world.is_out(Service::Credentials) || world.strikes(rates.denied) {
+        return Some((RequestErrorKind::Denied, "denied"));
+    }
     if world.is_out(Service::Table) {
         return Some((RequestErrorKind::Unanswered, "out of service"));
     }
-    let rates = &world.plan.rates;
     if world.strikes(rates.throttled) {
         Some((RequestErrorKind::Contended, "throttled"))
     } else if world.strikes(rates.server_error) {
@@ -193,6 +214,8 @@ impl Store for Line {
             let was = records.record(&sent.key);
             let swapped = records.apply(&sent);
             if swapped == Swapped::Applied {
+                let key = sent.key.as_str();
+                let was = was.filter(|was| !world.forgets(key, was.expires_at));
                 world.note(applied(world, worker, was.as_ref(), &sent));
             }
             swapped

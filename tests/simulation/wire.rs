@@ -1,10 +1,11 @@
-//! [`Dynamo`]: the idempotency table at the wire. The shipped store sends its requests through the SDK over a connector
-//! in memory, and dynoxide serves them in this thread.
+//! [`Dynamo`]: DynamoDB at the wire, with the idempotency table and the application's own items. The shipped stores and
+//! modes send their requests through the SDK over a connector in memory, and dynoxide serves them in this thread.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fmt,
     future::{pending, ready},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -22,13 +23,15 @@ use sqs_once::{
 
 use crate::{
     ledger::{Event, Worker},
-    plan::Service,
+    plan::{Mode, Service},
     sdk::{Request, config, response},
     table::has_lease,
     world::{Member, World},
 };
 
-const TABLE: &str = "records";
+pub const TABLE: &str = "records";
+/// The application's own items. Each counts the writes that were applied to it, and has the key of the last.
+pub const ITEMS: &str = "items";
 /// Longer than the SDK waits.
 const FOREVER: Duration = Duration::from_secs(3600);
 
@@ -37,6 +40,8 @@ type Answer = (u16, Value);
 /// The table of records.
 pub struct Dynamo {
     database: Database,
+    /// Keys whose write to an item was applied.
+    applied: Mutex<BTreeSet<String>>,
     /// The store of the operator, whose requests always get a response.
     operator: DynamoStore,
 }
@@ -56,25 +61,33 @@ struct Seen {
     lease_until: Option<u64>,
     version: String,
     attempts_alone: u64,
+    expires_at: u64,
 }
+
+/// An item's count of writes, and the key of the last.
+type Count = (u64, String);
 
 impl Dynamo {
     pub fn new() -> Self {
         let database = Database::memory().expect("a database");
-        let table = json!({
-            "TableName": TABLE,
-            "AttributeDefinitions": [{ "AttributeName": "id", "AttributeType": "S" }],
-            "KeySchema": [{ "AttributeName": "id", "KeyType": "HASH" }],
-            "BillingMode": "PAY_PER_REQUEST",
-        });
-        let created = database.create_table(parsed(table));
-        created.expect("a table");
+        for name in [TABLE, ITEMS] {
+            let table = json!({
+                "TableName": name,
+                "AttributeDefinitions": [{ "AttributeName": "id", "AttributeType": "S" }],
+                "KeySchema": [{ "AttributeName": "id", "KeyType": "HASH" }],
+                "BillingMode": "PAY_PER_REQUEST",
+            });
+            let created = database.create_table(parsed(table));
+            created.expect("a table");
+        }
         let served = database.clone();
-        let config = config(move |Request { operation, body }| {
-            HttpConnectorFuture::new(ready(response(ask(&served, &operation, body))))
+        let config = config(move |request: Request| {
+            let (status, body) = ask(&served, &request.operation, request.json());
+            HttpConnectorFuture::new(ready(response((status, body.to_string()))))
         });
         Self {
             database,
+            applied: Mutex::default(),
             operator: DynamoStore::new(Client::new(&config), TABLE),
         }
     }
@@ -106,10 +119,30 @@ impl Dynamo {
         matches!(delete.now_or_never(), Some(Ok(true)))
     }
 
+    /// Returns whether the write of an operation to an item was applied.
+    pub fn has_applied(&self, key: &Key) -> bool {
+        self.applied().contains(key.as_str())
+    }
+
+    fn applied(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn item(&self, table: &str, id: &str) -> Option<Value> {
+        let read = json!({ "TableName": table, "Key": { "id": { "S": id } } });
+        let (_, mut answer) = ask(&self.database, "GetItem", read);
+        Some(answer.get_mut("Item")?.take())
+    }
+
+    fn count(&self, id: &str) -> Count {
+        let item = self.item(ITEMS, id).unwrap_or_default();
+        let count = item["applied"]["N"].as_str().and_then(|n| n.parse().ok());
+        let last = item["last"]["S"].as_str().unwrap_or_default();
+        (count.unwrap_or(0), last.to_owned())
+    }
+
     fn see(&self, key: &str) -> Option<Seen> {
-        let read = json!({ "TableName": TABLE, "Key": { "id": { "S": key } } });
-        let (_, answer) = ask(&self.database, "GetItem", read);
-        let item = answer.get("Item")?;
+        let item = self.item(TABLE, key)?;
         let text =
             |name: &str, kind: &str| item[name][kind].as_str().unwrap_or_default().to_owned();
         let status = text("status", "S");
@@ -124,6 +157,7 @@ impl Dynamo {
             lease_until: text("lease_until", "N").parse().ok(),
             version: text("version", "N"),
             attempts_alone: text("exclusive_attempts", "N").parse().unwrap_or(0),
+            expires_at: text("expires_at", "N").parse().unwrap_or(u64::MAX),
         })
     }
 
@@ -135,13 +169,17 @@ impl Dynamo {
         operation: &str,
         body: &Value,
     ) -> Option<Answer> {
-        let keys = keys(body);
+        let Names { keys, items } = Names::of(body);
         let note = |fault| {
             for key in &keys {
                 let key = key.clone();
                 world.note(Event::TableFault { key, worker, fault });
             }
         };
+        if world.is_out(Service::Credentials) || world.strikes(world.plan.rates.denied) {
+            note("denied");
+            return Some(error(400, world.dice().pick(&DENIED)));
+        }
         if world.is_out(Service::Table) {
             note("out of service");
             let silent = world.dice().chance(0.5);
@@ -155,7 +193,7 @@ impl Dynamo {
             let statements = served["Statements"].as_array_mut();
             match statements.filter(|_| world.dice().chance(0.5)) {
                 // Each statement has a response of its own.
-                Some(statements) => {
+                Some(statements) if !statements.is_empty() => {
                     throttled = statements
                         .iter()
                         .map(|_| world.dice().chance(0.5))
@@ -163,7 +201,10 @@ impl Dynamo {
                     let mut these = throttled.iter();
                     statements.retain(|_| these.next() == Some(&false));
                 }
-                None => return Some(error(400, world.dice().pick(&THROTTLED))),
+                _ if operation == "TransactWriteItems" && world.dice().chance(0.5) => {
+                    return Some(cancelled(body));
+                }
+                _ => return Some(error(400, world.dice().pick(&THROTTLED))),
             }
         } else if world.strikes(rates.server_error) {
             note("server error");
@@ -174,16 +215,31 @@ impl Dynamo {
             world.note(Event::BatchedWrites { worker, keys });
         }
         let before: Vec<_> = keys.iter().map(|key| self.see(key)).collect();
+        let counted: BTreeMap<_, _> = items.iter().map(|id| (id, self.count(id))).collect();
         let mut answer = if served["Statements"].as_array().is_some_and(Vec::is_empty) {
             (200, json!({ "Responses": [] }))
         } else {
             ask(&self.database, operation, served)
         };
-        for (key, was) in keys.iter().zip(before) {
+        let changes = keys.iter().zip(before).filter_map(|(key, was)| {
             let is = self.see(key);
-            if is != was {
-                note_change(world, worker, key, was, is);
+            (is != was).then(|| {
+                (
+                    key,
+                    was.filter(|was| !world.forgets(key, was.expires_at)),
+                    is,
+                )
+            })
+        });
+        let changes: Vec<_> = changes.collect();
+        for (id, (before, _)) in counted {
+            let (count, key) = self.count(id);
+            for _ in before..count {
+                self.note_applied(world, worker, &key);
             }
+        }
+        for (key, was, is) in changes {
+            note_change(world, worker, key, was, is);
         }
         if let Some(responses) = answer.1["Responses"].as_array_mut() {
             for (place, _) in throttled
@@ -198,48 +254,74 @@ impl Dynamo {
         }
         Some(answer)
     }
+
+    /// Notes that a write to an item was applied. An item that has the keys of its changes is claimed and completed by
+    /// each.
+    fn note_applied(&self, world: &World, worker: Worker, key: &str) {
+        let is_first = self.applied().insert(key.to_owned());
+        let key = key.to_owned();
+        world.note(Event::Applied { key: key.clone() });
+        if world.plan.mode != Mode::Item {
+            return;
+        }
+        world.note(Event::Claimed {
+            key: key.clone(),
+            message: world.gateway.message_of(&key, worker),
+            worker,
+            was: if is_first { "nothing" } else { "COMPLETED" },
+            lease_left_ms: None,
+            attempts_alone: 0,
+        });
+        world.note(Event::Settled {
+            key,
+            worker,
+            was: "IN_PROGRESS",
+            is: "COMPLETED",
+        });
+    }
 }
 
-/// A record gets another owner by a claim only.
+/// A record gets another owner by a claim, and in an inbox by its end.
 fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: Option<Seen>) {
     let key = key.to_owned();
     let status = |seen: &Option<Seen>| seen.as_ref().map_or("nothing", |seen| seen.status);
     let (before, after) = (status(&was), status(&is));
     let is_same = |is: &Seen| was.as_ref().is_some_and(|was| was.owner == is.owner);
-    let event = match is.filter(|is| !is_same(is)) {
-        Some(is) => {
-            let signed = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
-            let lease = was.and_then(|was| was.lease_until);
-            let left = lease.map(|lease| signed(lease) - signed(world.wall().as_millis()));
-            Event::Claimed {
-                key,
-                message: is.message,
-                worker,
-                was: before,
-                lease_left_ms: left,
-                attempts_alone: is.attempts_alone,
-            }
-        }
-        None => Event::Settled {
+    let claimed = is.filter(|is| !is_same(is));
+    if let Some(is) = &claimed {
+        let signed = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
+        let lease = was.and_then(|was| was.lease_until);
+        let left = lease.map(|lease| signed(lease) - signed(world.wall().as_millis()));
+        world.note(Event::Claimed {
+            key: key.clone(),
+            message: is.message.clone(),
+            worker,
+            was: before,
+            lease_left_ms: left,
+            attempts_alone: is.attempts_alone,
+        });
+    }
+    if claimed.is_none_or(|is| is.status != "IN_PROGRESS") {
+        world.note(Event::Settled {
             key,
             worker,
             was: before,
             is: after,
-        },
-    };
-    world.note(event);
+        });
+    }
 }
 
-/// Returns the store of a process.
-pub fn store(world: &Arc<World>, member: &Member) -> DynamoStore {
+/// Returns the client of a process.
+pub fn client(world: &Arc<World>, member: &Member) -> Client {
     let (world, member) = (Arc::clone(world), member.clone());
-    let config = config(move |Request { operation, body }| {
+    let config = config(move |request: Request| {
+        let (operation, body) = (request.operation.clone(), request.json());
         let (world, member) = (Arc::clone(&world), member.clone());
         HttpConnectorFuture::new(async move {
             let mut silence = Silence {
                 world: Arc::clone(&world),
                 worker: member.worker,
-                keys: keys(&body),
+                keys: Names::of(&body).keys,
             };
             let worker = member.worker;
             let served = move |world: &World| {
@@ -247,15 +329,15 @@ pub fn store(world: &Arc<World>, member: &Member) -> DynamoStore {
                 table.and_then(|table| table.serve(world, worker, &operation, &body))
             };
             match world.exchange(&member, FOREVER, served).await.flatten() {
-                Some(answer) => {
+                Some((status, body)) => {
                     silence.keys.clear();
-                    response(answer)
+                    response((status, body.to_string()))
                 }
                 None => pending().await,
             }
         })
     });
-    DynamoStore::new(Client::new(&config), TABLE)
+    Client::new(&config)
 }
 
 /// Notes a request that got no response when its future is dropped.
@@ -277,20 +359,42 @@ impl Drop for Silence {
     }
 }
 
-/// Returns the keys of the records that a request writes.
-fn keys(body: &Value) -> Vec<String> {
-    let id = |item: &Value| item["id"]["S"].as_str().map(str::to_owned);
-    let of_statement = |statement: &Value| {
-        let values = statement["Parameters"].as_array()?;
-        let mut texts = values.iter().filter_map(|value| value["S"].as_str());
-        let key = texts.find(|text| text.starts_with("orders#"));
-        key.map(str::to_owned)
-    };
-    let statements = body["Statements"].as_array().into_iter().flatten();
-    let keys = statements.filter_map(of_statement);
-    keys.chain(id(&body["Key"]))
-        .chain(id(&body["Item"]))
-        .collect()
+/// What a request is about.
+#[derive(Default)]
+struct Names {
+    /// Keys of operations, without repetition.
+    keys: Vec<String>,
+    /// Items of the application that it writes.
+    items: BTreeSet<String>,
+}
+
+impl Names {
+    fn of(body: &Value) -> Self {
+        let mut names = Self::default();
+        names.find(body);
+        names
+    }
+
+    fn find(&mut self, value: &Value) {
+        match value {
+            Value::String(text) if text.starts_with("orders#") && !self.keys.contains(text) => {
+                self.keys.push(text.clone());
+            }
+            Value::Array(values) => values.iter().for_each(|value| self.find(value)),
+            Value::Object(members) => {
+                if value["TableName"] == ITEMS {
+                    let ids = [&value["Key"], &value["Item"]].map(|item| item["id"]["S"].as_str());
+                    self.items
+                        .extend(ids.into_iter().flatten().map(str::to_owned));
+                }
+                // An item has the keys of earlier changes too.
+                let is_list = |name: &&String| *name != "processed_events";
+                let members = members.iter().filter(|(name, _)| is_list(name));
+                members.for_each(|(_, value)| self.find(value));
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Codes of a request that fails only because of other requests.
@@ -300,6 +404,21 @@ const THROTTLED: [&str; 4] = [
     "ThrottlingException",
     "TransactionConflictException",
 ];
+
+/// Codes of a request that no permission covers, for now.
+const DENIED: [&str; 2] = ["AccessDeniedException", "ExpiredTokenException"];
+
+/// A transaction that met another one.
+fn cancelled(body: &Value) -> Answer {
+    let items = body["TransactItems"].as_array().map_or(0, Vec::len);
+    let reason = |n| match n {
+        0 => json!({ "Code": "TransactionConflict", "Message": "simulated" }),
+        _ => json!({ "Code": "None" }),
+    };
+    let (status, mut error) = error(400, "TransactionCanceledException");
+    error["CancellationReasons"] = (0..items).map(reason).collect();
+    (status, error)
+}
 
 fn error(status: u16, code: &str) -> Answer {
     let kind = format!("com.amazonaws.dynamodb.v20120810#{code}");
@@ -312,6 +431,7 @@ fn ask(database: &Database, operation: &str, body: Value) -> Answer {
         "DeleteItem" => said(database.delete_item(parsed(body))),
         "GetItem" => said(database.get_item(parsed(body))),
         "PutItem" => said(database.put_item(parsed(body))),
+        "TransactWriteItems" => said(database.transact_write_items(parsed(body))),
         "UpdateItem" => said(database.update_item(parsed(body))),
         other => unreachable!("the store does not send {other}"),
     }

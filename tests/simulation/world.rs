@@ -21,8 +21,9 @@ use crate::{
     gateway::Gateway,
     ledger::{Event, Ledger, Worker},
     operator::Work,
-    plan::{Message, Plan, Service},
+    plan::{Message, Plan, Release, Service},
     queue::Queue,
+    s3::Objects,
     table::Table,
 };
 
@@ -39,6 +40,7 @@ pub struct World {
     pub queue: Queue,
     pub table: Table,
     pub gateway: Gateway,
+    pub objects: Objects,
     start: Instant,
     dice: Mutex<Dice>,
 }
@@ -65,6 +67,7 @@ impl World {
             queue: Queue::new(&plan),
             table: Table::new(plan.level),
             gateway: Gateway::default(),
+            objects: Objects::default(),
             start: Instant::now(),
             // Not the seed itself, with which the plan was drawn.
             dice: Mutex::new(Dice::new(plan.seed ^ 0x5eed_5eed_5eed_5eed)),
@@ -125,16 +128,57 @@ impl World {
 
     /// Starts a process, whose wall clock is a little wrong.
     pub fn start_process(&self, worker: Worker) -> Member {
+        let process = Process::start(self.wall());
+        let member = Member { process, worker };
+        self.set_clock(&member);
+        member
+    }
+
+    /// Sets the wall clock of a process, a little wrong.
+    pub fn set_clock(&self, member: &Member) {
         let most = Duration::from_millis(2 * self.plan.skew_ms);
         let skew = self.dice().between(Duration::ZERO, most);
         let ahead = i64::try_from(skew.as_millis()).unwrap_or(0);
-        let skew_ms = ahead - i64::try_from(self.plan.skew_ms).unwrap_or(0);
-        self.note(Event::Started { worker, skew_ms });
-        let now = self.wall().as_millis().saturating_add_signed(skew_ms);
-        Member {
-            process: Process::start(Timestamp::from_millis(now)),
-            worker,
+        let ahead_ms = ahead - i64::try_from(self.plan.skew_ms).unwrap_or(0);
+        member.process.set_wall_clock(ahead_ms);
+        self.note(Event::ClockSet {
+            worker: member.worker,
+            ahead_ms,
+        });
+    }
+
+    /// Returns the number of the release that is deployed now, and its settings.
+    pub fn release(&self) -> (usize, Release) {
+        let age = self.age();
+        let mut releases = self.plan.releases.iter().copied().enumerate();
+        let released = releases.rfind(|(_, release)| release.from <= age);
+        released.unwrap_or_default()
+    }
+
+    /// Deletes records whose time to live is over, as the table does some time after.
+    pub fn sweep(&self) {
+        for message in &self.plan.messages {
+            let Some(key) = self.key(message) else {
+                continue;
+            };
+            let record = self.table.get(&key);
+            let is_over = record.is_some_and(|record| record.expires_at < self.wall().as_secs());
+            if is_over && self.dice().chance(0.5) && self.table.delete(&key) {
+                let key = key.to_string();
+                self.note(Event::Forgotten { key });
+            }
         }
+    }
+
+    /// Returns whether a record is over at this time in epoch seconds, by a clock that may be ahead. Notes it.
+    pub fn forgets(&self, key: &str, expires_at: u64) -> bool {
+        let ahead = Duration::from_millis(self.plan.skew_ms);
+        let is_over = expires_at < (self.wall() + ahead).as_secs();
+        if is_over {
+            let key = key.to_owned();
+            self.note(Event::Forgotten { key });
+        }
+        is_over
     }
 
     fn way(&self) -> Way {
@@ -162,10 +206,35 @@ impl World {
         patience: Duration,
         apply: impl Fn(&Self) -> T + Send + 'static,
     ) -> Option<T> {
+        let way = self.way();
+        self.exchange_by(way, from, patience, apply).await
+    }
+
+    /// The same, without a second copy of the request.
+    pub async fn exchange_once<T: Send + 'static>(
+        self: &Arc<Self>,
+        from: &Member,
+        patience: Duration,
+        apply: impl Fn(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
+        let way = Way {
+            again: None,
+            ..self.way()
+        };
+        self.exchange_by(way, from, patience, apply).await
+    }
+
+    async fn exchange_by<T: Send + 'static>(
+        self: &Arc<Self>,
+        way: Way,
+        from: &Member,
+        patience: Duration,
+        apply: impl Fn(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
         if from.process.is_dead() {
             return None;
         }
-        let (world, way) = (Arc::clone(self), self.way());
+        let world = Arc::clone(self);
         let (answer, answered) = oneshot::channel();
         tokio::spawn(async move {
             let Some(there) = way.there else { return };

@@ -1,4 +1,3 @@
-//! Properties that hold for random records, keys, payloads and batches.
+//! Properties that hold for random records, keys and payloads.
 
-mod batches;
 mod identities;

@@ -1,107 +1,80 @@
-//! Rules for the end of each message.
+//! Rules for the end of a run: what became of each message, its record and its charge.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use super::Audit;
 use crate::chaos::{
     account::{Account, USED_UP},
-    plan::{Kind, Message},
-    receives::Cause,
+    ledger::Event,
+    plan::Kind,
 };
 
-impl Audit {
-    /// Promise 5: each receive that a message uses up has its cause, and a valid message is given up
-    /// only if each of its receives has one.
-    pub(super) fn receives(&mut self, accounts: &[Account]) {
-        for ((message, receive), cause) in &self.causes {
-            if let Cause::False(said) = cause {
-                self.found
-                    .push(format!("{message}, receive {receive}: {said}"));
-            }
-        }
-        let good = |account: &&Account| !account.message.kind.may_fail() && !account.has_crashed();
-        for account in accounts.iter().filter(good) {
-            if !account.dead_lettered || account.acknowledged() {
-                continue;
-            }
-            let id = &account.message.id;
-            for receive in account.ends.keys() {
-                if !self.causes.contains_key(&(id.clone(), *receive)) {
-                    self.found.push(format!(
-                        "{id} was given up, and nothing came between at receive {receive}"
-                    ));
+/// Returns what is wrong. `statuses` is the final table, by key.
+pub(crate) fn violations(
+    accounts: &[Account],
+    events: &[Event],
+    statuses: &HashMap<String, String>,
+) -> Vec<String> {
+    let (mut keys, mut charged): (HashMap<&str, HashSet<&str>>, HashSet<&str>) = Default::default();
+    let mut expired = HashSet::new();
+    let mut found = Vec::new();
+    for event in events {
+        match event {
+            Event::Charge {
+                order, key, taken, ..
+            } => {
+                keys.entry(order).or_default().insert(key);
+                if *taken {
+                    charged.insert(order);
                 }
             }
+            Event::Expired { key }
+            | Event::Claimed {
+                key,
+                over_expired: true,
+                ..
+            } => {
+                expired.insert(&**key);
+            }
+            _ => {}
         }
     }
-
-    /// Good messages that used up their receives on a machine that was fast enough. One that is too slow for the
-    /// function's timeout is an outage like any other.
-    pub(super) fn given_up(&self, accounts: &[Account]) -> Vec<String> {
-        let is_delayed = |id: &String, receive: &u32| {
-            let cause = self.causes.get(&(id.clone(), *receive));
-            matches!(cause, Some(Cause::Delayed(_)))
-        };
-        let given_up = accounts.iter().filter(|account| {
-            let Message { id, kind, .. } = &account.message;
-            let receives = account.ends.keys();
-            let delayed = receives.filter(|receive| is_delayed(id, receive)).count();
-            let is_good = !kind.may_fail() && !account.has_crashed();
-            account.dead_lettered && is_good && delayed < account.ends.len() / 2
-        });
-        given_up.map(|account| account.message.id.clone()).collect()
+    for (order, keys) in keys.iter().filter(|(_, keys)| keys.len() > 1) {
+        found.push(format!("{order} was charged under {keys:?}"));
     }
-
-    pub(super) fn ends(&mut self, accounts: &[Account], statuses: &HashMap<String, String>) {
-        for account in accounts {
-            let Message { id, kind, .. } = &account.message;
-            let told = account.reason();
-            if account.acknowledged() {
-                let operation = self.operations.get(&account.message.operation);
-                let key = operation.and_then(|operation| operation.key.as_ref());
-                let status = key.and_then(|key| statuses.get(key));
-                let expired = operation.is_some_and(|operation| operation.expired);
-                if status.is_none_or(|status| status != "COMPLETED") && !expired {
-                    self.found.push(format!(
-                        "{id} was acknowledged, and its record is {status:?}"
-                    ));
-                }
-                if operation.is_none_or(|operation| operation.taken == 0) {
-                    self.found
-                        .push(format!("{id} was acknowledged, and never charged"));
-                }
-            } else if !account.dead_lettered {
-                self.found
-                    .push(format!("{id} is lost, or left in the queue"));
-            } else if told.is_none() {
-                self.found.push(format!(
-                    "{id} is in the dead-letter queue for no known reason"
+    for account in accounts {
+        let (id, kind) = (&account.message.id, account.message.kind);
+        let order = &*account.message.order;
+        let key = keys.get(order).and_then(|keys| keys.iter().next());
+        let told = account.reason();
+        if account.acknowledged() {
+            let status = key.and_then(|key| statuses.get(*key));
+            let has_expired = key.is_some_and(|key| expired.contains(key));
+            if status.is_none_or(|status| status != "COMPLETED") && !has_expired {
+                found.push(format!(
+                    "{id} was acknowledged, and its record is {status:?}"
                 ));
             }
-            if kind.always_kills() && account.acknowledged() {
-                self.found
-                    .push(format!("{id} ends its process, and was acknowledged"));
+            if !charged.contains(order) {
+                found.push(format!("{id} was acknowledged, and never charged"));
             }
+            if kind.always_kills() {
+                found.push(format!("{id} ends its process, and was acknowledged"));
+            }
+        } else if !account.dead_lettered {
+            found.push(format!("{id} is lost, or left in the queue"));
+        } else if told.is_none() {
+            found.push(format!(
+                "{id} is in the dead-letter queue for no known reason"
+            ));
+        } else if !kind.may_fail() && !account.has_crashed() {
+            found.push(format!("{id} was given up: {told:?}"));
+        } else if kind.always_kills() && !account.has_crashed() {
             let told = told.filter(|told| !told.contains(USED_UP));
-            if let Some(told) = told.as_ref().filter(|_| kind.always_kills())
-                && !account.has_crashed()
-            {
-                self.found
-                    .push(format!("{id} ends its process, and was given up as {told}"));
-            }
-            // `crashes.rs` has the rules for crashes.
-            let told = told.filter(|_| !account.has_crashed());
-            if let Some(told) = told.filter(|_| !kind.may_fail()) {
-                self.found.push(format!(
-                    "{id} was given up though nothing is wrong with it, {told}"
-                ));
-            }
-            let operation = self.operations.get(&account.message.operation);
-            let charged = operation.is_some_and(|operation| operation.key.is_some());
-            if *kind == Kind::Undecodable && charged {
-                self.found
-                    .push(format!("{id} is no order, and was charged"));
-            }
+            found.extend(told.map(|told| format!("{id} was given up as {told}")));
+        }
+        if kind == Kind::Undecodable && key.is_some() {
+            found.push(format!("{id} is no order, and was charged"));
         }
     }
+    found
 }

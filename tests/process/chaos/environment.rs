@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::chaos::{
     fate::signal,
-    ledger::{Event, Invocation, Ledger, Worker},
+    ledger::{Invocation, Worker},
     pace::Pace,
     plan::Seed,
 };
@@ -83,13 +83,10 @@ impl Environment {
     }
 
     /// Stops the process, unless an invocation has frozen it or given it up.
-    pub(crate) fn freeze(&self, ledger: &Ledger) {
+    pub(crate) fn freeze(&self) {
         let given_up = self.given_up.load(Ordering::SeqCst);
         if !given_up && !self.frozen.swap(true, Ordering::SeqCst) {
             signal(self.lambda.pid(), "-STOP");
-            ledger.note(Event::Frozen {
-                worker: self.worker,
-            });
         }
     }
 

@@ -8,14 +8,13 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqs_once::protocol::Timestamp;
 use support::{
-    emf,
     event::{QUEUE_ARN, batch, received},
     runtime_api::{Answer, Env, of_message},
 };
@@ -29,11 +28,7 @@ use crate::chaos::{
     pace::{Machine, Pace},
     plan::Seed,
     queue::{NAME, Queue, Received},
-    stall::Stalls,
 };
-
-/// A worker's log line about unfinished messages.
-const UNFINISHED: &str = "messages did not finish before the deadline";
 
 /// Workers of the batches: environment variables of worker n at a pace.
 pub(crate) type Settings = Arc<dyn Fn(Worker, Pace) -> Env + Send + Sync>;
@@ -46,8 +41,7 @@ pub(crate) struct Mapping {
     pub(crate) relay: Arc<Relay>,
     pub(crate) settings: Settings,
     /// Number of invocations with an acknowledged message after which a worker meets its fate, at most.
-    /// `None` if only messages end workers.
-    pub(crate) lifetime: Option<u32>,
+    pub(crate) lifetime: u32,
     /// Number of concurrent invocations in one worker.
     pub(crate) at_once: usize,
     pub(crate) fifo: bool,
@@ -94,7 +88,7 @@ impl Mapping {
             return;
         };
         let worker = environment.worker;
-        let rests = self.at_once == 1 && self.lifetime.is_some() && worker % 5 == 3;
+        let rests = self.at_once == 1 && worker % 5 == 3;
         if rests && environment.invocations() == 1 {
             environment.rest(|| self.relay.disconnect(worker)).await;
         }
@@ -112,9 +106,8 @@ impl Mapping {
         let worker = environment.worker;
         let rested = environment.has_rested();
         if rested {
-            self.ledger.note(Event::Rested { worker, invocation });
+            self.ledger.note(Event::Rested);
         }
-        let (delivered, stalls) = (Instant::now(), Stalls::so_far());
         for received in &messages {
             self.ledger.note(Event::Delivered {
                 delivery: received.delivery(),
@@ -130,9 +123,6 @@ impl Mapping {
             ended = survive(&environment, event, rested, fate, &self.ledger) => ended,
             () = environment.gone() => (None, None),
         };
-        if answer.is_some() {
-            self.ledger.note(Event::Answered { worker, invocation });
-        }
         let ids: Vec<_> = messages.iter().map(|r| &*r.message.id).collect();
         let failed = match &answer {
             Some(Answer::Response(response)) => failures(response, &ids).ok_or(End::BatchFailed),
@@ -155,8 +145,7 @@ impl Mapping {
                 environment.gone().await;
             }
         }
-        let times = (delivered.elapsed(), Stalls::since(stalls));
-        if self.settle(worker, &messages, &failed, times) {
+        if self.settle(&messages, &failed) {
             environment.bore_fruit();
         }
     }
@@ -174,13 +163,7 @@ impl Mapping {
     }
 
     /// Deletes the messages not reported as failed, if the response is readable. Returns whether there was one.
-    fn settle(
-        &self,
-        worker: Worker,
-        batch: &[Received],
-        failed: &Result<HashSet<&str>, End>,
-        (took, stalled): (Duration, Duration),
-    ) -> bool {
+    fn settle(&self, batch: &[Received], failed: &Result<HashSet<&str>, End>) -> bool {
         let mut fruitful = false;
         for received in batch {
             let id = &*received.message.id;
@@ -191,10 +174,7 @@ impl Mapping {
             };
             self.ledger.note(Event::Returned {
                 delivery: received.delivery(),
-                worker,
                 end,
-                took,
-                stalled,
             });
             if end == End::Acknowledged {
                 self.queue.delete(id);
@@ -209,11 +189,10 @@ impl Mapping {
     fn fate(&self, environment: &Environment, invocation: Invocation) -> Fate {
         let worker = environment.worker;
         let mut dice = self.seed.dice(("lifetime", worker));
-        match self.lifetime {
-            Some(lifetime) if environment.fruitful() >= dice.u32(..lifetime) => {
-                Fate::of(self.seed, worker, invocation)
-            }
-            _ => Fate::Spared,
+        if environment.fruitful() >= dice.u32(..self.lifetime) {
+            Fate::of(self.seed, worker, invocation)
+        } else {
+            Fate::Spared
         }
     }
 
@@ -236,15 +215,14 @@ impl Mapping {
         let worker = environment.worker;
         let pause = self.seed.dice(("thaw", worker)).u64(200..2500);
         sleep(Duration::from_millis(pause)).await;
-        let at_ms = Timestamp::now().as_millis();
-        self.ledger.note(Event::Thawed { worker, at_ms });
+        self.ledger.note(Event::Thawed { worker });
         let lambda = &environment.lambda;
         signal(lambda.pid(), "-CONT");
         // At the start the process polls for as many as it runs at once, then after each response.
         let polls = self.at_once + environment.invocations() as usize;
         lambda.polls(polls).await;
         let exit = lambda.kill().await;
-        self.read(worker, &exit.output);
+        self.read(&exit.output);
     }
 
     async fn record_death(&self, environment: &Environment, death: Death) {
@@ -253,65 +231,28 @@ impl Mapping {
         self.most_at_once.fetch_max(at_once, Ordering::Relaxed);
         let exit = environment.lambda.kill().await;
         self.ledger.note(Event::Died { worker, death });
-        self.read(worker, &exit.output);
+        self.read(&exit.output);
     }
 
-    /// Notes the log lines of a worker about its deliveries, and its metrics.
-    fn read(&self, worker: Worker, output: &[String]) {
-        let mut lines: Vec<Value> = Vec::new();
-        let mut written = output
-            .iter()
-            .filter(|line| line.starts_with('{'))
-            .peekable();
-        while let Some(line) = written.next() {
-            match serde_json::from_str(line) {
-                Ok(line) => lines.push(line),
-                Err(_) if written.peek().is_none() => {}
-                Err(_) => {
-                    self.ledger.note(Event::Unreadable {
-                        worker,
-                        line: line.clone(),
-                    });
-                }
-            }
-        }
-        for batch in emf::batches(&lines) {
-            let takeovers = emf::takeovers(&lines, &batch.request_id);
-            self.ledger.note(Event::Measured {
-                worker,
-                batch,
-                takeovers,
-            });
-        }
+    /// Notes the log lines of a worker about its deliveries.
+    fn read(&self, output: &[String]) {
+        let lines = output.iter().filter(|line| line.starts_with('{'));
         for line in lines {
+            // A kill may cut off the last line.
+            let Ok(line) = serde_json::from_str::<Value>(line) else {
+                continue;
+            };
             let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
-            if line["message"] == UNFINISHED {
-                for message in text("blocking").split_whitespace() {
-                    let message = message.to_owned();
-                    self.ledger.note(Event::Late { message, worker });
-                }
-            }
-            let message = text("message");
-            if message.starts_with("retry: ") || message.starts_with("takeover: ") {
-                let (key, since) = (text("key"), text("first_claimed_at"));
-                self.ledger.note(Event::Informed { worker, key, since });
-            }
             if of_message(&line) {
                 let receive_count = line["receive_count"].as_u64().unwrap();
                 self.ledger.note(Event::DeliveryLog {
                     delivery: (text("message_id"), receive_count.try_into().unwrap()),
-                    request_id: request_id(&line),
                     outcome: text("outcome"),
                     detail: text("detail"),
                 });
             }
         }
     }
-}
-
-fn request_id(line: &Value) -> String {
-    let id = line["span"]["requestId"].as_str();
-    id.unwrap_or_default().to_owned()
 }
 
 /// Messages that a response reports as failed. Returns `None` if Lambda cannot read the response

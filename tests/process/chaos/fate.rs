@@ -126,7 +126,7 @@ pub(crate) async fn survive(
     if death != Death::FrozenUntilTimeout {
         return (None, Some(death));
     }
-    environment.freeze(ledger);
+    environment.freeze();
     tokio::select! {
         answer = invocation => match ended(answer) {
             // The process responded one moment before it was frozen.

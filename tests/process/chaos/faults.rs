@@ -59,7 +59,6 @@ const BETWEEN_OUTAGES: usize = 6000;
 const OUTAGE: Duration = Duration::from_millis(1500);
 
 pub(super) struct Wire {
-    faults: bool,
     seed: Seed,
     pub(super) ledger: Arc<Ledger>,
     upstream: String,
@@ -90,15 +89,8 @@ struct Row {
 }
 
 impl Relay {
-    /// `faults` says whether there are any.
-    pub(crate) async fn start(
-        seed: Seed,
-        ledger: Arc<Ledger>,
-        upstream: &str,
-        faults: bool,
-    ) -> Self {
+    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>, upstream: &str) -> Self {
         let wire = Wire {
-            faults,
             seed,
             ledger,
             upstream: upstream.to_owned(),
@@ -146,26 +138,17 @@ async fn relay(
 ) -> Response<Body> {
     let worker = uri.path().split('/').nth(1).unwrap().parse().unwrap();
     if wire.is_dead(peer, worker) {
-        let mut unheard = Unheard {
-            ledger: wire.ledger.clone(),
-            worker,
-            waited: Duration::ZERO,
-        };
         // Until the caller has hung up.
-        loop {
-            sleep(TICK).await;
-            unheard.waited += TICK;
-        }
+        std::future::pending::<()>().await;
     }
-    let writes = Write::all_of(worker, &headers, &body);
+    let writes = Write::all_of(&headers, &body);
     let down = wire
         .is_down(writes.len())
         .then_some((Fault::Outage, Duration::ZERO));
     let fault = down.or_else(|| writes.iter().find_map(|write| wire.roll(&write.key)));
     if let Some((fault, _)) = fault {
-        for write in &writes {
-            let key = write.key.clone();
-            wire.ledger.note(Event::Faulted { key, worker, fault });
+        for _ in &writes {
+            wire.ledger.note(Event::Faulted { fault });
         }
     }
     let delay = match fault {
@@ -194,24 +177,6 @@ async fn relay(
     }
 }
 
-/// How finely the wait on a dead connection is counted. A clock would also count the time in which this process did
-/// not run, and so could not see that the caller had hung up.
-const TICK: Duration = Duration::from_millis(50);
-
-/// A request on a dead connection. Dropped when the caller has hung up.
-struct Unheard {
-    ledger: Arc<Ledger>,
-    worker: Worker,
-    waited: Duration,
-}
-
-impl Drop for Unheard {
-    fn drop(&mut self) {
-        let (worker, waited) = (self.worker, self.waited);
-        self.ledger.note(Event::Unheard { worker, waited });
-    }
-}
-
 fn rejection(status: StatusCode, name: &str) -> Response<Body> {
     let kind = format!("com.amazonaws.dynamodb.v20120810#{name}");
     error(status, &json!({"__type": kind, "message": "chaos"}))
@@ -226,7 +191,7 @@ impl Wire {
 
     /// Counts the writes of a request, with which an outage may begin.
     fn is_down(&self, writes: usize) -> bool {
-        if !self.faults || writes == 0 {
+        if writes == 0 {
             return false;
         }
         let mut outage = self.outage.lock().unwrap();
@@ -286,9 +251,6 @@ impl Wire {
 
     /// Fault of the next write to `key`, if one is planned, and the delay of a slow write.
     fn roll(&self, key: &str) -> Option<(Fault, Duration)> {
-        if !self.faults {
-            return None;
-        }
         let nth = {
             let mut rows = self.rows.lock().unwrap();
             let row = rows.entry(key.to_owned()).or_default();
@@ -338,8 +300,8 @@ impl Wire {
                 if let Some(generation) = write.generation(&before) {
                     self.ledger.will_call(&write.key, generation);
                 }
-                for event in write.taken(expired, &before) {
-                    self.ledger.note(event);
+                if let Some(claimed) = write.claimed(expired, &before) {
+                    self.ledger.note(claimed);
                 }
                 self.swapped(&write.key, write.record(&before));
                 if let Some(expires_at) = write.expires_at() {

@@ -36,9 +36,8 @@ struct GatewayState {
     seed: Seed,
     ledger: Arc<Ledger>,
     down: Mutex<Down>,
-    /// Number of calls, and whether some of them begin an outage.
+    /// Number of calls, some of which begin an outage.
     calls: AtomicUsize,
-    outages: bool,
     /// Requests by key.
     requests: Mutex<HashMap<String, u32>>,
     /// Number of requests of each worker that wait for an answer.
@@ -46,19 +45,12 @@ struct GatewayState {
 }
 
 impl Gateway {
-    /// Down for the time of `outage` from now on. `outages` says whether others follow.
-    pub(crate) async fn start(
-        seed: Seed,
-        ledger: Arc<Ledger>,
-        outage: Duration,
-        outages: bool,
-    ) -> Self {
+    pub(crate) async fn start(seed: Seed, ledger: Arc<Ledger>) -> Self {
         let desk = GatewayState {
             seed,
             ledger,
-            down: Mutex::new(Down::at_least(outage)),
+            down: Mutex::new(Down::at_least(Duration::ZERO)),
             calls: AtomicUsize::new(0),
-            outages,
             requests: Mutex::default(),
             open: Mutex::default(),
         };
@@ -112,7 +104,7 @@ impl GatewayState {
     fn call_while_down(&self) -> bool {
         let calls = self.calls.fetch_add(1, Ordering::Relaxed);
         let mut down = self.down.lock().unwrap();
-        if self.outages && calls % BETWEEN_OUTAGES == 60 {
+        if calls % BETWEEN_OUTAGES == 60 {
             let (shortest, longest) = OUTAGE;
             *down = Down {
                 calls: FAILED,
@@ -132,14 +124,13 @@ impl GatewayState {
 struct Open<'a> {
     desk: &'a GatewayState,
     worker: Worker,
-    charge: usize,
     how: ChargeEnd,
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let (charge, how) = (self.charge, self.how);
-        self.desk.ledger.note(Event::ChargeEnded { charge, how });
+        let how = self.how;
+        self.desk.ledger.note(Event::ChargeEnded { how });
         let mut open = self.desk.open.lock().unwrap();
         *open.entry(self.worker).or_default() -= 1;
     }
@@ -165,7 +156,7 @@ async fn charge(
     let busy = down || kind == Kind::Busy && nth == 1;
     let declined = kind == Kind::Declined || kind == Kind::Unfunded && nth == 1;
     let work = desk.seed.dice(("gateway", &key, nth)).u64(1..25);
-    let charge = desk.ledger.note(Event::Charge {
+    desk.ledger.note(Event::Charge {
         order: order.clone(),
         key,
         worker,
@@ -180,7 +171,6 @@ async fn charge(
     let mut open = Open {
         desk: &desk,
         worker,
-        charge,
         how: ChargeEnd::Unanswered,
     };
     sleep(Duration::from_millis(work)).await;

@@ -9,20 +9,20 @@ use axum::{
 use regex_lite::Regex;
 use serde_json::Value;
 
-use crate::chaos::{ledger::Worker, write::Write};
+use crate::chaos::write::Write;
 
 /// The name before each placeholder: `'name': ?`, `"name" = ?`.
 static NAMED: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r#"['"]([a-z_]+)['"](?:: | = )\?"#).unwrap());
 
 /// The swap of each statement.
-pub(super) fn writes(worker: Worker, body: &Value) -> Vec<Write> {
+pub(super) fn writes(body: &Value) -> Vec<Write> {
     let statements = body["Statements"].as_array().unwrap();
-    let swap = |statement| write(worker, statement);
+    let swap = |statement| write(statement);
     statements.iter().map(swap).collect()
 }
 
-fn write(worker: Worker, statement: &Value) -> Write {
+fn write(statement: &Value) -> Write {
     let text = statement["Statement"].as_str().unwrap();
     let values = statement["Parameters"].as_array().unwrap();
     let names = NAMED.captures_iter(text).map(|found| found[1].to_owned());
@@ -41,7 +41,6 @@ fn write(worker: Worker, statement: &Value) -> Write {
         found.and_then(|(_, value)| value["S"].as_str().map(ToOwned::to_owned))
     };
     Write {
-        worker,
         key: named("id").unwrap(),
         expected: named("owner").filter(|_| !is_insert),
         set: set.into_iter().collect::<HashMap<_, _>>(),

@@ -2,16 +2,14 @@
 //!
 //! Events are in the order in which they were noted. Each is noted before any process can act upon
 //! it: a completion before its response leaves for the worker, a charge before it is made.
-//! `audit.rs` has the rules over the events.
+//! `ends.rs` has the rules over them.
 
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard},
-    time::Duration,
 };
 
 use sqs_once::protocol::Key;
-use support::emf::BatchMetrics;
 use tokio::sync::Notify;
 
 use crate::chaos::{faults::Fault, pace::Pace, plan::Message};
@@ -26,6 +24,7 @@ pub(crate) type Invocation = u32;
 pub(crate) type Delivery = (String, u32);
 
 #[derive(Clone, Debug)]
+#[expect(dead_code, reason = "a story shows all fields")]
 pub(crate) enum Event {
     Sent(Message),
     /// A message of the dead-letter queue comes back. Its next `Sent` has a new id.
@@ -42,30 +41,10 @@ pub(crate) enum Event {
         /// By the test's clock.
         at_ms: u64,
     },
-    /// The verdict of the event source mapping on a delivery, the time since the delivery, and for how much of it
-    /// the machine was stalled.
+    /// The verdict of the event source mapping on a delivery.
     Returned {
         delivery: Delivery,
-        worker: Worker,
         end: End,
-        took: Duration,
-        stalled: Duration,
-    },
-    /// The function answered a batch, by a response or an error.
-    Answered {
-        worker: Worker,
-        invocation: Invocation,
-    },
-    /// Metrics of a batch, read after the worker's end, and the number of its lines on a takeover.
-    Measured {
-        worker: Worker,
-        batch: BatchMetrics,
-        takeovers: usize,
-    },
-    /// A line of a worker's log that is no JSON, and is not the last one, which a kill may cut off.
-    Unreadable {
-        worker: Worker,
-        line: String,
     },
     /// A worker sent a copy of the message to the dead-letter queue, for this reason.
     Copied {
@@ -84,7 +63,6 @@ pub(crate) enum Event {
         taken: bool,
     },
     ChargeEnded {
-        charge: usize,
         how: ChargeEnd,
     },
     /// A charge request is about to end the process that sent it.
@@ -92,15 +70,9 @@ pub(crate) enum Event {
         worker: Worker,
         death: Death,
     },
-    /// The table applied a claim at `at_ms`. Its worker made it at `made_ms`, by its own clock.
+    /// The table applied a claim.
     Claimed {
         key: String,
-        owner: String,
-        message: String,
-        worker: Worker,
-        made_ms: u64,
-        at_ms: u64,
-        lease_until_ms: u64,
         /// True if it replaced a record whose retention had ended by the worker's clock.
         over_expired: bool,
     },
@@ -108,37 +80,14 @@ pub(crate) enum Event {
     Expired {
         key: String,
     },
-    /// The table counted an attempt that runs alone, and applied its lease.
-    Alone {
-        key: String,
-        owner: String,
-        worker: Worker,
-        lease_until_ms: u64,
-    },
-    /// The table applied the end of a claim.
-    Settled {
-        key: String,
-        owner: String,
-        as_what: Settled,
-        /// The end of the lease, if this ended the lease alone.
-        lease_until_ms: Option<u64>,
-        /// The time of a permanent failure, as recorded.
-        failed_at_ms: Option<u64>,
-    },
     /// A called system goes down or comes back.
     Outage {
         of: System,
         begins: bool,
     },
-    /// A fault hit a worker's write about this key.
+    /// A fault hit a write.
     Faulted {
-        key: String,
-        worker: Worker,
         fault: Fault,
-    },
-    /// The process was frozen; its earlier events were noted before.
-    Frozen {
-        worker: Worker,
     },
     /// Lambda gave the worker up; a worker that is thawed later continues.
     Died {
@@ -148,36 +97,14 @@ pub(crate) enum Event {
     /// The process is about to be thawed.
     Thawed {
         worker: Worker,
-        at_ms: u64,
     },
     /// The process was frozen before this invocation, while all its connections to DynamoDB died.
-    Rested {
-        worker: Worker,
-        invocation: Invocation,
-    },
-    /// A worker sent a request on a dead connection, and gave up after this time.
-    Unheard {
-        worker: Worker,
-        waited: Duration,
-    },
+    Rested,
     /// A worker's log line about a delivery, read after the worker's end.
     DeliveryLog {
         delivery: Delivery,
-        request_id: String,
         outcome: String,
         detail: String,
-    },
-    /// A worker's log line: its handler is about to run over an attempt that may have had its
-    /// effect. `since` is the claim time of the earliest such attempt.
-    Informed {
-        worker: Worker,
-        key: String,
-        since: String,
-    },
-    /// A worker's log line: a suspended machine forced a response before the message was done.
-    Late {
-        message: String,
-        worker: Worker,
     },
 }
 
@@ -205,16 +132,6 @@ pub(crate) enum ChargeEnd {
 pub(crate) enum System {
     Gateway,
     Table,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
-    Completed,
-    Failed,
-    /// Failed, and no attempt is open: the gateway declined under the call key.
-    Declined,
-    LeaseEnded,
-    Restored,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

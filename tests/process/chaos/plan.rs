@@ -4,10 +4,7 @@
 //! delivery of this message. So the seed fixes the injected faults. The timing of real processes
 //! stays free, and with it which delivery meets which fault.
 
-use std::{
-    env,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::json;
 use support::seed;
@@ -36,12 +33,6 @@ impl Seed {
         (self.0, what).hash(&mut hasher);
         fastrand::Rng::with_seed(hasher.finish())
     }
-}
-
-/// Number of messages to send: `variable`, or `default`.
-pub(crate) fn size(variable: &str, default: usize) -> usize {
-    let given = env::var(variable).ok();
-    given.map_or(default, |size| size.parse().expect("a number of messages"))
 }
 
 /// Fate of a message's order at the gateway.

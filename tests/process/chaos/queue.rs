@@ -35,16 +35,7 @@ pub(crate) struct Rules {
     pub(crate) duplicates: u32,
     /// Percentage of dead letters that are redriven once.
     pub(crate) redriven: u32,
-    /// Messages that wait at the start. The others arrive one by one.
-    pub(crate) waiting: usize,
-    /// Number of messages in the queue at a time. The others are sent as these leave it.
-    pub(crate) at_once: usize,
-    /// From then on none is sent.
-    pub(crate) until: Option<Instant>,
 }
-
-/// Time from one message's arrival to the next.
-const BETWEEN_ARRIVALS: Duration = Duration::from_millis(200);
 
 /// Longest time from the dead-letter queue back to the queue, times the pace of the machine: some records have
 /// expired by then.
@@ -77,8 +68,6 @@ type Line = VecDeque<Stored>;
 
 #[derive(Default)]
 struct Lines {
-    /// Not yet sent.
-    upcoming: VecDeque<(Message, Instant)>,
     /// Place of the next line.
     next: usize,
     of_group: HashMap<String, usize>,
@@ -104,16 +93,10 @@ impl Queue {
         machine: Arc<Machine>,
         messages: Vec<Message>,
     ) -> Arc<Self> {
-        let start = Instant::now();
-        let arrivals = messages.into_iter().enumerate().map(|(n, message)| {
-            let later = u32::try_from(n.saturating_sub(rules.waiting)).unwrap();
-            (message, start + later * BETWEEN_ARRIVALS)
-        });
-        let mut lines = Lines {
-            upcoming: arrivals.collect(),
-            ..Lines::default()
-        };
-        lines.fill(&rules, &ledger);
+        let (start, mut lines) = (Instant::now(), Lines::default());
+        for message in messages {
+            lines.add((message, start), &ledger);
+        }
         Arc::new(Self {
             seed,
             rules,
@@ -147,7 +130,6 @@ impl Queue {
         let now = Instant::now();
         let (mut batch, mut next) = (Vec::new(), None::<Instant>);
         let mut lines = self.lines();
-        lines.fill(&self.rules, &self.ledger);
         let mut redriven = Vec::new();
         let Lines {
             waiting,
@@ -293,18 +275,6 @@ impl Queue {
 }
 
 impl Lines {
-    /// Sends messages until the queue has as many as it may have.
-    fn fill(&mut self, rules: &Rules, ledger: &Ledger) {
-        if rules.until.is_some_and(|until| until < Instant::now()) {
-            self.upcoming.clear();
-        }
-        while self.of_message.len() < rules.at_once
-            && let Some(message) = self.upcoming.pop_front()
-        {
-            self.add(message, ledger);
-        }
-    }
-
     /// Sends a message that is visible from a time on.
     fn add(&mut self, (mut message, visible): (Message, Instant), ledger: &Ledger) {
         let sent = Timestamp::now() + visible.saturating_duration_since(Instant::now());

@@ -7,27 +7,10 @@ use std::{
 };
 
 use crate::chaos::{
-    account::accounts,
+    account::Account,
     ledger::{ChargeEnd, End, Event},
     plan::Seed,
-    receives::{Cause, causes},
 };
-
-/// Lines of a list that are printed.
-const PRINTED: usize = 5;
-
-/// A title with a number, and the first lines.
-pub(crate) fn list(title: &str, lines: impl ExactSizeIterator<Item = String>) -> String {
-    let total = lines.len();
-    let mut list = format!("{title}: {total}\n");
-    for line in lines.take(PRINTED) {
-        list.push_str(&format!("  {line}\n"));
-    }
-    if total > PRINTED {
-        list.push_str(&format!("  and {} more\n", total - PRINTED));
-    }
-    list
-}
 
 pub(crate) struct Report {
     title: &'static str,
@@ -37,7 +20,13 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn of(title: &'static str, seed: Seed, took: Duration, events: &[Event]) -> Self {
+    pub(crate) fn of(
+        title: &'static str,
+        seed: Seed,
+        took: Duration,
+        events: &[Event],
+        accounts: &[Account],
+    ) -> Self {
         let mut report = Self {
             title,
             seeds: vec![seed.0],
@@ -82,14 +71,12 @@ impl Report {
                     thawed.insert(*worker);
                     report.count("workers, thawed");
                 }
-                Event::Rested { .. } => report.count("workers, rested"),
-                Event::Unheard { .. } => report.count("requests on dead connections"),
+                Event::Rested => report.count("workers, rested"),
                 Event::Expired { .. } => report.count("records, deleted after their time to live"),
                 Event::Claimed {
                     over_expired: true, ..
                 } => report.count("records, claimed over after their time to live"),
                 Event::Outage { of, begins: true } => report.count(format!("outage, {of:?}")),
-                Event::Informed { .. } => report.count("attempts informed of an open one"),
                 Event::DeliveryLog { outcome, .. } => report.count(format!("outcome, {outcome}")),
                 _ => {}
             }
@@ -103,14 +90,7 @@ impl Report {
         for keys in keys.into_values().filter(|keys| keys.len() > 1) {
             report.count(format!("orders charged under {} keys", keys.len()));
         }
-        for cause in causes(events).into_values() {
-            report.count(match cause {
-                Cause::Injected(what) => format!("receives used up, {what}"),
-                Cause::Delayed(what) => format!("receives used up, slow machine: {what}"),
-                Cause::False(_) => "receives used up, without a cause".into(),
-            });
-        }
-        for account in accounts(events) {
+        for account in accounts {
             match (account.acknowledged(), account.dead_lettered) {
                 (true, _) => {
                     report.count("messages acknowledged");
@@ -141,10 +121,6 @@ impl Report {
 
     pub(crate) fn add(&mut self, what: impl Into<String>, n: usize) {
         *self.numbers.entry(what.into()).or_default() += n;
-    }
-
-    pub(crate) fn titled(self, title: &'static str) -> Self {
-        Self { title, ..self }
     }
 
     /// Adds the numbers of a run with another seed.

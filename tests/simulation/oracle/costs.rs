@@ -1,9 +1,12 @@
-//! Costs: a duplicate that is no first receive is answered by a read.
+//! Duplicates: one that is no first receive is answered by a read, and none by a record whose time to live is over.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::Bench;
-use crate::ledger::{Event, Worker};
+use crate::{
+    ledger::{Event, Worker},
+    plan::{Mode, RECORDS_KEPT},
+};
 
 #[derive(Default)]
 pub(super) struct Costs {
@@ -38,7 +41,7 @@ impl Costs {
             } => {
                 self.completed.insert(key.clone(), at);
             }
-            Event::Deleted { key } => {
+            Event::Deleted { key } | Event::Forgotten { key } => {
                 self.completed.remove(key);
             }
             Event::Refused {
@@ -57,12 +60,34 @@ impl Costs {
             Event::Outcome {
                 outcome: "duplicate",
                 count,
+                message,
                 ..
-            } if *count > 1 => {
-                bench.check("a later duplicate costs a read", true, &[], String::new);
+            } => {
+                if *count > 1 {
+                    bench.check("a later duplicate costs a read", true, &[], String::new);
+                }
+                self.forgotten(at, message, bench);
             }
             _ => {}
         }
+    }
+
+    /// A record answers for a message as long as it is kept, and no longer.
+    fn forgotten(&self, at: Duration, message: &String, bench: &mut Bench<'_>) {
+        let key = bench.key(&bench.messages[message]);
+        let Some(completed) = self.completed.get(&key) else {
+            return;
+        };
+        if bench.plan.mode == Mode::Item || bench.plan.records_kept >= RECORDS_KEPT {
+            return;
+        }
+        let end = *completed + bench.plan.records_kept + bench.plan.timeouts.function;
+        bench.check(
+            "a record is forgotten in its time",
+            at <= end + bench.skew() + Duration::from_secs(1),
+            &[&key, message],
+            || format!("{message} is a duplicate of {key}, completed at {completed:?}"),
+        );
     }
 
     /// A swap found that the operation is completed. If it was when the batch began, a read would have said so.

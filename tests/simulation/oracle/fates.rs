@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{CALL_KEY_LIFETIME, Keys, Kind, Message, Service},
+    plan::{CALL_KEY_LIFETIME, Keys, Kind, Message, Mode, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -60,7 +60,7 @@ impl Fates {
             Event::Released { key } => {
                 self.released.insert(key.clone());
             }
-            Event::Deleted { key } => {
+            Event::Deleted { key } | Event::Forgotten { key } => {
                 self.deleted.insert(key.clone(), at);
             }
             Event::HandlerStarted {
@@ -154,10 +154,7 @@ impl Fates {
             bench.check("nothing is lost", is_somewhere, &[&id], || {
                 format!("{id} is neither acknowledged nor in the dead-letter queue nor expired")
             });
-            if matches!(
-                message.kind,
-                Kind::Declined | Kind::Undecodable | Kind::Killer
-            ) {
+            if message.kind.fails_always() {
                 // Unless another message of its key has succeeded meanwhile.
                 let excused = expired || self.completed.contains(&bench.key(&message));
                 bench.check(
@@ -213,8 +210,15 @@ impl Fates {
         let is_declined =
             bench.plan.gateway.remembers_declines && self.declined.contains(&message.order);
         // The process died with another message of its key, or an operator ended its rests.
+        let is_killed = bench.plan.rates.killed > 0.0
+            || (bench.plan.outages.iter()).any(|outage| outage.of == Service::Workers);
         let may_crash = self.released.contains(&bench.key(message))
-            || of_key.any(|other| other.kind == Kind::Killer);
+            || of_key.any(|other| match other.kind {
+                Kind::Killer => true,
+                // Its process was killed while it ran alone, too.
+                Kind::Kills(_) => is_killed,
+                _ => false,
+            });
         let has_crashed = self.crashed.contains(&message.id) && may_crash;
         // Another message of its key failed after this one was sent.
         let has_failed =
@@ -225,6 +229,13 @@ impl Fates {
         let is_too_old = bench.plan.gateway.keys == Keys::ForADay
             && reason.as_deref() == Some("permanent_failure")
             && first_run.is_some_and(|first| *first + CALL_KEY_LIFETIME <= *at + bench.skew());
-        is_too_old || is_declined || has_crashed || has_failed || has_lasted
+        // An item has no failures, so a message that fails stops its group until its receives are used up, and the
+        // messages behind it are received with it.
+        let is_behind = reason.is_none()
+            && bench.plan.mode == Mode::Item
+            && message.group.is_some()
+            && (bench.messages.values())
+                .any(|other| other.group == message.group && other.kind.fails_always());
+        is_too_old || is_declined || has_crashed || has_failed || has_lasted || is_behind
     }
 }

@@ -1,6 +1,7 @@
 //! The oracle: every promise as a check over the ledger. Each check counts how often it was exercised.
 
 mod costs;
+mod effects;
 mod fates;
 mod metrics;
 mod progress;
@@ -26,6 +27,9 @@ pub const CHECKS: &[&str] = &[
     "P2 message sent before a failure never runs",
     "P3 told of earlier attempts",
     "P3 charged again only with a cause",
+    "P4 a write is applied once",
+    "P4 a write commits with its record",
+    "P4 a duplicate gets its operation's output",
     "P5 no result is overwritten",
     "P5 only the claimant settles",
     "P5 acknowledged only when recorded",
@@ -45,9 +49,11 @@ pub const CHECKS: &[&str] = &[
     "P7 progress",
     "P7 no dead letter without a cause",
     "a later duplicate costs a read",
+    "a record is forgotten in its time",
     "nothing is lost",
     "a permanent failure is a dead letter",
     "charged once",
+    "charged once, by looking up",
     "order of a group",
     "response is sound",
     "bodies are let go",
@@ -59,6 +65,8 @@ pub const CHECKS: &[&str] = &[
     "metrics: runs of handlers",
     "fault: a table's request",
     "fault: a call to SQS",
+    "fault: a call to S3",
+    "fault: a look-up gets no answer",
     "fault: the gateway refuses",
     "fault: the gateway is silent",
     "fault: a process is killed",
@@ -71,6 +79,9 @@ pub const CHECKS: &[&str] = &[
     "fault: a copy is refused",
     "fault: receives are used up",
     "wire: writes in one request",
+    "a look-up finds a charge",
+    "a look-up finds no charge",
+    "a record's time to live is over",
     "operator: redrives",
     "operator: releases",
     "operator: deletes",
@@ -81,6 +92,11 @@ fn fault(event: &Event) -> Option<&'static str> {
     Some(match event {
         Event::TableFault { .. } => "fault: a table's request",
         Event::SqsFault { .. } => "fault: a call to SQS",
+        Event::S3Fault { .. } => "fault: a call to S3",
+        Event::LookUpFailed { .. } => "fault: a look-up gets no answer",
+        Event::LookedUp { found: true, .. } => "a look-up finds a charge",
+        Event::LookedUp { found: false, .. } => "a look-up finds no charge",
+        Event::Forgotten { .. } => "a record's time to live is over",
         Event::GatewayRefused { .. } => "fault: the gateway refuses",
         Event::GatewaySilent { .. } => "fault: the gateway is silent",
         Event::Killed { .. } => "fault: a process is killed",
@@ -147,6 +163,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut progress = progress::Progress::default();
     let mut metrics = metrics::Counts::default();
     let mut costs = costs::Costs::default();
+    let mut effects = effects::Effects::default();
     for (at, event) in events {
         bench.event(*at, event);
         if let Some(fault) = fault(event) {
@@ -157,7 +174,9 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         progress.event(*at, event, &mut bench);
         metrics.event(event, &mut bench);
         costs.event(*at, event, &mut bench);
+        effects.event(event, &mut bench);
     }
+    effects.end(&mut bench);
     fates.end(&mut bench);
     progress.end(&mut bench);
     runs::judge(plan, events, &mut bench.verdict);

@@ -9,14 +9,14 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::{Event, Run, Worker},
-    plan::Kind,
+    plan::Mode,
 };
 
 /// Most receives of a good message in which nothing goes wrong: it may be behind others, wait for a lease, or be
 /// delivered again.
 const MOST_CALM: usize = 20;
 /// Longest body of a message.
-const BODY: usize = 32;
+const BODY: usize = 64;
 
 #[derive(Default)]
 pub(super) struct Progress {
@@ -49,7 +49,10 @@ impl Progress {
             Event::Invoked { batch, worker } => {
                 self.at_work.insert((*worker, *batch));
             }
-            Event::TableFault { worker, .. } | Event::SqsFault { worker } => self.trouble(*worker),
+            Event::TableFault { worker, .. }
+            | Event::SqsFault { worker }
+            | Event::S3Fault { worker }
+            | Event::LookUpFailed { worker } => self.trouble(*worker),
             Event::Throttled { batch }
             | Event::InvocationLost { batch }
             | Event::InvocationFailed { batch, .. } => {
@@ -149,9 +152,10 @@ impl Progress {
 
     pub(super) fn end(&self, bench: &mut Bench<'_>) {
         for id in bench.order.clone() {
-            let kind = bench.messages[&id].kind;
-            let fails = matches!(kind, Kind::Declined | Kind::Undecodable | Kind::Killer);
-            if fails || self.declined.contains(&id) {
+            let message = &bench.messages[&id];
+            // See [`Fates::has_cause`](super::fates::Fates::has_cause).
+            let is_behind = bench.plan.mode == Mode::Item && message.group.is_some();
+            if message.kind.fails_always() || is_behind || self.declined.contains(&id) {
                 continue;
             }
             let batches = self.batches.get(&id).map_or(&[][..], Vec::as_slice);

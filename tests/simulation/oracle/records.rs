@@ -72,7 +72,7 @@ impl Records {
                 });
             }
             Event::Released { key } => self.key(key).trouble = Some(at),
-            Event::Deleted { key } => {
+            Event::Deleted { key } | Event::Forgotten { key } => {
                 // A new operation begins.
                 let deleted = OfKey {
                     trouble: Some(at),
@@ -176,7 +176,9 @@ impl Records {
             || format!("{key} was claimed for {message}, whose failure is recorded"),
         );
         let before = of_key.claim.take();
-        let is_suspect = *was == "IN_PROGRESS" && before.is_some_and(|before| before.is_unsettled);
+        let is_suspect = bench.plan.isolates
+            && *was == "IN_PROGRESS"
+            && before.is_some_and(|before| before.is_unsettled);
         of_key.claim = Some(Claim {
             worker: *worker,
             message: message.clone(),
@@ -267,6 +269,11 @@ impl Records {
             || format!("run {run} of {message} got {key} in place of {key_of_message}"),
         );
         let of_key = self.keys.entry(key.to_owned()).or_default();
+        // Without a claim, a handler may run again. Then its write is not applied.
+        if !bench.plan.mode.claims() {
+            self.begin(at, run, key, worker, false);
+            return;
+        }
         bench.check(
             "P2 completed never runs again",
             !of_key.completed,
@@ -310,7 +317,11 @@ impl Records {
                 )
             });
         }
-        running.insert(run);
+        self.begin(at, run, key, worker, is_alone);
+    }
+
+    fn begin(&mut self, at: Duration, run: Run, key: &str, worker: Worker, is_alone: bool) {
+        self.running.entry(worker).or_default().insert(run);
         self.runs.insert(
             run,
             OfRun {
@@ -327,8 +338,13 @@ impl Records {
     fn charged(&mut self, at: Duration, run: Run, key: &str, bench: &mut Bench<'_>) {
         let of_key = self.keys.entry(key.to_owned()).or_default();
         let charges = of_key.charges.len() + 1;
-        if bench.plan.gateway.keys != Keys::Never {
-            bench.check("charged once", charges <= 1, &[key], || {
+        let check = if bench.plan.gateway.is_looked_up {
+            Some("charged once, by looking up")
+        } else {
+            (bench.plan.gateway.keys != Keys::Never).then_some("charged once")
+        };
+        if let Some(check) = check {
+            bench.check(check, charges <= 1, &[key], || {
                 format!("{key} was charged {charges} times")
             });
         }

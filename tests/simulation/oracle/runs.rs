@@ -11,7 +11,7 @@ use sqs_once::internal::FAILURES_TO_OPEN;
 use crate::{
     ledger::{Event, Run, Worker},
     oracle::Verdict,
-    plan::{Kind, Plan},
+    plan::{Kind, Mode, Plan, Service},
 };
 
 /// Runs of a message that ends its process each time: one beside others, and alone one more than there are rests.
@@ -19,6 +19,9 @@ const DEADLY_RUNS: usize = 5;
 
 /// How long a message that ends its process rests in all: 20 minutes, 2 hours and 10 hours.
 const RESTS: Duration = Duration::from_secs(12 * 3600 + 20 * 60);
+
+/// How long a result is sent that is denied each time.
+const LONGEST_DENIAL: Duration = Duration::from_secs(60);
 
 /// Judges the runs of a world in which no operator changes records or messages.
 pub fn judge(plan: &Plan, events: &[(Duration, Event)], verdict: &mut Verdict) {
@@ -72,8 +75,8 @@ struct OfKey {
     table_faults: usize,
     /// Runs since the last recorded result that ended their process, as they always do.
     deaths: usize,
-    /// First run since the last recorded result, and how long before that result it was.
-    first_run: Option<Duration>,
+    /// First claim since the last recorded result, and how long before that result it was.
+    first_claim: Option<Duration>,
     worked_on_for: Duration,
 }
 
@@ -113,7 +116,10 @@ impl Runs<'_> {
             }
             Event::Killed { worker } => self.killed(*worker),
             Event::TableFault { key, .. } => self.key(key).table_faults += 1,
-            Event::Claimed { key, message, .. } => self.claimed(key, message),
+            Event::Claimed { key, message, .. } => self.claimed(at, key, message),
+            Event::Forgotten { key } => {
+                self.keys.remove(key);
+            }
             Event::Settled { key, is, .. } if *is != "IN_PROGRESS" => {
                 self.settled(at, key, *is == "FAILED");
             }
@@ -125,7 +131,6 @@ impl Runs<'_> {
                 kind,
                 ..
             } => {
-                self.key(key).first_run.get_or_insert(at);
                 self.started(*run, key, *worker);
                 if *kind == Kind::Killer {
                     self.died(key, message);
@@ -158,8 +163,10 @@ impl Runs<'_> {
         self.open.retain(|_, run| run.worker != worker);
     }
 
-    fn claimed(&mut self, key: &str, message: &str) {
-        message.clone_into(&mut self.key(key).claimed_for);
+    fn claimed(&mut self, at: Duration, key: &str, message: &str) {
+        let of_key = self.key(key);
+        message.clone_into(&mut of_key.claimed_for);
+        of_key.first_claim.get_or_insert(at);
         for run in self.open.values_mut().filter(|run| run.key == key) {
             run.is_replaced = true;
         }
@@ -168,7 +175,7 @@ impl Runs<'_> {
     fn settled(&mut self, at: Duration, key: &str, failed: bool) {
         let of_key = self.key(key);
         of_key.deaths = 0;
-        let began = of_key.first_run.take().unwrap_or(at);
+        let began = of_key.first_claim.take().unwrap_or(at);
         of_key.worked_on_for = at - began;
         if failed {
             of_key.failed = Some(at);
@@ -182,10 +189,12 @@ impl Runs<'_> {
         let other =
             open.find(|(_, other)| other.key == key && !self.frozen.contains(&other.worker));
         let other = other.map(|(other, _)| *other);
-        self.verdict
-            .check("P1 one handler at a time", other.is_none(), &[key], || {
-                format!("run {run} of {key} began during run {other:?}")
-            });
+        if self.plan.mode.claims() {
+            self.verdict
+                .check("P1 one handler at a time", other.is_none(), &[key], || {
+                    format!("run {run} of {key} began during run {other:?}")
+                });
+        }
         self.open.insert(
             run,
             Open {
@@ -225,6 +234,9 @@ impl Runs<'_> {
         } else {
             of_worker.failures += 1;
         }
+        if !self.plan.mode.claims() {
+            return;
+        }
         let stopped = !is_replaced || how == "dropped";
         self.verdict
             .check("P1 no work after the lease", stopped, &[&key], || {
@@ -239,7 +251,8 @@ impl Runs<'_> {
         let failed = self.key_of(message).and_then(|(key, _)| key.failed);
         // The failure of a message of its key that came later.
         let before = reason == "failed_before" && failed.map(|at| at + skew) >= sent;
-        let has_record = !matches!(reason, "invalid" | "key_reused");
+        let has_record =
+            self.plan.mode != Mode::Item && !matches!(reason, "invalid" | "key_reused");
         let recorded = self.failed.contains(message) || before;
         let holds = recorded || !has_record;
         self.verdict
@@ -264,21 +277,34 @@ impl Runs<'_> {
                     format!("{message} was given up after {took:?}")
                 });
             }
-            "completion_unrecorded" | "failure_unrecorded" => {
+            // Without a claim, the handler can run again at once, and the next delivery records its end.
+            "completion_unrecorded" | "failure_unrecorded" if self.plan.mode.claims() => {
                 let began = self.batch_of.get(&(message.to_owned(), count));
                 let began = began.and_then(|batch| self.batches.get(batch));
                 let tried = at.saturating_sub(began.copied().unwrap_or_default());
-                let enough = self.plan.timeouts.function / 4;
+                let plan = self.plan;
+                let mut outages = plan.outages.iter();
+                let is_denied = plan.rates.denied > 0.0
+                    || outages.any(|outage| outage.of == Service::Credentials);
+                let enough = plan.timeouts.function / 4;
+                let enough = if is_denied {
+                    enough.min(LONGEST_DENIAL)
+                } else {
+                    enough
+                };
                 let check = "a result is sent until the end";
                 self.verdict.check(check, tried >= enough, names, || {
                     format!("the result of {message} was given up after {tried:?}")
                 });
             }
-            // With several invocations, the circuit may have been closed after the message was refused.
-            "circuit_open" if self.plan.invocations == 1 => {
+            // With several invocations, the circuit may have been closed after the message was refused. A look-up is a
+            // call of the handler's system too.
+            "circuit_open" if self.plan.invocations == 1 && !self.plan.gateway.is_looked_up => {
                 let of_worker = self.workers.entry(worker).or_default();
                 // A failure may be counted after a success that came later.
-                let enough = of_worker.failures + self.plan.concurrency >= FAILURES_TO_OPEN;
+                let concurrency = self.plan.releases.iter().map(|of| of.concurrency).max();
+                let enough =
+                    of_worker.failures + concurrency.unwrap_or_default() >= FAILURES_TO_OPEN;
                 let failures = of_worker.failures;
                 let holds = enough || of_worker.succeeded_in_batch;
                 self.verdict

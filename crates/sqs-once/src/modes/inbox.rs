@@ -13,6 +13,7 @@ use crate::{
         done::{Done, ErasedDone, WriteSet},
         transactional::TransactionalStore,
     },
+    flawed::flawed,
     handler::{Attempt, Failure, History},
     modes::{
         Mode, Once, Operation, Outcome,
@@ -165,6 +166,9 @@ impl<S: TransactionalStore> Insert<'_, S> {
             let replaced = match decide(found.as_ref(), &self.claim) {
                 Decision::First => None,
                 Decision::Over => found.clone(),
+                Decision::Rejected(_) if flawed!("an inbox commits over any record") => {
+                    found.clone()
+                }
                 // An earlier copy was applied, and its answer was lost.
                 Decision::Mine => return Ok(found.map_or(inserted, recorded)),
                 Decision::Rejected(rejection) => return Ok(rejected(rejection, operation)),

@@ -104,7 +104,9 @@ pub enum Rejection {
 /// | `IN_PROGRESS` | over the record |
 #[must_use]
 pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
-    let Some(record) = found.filter(|record| !record.is_expired(claim.now)) else {
+    let is_kept =
+        |record: &&Record| !record.is_expired(claim.now) || flawed!("a record is kept for ever");
+    let Some(record) = found.filter(is_kept) else {
         return Decision::First;
     };
     if record.stamp.owner == claim.owner {

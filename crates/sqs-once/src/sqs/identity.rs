@@ -2,6 +2,7 @@
 
 use super::{fingerprint_source::FingerprintSource, key_fn::NoIdentity, key_source::KeySource};
 use crate::{
+    flawed::flawed,
     handler::DeliveryMetadata,
     protocol::{Fingerprint, Key, Namespace},
 };
@@ -30,7 +31,11 @@ impl IdentitySources<'_> {
         delivery: &DeliveryMetadata,
     ) -> Result<Identity, NoIdentity> {
         Ok(Identity {
-            key: self.key.key(self.namespace, body, delivery)?,
+            key: if flawed!("each key is a message id") {
+                KeySource::MessageId.key(self.namespace, body, delivery)?
+            } else {
+                self.key.key(self.namespace, body, delivery)?
+            },
             fingerprint: self.fingerprint.of(body),
         })
     }

@@ -17,6 +17,7 @@ use super::{
     s3_pointer::S3Pointer,
 };
 use crate::{
+    flawed::flawed,
     handler::{Attribute, AttributeValue, Delivery, DeliveryMetadata, FromMessage, InvalidMessage},
     modes::Outcome,
     protocol::{Key, Timestamp},
@@ -95,6 +96,9 @@ impl Message {
                 // Attributes of the queue win, because a copy in a dead-letter queue has attributes that the
                 // consumer added.
                 let mut attributes = content.attributes;
+                if flawed!("an envelope has no attributes") {
+                    attributes.clear();
+                }
                 attributes.extend(all_attributes.clone());
                 sent = Some((body, all_attributes));
                 (body, all_attributes) = (Some(content.body), attributes);

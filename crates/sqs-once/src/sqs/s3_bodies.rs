@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 
 use super::s3_pointer::{ReadBodies, S3Pointer};
 use crate::{
+    flawed::flawed,
     modes::Outcome,
     s3::{Bucket, ReadError, client},
 };
@@ -116,6 +117,9 @@ impl ReadBodies for S3Bodies {
                     "the body in the bucket {bucket} has more than {limit} bytes: \
                      CONSUMER_MAX_BODY_BYTES is {limit}"
                 )),
+                ReadError::Failed(why) if flawed!("a body that S3 refuses is invalid") => {
+                    Outcome::Invalid(why)
+                }
                 ReadError::Failed(why) => {
                     Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}").into())
                 }

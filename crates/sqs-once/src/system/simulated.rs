@@ -33,7 +33,7 @@ pub struct Process(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// True time of the world at `since`, with the skew of this process's wall clock.
+    /// True time of the world at `since`.
     epoch: Timestamp,
     since: Instant,
     gates: AtomicU64,
@@ -43,6 +43,8 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     life: Life,
+    /// How many milliseconds the wall clock is ahead.
+    ahead_ms: i64,
     /// How long the monotonic clock has stood still.
     stopped: Duration,
     /// Tasks that wait, by gate.
@@ -63,7 +65,7 @@ enum Life {
 }
 
 impl Process {
-    /// Starts a process whose wall clock shows `now`.
+    /// Starts a process at this true time.
     #[must_use]
     pub fn start(now: Timestamp) -> Self {
         Self(Arc::new(Shared {
@@ -72,6 +74,7 @@ impl Process {
             gates: AtomicU64::new(0),
             state: Mutex::new(State {
                 life: Life::Running,
+                ahead_ms: 0,
                 stopped: Duration::ZERO,
                 waiting: BTreeMap::new(),
                 polls_left: None,
@@ -97,6 +100,11 @@ impl Process {
             number: self.0.gates.fetch_add(1, Relaxed),
             inner: Some(Box::pin(future)),
         }
+    }
+
+    /// Sets the wall clock, so many milliseconds ahead of the true time.
+    pub fn set_wall_clock(&self, ahead_ms: i64) {
+        self.state().ahead_ms = ahead_ms;
     }
 
     /// Ends the process: nothing of it runs any more.
@@ -287,7 +295,11 @@ pub(super) fn in_process<T: Send>(
 
 pub(super) fn wall_clock() -> Option<Timestamp> {
     let process = Process::current()?;
-    Some(process.0.epoch + process.0.since.elapsed())
+    let ahead_ms = process.state().ahead_ms;
+    let now = process.0.epoch + process.0.since.elapsed();
+    Some(Timestamp::from_millis(
+        now.as_millis().saturating_add_signed(ahead_ms),
+    ))
 }
 
 pub(super) fn instant() -> Option<Instant> {

@@ -70,7 +70,8 @@ use crate::{
 /// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
 /// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails
-/// permanently reaches the dead-letter queue through the queue's redrive policy.
+/// permanently goes to the dead-letter queue as in the other modes. On a FIFO queue it stops its message group until it is
+/// there; without direct dead-lettering, messages that are received with it use up their receives too.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
 /// keys.

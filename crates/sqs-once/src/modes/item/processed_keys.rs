@@ -9,6 +9,7 @@ use crate::{
         item::{Item, number, string},
         write::{Action, Write},
     },
+    flawed::flawed,
     protocol::{Key, Timestamp},
 };
 
@@ -33,7 +34,7 @@ impl ProcessedKeys<'_> {
     pub(super) fn has_key(&self, item: &Item) -> bool {
         let is_key =
             |entry: &AttributeValue| entry.as_s().is_ok_and(|key| key == self.key.as_str());
-        events(item).iter().any(is_key)
+        events(item).iter().any(is_key) && !flawed!("the keys of an item are not read")
     }
 
     /// Returns an error text if the attribute of the processed keys has the wrong type, because a different
@@ -89,13 +90,18 @@ impl ProcessedKeys<'_> {
     /// still those of that item.
     pub(super) fn compose(&self, update: Write<Update>, outdated: Option<&Item>) -> Write<Update> {
         let Some(found) = outdated else {
+            let asked = if flawed!("an update does not ask for its key") {
+                "none"
+            } else {
+                self.key.as_str()
+            };
             let appended =
                 "list_append(if_not_exists(#sqs_once_events, :sqs_once_none), :sqs_once_event)";
             return set_events(update, appended)
                 .name("#sqs_once_events", EVENTS)
                 // A comparison with an absent attribute is false.
                 .when("NOT contains(#sqs_once_events, :sqs_once_key) AND NOT #sqs_once_events[0] < :sqs_once_since")
-                .raw_value(":sqs_once_key", string(self.key.as_str()))
+                .raw_value(":sqs_once_key", string(asked))
                 .raw_value(":sqs_once_since", number(self.kept_since(SLACK)))
                 .raw_value(":sqs_once_event", self.after(None))
                 .raw_value(":sqs_once_none", AttributeValue::L(Vec::new()));
@@ -106,7 +112,11 @@ impl ProcessedKeys<'_> {
 
     /// Returns the time in epoch seconds before which changes are past their retention by `slack`.
     fn kept_since(&self, slack: Duration) -> u64 {
-        let kept = self.retention.saturating_add(slack).as_secs();
+        let kept = if flawed!("an item forgets its keys") {
+            0
+        } else {
+            self.retention.saturating_add(slack).as_secs()
+        };
         self.now.as_secs().saturating_sub(kept)
     }
 }

@@ -15,6 +15,7 @@ use crate::{
         item::Item,
         store::Place,
     },
+    flawed::flawed,
     protocol::RequestErrorKind,
 };
 
@@ -150,6 +151,9 @@ impl BatchResult {
                 Self::ConditionFailed(item)
             }
             (Some(Code::DuplicateItem), _) => Self::Duplicate,
+            (Some(Code::ThrottlingError), _) if flawed!("a throttled statement was applied") => {
+                Self::Applied
+            }
             (
                 Some(
                     Code::ProvisionedThroughputExceeded

@@ -16,6 +16,7 @@ use crate::{
         transactional::{Commit, CommitResponse, TransactionalStore},
         write::table,
     },
+    flawed::flawed,
     protocol::RequestErrorKind,
     store::{RequestContext, StoreError},
 };
@@ -33,11 +34,13 @@ impl TransactionalStore for DynamoStore {
         self.check_swap(&commit.record)?;
         let build = || transact_item(&self.layout, &self.table, &commit.record);
         let record = commit.sent.get_or_init(build).clone();
+        let record = Some(record).filter(|_| !flawed!("a commit leaves out its record"));
         let writes = commit.writes.iter().map(|write| write.action.clone());
+        let writes = writes.filter(|_| !flawed!("a commit leaves out its writes"));
         let sent = self
             .writing
             .transact_write_items()
-            .set_transact_items(Some([record].into_iter().chain(writes).collect()))
+            .set_transact_items(Some(record.into_iter().chain(writes).collect()))
             .client_request_token(&commit.token)
             .send();
         let _place = self.places.take(Request::Other).await;

@@ -1,0 +1,171 @@
+//! [`Invoke`]: the shipped consumer of a process, as the plan sets it up.
+
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
+use serde_json::{Value, value::RawValue};
+use sqs_once::{
+    Attempt, Consumer, Handler, Inbox, ItemMode, Once, Stored,
+    internal::HandlerOutput,
+    protocol::CrashWaits,
+    sqs::{Envelope, S3Bodies, Visibility},
+    store::{Results, S3Results},
+    telemetry::Metrics,
+};
+
+use crate::{
+    gateway::{Ask, ChangeItem, Charge, Commit},
+    ledger::Event,
+    plan::{CALL_KEY_LIFETIME, Keys, Mode, QUARANTINE, Release, Wrapping},
+    s3::{self, BODIES},
+    sqs,
+    table::{Records, at_the_wire},
+    wire,
+    world::{Member, World, namespace},
+};
+
+/// Outputs of more bytes are in S3.
+const INLINE_LIMIT: usize = 16;
+
+/// Invokes the consumer. Returns its response.
+pub type Invoke = Box<
+    dyn Fn(LambdaEvent<Box<RawValue>>) -> BoxFuture<'static, Result<Value, String>> + Send + Sync,
+>;
+
+/// Returns the consumer of a process. To be called as this process.
+pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke {
+    let charge = Charge {
+        world: Arc::clone(world),
+        member: member.clone(),
+    };
+    let of = Setup {
+        world,
+        member,
+        release,
+    };
+    match world.plan.mode {
+        Mode::Claim => {
+            let once = of.once(Records::new(world, member, release));
+            let ask = Ask(charge.clone());
+            let consumer = Consumer::new(once, namespace(), charge);
+            of.replaying(consumer.look_up(ask, of.quarantine()))
+        }
+        Mode::Commit => {
+            let once = of.once(at_the_wire(world, member, release));
+            let ask = Ask(charge.clone());
+            let consumer = Consumer::new(once, namespace(), Commit(charge));
+            of.replaying(consumer.look_up(ask, of.quarantine()))
+        }
+        Mode::Inbox => {
+            let inbox = Inbox::new(of.once(at_the_wire(world, member, release)));
+            of.replaying(Consumer::new(inbox, namespace(), Commit(charge)))
+        }
+        Mode::Item => {
+            let items = ItemMode::new(wire::client(world, member));
+            of.set_up(Consumer::new(items, namespace(), ChangeItem(charge)))
+        }
+    }
+}
+
+struct Setup<'a> {
+    world: &'a Arc<World>,
+    member: &'a Member,
+    release: Release,
+}
+
+impl Setup<'_> {
+    fn once<S: sqs_once::store::Store>(&self, store: S) -> Once<S> {
+        let plan = &self.world.plan;
+        let forgets = plan.gateway.keys == Keys::ForADay;
+        let results = if plan.outputs_in_s3 {
+            let outputs = S3Results::new(&s3::config(self.world, self.member), "outputs");
+            Results::outside(outputs).inline_limit(INLINE_LIMIT)
+        } else {
+            Results::inline()
+        };
+        let once = Once::new(store)
+            .call_key_lifetime(forgets.then_some(CALL_KEY_LIFETIME))
+            .retention(plan.records_kept)
+            .results(results);
+        if plan.isolates {
+            once
+        } else {
+            once.crash_waits(CrashWaits::off())
+        }
+    }
+
+    fn quarantine(&self) -> Option<Duration> {
+        let is_looked_up = self.world.plan.gateway.is_looked_up;
+        is_looked_up.then_some(QUARANTINE)
+    }
+
+    /// A consumer that wants the outputs of duplicates.
+    fn replaying<M, H>(&self, consumer: Consumer<M, H>) -> Invoke
+    where
+        M: sqs_once::Mode<H::Output>,
+        H: Handler<Output: HandlerOutput<Result = String>>,
+    {
+        if !self.world.plan.outputs_in_s3 {
+            return self.set_up(consumer);
+        }
+        let world = Arc::clone(self.world);
+        self.set_up(
+            consumer.on_duplicate(move |stored: Stored<String>, attempt: Attempt| {
+                let world = Arc::clone(&world);
+                async move {
+                    let output = stored.output().await?;
+                    let key = attempt.key().to_string();
+                    world.note(Event::Replayed { key, output });
+                    Ok(())
+                }
+            }),
+        )
+    }
+
+    fn set_up<M, H>(&self, consumer: Consumer<M, H>) -> Invoke
+    where
+        M: sqs_once::Mode<H::Output>,
+        H: Handler,
+    {
+        let (world, plan, release) = (self.world, &self.world.plan, self.release);
+        let client = sqs::client(Arc::clone(world), self.member.clone());
+        let visibility = Visibility::new(client)
+            .backoff(Duration::from_secs(10), plan.timeouts.cap)
+            .dead_letter(plan.direct_dead_letters);
+        let envelope = match plan.wrapping {
+            Wrapping::Bare => Envelope::None,
+            Wrapping::Sns | Wrapping::EventBridge => Envelope::Auto,
+        };
+        let (note_to, worker) = (Arc::clone(world), self.member.worker);
+        let mut consumer = consumer
+            .key(plan.key.source().parse().expect("a key source"))
+            .envelope(envelope)
+            .concurrency(NonZeroUsize::new(release.concurrency).unwrap_or(NonZeroUsize::MIN))
+            .circuit_breaker(release.has_breaker)
+            .deadline_reserve(release.reserve)
+            .visibility(visibility)
+            .metrics(Metrics::new("sqs-once", "charge").expect("names of metrics"))
+            .on_outcome(move |message| {
+                note_to.note(Event::Outcome {
+                    message: message.message_id.to_owned(),
+                    count: message.receive_count,
+                    outcome: message.outcome.name(),
+                    worker,
+                });
+            });
+        if plan.bodies_in_s3 {
+            let config = s3::config(world, self.member);
+            consumer = consumer.s3_bodies(S3Bodies::new(&config, [BODIES]));
+        }
+        Box::new(move |event| {
+            let consumer = consumer.clone();
+            async move {
+                let response = consumer.oneshot(event).await;
+                let response = response.map_err(|error| error.to_string())?;
+                Ok(serde_json::to_value(&response).unwrap_or_default())
+            }
+            .boxed()
+        })
+    }
+}
