@@ -28,7 +28,7 @@ use sqs_once::{
 };
 
 use crate::schedules::{
-    clock::{from_now, wall},
+    clock::{from_now, of_worker, wall},
     handler::{BUDGET, HandlerEnd, MARGIN},
     items::ItemHistory,
 };
@@ -104,9 +104,8 @@ impl Promises {
         }
     }
 
-    /// A worker sends its claim. The monitor ignores the lease that the claim asks for: exclusion
-    /// needs a lease as long as the invocation and the margin. Clocks that differ use up the
-    /// margin.
+    /// A worker sends its claim, made `at` this time by its clock. The monitor ignores the lease that the claim asks for:
+    /// exclusion needs a lease as long as the invocation and the margin. Clocks that differ use up the margin.
     pub fn claims(&mut self, worker: usize, at: Timestamp, clocks_differ: bool) {
         let known = self.claims.len().max(worker + 1);
         self.claims.resize(known, Default::default());
@@ -117,7 +116,10 @@ impl Promises {
         };
         // The worker repeats the same claim after contention.
         if self.claims[worker].0 != at {
-            self.claims[worker] = (at, wall() + BUDGET + margin);
+            // A read may have come first, and a pause.
+            let made = wall().as_millis() - at.until(of_worker()).as_millis() as u64;
+            let lease_until = Timestamp::from_millis(made) + BUDGET + margin;
+            self.claims[worker] = (at, lease_until);
         }
     }
 
