@@ -326,11 +326,12 @@ impl Handler for ChangeItem {
         attempt: Attempt,
     ) -> Result<Change<String>, Failure> {
         let number: usize = order.bytes().map(usize::from).sum();
-        let output = self.0.run(order, &attempt).await?;
         let (id, key) = (format!("account {}", number % 4), attempt.key().to_string());
+        let output = self.0.run(order, &attempt).await?;
         if number.is_multiple_of(2) {
             return Ok(Change::update(output, count(&id, &key)));
         }
+        let of_item = json!({ "id": id });
         let modify = move |found: Option<Item>| {
             let item = found.unwrap_or_default();
             let changed = Item {
@@ -340,11 +341,7 @@ impl Handler for ChangeItem {
             };
             Ok((changed, output.clone()))
         };
-        Ok(Change::modify(
-            ITEMS,
-            json!({ "id": format!("account {}", number % 4) }),
-            modify,
-        ))
+        Ok(Change::modify(ITEMS, of_item, modify))
     }
 }
 

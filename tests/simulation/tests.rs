@@ -12,11 +12,14 @@ use simulation::{
 };
 use support::template::Template;
 
+/// Worlds of the survey.
+const SEEDS: u64 = 1000;
+
 /// Promises 1, 2, 3, 4, 5, 6 and 7.
 #[test]
 fn worlds_of_fixed_seeds_keep_promises() {
     silence_handlers();
-    let survey = survey(0..1000, |seed| run(Plan::draw(seed), None), |_| ());
+    let survey = survey(0..SEEDS, |seed| run(Plan::draw(seed), None), |_| ());
     println!("{survey}");
     let found = &survey.violations;
     assert!(found.is_empty(), "make simulate SEED=...: {found:#?}");

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use simulation::{flaws, plan::Plan, run, silence_handlers};
 
+use crate::SEEDS;
+
 /// The flaw, the first seed that finds it, and the check that fails.
 const FOUND: [(&str, u64, &str); 39] = [
     ("a body that S3 refuses is invalid", 4, "order of a group"),
@@ -158,8 +160,8 @@ fn each_flaw_is_found_by_its_seed() {
         let found = run(Plan::draw(seed), Some(flaw)).verdict.violations;
         let checks: BTreeSet<_> = found.iter().map(|found| found.check).collect();
         assert!(checks.contains(check), "{flaw}, SEED={seed}: {checks:?}");
-        let sound = run(Plan::draw(seed), None).verdict.violations;
-        assert!(sound.is_empty(), "SEED={seed}: {sound:#?}");
+        // Without a flaw, it is sound.
+        assert!(seed < SEEDS, "SEED={seed}");
     }
 }
 
