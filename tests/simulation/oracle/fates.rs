@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{CALL_KEY_LIFETIME, Keys, Kind, Message, Mode, Service},
+    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -116,6 +116,11 @@ impl Fates {
                 ..
             } => {
                 self.settled.insert(message.clone());
+                // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
+                if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
+                    let key = bench.key(&bench.messages[message]);
+                    self.failed.insert(key, at);
+                }
                 match *outcome {
                     "crashed" => self.crashed.insert(message.clone()),
                     "failed_before" => self.failed_before.insert(message.clone()),
