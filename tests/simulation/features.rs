@@ -8,7 +8,7 @@ use crate::{
     },
 };
 
-/// What a feature is an alternative to. Two of one group never meet.
+/// What a feature is about. Two modes never meet, nor two keys, two wrappings, or two lifetimes of the gateway's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
     Mode,
