@@ -129,7 +129,7 @@ impl Setup<'_> {
         H: Handler,
     {
         let (world, plan, release) = (self.world, &self.world.plan, self.release);
-        let client = sqs::client(Arc::clone(world), self.member.clone());
+        let client = sqs::client(world, self.member);
         let visibility = Visibility::new(client)
             .backoff(Duration::from_secs(10), plan.timeouts.cap)
             .dead_letter(plan.direct_dead_letters);

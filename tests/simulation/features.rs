@@ -3,8 +3,8 @@
 use crate::{
     operator::Work,
     plan::{
-        KeyFrom, Keys, Kind, Level, MOST_IN_FLIGHT, Mode, Plan, RECORDS_KEPT, RETENTION, Service,
-        Wrapping,
+        KeyFrom, Keys, Kind, Level, MOST_IN_FLIGHT, Mode, Plan, RECORDS_KEPT, RETENTION, Release,
+        Service, Wrapping,
     },
 };
 
@@ -108,7 +108,7 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
     add(Group::Keys, "keys for a day", gateway.keys == Keys::ForADay);
     add(Group::Keys, "no keys", gateway.keys == Keys::Never);
 
-    let any = |of: fn(&crate::plan::Release) -> bool| plan.releases.iter().any(of);
+    let any = |of: fn(&Release) -> bool| plan.releases.iter().any(of);
     let is_item = plan.mode == Mode::Item;
     for (name, is_there) in [
         ("at the wire", plan.level == Level::Wire),
@@ -178,7 +178,6 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
     ] {
         add(Group::Fault, name, rate > 0.0);
     }
-    let is_out = |service| plan.outages.iter().any(|outage| outage.of == service);
     for (service, name) in [
         (Service::Table, "table is out"),
         (Service::Gateway, "gateway is out"),
@@ -188,7 +187,7 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         (Service::DeadLetters, "dead-letter queue is out"),
         (Service::Lambda, "Lambda throttles"),
     ] {
-        add(Group::Fault, name, is_out(service));
+        add(Group::Fault, name, plan.has_outage(service));
     }
     let acts = |of: fn(Work) -> bool| plan.operator.iter().any(|act| of(act.what));
     for (name, is_there) in [

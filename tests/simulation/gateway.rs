@@ -37,8 +37,6 @@ struct Books {
     runs: Run,
     /// The message of the last run of a key in a process.
     messages: HashMap<(Worker, String), String>,
-    /// Keys of operations that were charged.
-    known: HashSet<String>,
     /// When each call key was first charged, as far as it is remembered.
     charged: HashMap<String, Duration>,
     /// Call keys that were declined.
@@ -140,16 +138,15 @@ impl Gateway {
             books.charged.insert(call_key.to_owned(), now);
         }
         let key = key.to_owned();
-        books.known.insert(key.clone());
         world.note(Event::Charged { run, key, taken });
     }
 
     /// Says whether an operation was charged. `None`: no answer.
-    fn look_up(&self, world: &World, key: &str) -> Option<bool> {
+    fn look_up(&self, world: &World, (key, call_key): (&str, &str)) -> Option<bool> {
         if world.is_out(Service::Gateway) || world.strikes(world.plan.rates.busy) {
             return None;
         }
-        let found = self.books().known.contains(key);
+        let found = self.books().charged.contains_key(call_key);
         let key = key.to_owned();
         world.note(Event::LookedUp { key, found });
         Some(found)
@@ -195,13 +192,13 @@ impl Charge {
         let (world, gateway) = (&self.world, &self.world.plan.gateway);
         // Longer than any function.
         let patience = gateway.patience.unwrap_or(DAY);
-        let answer = if gateway.is_looked_up {
+        let mut way = world.way();
+        if gateway.is_looked_up {
             // No key keeps it from charging the second copy of a request.
-            world.exchange_once(&self.member, patience, served).await
-        } else {
-            world.exchange(&self.member, patience, served).await
-        };
-        match answer {
+            way = way.once();
+        }
+        let answer = world.exchange_on(way, &self.member, patience, served);
+        match answer.await {
             Some(Some(Answer::Charged)) => Ok(format!("the order is charged by run {run}")),
             // Without keys, the gateway cannot know whether an earlier attempt charged.
             Some(Some(Answer::Declined)) if self.world.plan.gateway.keys == Keys::Never => {
@@ -229,9 +226,7 @@ impl Charge {
         self.member.process.kill();
         std::future::pending().await
     }
-}
 
-impl Charge {
     async fn run(&self, order: String, attempt: &Attempt) -> Result<String, Failure> {
         let run = self.world.gateway.begin(self.member.worker, attempt);
         let kind = self.world.queue.kind(attempt.message_id());
@@ -352,8 +347,8 @@ pub struct Ask(pub Charge);
 impl Ask {
     async fn ask(&self, attempt: &Attempt) -> Result<LookedUp<String>, Failure> {
         let Charge { world, member } = &self.0;
-        let key = attempt.key().to_string();
-        let served = move |world: &World| world.gateway.look_up(world, &key);
+        let (key, call_key) = (attempt.key().to_string(), attempt.call_key());
+        let served = move |world: &World| world.gateway.look_up(world, (&key, &call_key));
         match world
             .exchange(member, CLIENT_TIMEOUT, served)
             .await

@@ -19,7 +19,7 @@ use crate::{
     consumer::{Invoke, consumer},
     event::{event, failures},
     ledger::{Event, Worker},
-    operator::{Work, operate},
+    operator::operate,
     plan::{Mode, RECORDS_KEPT, Service},
     queue::Received,
     world::{Member, World},
@@ -79,13 +79,9 @@ impl Lambda {
     /// Runs until the queue is empty, or too much time has passed.
     pub async fn run(&self) {
         let (world, plan) = (&self.world, &self.world.plan);
-        let redrives = plan.operator.iter();
-        let redrives = redrives.filter(|act| matches!(act.what, Work::Redrive { .. }));
-        let last = redrives.clone().map(|act| act.at).max();
-        let rests = plan.deadly() * RESTS * (1 + redrives.count() as u32);
-        let sent = plan.messages.iter().map(|message| message.sent).max();
-        let last = plan.healed.max(last.unwrap_or_default());
-        let last = last.max(sent.unwrap_or_default());
+        let rests = plan.deadly() * RESTS * (1 + plan.redrives().count() as u32);
+        let sent = plan.messages.iter().map(|message| message.sent);
+        let last = plan.redrives().chain(sent).chain([plan.healed]).max();
         // An item has no failures, so such a message stops its group until its receives are used up.
         let failing = plan.messages.iter().filter(|of| of.kind.fails_always());
         let stops = if plan.fifo && plan.mode == Mode::Item {
@@ -93,7 +89,7 @@ impl Lambda {
         } else {
             Duration::ZERO
         };
-        let until = world.at(last + QUIET + rests + stops);
+        let until = world.at(last.unwrap_or_default() + QUIET + rests + stops);
         let slots: Vec<_> = (0..plan.environments).map(|_| Slot::default()).collect();
         let pollers = slots
             .iter()

@@ -483,9 +483,7 @@ impl Plan {
         if !dice.chance(0.2) {
             return;
         }
-        let redrives = self.operator.iter();
-        let redrives = redrives.filter(|act| matches!(act.what, Work::Redrive { .. }));
-        let last = redrives.map(|act| act.at).max().unwrap_or_default();
+        let last = self.redrives().max().unwrap_or_default();
         // A message may come back as long as the queue keeps it, and a dead letter until the last redrive.
         self.records_kept = self.healed.max(last) + self.retention;
         for n in 0..1 + dice.below(5) {
@@ -563,6 +561,18 @@ impl Plan {
             KeyFrom::MessageId => &message.id,
             KeyFrom::Body | KeyFrom::Attribute => &message.order,
         }
+    }
+
+    /// Returns whether a service is out for a while.
+    pub fn has_outage(&self, of: Service) -> bool {
+        self.outages.iter().any(|outage| outage.of == of)
+    }
+
+    /// Returns when an operator sends dead letters back.
+    pub fn redrives(&self) -> impl Iterator<Item = Duration> {
+        let redrives = self.operator.iter();
+        let redrives = redrives.filter(|act| matches!(act.what, Work::Redrive { .. }));
+        redrives.map(|act| act.at)
     }
 
     /// Returns how many messages end their process.

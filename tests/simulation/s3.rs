@@ -6,13 +6,12 @@ use std::{
 };
 
 use aws_config::SdkConfig;
-use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::ConnectorError};
 
 use crate::{
     ledger::Event,
     plan::Service,
-    sdk::{self, Request, response},
-    world::{CLIENT_TIMEOUT, Member, World},
+    sdk::{Answer, Request, service},
+    world::{Member, World},
 };
 
 /// The bucket of the bodies.
@@ -21,8 +20,6 @@ pub const BODIES: &str = "bodies";
 /// The objects of all buckets, by path.
 #[derive(Debug, Default)]
 pub struct Objects(Mutex<BTreeMap<String, Vec<u8>>>);
-
-type Answer = (u16, Vec<u8>);
 
 impl Objects {
     pub fn put(&self, path: String, object: Vec<u8>) {
@@ -38,22 +35,7 @@ impl Objects {
 
 /// Returns the configuration of clients through which a process calls S3.
 pub fn config(world: &Arc<World>, member: &Member) -> SdkConfig {
-    let (world, member) = (Arc::clone(world), member.clone());
-    sdk::config(move |request| {
-        let (world, member) = (Arc::clone(&world), member.clone());
-        HttpConnectorFuture::new(async move {
-            let worker = member.worker;
-            let served = move |world: &World| serve(world, &request);
-            let answer = world.exchange(&member, CLIENT_TIMEOUT, served).await;
-            if answer.as_ref().is_none_or(|(status, _)| *status != 200) {
-                world.note(Event::S3Fault { worker });
-            }
-            match answer {
-                Some(answer) => response(answer),
-                None => Err(ConnectorError::timeout("no answer".into())),
-            }
-        })
-    })
+    service(world, member, |worker| Event::S3Fault { worker }, serve)
 }
 
 fn serve(world: &World, request: &Request) -> Answer {

@@ -1,6 +1,6 @@
 //! The SDK's clients of a simulated process: a connector in memory, and the process's own clocks.
 
-use std::{fmt, time::SystemTime};
+use std::{fmt, sync::Arc, time::SystemTime};
 
 use aws_config::{
     BehaviorVersion, Region, SdkConfig, identity::IdentityCache, retry::RetryConfig,
@@ -20,7 +20,10 @@ use aws_smithy_types::body::SdkBody;
 use serde_json::Value;
 use sqs_once::{internal::system::sleep, protocol::Timestamp};
 
-use crate::world::CLIENT_TIMEOUT;
+use crate::{
+    ledger::{Event, Worker},
+    world::{CLIENT_TIMEOUT, Member, World},
+};
 
 const ENDPOINT: &str = "http://service";
 
@@ -45,6 +48,33 @@ pub fn config(
         .http_client(http_client_fn(move |_, _| wire.clone()))
         .build()
 }
+
+/// Returns the configuration of a process's clients of a service that `serve` serves.
+pub fn service(
+    world: &Arc<World>,
+    member: &Member,
+    fault: fn(Worker) -> Event,
+    serve: fn(&World, &Request) -> Answer,
+) -> SdkConfig {
+    let (world, member) = (Arc::clone(world), member.clone());
+    config(move |request| {
+        let (world, member) = (Arc::clone(&world), member.clone());
+        HttpConnectorFuture::new(async move {
+            let served = move |world: &World| serve(world, &request);
+            let answer = world.exchange(&member, CLIENT_TIMEOUT, served).await;
+            if answer.as_ref().is_none_or(|(status, _)| *status != 200) {
+                world.note(fault(member.worker));
+            }
+            match answer {
+                Some(answer) => response(answer),
+                None => Err(ConnectorError::timeout("no answer".into())),
+            }
+        })
+    })
+}
+
+/// The status and the body of a response.
+pub type Answer = (u16, Vec<u8>);
 
 /// A request of the SDK.
 pub struct Request {

@@ -3,41 +3,30 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use aws_sdk_sqs::Client;
-use aws_smithy_runtime_api::client::{http::HttpConnectorFuture, result::ConnectorError};
 use serde_json::{Value, json};
 
 use crate::{
     ledger::Event,
     plan::Service,
-    sdk::{Request, config, response},
-    world::{CLIENT_TIMEOUT, Member, World},
+    sdk::{Answer, Request, service},
+    world::{Member, World},
 };
 
 pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
 const DEAD_LETTERS: &str = "orders-dead";
 
 /// Returns a client through which a process calls the queues.
-pub fn client(world: Arc<World>, member: Member) -> Client {
-    let config = config(move |request: Request| {
-        let (operation, body) = (request.operation.clone(), request.json());
-        let (world, member) = (Arc::clone(&world), member.clone());
-        HttpConnectorFuture::new(async move {
-            let (note_to, worker) = (Arc::clone(&world), member.worker);
-            let served = move |world: &World| serve(world, &operation, &body);
-            let answer = world.exchange(&member, CLIENT_TIMEOUT, served).await;
-            if answer.as_ref().is_none_or(|(status, _)| *status != 200) {
-                note_to.note(Event::SqsFault { worker });
-            }
-            match answer {
-                Some((status, body)) => response((status, body.to_string())),
-                None => Err(ConnectorError::timeout("no answer".into())),
-            }
-        })
-    });
-    Client::new(&config)
+pub fn client(world: &Arc<World>, member: &Member) -> Client {
+    let fault = |worker| Event::SqsFault { worker };
+    Client::new(&service(world, member, fault, serve))
 }
 
-fn serve(world: &World, operation: &str, body: &Value) -> (u16, Value) {
+fn serve(world: &World, request: &Request) -> Answer {
+    let (status, body) = answer(world, &request.operation, &request.json());
+    (status, body.to_string().into_bytes())
+}
+
+fn answer(world: &World, operation: &str, body: &Value) -> (u16, Value) {
     if world.is_out(Service::Credentials) {
         return (403, json!({"__type": "com.amazonaws.sqs#ExpiredToken"}));
     }

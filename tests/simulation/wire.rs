@@ -168,10 +168,10 @@ impl Dynamo {
         worker: Worker,
         operation: &str,
         body: &Value,
+        Names { keys, items }: &Names,
     ) -> Option<Answer> {
-        let Names { keys, items } = Names::of(body);
         let note = |fault| {
-            for key in &keys {
+            for key in keys {
                 let key = key.clone();
                 world.note(Event::TableFault { key, worker, fault });
             }
@@ -213,6 +213,10 @@ impl Dynamo {
         if keys.len() > 1 {
             let keys = keys.clone();
             world.note(Event::BatchedWrites { worker, keys });
+        }
+        // A read changes nothing.
+        if operation == "GetItem" {
+            return Some(ask(&self.database, operation, served));
         }
         let before: Vec<_> = keys.iter().map(|key| self.see(key)).collect();
         let counted: BTreeMap<_, _> = items.iter().map(|id| (id, self.count(id))).collect();
@@ -318,15 +322,16 @@ pub fn client(world: &Arc<World>, member: &Member) -> Client {
         let (operation, body) = (request.operation.clone(), request.json());
         let (world, member) = (Arc::clone(&world), member.clone());
         HttpConnectorFuture::new(async move {
+            let names = Names::of(&body);
             let mut silence = Silence {
                 world: Arc::clone(&world),
                 worker: member.worker,
-                keys: Names::of(&body).keys,
+                keys: names.keys.clone(),
             };
             let worker = member.worker;
             let served = move |world: &World| {
                 let table = world.table.at_the_wire();
-                table.and_then(|table| table.serve(world, worker, &operation, &body))
+                table.and_then(|table| table.serve(world, worker, &operation, &body, &names))
             };
             match world.exchange(&member, FOREVER, served).await.flatten() {
                 Some((status, body)) => {

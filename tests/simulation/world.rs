@@ -20,7 +20,6 @@ use crate::{
     dice::Dice,
     gateway::Gateway,
     ledger::{Event, Ledger, Worker},
-    operator::Work,
     plan::{Message, Plan, Release, Service},
     queue::Queue,
     s3::Objects,
@@ -53,11 +52,21 @@ pub struct Member {
 }
 
 /// How a request travels. `None` in place of a time: it is lost.
-struct Way {
+pub struct Way {
     there: Option<Duration>,
     back: Option<Duration>,
     /// A second copy arrives this long after the first.
     again: Option<Duration>,
+}
+
+impl Way {
+    /// The same way, on which nothing is doubled.
+    pub fn once(self) -> Self {
+        Self {
+            again: None,
+            ..self
+        }
+    }
 }
 
 impl World {
@@ -117,8 +126,7 @@ impl World {
     /// Returns whether an operator will send dead letters back.
     pub fn is_redrive_due(&self) -> bool {
         let age = self.age();
-        let mut acts = self.plan.operator.iter();
-        acts.any(|act| act.at > age && matches!(act.what, Work::Redrive { .. }))
+        self.plan.redrives().any(|at| at > age)
     }
 
     /// Returns the key of a message.
@@ -181,7 +189,7 @@ impl World {
         is_over
     }
 
-    fn way(&self) -> Way {
+    pub fn way(&self) -> Way {
         let rates = &self.plan.rates;
         let ms = Duration::from_millis;
         let lost = [rates.request_lost, rates.answer_lost].map(|rate| self.strikes(rate));
@@ -207,24 +215,11 @@ impl World {
         apply: impl Fn(&Self) -> T + Send + 'static,
     ) -> Option<T> {
         let way = self.way();
-        self.exchange_by(way, from, patience, apply).await
+        self.exchange_on(way, from, patience, apply).await
     }
 
-    /// The same, without a second copy of the request.
-    pub async fn exchange_once<T: Send + 'static>(
-        self: &Arc<Self>,
-        from: &Member,
-        patience: Duration,
-        apply: impl Fn(&Self) -> T + Send + 'static,
-    ) -> Option<T> {
-        let way = Way {
-            again: None,
-            ..self.way()
-        };
-        self.exchange_by(way, from, patience, apply).await
-    }
-
-    async fn exchange_by<T: Send + 'static>(
+    /// The same, on a way that is already drawn.
+    pub async fn exchange_on<T: Send + 'static>(
         self: &Arc<Self>,
         way: Way,
         from: &Member,

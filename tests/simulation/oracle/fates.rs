@@ -215,8 +215,7 @@ impl Fates {
         let is_declined =
             bench.plan.gateway.remembers_declines && self.declined.contains(&message.order);
         // The process died with another message of its key, or an operator ended its rests.
-        let is_killed = bench.plan.rates.killed > 0.0
-            || (bench.plan.outages.iter()).any(|outage| outage.of == Service::Workers);
+        let is_killed = bench.plan.rates.killed > 0.0 || bench.plan.has_outage(Service::Workers);
         let may_crash = self.released.contains(&bench.key(message))
             || of_key.any(|other| match other.kind {
                 Kind::Killer => true,

@@ -147,21 +147,17 @@ impl OfBatch {
                 format!("{copied} copies, {}", said())
             });
         }
+        let sum = |names: &[&str]| names.iter().map(|name| self.counted(name)).sum::<u64>();
         // A completion whose answer was lost is recorded, and the consumer may not know.
-        let unknown = ["CompletionsUnrecorded", "LeasesLost", "RetryableFailures"];
-        let most = unknown.map(|name| self.counted(name)).iter().sum::<u64>();
-        // So is a write that commits with its record.
+        let unknown = sum(&["CompletionsUnrecorded", "LeasesLost", "RetryableFailures"]);
         let most = match bench.plan.mode {
-            Mode::Claim => most,
-            _ => most + self.counted("failed"),
+            Mode::Claim => unknown,
+            // So is a write that commits with its record.
+            Mode::Commit | Mode::Inbox => unknown + sum(&["failed"]),
+            // An item has the keys of its changes, but does not say whose request made one.
+            Mode::Item => unknown + sum(&["failed", "Duplicates"]),
         };
-        let completed = self.counted("Completed") + self.counted("Reconciled");
-        // An item has the keys of its changes, but does not say whose request made one.
-        let most = if bench.plan.mode == Mode::Item {
-            most + self.counted("Duplicates")
-        } else {
-            most
-        };
+        let completed = sum(&["Completed", "Reconciled"]);
         if completed + self.completed > 0 {
             let holds = completed <= self.completed && self.completed <= completed + most;
             bench.check("metrics: completions", holds, &names, || {

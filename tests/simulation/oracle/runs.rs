@@ -283,9 +283,7 @@ impl Runs<'_> {
                 let began = began.and_then(|batch| self.batches.get(batch));
                 let tried = at.saturating_sub(began.copied().unwrap_or_default());
                 let plan = self.plan;
-                let mut outages = plan.outages.iter();
-                let is_denied = plan.rates.denied > 0.0
-                    || outages.any(|outage| outage.of == Service::Credentials);
+                let is_denied = plan.rates.denied > 0.0 || plan.has_outage(Service::Credentials);
                 let enough = plan.timeouts.function / 4;
                 let enough = if is_denied {
                     enough.min(LONGEST_DENIAL)
