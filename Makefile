@@ -322,7 +322,7 @@ package: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Build what is deployed, 
 	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file "$(CURDIR)/samconfig.toml")
 
 # YES=1 does not ask, and stops where local/before_deploy.py would ask; GRADUAL=1 shifts the traffic in steps: docs/deploying.md.
-# BUILT=1 compiles nothing and deploys what is in .aws-sam/build, for a job that has a role of AWS: docs/template.md.
+# BUILT=1 compiles nothing and deploys what is in .aws-sam/build, for a job that has a role of AWS: docs/deploying.md.
 .PHONY: deploy
 deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
 deploy: $(VENV) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1] [BUILT=1]

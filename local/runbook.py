@@ -92,7 +92,7 @@ def missing_sections(page: str) -> list[str]:
     template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
     resources = template["Resources"].items()
     alarms = {name: r["Properties"] for name, r in resources if r["Type"] == "AWS::CloudWatch::Alarm"}
-    table = (ROOT / "docs" / "logs.md").read_text()
+    table = (ROOT / "docs" / "telemetry.md").read_text()
     outcomes = re.findall(r"^\| \[`(\w+)`\]\(runbook\.md#\1\) \|", table, re.MULTILINE)
     problems = []
     for chapter, expected in (("Alarms", list(alarms)), ("Outcomes", outcomes)):

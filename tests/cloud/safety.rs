@@ -2,7 +2,6 @@
 
 use std::{fs, process::Command};
 
-use regex_lite::Regex;
 use serde_json::{Value, json};
 
 use support::template::{
@@ -194,29 +193,15 @@ fn deploy_verbs_do_not_echo_parameters() {
     }
 }
 
-/// The jobs of all workflows, and of the workflows in the docs.
+/// The jobs of all workflows, and of the example.
 fn jobs() -> Vec<(String, Value)> {
-    let mut texts = Vec::new();
-    for file in fs::read_dir(root().join(".github/workflows")).unwrap() {
-        let path = file.unwrap().path();
-        texts.push((
-            path.display().to_string(),
-            fs::read_to_string(path).unwrap(),
-        ));
-    }
-    let block = Regex::new(r"(?s)```yaml\n(.*?)```").unwrap();
-    for file in fs::read_dir(root().join("docs")).unwrap() {
-        let path = file.unwrap().path();
-        let Ok(page) = fs::read_to_string(&path) else {
-            continue; // a folder
-        };
-        let blocks = block.captures_iter(&page).map(|found| found[1].to_owned());
-        let workflows = blocks.filter(|text| text.contains("\njobs:\n"));
-        texts.extend(workflows.map(|text| (path.display().to_string(), text)));
-    }
+    let files = fs::read_dir(root().join(".github/workflows")).unwrap();
+    let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    paths.push(root().join("examples/deploy.workflow.yaml"));
     let mut jobs = Vec::new();
-    for (path, text) in texts {
-        let workflow = parse(&text);
+    for path in paths {
+        let workflow = parse(&fs::read_to_string(&path).unwrap());
+        let path = path.display();
         assert!(
             !workflow["permissions"].to_string().contains("write"),
             "{path}: a permission of all jobs"
@@ -280,6 +265,6 @@ fn jobs_with_a_token_compile_nothing() {
     }
     assert!(
         with_token >= 2,
-        "{with_token}: a release, and the deployment of the docs"
+        "{with_token}: a release, and the deployment of the example"
     );
 }

@@ -15,14 +15,18 @@ const LAYERS: [&str; 7] = [
     "postgres",
 ];
 
-const PAGE: &str = include_str!("../../docs/promises.md");
+const PAGE: &str = include_str!("../../docs/concepts.md");
 
-/// The numbered promises, in the words of the page's table of tests.
-fn named_promises() -> Vec<&'static str> {
-    let (_, table) = PAGE.split_once("## Tests of each promise").unwrap();
-    let is_numbered = |name: &&str| name.starts_with(|first: char| first.is_ascii_digit());
-    let first_cells = table.lines().filter_map(|row| row.split('|').nth(1));
-    first_cells.map(str::trim).filter(is_numbered).collect()
+/// The numbered promises, by the bold words with which each begins on the page.
+fn named_promises() -> Vec<String> {
+    let (_, guarantees) = PAGE.split_once("\n## Guarantees\n").unwrap();
+    let names = guarantees.lines().filter_map(|line| {
+        let (number, rest) = line.split_once(". **")?;
+        let (name, _) = rest.split_once(".**")?;
+        number.parse::<usize>().ok()?;
+        Some(format!("{number}. {name}"))
+    });
+    names.collect()
 }
 
 /// The tests of a promise in a layer.

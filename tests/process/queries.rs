@@ -1,5 +1,5 @@
 //! The queries of docs/runbook.md for CloudWatch Logs Insights: the lines of the release binary have their fields and
-//! values. The sample lines of docs/logs.md are compared with them too.
+//! values. The sample lines of docs/telemetry.md are compared with them too.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,7 +17,7 @@ use support::{
 use tokio::sync::OnceCell;
 
 const PAGE: &str = include_str!("../../docs/runbook.md");
-const LOGS: &str = include_str!("../../docs/logs.md");
+const LOGS: &str = include_str!("../../docs/telemetry.md");
 /// Fields that CloudWatch adds to each line.
 const OF_INSIGHTS: [&str; 3] = ["@timestamp", "@message", "@requestId"];
 /// Lines of Lambda itself, in the form of AWS's documentation of JSON logs.

@@ -1,5 +1,5 @@
 //! Costs of a message in the claim mode: requests, and the units that DynamoDB counts for those that it accepts. The
-//! rows are those of `docs/costs.md`.
+//! rows are those of `docs/sizing.md`.
 
 use std::sync::{Arc, Mutex};
 

@@ -90,7 +90,7 @@
 //! A crash can always fall between an effect outside DynamoDB and its record, so such an effect happens *at
 //! least* once. The handler can make it happen once, because it sees the prior attempt. The seven promises
 //! with their conditions are in
-//! [docs/promises.md](https://github.com/sqs-once/sqs-once/blob/main/docs/promises.md).
+//! [docs/concepts.md](https://github.com/sqs-once/sqs-once/blob/main/docs/concepts.md).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock; the library reads it in `system` alone.

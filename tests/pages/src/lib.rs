@@ -15,7 +15,7 @@ mod effects_in_postgresql {}
 #[doc = include_str!("../../../docs/handlers.md")]
 mod handlers {}
 
-#[doc = include_str!("../../../docs/metrics.md")]
+#[doc = include_str!("../../../docs/telemetry.md")]
 mod metrics {}
 
 #[doc = include_str!("../../../docs/outbox.md")]

@@ -79,19 +79,14 @@ fn metrics(line: &Value) -> Metrics {
         .collect()
 }
 
-/// The table of outcomes in `docs/metrics.md`: each outcome with the metric that counts it.
+/// The table of outcomes in `docs/telemetry.md`: each outcome with the metric that counts it.
 pub fn documented_outcomes() -> BTreeMap<&'static str, &'static str> {
-    let page = include_str!("../../../docs/metrics.md");
-    let (_, table) = page.split_once("## Outcomes of messages").unwrap();
-    let (table, _) = table.split_once("## Other counts").unwrap();
+    let page = include_str!("../../../docs/telemetry.md");
     let mut outcomes = BTreeMap::new();
-    for row in table.lines().filter(|line| line.starts_with("| `")) {
+    for row in page.lines().filter(|line| line.starts_with("| [`")) {
         let cells: Vec<_> = row.split(" | ").collect();
-        let metric = cells[0].trim_matches(|c| "| `".contains(c));
-        let (_, words) = cells[1].rsplit_once('(').unwrap();
-        for word in words.trim_end_matches(')').split(", ") {
-            outcomes.insert(word.trim_matches('`'), metric);
-        }
+        let (name, _) = cells[0].trim_start_matches("| [`").split_once('`').unwrap();
+        outcomes.insert(name, cells[5].trim_matches('`'));
     }
     outcomes
 }

@@ -69,30 +69,30 @@ use crate::{
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table of the records. Only under `cargo lambda watch` `once` runs without a table, in memory |
-/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | other attribute names, as `id=PK,expires_at=ttl`; the native names are in the protocol |
+/// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table of the records. Only under `cargo lambda watch` does `once` run without one, in memory |
+/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | other attribute names, as `id=PK,expires_at=ttl`, instead of the native ones |
 /// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT` |
-/// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key: names the operation, such as `payments`. Under another namespace every message is a new operation, so it never changes, and two consumers never share one |
-/// | `IDEMPOTENCY_KEY` | `message-id` | `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME` or `deduplication-id`: see choosing a key |
-/// | `CONSUMER_ENVELOPE` | `none` | `auto` removes the JSON that SNS, EventBridge or S3 put around a message, before the consumer looks for the key; `none` leaves it |
-/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is read from S3, in bytes; a larger one is a permanent failure. All such bodies together take at most 20 MiB of memory |
-/// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which the consumer reads bodies that the Amazon SQS Extended Client stored there; needs the feature `s3` |
-/// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | the payload that must not change under one key; `body:/amount,/currency` for parts of it, or `off` |
-/// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record or the key on an item is kept; longer than the queue (4 days in the template) and its dead-letter queue (14 days) together |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a message that was sent after a permanent failure under its key: `retry` runs it; `replay` answers it with the stored error |
-/// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs of more than 64 KB, under `results/`; needs the feature `s3`, and `s3:PutObject`, `s3:GetObject` and `s3:ListBucket` there. Without a bucket, the record holds the output, up to 392 KB |
-/// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests to DynamoDB, for which the role needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`. `off`: a request for each |
+/// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key, such as `payments`. Never change it (every message would be a new operation), and never share it between consumers |
+/// | `IDEMPOTENCY_KEY` | `message-id` | what names an operation: `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME`, `deduplication-id` or `message-id`. Choose one: with `message-id`, a message that is sent twice runs twice |
+/// | `CONSUMER_ENVELOPE` | `none` | `auto` unwraps what SNS, EventBridge or S3 put around a message, before the consumer looks for the key |
+/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body that is read from S3; a larger one is a permanent failure. All bodies together take at most 20 MiB of memory |
+/// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, as `orders,invoices`, from which bodies of the Amazon SQS Extended Client are read; needs the feature `s3` |
+/// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off` |
+/// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record, or the key on an item, is kept; longer than the queue (4 days in the template) and the dead-letter queue (14 days) together |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | a message sent after a permanent failure under its key: `retry` runs it, `replay` answers it with the stored error |
+/// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB |
+/// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests; needs `dynamodb:PartiQLInsert` and `PartiQLUpdate` |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table of the events that handlers publish |
-/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10. In claim mode with outputs in the record it is as many as fit into the memory beyond 64 MB, at least 10 and at most 100: each takes 1.5 MB and 2.5 times its body, so that 42 small messages run with 128 MB, and 100 from 256 MB on. The memory is divided by `AWS_LAMBDA_MAX_CONCURRENCY`. Bodies from S3 take at most 20 MiB together. After a crash, each message whose handler may have run runs alone, so more handlers mean more of these. |
-/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | the longest run of the handler: with less time left, a message is not started and returns to the queue. The handler knows it best: set it in code, by `set_default`. A variable that is longer than the function's timeout, or than half of it if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, fails every invocation |
+/// | `CONSUMER_CONCURRENCY` | `auto` | handlers of one batch that run at a time. `auto` is 10; in claim mode with outputs in the record, as many as fit into the memory, from 10 up to 100 (42 small messages with 128 MB, 100 from 256 MB on) |
+/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | with less time left, a message isn't started. Better set in code, by `set_default`, since the handler knows its longest run. A value above the function's timeout (with several invocations per process, half of it) fails every invocation |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` leaves the queue's own |
-/// | `CONSUMER_BACKOFF_BASE` | `10s` | back-off after the first receive, doubled with each further receive. Half of each back-off is random: the first is 5 to 10 seconds |
-/// | `CONSUMER_BACKOFF_CAP` | `15m` | the back-off grows no further than this; at most `11h 30m`. The template derives it from the function's timeout |
-/// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | `on`: copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
+/// | `CONSUMER_BACKOFF_BASE` | `10s` | backoff after the first receive, doubled with each further one. Half of it is random, so the first is 5 to 10 seconds |
+/// | `CONSUMER_BACKOFF_CAP` | `15m` | longest backoff, at most `11h 30m`. The template derives it from the function's timeout |
+/// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | copies a permanent failure to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed |
-/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 handlers of a process failed in a row, for at least 10 keys, messages return without a claim until a probe succeeds: the circuit breaker |
-/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the called system remembers a call key: if an attempt has been open for longer, the message fails permanently instead of running again, unless the handler has a look-up. `off` for a system that never forgets |
-/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have run runs alone; if it ends its process again, it rests for 20 minutes, 2 hours and 10 hours, and then its outcome is `crashed`. `off`: no message runs alone: isolation after a crash |
+/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 failures in a row for at least 10 keys, messages return without a claim until a probe succeeds: circuit breaker |
+/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the downstream system remembers a call key. An attempt that has been open for longer fails permanently instead of running again, unless the handler has a lookup. `off` if it never forgets |
+/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, a message whose handler may have run runs alone, and rests after each further death |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.

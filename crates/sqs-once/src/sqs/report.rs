@@ -178,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn metrics_page_lists_metrics_with_units() {
-        let page = include_str!("../../../../docs/metrics.md");
+    fn telemetry_page_lists_metrics_with_units() {
+        let page = include_str!("../../../../docs/telemetry.md");
         let metrics = full().metrics(true);
         for Metric { name, unit, .. } in &metrics {
             let row = match unit {
@@ -188,7 +188,8 @@ mod tests {
             };
             assert!(page.contains(&row), "{row}");
         }
-        let (_, others) = page.split_once("## Other counts").unwrap();
+        let (_, others) = page.split_once("\n## Metrics\n").unwrap();
+        let (others, _) = others.split_once("\n## ").unwrap();
         let rows = others.lines().filter(|line| line.starts_with("| `"));
         assert_eq!(rows.count(), metrics.len() - FREQUENT.len());
     }

@@ -20,7 +20,7 @@ const MAX_LENGTH: usize = 255;
 
 /// Metrics of a consumer, in CloudWatch's embedded metric format.
 ///
-/// The log line of each batch then carries metrics: `docs/metrics.md` lists them. The line goes to standard
+/// The log line of each batch then carries metrics: `docs/telemetry.md#metrics` lists them. The line goes to standard
 /// output at every log level. On a terminal, the line is that of a consumer without metrics.
 ///
 /// Clones belong to one process, so only one of them writes the metric `ColdStart`.
