@@ -174,7 +174,7 @@ compare: $(VENV) ## Try the known failures of other libraries on them and on sqs
 	python -B local/compare/compare.py
 
 .PHONY: bench
-bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md
+bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md and benches/RESULTS.md
 	$(CONSUMER)
 	$(PROGRAM) raw_loop
 	$(PROGRAM) raw_batches

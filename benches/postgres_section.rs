@@ -1,4 +1,4 @@
-//! The section of docs/speed.md that `benches/postgres` writes. `benches/compare` writes the rest of the page.
+//! The section of benches/RESULTS.md that `benches/postgres` writes. `benches/compare` writes the rest.
 
 pub(crate) const TITLE: &str = "\n## PostgreSQL\n";
 

@@ -82,13 +82,14 @@ async fn main() {
 
     let page = report::page(&results);
     println!("{page}");
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let directory = repository.join(if quick { "target/bench" } else { "docs" });
-    fs::create_dir_all(directory.join("images")).unwrap();
-    let file = directory.join("speed.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(if quick { "target/bench" } else { "" });
+    fs::create_dir_all(root.join("docs/images")).unwrap();
+    fs::create_dir_all(root.join("benches")).unwrap();
+    let file = root.join("benches/RESULTS.md");
     let old = fs::read_to_string(&file).unwrap_or_default();
     fs::write(file, page + section::split(&old).1).unwrap();
-    fs::write(directory.join("images/speed.svg"), chart::svg(&results)).unwrap();
+    fs::write(root.join("docs/speed.md"), report::overview(&results)).unwrap();
+    fs::write(root.join("docs/images/speed.svg"), chart::svg(&results)).unwrap();
 }
 
 async fn count_instructions(candidates: &[Candidate], stub: &Stub, results: &mut Results) {

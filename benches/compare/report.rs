@@ -1,4 +1,4 @@
-//! The page of a run, in Markdown.
+//! The pages of a run, in Markdown: docs/speed.md for readers, benches/RESULTS.md with every table.
 
 use std::{fmt::Write, fs, process::Command, time::SystemTime};
 use support::runtime_api::{consumer, program};
@@ -13,8 +13,13 @@ use crate::{
     targets::targets,
 };
 
+/// The figures that most readers look for.
+pub(crate) fn overview(results: &Results) -> String {
+    format!("{OVERVIEW}\n{}\n{CHART}", summary(results))
+}
+
 pub(crate) fn page(results: &Results) -> String {
-    let mut page = format!("# Speed\n\n{}\n{CHART}\n{CANDIDATES}", summary(results));
+    let mut page = format!("# Results of `make bench`\n\n{CANDIDATES}");
     let sections = [
         ("Limits and goals", target_table(results)),
         ("Machine", machine(results)),
@@ -29,10 +34,18 @@ pub(crate) fn page(results: &Results) -> String {
     page
 }
 
+const OVERVIEW: &str = "\
+# Speed
+
+How much time and CPU a batch takes, beside a plain loop of AWS SDK calls and Powertools for TypeScript. All of them run as processes behind
+the same Lambda Runtime API on one machine, and a stub that answers after 5 ms stands in for DynamoDB. Nothing was measured on AWS.
+`make bench` writes this page, and [every table](https://github.com/sqs-once/sqs-once/blob/main/benches/RESULTS.md): large batches, a part
+of a vCPU, memory, cold starts, PostgreSQL.
+";
+
 const CANDIDATES: &str = "\
-`make bench` measures these candidates in turns and writes this page. They run as processes behind the same Lambda Runtime
-API, and the same stub of DynamoDB accepts all their writes, after 0 or 5 ms. The ratios in parentheses compare with the raw loop
-of the same run, since the absolute figures are those of one machine.
+The candidates run in turns, as processes behind the same Lambda Runtime API, and the same stub of DynamoDB accepts all their writes, after
+0 or 5 ms. Ratios in parentheses compare with the raw loop of the same run, since the absolute figures are those of one machine.
 
 | candidate | |
 | --- | --- |
@@ -52,11 +65,9 @@ const CHART: &str = "\
 Both axes are logarithmic.
 ";
 
-/// The figures that most readers look for.
 fn summary(results: &Results) -> String {
     let mut text = String::from(
-        "5 ms away from the table:\n\n\
-         | | raw loop | raw loop, batched | consumer | consumer, single writes | Powertools TypeScript |\n\
+        "| | raw loop | raw loop, batched | consumer | consumer, single writes | Powertools TypeScript |\n\
          | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
     let mut row = |label: &str, messages, measure: Measure| {

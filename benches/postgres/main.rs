@@ -1,6 +1,6 @@
 //! Messages a second of [`PostgresMode`](sqs_once_postgres::PostgresMode) beside a plain sqlx loop of the same
 //! statements, round trips of a message, and events a second of the relay. Writes the section
-//! "PostgreSQL" of docs/speed.md.
+//! "PostgreSQL" of benches/RESULTS.md.
 //!
 //! Consumer and loop take turns over several rounds, in this process, on one thread. The server is a real
 //! one on this machine. Another thread delays its answers. `BENCH_ROUNDS=1` is a quick look, which
@@ -47,7 +47,7 @@ async fn main() {
     section += &relay::measure(&world).await;
     println!("{section}");
     if rounds > 1 {
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/speed.md");
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/RESULTS.md");
         let old = fs::read_to_string(&page).unwrap();
         let (rest, _) = section::split(&old);
         fs::write(page, format!("{rest}{}\n{section}", section::TITLE)).unwrap();
