@@ -11,6 +11,7 @@
     reason = "what the files share is public, as in tests/support"
 )]
 
+mod aws_numbers;
 mod batch;
 mod bodies;
 mod call_keys;
