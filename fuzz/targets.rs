@@ -56,7 +56,7 @@ impl Bench {
     fn new(key: &str, fingerprint: &str) -> Self {
         let (store, taker) = (MemoryStore::default(), AnyJsonHandler::default());
         let once = Once::new(store.clone());
-        let consumer = Consumer::new(once, namespace(), taker.clone())
+        let consumer = Consumer::without_aws(once, namespace(), taker.clone())
             .key(key.parse().unwrap())
             .fingerprint(fingerprint.parse().unwrap());
         Self {

@@ -22,7 +22,6 @@ TABLES: dict[str, dict[str, tuple[str, list[Item]]]] = {
     },
     "gzip": {"ORDERS_TABLE_NAME": ("orderId", [])},
     "order_events": {"ORDERS_TABLE_NAME": ("orderId", [])},
-    "protobuf": {"STOCK_TABLE_NAME": ("product", STOCK)},
     "debit_account": {
         "ACCOUNTS_TABLE_NAME": ("accountId", [{"accountId": {"S": "acc-0001"}, "balance": {"N": "10000"}}]),
     },

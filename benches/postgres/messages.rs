@@ -116,7 +116,7 @@ fn consumer(
     at_once: u32,
 ) -> Consumer<PostgresMode, impl Handler<Output = InTransaction<()>>> {
     let namespace = Namespace::new("bench").unwrap();
-    Consumer::new(mode, namespace, handler_fn(place))
+    Consumer::without_aws(mode, namespace, handler_fn(place))
         .concurrency(NonZeroUsize::new(at_once as usize).unwrap())
         .metrics(None)
 }

@@ -14,7 +14,6 @@ example!(debit_account "../../examples/debit_account.rs");
 example!(gzip "../../examples/gzip.rs");
 example!(order_events "../../examples/order_events.rs");
 example!(place_order "../../examples/place_order.rs");
-example!(protobuf "../../examples/protobuf.rs");
 
 use std::{
     collections::BTreeMap,
@@ -571,74 +570,6 @@ mod several_types_of_messages {
         assert_eq!(rejection(&consumer, &shipped).await, ended);
         let orders = items(&dynamo, "orders", "orderId").await;
         assert_eq!(orders["o-1"]["status"], "cancelled");
-    }
-}
-
-mod protocol_buffers {
-    use super::*;
-
-    async fn start() -> (
-        Dynamo,
-        Arc<Consumer<ItemMode, impl Handler<Output = sqs_once::Change<()>>>>,
-    ) {
-        let dynamo = Dynamo::start().await;
-        dynamo.create_table_keyed("stock", &["product"]).await;
-        for (product, quantity) in [("cup", 10), ("teapot", 2)] {
-            let item = json!({"product": product, "quantity": quantity});
-            put(&dynamo, "stock", item).await;
-        }
-        let consumer = protobuf::consumer(settings(&dynamo, [("STOCK_TABLE_NAME", "stock")]));
-        let consumer = consumer.await.unwrap();
-        (dynamo, Arc::new(consumer))
-    }
-
-    async fn quantities(dynamo: &Dynamo) -> [Value; 2] {
-        let stock = items(dynamo, "stock", "product").await;
-        ["cup", "teapot"].map(|product| stock[product]["quantity"].clone())
-    }
-
-    #[tokio::test]
-    async fn sample_moves_stock_once() {
-        let (dynamo, consumer) = start().await;
-        for _ in 0..2 {
-            assert_eq!(process(&consumer, sample("protobuf")).await, 0);
-            assert_eq!(quantities(&dynamo).await, [json!(22), json!(1)]);
-        }
-    }
-
-    #[tokio::test]
-    async fn body_of_another_message_is_refused() {
-        let (dynamo, consumer) = start().await;
-        for (body, why) in [
-            (
-                "not base64!",
-                "no idempotency key by the key function: the body is not base64",
-            ),
-            // The length of field 1 is larger than the body.
-            (
-                "Ck8x",
-                "no idempotency key by the key function: the body is not a StockMoved",
-            ),
-            // Field 2 alone.
-            (
-                "EgNjdXA=",
-                "no idempotency key by the key function: part 0 of the idempotency key is empty",
-            ),
-            (
-                "",
-                "no idempotency key by the key function: part 0 of the idempotency key is empty",
-            ),
-        ] {
-            let record = event::record("m-1", body);
-            let (outcome, detail) = refusal_of(&consumer, record).await;
-            assert_eq!(outcome, "invalid", "{body}");
-            assert!(detail.contains(why), "{detail}");
-        }
-        // Three cups that are not there: movement `m`, product `cup`, -13 pieces.
-        let record = event::record("m-1", "CgFtEgNjdXAYGQ==");
-        let too_few = permanent("the stock has too few pieces");
-        assert_eq!(refusal_of(&consumer, record).await, too_few);
-        assert_eq!(quantities(&dynamo).await, [json!(10), json!(2)]);
     }
 }
 

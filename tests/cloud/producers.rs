@@ -103,7 +103,7 @@ async fn assert_runs_once(messages: &[Message]) {
         counter.fetch_add(1, Ordering::Relaxed);
         async { Ok::<_, Failure>("charged") }
     });
-    let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), charge);
+    let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), namespace(), charge);
     let consumer = Arc::new(consumer.key("attribute:idempotencyKey".parse().unwrap()));
     for message in messages {
         let failed = process(&consumer, batch([record(message)]), within(PATIENCE)).await;

@@ -86,7 +86,7 @@ impl Handler for ScriptedHandler {
 }
 
 fn consumer<S: Store>(store: S, handler: &ScriptedHandler) -> Consumer<Once<S>, ScriptedHandler> {
-    Consumer::new(Once::new(store), namespace(), handler.clone())
+    Consumer::without_aws(Once::new(store), namespace(), handler.clone())
 }
 
 fn state(store: &MemoryStore, part: &str) -> State {
@@ -182,7 +182,7 @@ async fn panicking_deserializer_is_reported_as_panic() {
         unreachable!()
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(never)));
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler_fn(never)));
     let event = batch([record("m-1", "{}"), record("m-2", "{}")]);
     assert_eq!(
         process(&consumer, event, within(10 * SECOND)).await,
@@ -226,7 +226,7 @@ async fn messages_behind_failed_one_of_their_key_fail_with_it() {
     let of_order = |id: &str| record(id, &json!({"id": "o-7"}));
     for (fails, failed) in [("m-1", &["m-1", "m-2", "m-3"][..]), ("m-2", &[])] {
         let once = Once::new(MemoryStore::default());
-        let consumer = Consumer::new(once, namespace(), handler(fails));
+        let consumer = Consumer::without_aws(once, namespace(), handler(fails));
         let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
         // A second delivery of the first message takes its outcome.
         let event = batch(["m-1", "m-1", "m-2", "m-3"].map(of_order));
@@ -261,7 +261,7 @@ async fn second_payload_of_key_in_batch_is_refused() {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
+    let consumer = Consumer::without_aws(Once::new(store.clone()), namespace(), handler_fn(take));
     let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([
         record("m-1", &json!({"id": "o-7", "amount": 1})),
@@ -284,7 +284,7 @@ async fn key_ignores_changes_by_handler() {
         Ok(order)
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(change));
+    let consumer = Consumer::without_aws(Once::new(store.clone()), namespace(), handler_fn(change));
     let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
     let event = batch([record("m-1", &json!({"id": "o-1"}))]);
     assert_eq!(
@@ -494,7 +494,7 @@ async fn body_is_not_read_after_its_key_took_the_time() {
         Ok::<_, String>([id.clone()])
     });
     let never = async |_: Counted, _: Attempt| -> Result<(), Failure> { Ok(()) };
-    let consumer = Consumer::new(
+    let consumer = Consumer::without_aws(
         Once::new(MemoryStore::default()),
         namespace(),
         handler_fn(never),
@@ -519,7 +519,7 @@ async fn time_of_handler(messages: usize) -> Duration {
         async { Ok::<_, Failure>(()) }
     });
     let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::new(once, namespace(), look)
+    let consumer = Consumer::without_aws(once, namespace(), look)
         .deadline_reserve_per_message(Duration::from_millis(20));
     let event = batch((0..messages).map(|n| record(&format!("m-{n}"), "{}")));
     let deadline = Deadline::after(Timestamp::now(), 1_000 * SECOND, 100 * SECOND);
@@ -638,7 +638,7 @@ async fn records_live_on_when_fingerprint_setting_changes() {
         };
         let deployed = |fingerprint: &str| {
             let once = Once::new(store.clone());
-            let consumer = Consumer::new(once, namespace(), handler_fn(failing))
+            let consumer = Consumer::without_aws(once, namespace(), handler_fn(failing))
                 .key("body:/id".parse().unwrap())
                 .fingerprint(fingerprint.parse().unwrap());
             Arc::new(consumer)
@@ -678,7 +678,7 @@ async fn handler_receives_delivery_facts() {
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler_fn(look)));
     let mut message = received("m-1", "{}", 3);
     message["messageAttributes"] = json!({
         "tenant": {"stringValue": "acme", "dataType": "String", "stringListValues": [], "binaryListValues": []},
@@ -715,7 +715,7 @@ async fn handler_receives_system_attributes() {
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler_fn(look)));
     let mut message = in_group(record("m-1", "false"), "g");
     for (name, value) in [
         ("MessageDeduplicationId", "d"),
@@ -740,7 +740,7 @@ async fn lines_of_handler_name_message_and_invocation() {
     }
     log::start();
     let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::new(once, namespace(), handler_fn(speak));
+    let consumer = Consumer::without_aws(once, namespace(), handler_fn(speak));
     let messages = [record("m-1", "{}"), received("m-2", "{}", 3)];
     let payload = serde_json::value::to_raw_value(&batch(messages)).unwrap();
     let mut context = lambda_runtime::Context::default();
@@ -786,7 +786,7 @@ impl SpanKeeper {
     ) -> Vec<Value> {
         log::start();
         let (once, keeper) = (Once::new(MemoryStore::default()), Self::default());
-        let consumer = change(Consumer::new(once, namespace(), keeper.clone()));
+        let consumer = change(Consumer::without_aws(once, namespace(), keeper.clone()));
         let mut message = record("m-1", &json!(false));
         message["attributes"]["AWSTraceHeader"] = json!("Root=1-5759e988-bd86");
         message["messageAttributes"] = json!({
@@ -878,7 +878,7 @@ async fn duplicate_without_output_is_acknowledged() {
     let verbose = LargeOutput::default();
     let once = Once::new(MemoryStore::default());
     let seen = verbose.clone();
-    let consumer = Consumer::new(once, namespace(), verbose.clone());
+    let consumer = Consumer::without_aws(once, namespace(), verbose.clone());
     let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
     for duplicates in 0..2 {
         let event = batch([record("m-1", "{}")]);
@@ -913,7 +913,7 @@ async fn handler_can_fail_inspected_duplicate() {
     let replies = Replying::default();
     let once = Once::new(MemoryStore::default());
     let seen = replies.clone();
-    let consumer = Consumer::new(once, namespace(), replies.clone());
+    let consumer = Consumer::without_aws(once, namespace(), replies.clone());
     let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
     let event = || batch([1, 2, 3].map(|n| record(&format!("m-{n}"), &json!(n))));
     assert_eq!(
@@ -1013,7 +1013,11 @@ async fn fifo_group_stops_at_unrecorded_failure() {
     // The client sends no request: no handler returns a change.
     let config = aws_sdk_dynamodb::Config::builder().behavior_version_latest();
     let mode = ItemMode::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
-    let consumer = Arc::new(Consumer::new(mode, namespace(), handler_fn(decline)));
+    let consumer = Arc::new(Consumer::without_aws(
+        mode,
+        namespace(),
+        handler_fn(decline),
+    ));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let event = batch([
@@ -1037,7 +1041,7 @@ async fn fifo_group_stops_at_failed_duplicate() {
         }
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::new(once, namespace(), Mute);
+    let consumer = Consumer::without_aws(once, namespace(), Mute);
     let fails = async |_: Stored<u32>, _: Attempt| Err(Failure::permanent("scripted"));
     let consumer = Arc::new(consumer.on_duplicate(fails));
     let number = |id: &str| {

@@ -40,7 +40,7 @@ impl<T: FromMessage + 'static> Handler for Keep<T> {
 fn taking<T: FromMessage + 'static>() -> (Consumer<Once<MemoryStore>, Keep<T>>, Seen<T>) {
     let seen = Seen::default();
     let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::new(once, namespace(), Keep(Arc::clone(&seen)));
+    let consumer = Consumer::without_aws(once, namespace(), Keep(Arc::clone(&seen)));
     (consumer, seen)
 }
 
@@ -302,7 +302,7 @@ async fn redriven_message_runs_as_its_key_says() {
         ("message-id", [COMPLETED, COMPLETED]),
     ] {
         let once = Once::new(MemoryStore::default());
-        let consumer = Consumer::new(once, namespace(), handler_fn(charge));
+        let consumer = Consumer::without_aws(once, namespace(), handler_fn(charge));
         let consumer = consumer.key(key.parse().unwrap());
         let first = run(consumer.clone(), sample("new-orders")).await;
         assert_eq!(names(&first)[..2], [COMPLETED, "permanent_failure"]);

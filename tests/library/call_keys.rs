@@ -95,7 +95,7 @@ impl World {
 
     fn consumer(&self) -> Consumer<Once<MemoryStore>, Self> {
         let outcomes = self.outcomes.clone();
-        Consumer::new(
+        Consumer::without_aws(
             Once::new(self.store.clone()).clock(clock),
             namespace(),
             self.clone(),

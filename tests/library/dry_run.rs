@@ -99,7 +99,7 @@ async fn refusal_holds_for_one_write() {
             counter.fetch_add(failed.writes().len(), Ordering::SeqCst);
             Ok(again)
         };
-        async move { Ok(put(&order).on_condition_failed(decide)) }
+        async move { Ok::<_, Failure>(put(&order).on_condition_failed(decide)) }
     });
     let dry_run = DryRun::new();
     dry_run.fail_condition("order");
@@ -139,7 +139,7 @@ async fn refused_change_sees_item() {
 async fn invalid_change_or_body_never_runs() {
     let dry_run = DryRun::new();
     let unkeyed = handler_fn(async |_: Value, _: Attempt| {
-        Ok(Change::create(
+        Ok::<_, Failure>(Change::create(
             (),
             "email",
             Write::put("users", json!({ "id": 1 })),
@@ -151,7 +151,7 @@ async fn invalid_change_or_body_never_runs() {
         "{outcome}"
     );
     let unserializable = handler_fn(async |_: Value, _: Attempt| {
-        Ok(Change::update(
+        Ok::<_, Failure>(Change::update(
             (),
             Write::update("users", "")
                 .key("id", json!({ "a": 1 }))
@@ -202,7 +202,7 @@ async fn event_reaches_handler_as_sqs_sends_it() {
             other => Err(Failure::retryable(format!("{other:?}"))),
         }
     });
-    let consumer = Arc::new(Consumer::new(
+    let consumer = Arc::new(Consumer::without_aws(
         DryRun::new(),
         Namespace::new("test").unwrap(),
         seen,

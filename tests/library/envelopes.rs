@@ -50,7 +50,7 @@ fn sample(name: &str) -> Value {
 fn consumer(envelope: &str, key: &str) -> (Arc<Consumer<Once<MemoryStore>, Seen>>, Seen) {
     let seen = Seen::default();
     let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::new(once, namespace(), seen.clone());
+    let consumer = Consumer::without_aws(once, namespace(), seen.clone());
     let consumer = consumer
         .key(key.parse().unwrap())
         .envelope(envelope.parse().unwrap());
@@ -139,7 +139,7 @@ async fn without_envelope_setting_the_body_is_as_sent() {
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(look)));
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler_fn(look)));
     assert_eq!(
         process(&consumer, sample("sns"), within(ONE_MINUTE)).await,
         [""; 0]

@@ -320,7 +320,7 @@ async fn check<T: FromMessage + 'static>(
 ) -> Vec<String> {
     let seen = Arc::default();
     let handler = Keep(Arc::clone(&seen), show);
-    let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), handler)
+    let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), namespace(), handler)
         .key(row.key.parse().unwrap())
         .envelope("auto".parse().unwrap());
     let first = deliver(&consumer, &batch(row.records.clone())).await;
@@ -360,7 +360,7 @@ async fn event_of_each_shape_runs_once_or_fails_alone() {
 async fn details(key: &str, bodies: &[&str]) -> Vec<(String, String)> {
     let keep: fn(Order) -> String = |_| String::new();
     let handler = Keep(Arc::default(), keep);
-    let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), handler);
+    let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), namespace(), handler);
     let consumer = consumer.key(key.parse().unwrap());
     let records = bodies.iter().enumerate();
     let records = records.map(|(n, body)| record(&format!("m-{n}"), *body));

@@ -92,7 +92,7 @@ impl World {
         // These messages rest for days.
         let once = Once::new(store).clock(clock).call_key_lifetime(None);
         // The same message does something else later: its bug is corrected.
-        Consumer::new(once, namespace(), Scripted(self.clone()))
+        Consumer::without_aws(once, namespace(), Scripted(self.clone()))
             .fingerprint(FingerprintSource::Off)
             .circuit_breaker(false)
     }
@@ -259,8 +259,9 @@ async fn blocked_handler_keeps_no_turn_after_the_answer() {
     }
     let store = MemoryStore::default();
     let once = Once::new(store.clone());
-    let consumer =
-        Arc::new(Consumer::new(once, namespace(), Blocking).fingerprint(FingerprintSource::Off));
+    let consumer = Arc::new(
+        Consumer::without_aws(once, namespace(), Blocking).fingerprint(FingerprintSource::Off),
+    );
     let blocked = process(
         &consumer,
         batch([order("m-1", "block")]),
@@ -451,7 +452,7 @@ async fn body_that_kills_its_decoder_is_isolated() {
     }
     let store = MemoryStore::default();
     let once = Once::new(store.clone()).clock(clock);
-    let consumer = Consumer::new(once, namespace(), sqs_once::handler_fn(handle));
+    let consumer = Consumer::without_aws(once, namespace(), sqs_once::handler_fn(handle));
     let messages = batch([order("m-1", "kill"), order("m-2", "succeed")]);
     let failed = process(&Arc::new(consumer), messages, within(20 * SECOND)).await;
     assert_eq!(failed, ["m-1"]);
@@ -466,7 +467,11 @@ async fn without_waits_nobody_is_isolated() {
     let once = Once::new(store.clone())
         .clock(clock)
         .crash_waits(CrashWaits::off());
-    let consumer = Arc::new(Consumer::new(once, namespace(), Scripted(world.clone())));
+    let consumer = Arc::new(Consumer::without_aws(
+        once,
+        namespace(),
+        Scripted(world.clone()),
+    ));
     let messages = batch([order("m-1", "slow"), order("m-2", "slow")]);
     assert_eq!(
         process(&consumer, messages, within(20 * SECOND)).await,

@@ -23,6 +23,7 @@ mod isolation;
 mod layers;
 mod mistakes;
 mod once;
+mod programs;
 mod promises;
 mod reconcile;
 mod torture;

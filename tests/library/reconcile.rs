@@ -371,7 +371,7 @@ async fn handler_is_not_polled_after_its_lease() {
 async fn key_that_changes_on_redrive_is_refused() {
     let consumer = |key: KeySource| {
         let once = Once::new(MemoryStore::default());
-        Consumer::new(once, namespace(), World::default())
+        Consumer::without_aws(once, namespace(), World::default())
             .key(key)
             .look_up(World::default(), QUARANTINE)
     };
@@ -399,7 +399,8 @@ async fn key_that_changes_on_redrive_is_refused() {
 #[tokio::test]
 async fn look_up_that_is_off_needs_no_key() {
     let (world, once) = (World::default(), Once::new(MemoryStore::default()));
-    let consumer = Consumer::new(once, namespace(), world.clone()).look_up(world.clone(), None);
+    let consumer =
+        Consumer::without_aws(once, namespace(), world.clone()).look_up(world.clone(), None);
     let event = batch([record("m-1", "{}")]);
     let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
     assert_eq!(process(&Arc::new(consumer), event, deadline).await, [""; 0]);
@@ -421,7 +422,7 @@ async fn decorated_handler_is_looked_up() {
     world.fails_and_rests(&store).await;
     world.answers([Answer::Found]);
     let once = Once::new(store.clone()).clock(clock);
-    let consumer = Consumer::new(once, namespace(), Timed(world.clone()))
+    let consumer = Consumer::without_aws(once, namespace(), Timed(world.clone()))
         .key("body:/id".parse().unwrap())
         .look_up(world.clone(), QUARANTINE);
     let event = batch([record("m-1", "{\"id\":\"o-1\"}")]);

@@ -30,7 +30,7 @@ fn handler_that_passes_its_call_key_survives() {
         let ledger = world.ledger();
         world.consumer(handler_fn(move |_: Value, attempt: Attempt| {
             let ledger = ledger.clone();
-            async move { Ok(ledger.effect(attempt.call_key(), || 5).await?) }
+            async move { Ok::<_, Failure>(ledger.effect(attempt.call_key(), || 5).await?) }
         }))
     });
     let survived = survived.unwrap();
@@ -124,7 +124,7 @@ fn handler_with_a_socket_is_refused() {
         world.consumer(handler_fn(async |_: Value, _: Attempt| {
             let connected = tokio::net::TcpStream::connect("127.0.0.1:9").await;
             connected?;
-            Ok(())
+            Ok::<_, Failure>(())
         }))
     });
     let story = story.unwrap_err().to_string();

@@ -168,7 +168,7 @@ async fn consumer_runs_contended_message_again() {
         }
     });
     let mode = PostgresMode::new(one(serializable(&world)));
-    let consumer = Consumer::new(mode, Namespace::new("tests").unwrap(), handler);
+    let consumer = Consumer::without_aws(mode, Namespace::new("tests").unwrap(), handler);
     let batch = sqs_once::testing::event([sqs_once::testing::Message::new("m-1", &json!({}))]);
     let failed = sqs_once::testing::process(&Arc::new(consumer), batch).await;
     assert_eq!(failed, Ok(Vec::new()));

@@ -138,7 +138,9 @@ async fn login_that_pooler_refuses_is_explained_at_start() {
         ])
         .sdk_config(support::sdk_config("http://127.0.0.1:1"));
         let mode = PostgresMode::new(one(url(parameters).parse().unwrap()));
-        let done = async |_: String, attempt: Attempt| Ok(Transaction::of(&attempt)?.done(()));
+        let done = async |_: String, attempt: Attempt| {
+            Ok::<_, Failure>(Transaction::of(&attempt)?.done(()))
+        };
         drop(settings.consumer(mode, Ok(handler_fn(done))).await.unwrap());
         let lines = log::lines_containing("could not read the table sqs_once_records at start");
         let errors: Vec<_> = lines

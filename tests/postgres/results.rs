@@ -133,7 +133,7 @@ async fn lost_object_keeps_the_effect() {
     let results =
         Results::outside(S3Results::new(&impatient(s3.endpoint()), BUCKET)).inline_limit(10);
     let mode = world.mode().results(results);
-    let consumer = Consumer::new(mode, namespace(), writer.clone());
+    let consumer = Consumer::without_aws(mode, namespace(), writer.clone());
     assert_eq!(replayed(3000, consumer, &writer).await, Value::Null);
     let omitted = attribute(&world, "result_omitted").await.unwrap();
     let why = "output of 3002 bytes not stored: no answer in time";

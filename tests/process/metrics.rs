@@ -364,7 +364,7 @@ async fn observer_sees_each_message_once() {
     let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
     let observed = Arc::clone(&seen);
     let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::new(once, Namespace::new("test").unwrap(), handler_fn(handle));
+    let consumer = Consumer::without_aws(once, Namespace::new("test").unwrap(), handler_fn(handle));
     let consumer = consumer.on_outcome(move |message| {
         observed.lock().unwrap().push(Seen {
             message_id: message.message_id.to_owned(),

@@ -48,22 +48,26 @@ pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke
         Mode::Claim => {
             let once = of.once(Records::new(world, member, release));
             let ask = Ask(charge.clone());
-            let consumer = Consumer::new(once, namespace(), charge);
+            let consumer = Consumer::without_aws(once, namespace(), charge);
             of.replaying(consumer.look_up(ask, of.quarantine()))
         }
         Mode::Commit => {
             let once = of.once(at_the_wire(world, member, release));
             let ask = Ask(charge.clone());
-            let consumer = Consumer::new(once, namespace(), Commit(charge));
+            let consumer = Consumer::without_aws(once, namespace(), Commit(charge));
             of.replaying(consumer.look_up(ask, of.quarantine()))
         }
         Mode::Inbox => {
             let inbox = Inbox::new(of.once(at_the_wire(world, member, release)));
-            of.replaying(Consumer::new(inbox, namespace(), Commit(charge)))
+            of.replaying(Consumer::without_aws(inbox, namespace(), Commit(charge)))
         }
         Mode::Item => {
             let items = ItemMode::new(wire::client(world, member));
-            of.set_up(Consumer::new(items, namespace(), ChangeItem(charge)))
+            of.set_up(Consumer::without_aws(
+                items,
+                namespace(),
+                ChangeItem(charge),
+            ))
         }
     }
 }

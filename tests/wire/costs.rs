@@ -155,7 +155,7 @@ impl World {
             _ => AnyStore::Batched(Batched::new(store)),
         };
         let once = Once::new(store).clock(now);
-        let consumer = Consumer::new(once, namespace(), Scripted(act))
+        let consumer = Consumer::without_aws(once, namespace(), Scripted(act))
             .concurrency(messages.len().try_into().unwrap());
         let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
         let deadline = Deadline::after(now(), 60 * SECOND, SECOND);

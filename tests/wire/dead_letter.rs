@@ -74,7 +74,8 @@ impl World {
         let sqs = Sqs::start(SqsBehaviour::Willing).await;
         let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
         let visibility = Visibility::new(sqs.client()).clock(clock);
-        let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler.clone());
+        let consumer =
+            Consumer::without_aws(Once::new(store.clone()), namespace(), handler.clone());
         let consumer = Arc::new(set(consumer.visibility(visibility)));
         Self {
             sqs,
@@ -361,7 +362,7 @@ async fn copy_is_sent_after_failure_is_recorded() {
 #[tokio::test]
 async fn copy_is_not_sent_when_switched_off() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let consumer = Consumer::new(
+    let consumer = Consumer::without_aws(
         Once::new(MemoryStore::default()),
         namespace(),
         ScriptedHandler::default(),

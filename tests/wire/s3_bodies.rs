@@ -75,7 +75,7 @@ impl World {
     async fn with(set: impl FnOnce(Charges) -> Charges) -> Self {
         log::start();
         let (s3, store, seen) = (S3::start().await, MemoryStore::default(), Seen::default());
-        let consumer = Consumer::new(Once::new(store.clone()), namespace(), seen.clone());
+        let consumer = Consumer::without_aws(Once::new(store.clone()), namespace(), seen.clone());
         let consumer = consumer.key("body:/orderId".parse().unwrap());
         let bodies =
             S3Bodies::new(&impatient(s3.endpoint()), [BUCKET]).max_bytes(LIMIT.try_into().unwrap());
@@ -445,7 +445,7 @@ async fn bodies_in_memory_are_at_most_the_concurrency() {
         most: most.clone(),
     };
     let bodies = S3Bodies::new(&support::sdk_config(s3.endpoint()), [BUCKET]);
-    let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), handler)
+    let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), namespace(), handler)
         .concurrency(3.try_into().unwrap())
         .s3_bodies(bodies);
     let records = (0..9).map(|n| record(&format!("m-{n}"), &pointer(&format!("k-{n}"))));
@@ -495,7 +495,7 @@ async fn waiting_suspects_hold_no_bodies() {
         so_far: Arc::clone(&so_far),
     };
     let bodies = S3Bodies::new(&support::sdk_config(s3.endpoint()), [BUCKET]);
-    let consumer = Consumer::new(Once::new(store), namespace(), handler)
+    let consumer = Consumer::without_aws(Once::new(store), namespace(), handler)
         .concurrency(3.try_into().unwrap())
         .s3_bodies(bodies);
     let records = (0..9).map(|n| record(&format!("m-{n}"), &pointer(&format!("k-{n}"))));
@@ -528,7 +528,7 @@ async fn suspect_meets(answer: S3Answer, (outcome, told): (&str, &str), attempts
     });
     log::start();
     let bodies = S3Bodies::new(&impatient(s3.endpoint()), [BUCKET]);
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler)
+    let consumer = Consumer::without_aws(Once::new(store.clone()), namespace(), handler)
         .concurrency(1.try_into().unwrap())
         .s3_bodies(bodies);
     let suspect = received("suspect", &pointer("k"), 2);
@@ -621,7 +621,7 @@ async fn pointer_without_buckets_is_never_handled() {
     for key in ["message-id", "attribute:ExtendedPayloadSize", "body:/s3Key"] {
         log::start();
         let (once, seen) = (Once::new(MemoryStore::default()), Seen::default());
-        let consumer = Consumer::new(once, namespace(), seen.clone());
+        let consumer = Consumer::without_aws(once, namespace(), seen.clone());
         let consumer = Arc::new(consumer.key(key.parse().unwrap()));
         let mut of_java = bare_pointer("m-1", "ExtendedPayloadSize");
         of_java["body"] = json!(pointer("k"));
@@ -658,7 +658,7 @@ impl Emulated {
         dynamo.create_table("records").await;
         let store = DynamoStore::new(dynamo.client(), "records");
         let seen = Seen::default();
-        let consumer = Consumer::new(Once::new(store), namespace(), seen.clone())
+        let consumer = Consumer::without_aws(Once::new(store), namespace(), seen.clone())
             .key("body:/orderId".parse().unwrap())
             .s3_bodies(S3Bodies::new(&config, [bucket, "never-created"]));
         Self {

@@ -79,7 +79,7 @@ impl World {
 
     fn consumer(&self, results: Results) -> Consumer<Once<DynamoStore>, Writer> {
         let seen = self.writer.clone();
-        Consumer::new(self.once(results), namespace(), self.writer.clone())
+        Consumer::without_aws(self.once(results), namespace(), self.writer.clone())
             .on_duplicate(move |stored, _| seen.clone().replay(stored))
     }
 
@@ -163,9 +163,10 @@ async fn output_over_10_mib_is_omitted() {
 #[tokio::test]
 async fn handler_that_does_not_ask_costs_no_read() {
     let world = World::start().await;
-    let write = handler_fn(async |letters: usize, _: Attempt| Ok("x".repeat(letters)));
+    let write =
+        handler_fn(async |letters: usize, _: Attempt| Ok::<_, Failure>("x".repeat(letters)));
     let once = world.once(world.results());
-    let consumer = Arc::new(Consumer::new(once, namespace(), write));
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), write));
     for _ in 0..2 {
         assert_eq!(deliver(&consumer, 70_000).await, [""; 0]);
     }

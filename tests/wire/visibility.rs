@@ -55,7 +55,7 @@ fn consumer(
     visibility: Visibility,
 ) -> Arc<Consumer<Once<MemoryStore>, impl Handler<Output: serde::Serialize>>> {
     let once = Once::new(store).clock(clock);
-    let consumer = Consumer::new(once, namespace(), handler_fn(obey));
+    let consumer = Consumer::without_aws(once, namespace(), handler_fn(obey));
     Arc::new(consumer.visibility(visibility))
 }
 

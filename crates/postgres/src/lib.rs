@@ -28,7 +28,7 @@
 //!
 //! # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = sqlx::PgPool::connect_lazy("postgres://orders@db.example/orders?sslmode=verify-full")?;
-//! let consumer = Consumer::new(PostgresMode::new(pool), Namespace::new("orders")?, handler_fn(place));
+//! let consumer = Consumer::without_aws(PostgresMode::new(pool), Namespace::new("orders")?, handler_fn(place));
 //! # Ok(()) }
 //! ```
 //!

@@ -46,7 +46,7 @@ use crate::{
 /// # fn main_() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = sqlx::PgPool::connect_lazy("postgres://app@db.example/app?sslmode=verify-full")?;
 /// let mode = PostgresMode::new(pool).retention(Duration::from_secs(7 * 24 * 3600));
-/// let consumer = Consumer::new(mode, Namespace::new("users")?, handler_fn(register));
+/// let consumer = Consumer::without_aws(mode, Namespace::new("users")?, handler_fn(register));
 /// # Ok(()) }
 /// ```
 ///

@@ -1,4 +1,5 @@
-//! An AWS Lambda consumer for SQS whose effects happen once.
+//! An AWS Lambda consumer for SQS that recognizes duplicates, and tells your handler when an earlier attempt may already have
+//! had its effect.
 //!
 //! SQS delivers at least once. A redelivered `charge this card` must not charge twice, and a crash must
 //! neither lose the message nor lock it. This crate runs each message through claim -> handler -> complete on
@@ -6,42 +7,19 @@
 //! (`ReportBatchItemFailures`).
 //!
 //! ```no_run
-//! use std::{sync::LazyLock, time::Duration};
-//!
-//! use reqwest::{Client, redirect::Policy};
-//! use serde::{Deserialize, Serialize};
+//! use serde::Deserialize;
 //! use sqs_once::{Attempt, Consumer, Failure, handler_fn, telemetry};
 //!
-//! #[derive(Deserialize, Serialize)]
-//! #[serde(rename_all = "camelCase")]
-//! struct Order { order_id: String, amount_cents: u64, currency: String }
-//!
-//! static GATEWAY: LazyLock<Client> = // a redirect could charge elsewhere
-//!     LazyLock::new(|| Client::builder().redirect(Policy::none()).build().expect("TLS is built in"));
+//! #[derive(Deserialize)]
+//! struct Order { id: String, cents: u64 }
 //!
 //! async fn charge(order: Order, attempt: Attempt) -> Result<String, Failure> {
-//!     if order.amount_cents == 0 {
+//!     if order.cents == 0 {
 //!         return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
 //!     }
-//!     let request = GATEWAY
-//!         .post("https://payments.example/charges")
-//!         .header("Idempotency-Key", attempt.call_key()) // the gateway recognizes a repetition
-//!         .header("Content-Type", "application/json")
-//!         .body(serde_json::to_vec(&order)?)
-//!         .timeout(Duration::from_secs(5));
-//!     let response = request.send().await.map_err(|error| {
-//!         if error.is_connect() {
-//!             Failure::no_effect(error) // nothing was sent
-//!         } else {
-//!             Failure::retryable(error) // the gateway may have charged
-//!         }
-//!     })?;
-//!     match response.status().as_u16() {
-//!         200..=299 => Ok(response.text().await?), // stored, as the answer to duplicates
-//!         402 => Err(Failure::declined("the gateway answered 402")), // the next attempt has a new call key
-//!         status @ (400 | 422) => Err(Failure::permanent(format!("the gateway answered {status}"))),
-//!         status => Err(Failure::retryable(format!("the gateway answered {status}"))),
-//!     }
+//!     // The same key on every attempt, so a gateway with idempotency keys charges once.
+//!     let receipt = call_gateway(&order, attempt.call_key()).await?; // `?`: retried with backoff
+//!     Ok(receipt) // stored: a duplicate gets it, and `charge` doesn't run
 //! }
 //!
 //! #[tokio::main]
@@ -49,7 +27,24 @@
 //!     telemetry::init();
 //!     sqs_once::run(Consumer::from_env(handler_fn(charge)).await?).await
 //! }
+//! # async fn call_gateway(_: &Order, key: String) -> Result<String, std::io::Error> { Ok(key) }
 //! ```
+//!
+//! # Eight programs
+//!
+//! Each is one screen of [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples), and
+//! a test runs it.
+//!
+//! | program | shows |
+//! | --- | --- |
+//! | `existing_main.rs` | a `main` that exists, with its own subscriber and SDK configuration: [`Consumer::invoke`] |
+//! | `shared_state.rs` | state by reference: [`handler_with`]; a closure that captures |
+//! | `key_in_code.rs` | the key of a small struct: [`Consumer::key_by`]; of pointers; of an attribute |
+//! | `own_errors.rs` | an error type that knows its kind: [`Classify`] |
+//! | `own_body.rs` | a body that isn't JSON: [`FromMessage`] |
+//! | `two_kinds.rs` | two kinds of message in one queue, by attribute |
+//! | `http_api.rs` | one function once behind any trigger: [`Once::wrap`], as a layer of axum |
+//! | `middleware.rs` | `tower` layers around each message: [`Handler::layer`]; a metric of one's own: [`Attempt::metric`] |
 //!
 //! # Layout
 //!
@@ -169,13 +164,15 @@ pub use dynamo::{
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Attribute, AttributeValue, DeliveryMetadata, EnvelopeMetadata, Failure, FailureKind,
-    FromMessage, Handler, HandlerFn, InvalidMessage, Json, LookUp, LookUpFn, LookedUp,
-    PriorAttempt, ResultExt, Stored, Text, handler_fn, look_up_fn,
+    Attempt, Attribute, AttributeValue, Call, Classify, DeliveryMetadata, EnvelopeMetadata,
+    Failure, FailureKind, FromMessage, Handler, HandlerError, HandlerFn, HandlerService,
+    HandlerWith, InvalidMessage, Json, Layered, LookUp, LookUpFn, LookedUp, PriorAttempt,
+    ResultExt, Stored, Text, handler_fn, handler_with, look_up_fn,
 };
 pub use invalid::InvalidValue;
 pub use modes::{
-    Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, RetryableError, Severity,
+    Change, Inbox, ItemMode, Mode, NotDone, Once, Operation, Outcome, Retry, RetryableError,
+    Severity, Wrapped,
 };
 pub use settings::{Settings, SettingsError, UnknownVariable, Variables};
 pub use sqs::{BatchError, Consumer, run};

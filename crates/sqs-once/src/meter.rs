@@ -1,4 +1,4 @@
-//! [`Meter`]: latency of the store requests for one message.
+//! [`Meter`]: what is measured of one message: the latency of its store requests, and the handler's own metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -6,10 +6,23 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
+use serde::Serialize;
 
 use crate::system;
 
-/// Measures the store requests of one message. Clones share the readings.
+/// The unit of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub enum Unit {
+    /// A number of things.
+    Count,
+    /// Seconds.
+    Seconds,
+    /// Milliseconds.
+    Milliseconds,
+}
+
+/// Measures one message. Clones share the readings.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<Mutex<Readings>>);
 
@@ -23,6 +36,8 @@ pub struct Readings {
     pub batches_ended: bool,
     /// True if a message of another queue completed the operation.
     pub other_queue: bool,
+    /// The handler's own metrics.
+    pub own: Vec<(&'static str, Unit, f64)>,
 }
 
 impl Meter {
@@ -40,6 +55,11 @@ impl Meter {
     /// Notes that a message of another queue completed the operation.
     pub fn other_queue(&self) {
         self.lock().other_queue = true;
+    }
+
+    /// Notes a metric of the handler.
+    pub(crate) fn own(&self, name: &'static str, unit: Unit, value: f64) {
+        self.lock().own.push((name, unit, value));
     }
 
     /// Returns the readings so far.

@@ -1,9 +1,9 @@
-//! A handler that does what its message says: panics, sleeps or blocks.
+//! A handler that does what its message says: panics, sleeps or blocks. It has a span and a metric of its own.
 
 use std::time::Duration;
 
 use serde::Deserialize;
-use sqs_once::{Attempt, Failure};
+use sqs_once::{Attempt, Failure, telemetry::Unit};
 
 #[derive(Deserialize)]
 pub(crate) struct Order {
@@ -19,7 +19,10 @@ pub(crate) struct Order {
 }
 
 /// Returns whether it was informed of an earlier attempt.
+#[tracing::instrument(skip_all, fields(receive_count = "of the handler"))]
 pub(crate) async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure> {
+    tracing::info!("obeying");
+    attempt.metric("Obeyed", Unit::Count, 1);
     std::thread::sleep(Duration::from_millis(order.block_ms));
     let blocking = Duration::from_millis(order.spawn_blocking_ms);
     tokio::task::spawn_blocking(move || std::thread::sleep(blocking)).await?;

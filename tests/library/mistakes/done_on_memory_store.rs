@@ -11,5 +11,5 @@ async fn place(_: String, _: Attempt) -> Result<Done<u64>, Failure> {
 fn main() {
     let once = Once::new(MemoryStore::default());
     let namespace = Namespace::new("orders").unwrap();
-    let _ = Consumer::new(once, namespace, handler_fn(place)).fail_when_store_unavailable(false);
+    let _ = Consumer::without_aws(once, namespace, handler_fn(place)).fail_when_store_unavailable(false);
 }

@@ -12,5 +12,5 @@ async fn charge(_: String, _: Attempt) -> Result<u64, Failure> {
 fn main() {
     let once = Once::new(MemoryStore::default());
     let namespace = Namespace::new("payments").unwrap();
-    let _ = Consumer::new(once, namespace, charge).fail_when_store_unavailable(false);
+    let _ = Consumer::without_aws(once, namespace, charge).fail_when_store_unavailable(false);
 }

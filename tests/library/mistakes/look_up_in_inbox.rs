@@ -17,7 +17,7 @@ async fn look_up(_: &String, _: &Attempt) -> Result<LookedUp<Done<u64>>, Failure
 
 fn consumer(inbox: Inbox<DynamoStore>) {
     let namespace = Namespace::new("orders").unwrap();
-    let _ = Consumer::new(inbox, namespace, handler_fn(place))
+    let _ = Consumer::without_aws(inbox, namespace, handler_fn(place))
         .look_up(look_up_fn(look_up), Duration::from_secs(30));
 }
 

@@ -17,7 +17,7 @@ async fn look_up(_: &String, _: &Attempt) -> Result<LookedUp<String>, Failure> {
 
 fn consumer(once: Once<MemoryStore>) {
     let namespace = Namespace::new("orders").unwrap();
-    let _ = Consumer::new(once, namespace, handler_fn(charge))
+    let _ = Consumer::without_aws(once, namespace, handler_fn(charge))
         .look_up(look_up_fn(look_up), Duration::from_secs(30));
 }
 

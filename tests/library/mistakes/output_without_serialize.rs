@@ -14,5 +14,5 @@ async fn charge(_: String, _: Attempt) -> Result<Receipt, Failure> {
 fn main() {
     let once = Once::new(MemoryStore::default());
     let namespace = Namespace::new("payments").unwrap();
-    let _ = Consumer::new(once, namespace, handler_fn(charge)).fail_when_store_unavailable(false);
+    let _ = Consumer::without_aws(once, namespace, handler_fn(charge)).fail_when_store_unavailable(false);
 }

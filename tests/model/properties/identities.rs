@@ -165,7 +165,7 @@ fn records(key: &str, bodies: &[String]) -> MemoryStore {
         Ok(())
     }
     let store = MemoryStore::default();
-    let consumer = Consumer::new(Once::new(store.clone()), namespace(), handler_fn(take));
+    let consumer = Consumer::without_aws(Once::new(store.clone()), namespace(), handler_fn(take));
     let consumer = Arc::new(consumer.key(key.parse().unwrap()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

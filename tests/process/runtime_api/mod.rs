@@ -11,7 +11,9 @@ use support::{
     dynamo::{Dynamo, number, text},
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{Answer, Env, Lambda, NAMESPACE, consumer, of_message, of_takeover, program},
+    runtime_api::{
+        Answer, Env, Lambda, NAMESPACE, consumer, of_batch, of_message, of_takeover, program,
+    },
     stage::{Stage, TIME, env, now_ms, outcome, outcomes},
 };
 use tokio::{
@@ -451,6 +453,25 @@ async fn process_blocking(memory: &str, order: &str) -> (Answer, Lambda) {
     ]);
     let answer = lambda.invoke(event, Duration::from_secs(1)).await;
     (answer, lambda)
+}
+
+#[tokio::test]
+async fn span_of_a_handler_hides_neither_key_nor_ids() {
+    let stage = Stage::set().await;
+    let lambda = stage.obedient(&[]).await;
+    lambda.invoke(batch([record("m-1", "{}")]), TIME).await;
+    let lines = lambda.logged(1, |line| line["message"] == "obeying").await;
+    let span = &lines[0]["span"];
+    assert_eq!(span["name"], "obey");
+    assert_eq!(span["message_id"], "m-1");
+    assert!(
+        span["key"].is_string() && span["requestId"].is_string(),
+        "{span}"
+    );
+    // Of two fields of one name, the inner one is shown.
+    assert_eq!(span["receive_count"], "of the handler");
+    let batches = lambda.logged(1, of_batch).await;
+    assert_eq!(batches[0]["Obeyed"], serde_json::json!([1.0]));
 }
 
 #[tokio::test]

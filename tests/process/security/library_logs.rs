@@ -69,7 +69,7 @@ async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
 
 async fn panic_and_hang() {
     let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::new(once, namespace(), handler_fn(obey)));
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler_fn(obey)));
     let act = |act| json!({"act": act, "secret": BODY});
     let event = batch([
         record("m-1", &act("panic")),
@@ -173,19 +173,19 @@ async fn write_in_every_mode() {
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(once(client), namespace(), handler_fn(plan)),
+        Consumer::without_aws(once(client), namespace(), handler_fn(plan)),
     )
     .await;
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(Inbox::new(once(client)), namespace(), handler_fn(plan)),
+        Consumer::without_aws(Inbox::new(once(client)), namespace(), handler_fn(plan)),
     )
     .await;
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::new(ItemMode::new(client), namespace(), handler_fn(change)),
+        Consumer::without_aws(ItemMode::new(client), namespace(), handler_fn(change)),
     )
     .await;
 }

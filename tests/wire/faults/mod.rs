@@ -324,9 +324,9 @@ async fn fault_of_one_message_spares_others() {
             || request == "UpdateItem";
         (0..Dynamo::CLAIM_COPIES).for_each(|_| dynamo.fail(request, fault));
         let once = Once::new(DynamoStore::new(dynamo.worker(None), TABLE));
-        let handler = |(): (), _: Attempt| async { Ok(()) };
-        let consumer =
-            Consumer::new(once, namespace(), handler_fn(handler)).concurrency(NonZeroUsize::MIN);
+        let handler = |(): (), _: Attempt| async { Ok::<_, sqs_once::Failure>(()) };
+        let consumer = Consumer::without_aws(once, namespace(), handler_fn(handler))
+            .concurrency(NonZeroUsize::MIN);
         let event = batch((1..=3).map(|n| record(&format!("m-{n}"), "null")));
         let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
         let expected: &[&str] = if outlasted { &[] } else { &["m-1"] };
@@ -367,10 +367,10 @@ async fn signature_refused_once_fails_no_message() {
         for claim in ["Claim", "ClaimGroup"] {
             dynamo.fail(claim, refused);
         }
-        let consumer = Consumer::new(
+        let consumer = Consumer::without_aws(
             Once::new(store(&dynamo, true)),
             namespace(),
-            handler_fn(async |(): (), _: Attempt| Ok(())),
+            handler_fn(async |(): (), _: Attempt| Ok::<_, sqs_once::Failure>(())),
         );
         let event = batch((1..=messages).map(|n| record(&format!("m-{n}"), "null")));
         let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;
@@ -388,10 +388,10 @@ async fn throttled_batch_sends_at_most_forty_requests() {
             dynamo.fail_all(write, Fault::Throttle);
         }
         let store = store(&dynamo, grouping);
-        let consumer = Consumer::new(
+        let consumer = Consumer::without_aws(
             Once::new(store),
             namespace(),
-            handler_fn(async |(): (), _: Attempt| Ok(())),
+            handler_fn(async |(): (), _: Attempt| Ok::<_, sqs_once::Failure>(())),
         );
         let event = batch((1..=10).map(|n| record(&format!("m-{n}"), "null")));
         let failed = process(&Arc::new(consumer), event, within(PATIENCE)).await;

@@ -344,7 +344,7 @@ impl Stage {
             Grouping::On => AnyStore::Batched(Batched::with_lone_calls(store)),
         });
         let once = once.clock(clock).lease_margin(HOUR / 2);
-        let consumer = Consumer::new(once, namespace(), self.worker.clone());
+        let consumer = Consumer::without_aws(once, namespace(), self.worker.clone());
         let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
         let body = json!({"id": "o-1"});
         let event = batch([match receive_count {

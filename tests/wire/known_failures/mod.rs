@@ -38,7 +38,7 @@ async fn overtaken(late: fn() -> Result<&'static str, Failure>) -> (World, Vec<S
     let world = World::new().await;
     let newer = async |_: Value, attempt: Attempt| {
         assert!(attempt.prior().is_some(), "the successor is informed");
-        Ok("newer")
+        Ok::<_, Failure>("newer")
     };
     let quick = Arc::new(worker(world.once().clock(in_an_hour), handler_fn(newer)));
     let outlive = move |_: Value, _: Attempt| {
@@ -254,7 +254,7 @@ async fn key_twice_in_batch_runs_once() {
             // Lets the other message continue, if it runs in parallel.
             async {
                 tokio::task::yield_now().await;
-                Ok(())
+                Ok::<_, Failure>(())
             }
         }
     };
@@ -337,7 +337,7 @@ async fn malformed_message_fails_alone() {
 async fn oversized_result_does_not_run_again() {
     for size in [MAX_RESULT_BYTES, 420_000] {
         let world = World::new().await;
-        let large = move |_: Value, _: Attempt| async move { Ok("x".repeat(size)) };
+        let large = move |_: Value, _: Attempt| async move { Ok::<_, Failure>("x".repeat(size)) };
         let worker = Arc::new(world.worker(handler_fn(large)));
         assert_eq!(
             process(&worker, event(&order()), within(TIME)).await,

@@ -57,7 +57,7 @@ pub fn worker<H: Handler<Output: serde::Serialize>>(
     once: Once<DynamoStore>,
     handler: H,
 ) -> Worker<H> {
-    Consumer::new(once, namespace(), handler).key("body:/orderId".parse().unwrap())
+    Consumer::without_aws(once, namespace(), handler).key("body:/orderId".parse().unwrap())
 }
 
 pub fn order() -> Value {

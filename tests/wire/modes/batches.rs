@@ -247,7 +247,7 @@ impl World {
 async fn consumer_claims_and_commits() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.once(&client), namespace(), handler_fn(plan));
+    let consumer = || Consumer::without_aws(world.once(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("claim", consumer).await;
 }
 
@@ -255,7 +255,7 @@ async fn consumer_claims_and_commits() {
 async fn consumer_runs_inbox() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.inbox(&client), namespace(), handler_fn(plan));
+    let consumer = || Consumer::without_aws(world.inbox(&client), namespace(), handler_fn(plan));
     world.behind_a_consumer("inbox", consumer).await;
 }
 
@@ -263,7 +263,8 @@ async fn consumer_runs_inbox() {
 async fn consumer_changes_items() {
     let world = World::start().await;
     let client = world.no_timeout_client();
-    let consumer = || Consumer::new(world.item_mode(&client), namespace(), handler_fn(change));
+    let consumer =
+        || Consumer::without_aws(world.item_mode(&client), namespace(), handler_fn(change));
     world.behind_a_consumer("on item", consumer).await;
 }
 
@@ -275,17 +276,17 @@ async fn clock_is_set_for_each_mode() {
     let world = World::start().await;
     let client = world.no_timeout_client();
     for left in [
-        left(&Consumer::new(
+        left(&Consumer::without_aws(
             world.once(&client),
             namespace(),
             handler_fn(plan),
         )),
-        left(&Consumer::new(
+        left(&Consumer::without_aws(
             world.inbox(&client),
             namespace(),
             handler_fn(plan),
         )),
-        left(&Consumer::new(
+        left(&Consumer::without_aws(
             world.item_mode(&client),
             namespace(),
             handler_fn(change),

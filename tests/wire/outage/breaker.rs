@@ -138,7 +138,7 @@ impl World {
         let outcomes: Arc<Mutex<Vec<&'static str>>> = Arc::default();
         let seen = Arc::clone(&outcomes);
         let once = Once::new(store.clone()).clock(now);
-        let consumer = Consumer::new(once, namespace(), charge.clone())
+        let consumer = Consumer::without_aws(once, namespace(), charge.clone())
             .on_outcome(move |message| seen.lock().unwrap().push(message.outcome.name()));
         Self {
             store,

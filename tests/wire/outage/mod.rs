@@ -76,7 +76,7 @@ fn assert_fails(answer: Result<Vec<String>, BatchError>, because: &str) {
 async fn unreachable_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::Refuse);
-    let consumer = Consumer::new(
+    let consumer = Consumer::without_aws(
         Once::new(store(&dynamo, TABLE)),
         namespace(),
         handler_fn(take),
@@ -89,7 +89,7 @@ async fn silent_dynamodb_fails_invocation() {
     let dynamo = dynamo().await;
     dynamo.fail_all("Claim", Fault::HoldRequest);
     dynamo.fail_all("UpdateItem", Fault::HoldRequest);
-    let consumer = Consumer::new(
+    let consumer = Consumer::without_aws(
         Once::new(store(&dynamo, TABLE)),
         namespace(),
         handler_fn(take),
@@ -101,9 +101,9 @@ async fn silent_dynamodb_fails_invocation() {
 async fn missing_table_fails_invocation() {
     let dynamo = Dynamo::start().await;
     let store = || store(&dynamo, "no-such-table");
-    let claims = Consumer::new(Once::new(store()), namespace(), handler_fn(take));
+    let claims = Consumer::without_aws(Once::new(store()), namespace(), handler_fn(take));
     assert_fails(process(claims, messages()).await, "no such table");
-    let commits = Consumer::new(
+    let commits = Consumer::without_aws(
         Inbox::new(Once::new(store())),
         namespace(),
         handler_fn(plan),
@@ -121,7 +121,7 @@ async fn denied_access_fails_invocation() {
     let endpoint = support::serve(Router::new().fallback(deny)).await;
     let client = Client::new(&support::sdk_config(&format!("http://{endpoint}")));
     let once = Once::new(DynamoStore::new(client, TABLE));
-    let consumer = Consumer::new(once, namespace(), handler_fn(take));
+    let consumer = Consumer::without_aws(once, namespace(), handler_fn(take));
     let reason = "the reason of AWS: User: ... is not authorized to perform: dynamodb:PutItem";
     assert_fails(process(consumer, messages()).await, reason);
 }
@@ -134,7 +134,8 @@ async fn visibility_is_set_before_invocation_fails() {
     );
     let once = Once::new(store(&dynamo, "no-such-table"));
     let visibility = Visibility::new(sqs.client()).jitter(|most| most);
-    let consumer = Consumer::new(once, namespace(), handler_fn(take)).visibility(visibility);
+    let consumer =
+        Consumer::without_aws(once, namespace(), handler_fn(take)).visibility(visibility);
     assert_fails(process(consumer, messages()).await, "no such table");
     let changes = sqs.changes();
     assert_eq!(changes.len(), 3);
@@ -147,7 +148,7 @@ async fn throttling_does_not_fail_invocation() {
     for fault in [Fault::Throttle, Fault::ThroughputExceeded] {
         dynamo.fail_all("Claim", fault);
         dynamo.fail_all("UpdateItem", fault);
-        let consumer = Consumer::new(
+        let consumer = Consumer::without_aws(
             Once::new(store(&dynamo, TABLE)),
             namespace(),
             handler_fn(take),
@@ -162,7 +163,7 @@ async fn other_outcome_in_batch_prevents_failed_invocation() {
     let dynamo = Dynamo::start().await;
     let consumer = || {
         let once = Once::new(store(&dynamo, "no-such-table"));
-        Consumer::new(once, namespace(), handler_fn(take)).key("body:/id".parse().unwrap())
+        Consumer::without_aws(once, namespace(), handler_fn(take)).key("body:/id".parse().unwrap())
     };
     let messages = ["m-1", "m-2", "m-3"].map(|id| record(id, &json!({"id": id})));
     // It fails before its claim.
@@ -176,7 +177,7 @@ async fn other_outcome_in_batch_prevents_failed_invocation() {
 async fn outage_counts_blocked_fifo_messages() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer = Consumer::new(once, namespace(), handler_fn(take));
+    let consumer = Consumer::without_aws(once, namespace(), handler_fn(take));
     let group = messages().map(|message| in_group(message, "g"));
     assert_fails(process(consumer, group).await, "no such table");
 }
@@ -185,8 +186,8 @@ async fn outage_counts_blocked_fifo_messages() {
 async fn outage_does_not_fail_invocation_if_set() {
     let dynamo = Dynamo::start().await;
     let once = Once::new(store(&dynamo, "no-such-table"));
-    let consumer =
-        Consumer::new(once, namespace(), handler_fn(take)).fail_when_store_unavailable(false);
+    let consumer = Consumer::without_aws(once, namespace(), handler_fn(take))
+        .fail_when_store_unavailable(false);
     let answer = process(consumer, messages()).await;
     assert_eq!(answer.unwrap(), ["m-1", "m-2", "m-3"]);
 }

@@ -295,7 +295,7 @@ fn consumer<M: Mode<H::Output>, H: Handler>(
     key: &str,
 ) -> Consumer<M, H> {
     let namespace = Namespace::new(name).unwrap();
-    Consumer::new(mode, namespace, handler)
+    Consumer::without_aws(mode, namespace, handler)
         .key(key.parse().unwrap())
         .metrics(None)
 }

@@ -300,7 +300,9 @@ async fn setting_names_the_outbox() {
         ("CONSUMER_VISIBILITY", "off"),
         ("CONSUMER_METRICS", "off"),
     ]);
-    let publish = handler_fn(async |_: serde_json::Value, _| Ok(Done::new(()).publish(placed(1))));
+    let publish = handler_fn(async |_: serde_json::Value, _| {
+        Ok::<_, Failure>(Done::new(()).publish(placed(1)))
+    });
     let settings = settings.sdk_config(dynamo.sdk_config());
     let consumer = settings.inbox(Ok(publish)).await.unwrap();
     let event = serde_json::from_value(batch([record("m-1", &order("o-1"))])).unwrap();

@@ -68,7 +68,7 @@ async fn consumed(message: &Message, envelope: Envelope, key: &str) -> (String, 
         *keep.lock().unwrap() = Some((attempt.key().to_string(), body));
         ready(Ok::<_, Failure>(()))
     });
-    let consumer = Consumer::new(Once::new(MemoryStore::default()), namespace(), echo)
+    let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), namespace(), echo)
         .envelope(envelope)
         .key(key.parse::<KeySource>().unwrap());
     let attributes = message.message_attributes.clone().unwrap_or_default();

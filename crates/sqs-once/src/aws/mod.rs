@@ -59,6 +59,36 @@ pub async fn config() -> SdkConfig {
         .await
 }
 
+/// Adds to a configuration what [`config`] has and the SDK's defaults lack: time limits, quick retries, and the HTTP client
+/// that drops rested connections. What the configuration sets itself stays.
+pub(crate) fn completed(config: SdkConfig) -> SdkConfig {
+    let has_limit = config.timeout_config().is_some_and(|set| {
+        let limits = [set.operation_timeout(), set.operation_attempt_timeout()];
+        limits.iter().any(Option::is_some)
+    });
+    let retries_are_defaults = config
+        .retry_config()
+        .is_none_or(|set| *set == RetryConfig::standard());
+    let has_client = config.http_client().is_some();
+    let mut completed = config.into_builder();
+    if !has_limit {
+        completed.set_timeout_config(Some(timeouts()));
+    }
+    if retries_are_defaults {
+        completed.set_retry_config(Some(retries()));
+    }
+    if has_client {
+        tracing::warn!(
+            "the SDK configuration has an HTTP client of its own: it keeps connections that died while Lambda had the process frozen, and a message may wait for one until its time limit; leave the client out, or take that of `sqs_once::aws::config()`"
+        );
+    } else {
+        completed.set_http_client(Some(http_client()));
+        let off = StalledStreamProtectionConfig::disabled();
+        completed.set_stalled_stream_protection(Some(off));
+    }
+    completed.build()
+}
+
 fn timeouts() -> TimeoutConfig {
     TimeoutConfig::builder()
         .connect_timeout(CONNECT_TIMEOUT)

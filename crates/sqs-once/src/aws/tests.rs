@@ -328,3 +328,29 @@ async fn rested_connection_that_lives_is_used() {
     assert_eq!(server.requests.load(SeqCst), 20);
     assert_eq!(server.connections(), 10);
 }
+
+/// The SDK's defaults have no time limits. With the client of `config`, no connection of before a freeze is used.
+#[test]
+fn configuration_of_defaults_gets_limits_and_client() {
+    let defaults = SdkConfig::builder()
+        .timeout_config(
+            TimeoutConfig::builder()
+                .connect_timeout(Duration::from_millis(3100))
+                .build(),
+        )
+        .retry_config(RetryConfig::standard());
+    let completed = super::completed(defaults.build());
+    assert_eq!(completed.timeout_config(), Some(&timeouts()));
+    assert_eq!(completed.retry_config(), Some(&retries()));
+    assert!(completed.http_client().is_some());
+
+    let limits = TimeoutConfig::builder().operation_attempt_timeout(Duration::from_secs(9));
+    let limits = limits.build();
+    let own = SdkConfig::builder()
+        .timeout_config(limits.clone())
+        .retry_config(RetryConfig::disabled())
+        .build();
+    let completed = super::completed(own);
+    assert_eq!(completed.timeout_config(), Some(&limits));
+    assert_eq!(completed.retry_config(), Some(&RetryConfig::disabled()));
+}

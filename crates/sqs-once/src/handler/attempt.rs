@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    meter::{Meter, Unit},
     protocol::{AttemptEnd, Key, Timestamp},
 };
 
@@ -20,6 +21,7 @@ pub struct Attempt {
     deadline: Deadline,
     /// A value that the mode lends to its handler, such as a PostgreSQL transaction.
     extension: Option<Arc<dyn Any + Send + Sync>>,
+    meter: Meter,
 }
 
 impl Attempt {
@@ -32,6 +34,7 @@ impl Attempt {
             history,
             deadline,
             extension: None,
+            meter: Meter::default(),
         }
     }
 
@@ -42,6 +45,25 @@ impl Attempt {
             extension: Some(Arc::new(value)),
             ..self
         }
+    }
+
+    pub(crate) fn with_meter(self, meter: Meter) -> Self {
+        Self { meter, ..self }
+    }
+
+    /// Adds a metric to the log line of the batch, beside the consumer's own: CloudWatch makes a metric of it. Each call adds
+    /// one value. The name is in PascalCase by convention. A batch has room for 40 names; further ones, and names that the
+    /// consumer uses, are left out with a warning. Has no effect if the consumer writes no metrics.
+    ///
+    /// ```
+    /// use sqs_once::{Attempt, telemetry::Unit};
+    ///
+    /// fn charged(attempt: &Attempt, cents: u32) {
+    ///     attempt.metric("ChargedCents", Unit::Count, cents);
+    /// }
+    /// ```
+    pub fn metric(&self, name: &'static str, unit: Unit, value: impl Into<f64>) {
+        self.meter.own(name, unit, value.into());
     }
 
     /// Returns the value that the mode lent, if it has this type.

@@ -2,7 +2,9 @@
 
 use std::{error::Error, fmt, time::Duration};
 
-type BoxError = Box<dyn Error + Send + Sync>;
+use super::InvalidMessage;
+
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Why a handler failed, which decides about the record and the next attempt.
 ///
@@ -17,8 +19,11 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
 /// *retryable* failure, because a request that timed out may have had its effect.
 ///
+/// An error type of your own keeps its kinds if it implements [`Classify`].
+///
 /// The text of the error and its causes is logged. If the failure is permanent, the record stores the text
-/// too. Keep payload out of it.
+/// too. Keep payload out of it. The texts of `serde_json` quote the JSON that they can't read, so a `Failure` shows others
+/// in their place, as [`InvalidMessage::json`] does.
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};
@@ -176,16 +181,24 @@ impl Failure {
     }
 }
 
-/// Shows the error and its causes in one line.
+/// Shows the error and its causes in one line, without the JSON that `serde_json` quotes.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.error)?;
-        let mut cause = self.error.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
+        let mut error: &(dyn Error + 'static) = &*self.error;
+        loop {
+            match error.downcast_ref() {
+                Some(json) => {
+                    let why = InvalidMessage::why_not_read(json);
+                    write!(f, "JSON can't be read: {why}")?;
+                }
+                None => write!(f, "{error}")?,
+            }
+            match error.source() {
+                Some(source) => error = source,
+                None => return Ok(()),
+            }
+            f.write_str(": ")?;
         }
-        Ok(())
     }
 }
 
@@ -193,6 +206,58 @@ impl fmt::Display for Failure {
 impl<E: Into<BoxError>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::retryable(error)
+    }
+}
+
+/// An error type that knows which [`Failure`] it is. A handler may return it in place of `Failure`
+/// ([`handler_fn`](crate::handler_fn), [`handler_with`](crate::handler_with)).
+///
+/// In a function that returns `Failure`, `?` does not ask this trait and makes any error retryable. Write
+/// `.map_err(Classify::classify)?` there.
+///
+/// ```
+/// use std::time::Duration;
+/// use sqs_once::{Attempt, Classify, Failure, handler_fn};
+///
+/// #[derive(Debug, thiserror::Error)]
+/// enum ChargeError {
+///     #[error("the card was declined")]
+///     Declined,
+///     #[error("the gateway is busy for {0:?}")]
+///     Busy(Duration),
+///     #[error(transparent)]
+///     Other(#[from] std::io::Error),
+/// }
+///
+/// impl Classify for ChargeError {
+///     fn classify(self) -> Failure {
+///         match self {
+///             Self::Declined => Failure::declined(self),
+///             Self::Busy(wait) => Failure::retryable(self).retry_after(wait),
+///             Self::Other(error) => Failure::retryable(error),
+///         }
+///     }
+/// }
+///
+/// async fn charge(order: String, _: Attempt) -> Result<(), ChargeError> {
+///     if order.is_empty() { Err(ChargeError::Declined) } else { Ok(()) }
+/// }
+/// let handler = handler_fn(charge);
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not say which failure it is",
+    label = "a handler's error must be `Failure` or implement `Classify`",
+    note = "return `Result<Output, sqs_once::Failure>`: `?` turns any error into a retryable failure",
+    note = "or implement `sqs_once::Classify` for `{Self}`"
+)]
+pub trait Classify {
+    /// Returns the failure that this error is.
+    fn classify(self) -> Failure;
+}
+
+impl Classify for Failure {
+    fn classify(self) -> Failure {
+        self
     }
 }
 
@@ -263,6 +328,25 @@ impl<T, E: Into<BoxError>> ResultExt<T> for Result<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the gateway's answer")]
+    struct Answer(#[from] serde_json::Error);
+
+    #[test]
+    fn json_error_is_shown_without_payload() {
+        let error = || serde_json::from_str::<u64>(r#""4242-SECRET""#).unwrap_err();
+        let clean = "a value is not of the expected type, at line 1, column 13";
+        let shown = Failure::from(error()).to_string();
+        assert_eq!(shown, format!("JSON can't be read: {clean}"));
+        let shown = Failure::permanent(Answer(error())).to_string();
+        assert_eq!(
+            shown,
+            format!("the gateway's answer: JSON can't be read: {clean}")
+        );
+        let context = anyhow::Error::new(error()).context("the order");
+        assert!(!Failure::from(context).to_string().contains("SECRET"));
+    }
 
     fn question_mark<E: Into<Failure>>(error: E) -> Failure {
         error.into()

@@ -33,6 +33,14 @@ impl InvalidMessage {
     /// where they quote the handler's type. A path would quote payload too: the keys of a map. The only value
     /// that we quote is the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
+        Self(format!(
+            "the body can't be read: {}",
+            Self::why_not_read(error)
+        ))
+    }
+
+    /// Returns why JSON can't be read, without any of it.
+    pub(super) fn why_not_read(error: &serde_json::Error) -> String {
         let text = error.to_string();
         let what = match error.classify() {
             serde_json::error::Category::Data => {
@@ -41,9 +49,8 @@ impl InvalidMessage {
                     .map_or(&*text, |(before, _)| before);
                 match without_place {
                     missing if missing.starts_with("missing field `") => missing.to_owned(),
-                    other => unknown_variant(other).unwrap_or_else(|| {
-                        "a value is not of the type the handler takes".to_owned()
-                    }),
+                    other => unknown_variant(other)
+                        .unwrap_or_else(|| "a value is not of the expected type".to_owned()),
                 }
             }
             _ => "not valid JSON".to_owned(),
@@ -53,7 +60,7 @@ impl InvalidMessage {
             (0, _) => String::new(),
             (line, column) => format!(", at line {line}, column {column}"),
         };
-        Self(format!("the body can't be read: {what}{place}"))
+        format!("{what}{place}")
     }
 }
 
@@ -158,7 +165,7 @@ mod tests {
             "missing SECRET",
         ] {
             let InvalidMessage(why) = InvalidMessage::json(&serde_json::Error::custom(text));
-            assert!(why.contains("not of the type the handler takes"), "{why}");
+            assert!(why.contains("not of the expected type"), "{why}");
         }
     }
 }

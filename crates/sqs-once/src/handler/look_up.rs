@@ -94,7 +94,7 @@ use super::{Attempt, Failure, Handler};
 ///     }
 /// }
 ///
-/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, Legacy)
+/// let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), Namespace::new("orders")?, Legacy)
 ///     .key("body:/id".parse()?)
 ///     .look_up(Legacy, Duration::from_secs(30));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -4,13 +4,16 @@ mod attempt;
 mod body;
 mod delivery;
 mod failure;
+mod function;
 mod history;
 mod invalid_message;
+mod layer;
 mod look_up;
 mod output;
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, marker::PhantomData};
 
+use lambda_runtime::tower::Layer;
 use serde::de::DeserializeOwned;
 
 pub use attempt::Attempt;
@@ -18,9 +21,11 @@ pub(crate) use body::without_bom;
 pub use body::{FromMessage, Json, Text};
 pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
 pub use delivery::{Delivery, EnvelopeMetadata};
-pub use failure::{Failure, FailureKind, ResultExt};
+pub use failure::{Classify, Failure, FailureKind, ResultExt};
+pub use function::{HandlerFn, HandlerWith, handler_fn, handler_with};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
+pub use layer::{Call, HandlerError, HandlerService, Layered};
 pub use look_up::{AnyLookUp, LookUp, LookUpFn, LookedUp, look_up_fn};
 pub(crate) use output::to_result;
 pub use output::{HandlerOutput, to_output};
@@ -29,8 +34,8 @@ use crate::{protocol::StoredResult, store::Results};
 
 /// Your code for one message.
 ///
-/// [`handler_fn`] turns any `async fn(Message, Attempt) -> Result<Output, Failure>` into a handler. Implement
-/// the trait yourself if the handler has state:
+/// [`handler_fn`] turns any `async fn(Message, Attempt) -> Result<Output, Failure>` into a handler, and [`handler_with`] one
+/// that borrows its state. You can also implement the trait yourself:
 ///
 /// ```
 /// use serde::Deserialize;
@@ -66,7 +71,7 @@ use crate::{protocol::StoredResult, store::Results};
     message = "`{Self}` is not a handler",
     label = "not a handler",
     note = "to make a handler of an async function, write `sqs_once::handler_fn(function)`",
-    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`"
+    note = "the function takes the message and an `Attempt`, and returns `Result<Output, Failure>`, or an error that implements `sqs_once::Classify`"
 )]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the body: one that implements [`serde::Deserialize`] for JSON, [`Text`], or your own
@@ -99,6 +104,40 @@ pub trait Handler: Send + Sync + 'static {
         message: Self::Message,
         attempt: Attempt,
     ) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+
+    /// Puts a `tower` layer around each call of this handler: a timeout, a limit, a span, a metric. Of two layers, the last
+    /// one added sees the message first.
+    ///
+    /// The layer runs between the claim and the record of the end, once for each attempt. It sees the message and the
+    /// attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]; any other error is a retryable
+    /// failure, because the handler may have had its effect. Look-up and `on_duplicate` belong to the
+    /// [`Consumer`](crate::Consumer), so no layer can lose them.
+    ///
+    /// ```
+    /// use lambda_runtime::tower::{ServiceExt as _, layer::layer_fn, service_fn};
+    /// use sqs_once::{Attempt, Call, Failure, Handler, handler_fn};
+    ///
+    /// async fn charge(order: String, _: Attempt) -> Result<String, Failure> {
+    ///     Ok(format!("charged {order}"))
+    /// }
+    ///
+    /// let noted = layer_fn(|inner: sqs_once::HandlerService<_>| {
+    ///     service_fn(move |call: Call<String>| {
+    ///         tracing::info!(message_id = call.attempt.message_id(), "charging");
+    ///         inner.clone().oneshot(call)
+    ///     })
+    /// });
+    /// let handler = handler_fn(charge).layer(noted);
+    /// # fn is_handler(_: impl Handler<Message = String, Output = String>) {}
+    /// # is_handler(handler);
+    /// ```
+    fn layer<L>(self, layer: L) -> Layered<L::Service, Self>
+    where
+        Self: Sized,
+        L: Layer<HandlerService<Self>>,
+    {
+        Layered::new(layer.layer(HandlerService::new(self)))
+    }
 }
 
 /// The stored output of a completed operation.
@@ -176,82 +215,5 @@ impl<O> Stored<O> {
         let output = json.as_deref().map(serde_json::from_str).transpose();
         // serde's error may quote the output.
         output.map_err(|_| Failure::permanent("the stored output is not of the handler's type"))
-    }
-}
-
-/// Turns an async function into a [`Handler`].
-///
-/// The function takes the message and its [`Attempt`], and returns `Result<Output, Failure>`.
-///
-/// ```
-/// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn};
-/// use sqs_once::{protocol::Namespace, store::MemoryStore};
-///
-/// async fn greet(name: String, _: Attempt) -> Result<String, Failure> {
-///     Ok(format!("hello {name}"))
-/// }
-///
-/// let once = Once::new(MemoryStore::default());
-/// let consumer = Consumer::new(once, Namespace::new("greetings")?, handler_fn(greet));
-///
-/// let prefix = String::from("hello");
-/// let closure = handler_fn(move |name: String, _: Attempt| {
-///     let greeting = format!("{prefix} {name}");
-///     async move { Ok(greeting) }
-/// });
-/// # let _ = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("greetings")?, closure);
-/// # Ok::<(), sqs_once::protocol::KeyError>(())
-/// ```
-pub fn handler_fn<F, M, O, Fut>(function: F) -> HandlerFn<F, M>
-where
-    F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<O, Failure>> + Send,
-    M: FromMessage + 'static,
-    O: HandlerOutput + 'static,
-{
-    HandlerFn {
-        function,
-        message: PhantomData,
-    }
-}
-
-/// An async function as a [`Handler`]. [`handler_fn`] creates it.
-pub struct HandlerFn<F, M> {
-    function: F,
-    message: PhantomData<fn(M)>,
-}
-
-impl<F: Clone, M> Clone for HandlerFn<F, M> {
-    fn clone(&self) -> Self {
-        Self {
-            function: self.function.clone(),
-            message: PhantomData,
-        }
-    }
-}
-
-impl<F, M> fmt::Debug for HandlerFn<F, M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandlerFn").finish_non_exhaustive()
-    }
-}
-
-#[diagnostic::do_not_recommend]
-impl<F, M, O, Fut> Handler for HandlerFn<F, M>
-where
-    F: Fn(M, Attempt) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<O, Failure>> + Send,
-    M: FromMessage + 'static,
-    O: HandlerOutput + 'static,
-{
-    type Message = M;
-    type Output = O;
-
-    fn handle(
-        &self,
-        message: M,
-        attempt: Attempt,
-    ) -> impl Future<Output = Result<O, Failure>> + Send {
-        (self.function)(message, attempt)
     }
 }

@@ -57,7 +57,7 @@ use crate::{
 ///
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let inbox = Inbox::new(Once::new(DynamoStore::new(client, "idempotency")));
-/// let consumer = Consumer::new(inbox, Namespace::new("users")?, handler_fn(register));
+/// let consumer = Consumer::without_aws(inbox, Namespace::new("users")?, handler_fn(register));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]

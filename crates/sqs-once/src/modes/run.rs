@@ -114,6 +114,7 @@ pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
     }
     let (key, delivery) = (operation.key.clone(), operation.delivery.clone());
     let attempt = Attempt::new(key, delivery, history.clone(), deadline);
+    let attempt = attempt.with_meter(operation.meter.clone());
     let attempt = mode.lend(claim, attempt);
     attempt.log_history();
     Some(attempt)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    isolation::{Standing, standing},
+    isolation::{Standing, has_last_look_up, standing},
     *,
 };
 
@@ -601,4 +601,19 @@ fn swap_compares_both_parts_of_the_stamp() {
     assert!(unchanged.admits(Some(&in_progress(NOW + MINUTE))));
     assert!(!unchanged.admits(Some(&with(|record| record.stamp.version = 2))));
     assert!(!unchanged.admits(Some(&with(|record| record.stamp.owner = owner("other")))));
+}
+
+#[test]
+fn crashed_message_has_one_last_look_up() {
+    let waits = CrashWaits::new([MINUTE]);
+    let admitted = [0, 1, 2, 3].map(|attempts| has_last_look_up(attempts, &waits));
+    assert_eq!(admitted, [true, true, true, false]);
+}
+
+#[test]
+fn write_of_a_record_is_named_in_errors() {
+    let claimed = died();
+    let ended = with(|record| record.updated_at = record.lease_until().unwrap());
+    assert_eq!([claimed.action(), ended.action()], ["claim", "release"]);
+    assert_eq!(failed(NOW).action(), "fail");
 }

@@ -183,11 +183,22 @@ impl Settings {
         }
     }
 
-    /// Sets the configuration for calls to AWS, which is otherwise [`aws::config`].
+    /// Sets the configuration for calls to AWS, which is otherwise [`aws::config`]. Where it has no time limits, no retries
+    /// or no HTTP client of its own, it gets those of [`aws::config`]. An HTTP client of its own stays, with a warning,
+    /// because it does not know that Lambda freezes the process.
+    ///
+    /// ```no_run
+    /// # async fn main_() {
+    /// use sqs_once::Settings;
+    ///
+    /// let config = aws_config::load_defaults(aws_config::BehaviorVersion::latest()).await;
+    /// let settings = Settings::from_env().sdk_config(config);
+    /// # }
+    /// ```
     #[must_use]
     pub fn sdk_config(self, config: SdkConfig) -> Self {
         Self {
-            config: Some(config),
+            config: Some(aws::completed(config)),
             ..self
         }
     }

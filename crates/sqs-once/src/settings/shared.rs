@@ -16,7 +16,7 @@ use crate::{
         parse::on_or_off,
         table::{
             CONSUMER_DIRECT_DEAD_LETTERING, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START,
-            IDEMPOTENCY_NAMESPACE, Values,
+            IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, Values,
         },
     },
     sqs::{Concurrency, Consumer, LEAST, Options, Visibility},
@@ -48,6 +48,10 @@ impl Settings {
         );
         let values = Values::read(self).and_then(|values| self.without_calls(values));
         let metrics = self.metrics();
+        let key = self
+            .is_set(IDEMPOTENCY_KEY.name)
+            .then(|| self.value(IDEMPOTENCY_KEY.name))
+            .flatten();
         let invocations = self.invocations();
         // A default that the code sets is only a hint.
         let is_set = self.is_set(CONSUMER_MIN_TIME_TO_START.name);
@@ -58,6 +62,7 @@ impl Settings {
             metrics: metrics?,
             memory: self.memory(),
             invocations,
+            key_in_environment: key,
             min_time_divisor: is_set.then(|| invocations.get().min(2)),
         })
     }
@@ -112,6 +117,8 @@ pub(super) struct Shared {
     pub(super) memory: Option<u32>,
     /// The most invocations that run at once in the process.
     pub(super) invocations: NonZeroU32,
+    /// `IDEMPOTENCY_KEY`, if it is set and not only a default of the code.
+    pub(super) key_in_environment: Option<String>,
     /// `None`: the minimum is not checked.
     pub(super) min_time_divisor: Option<u32>,
 }
@@ -193,6 +200,7 @@ impl Shared {
         let defaults = Options::new(self.namespace);
         let options = Options {
             key: values.key,
+            key_in_environment: self.key_in_environment,
             envelope: values.envelope,
             fingerprint: values.fingerprint,
             concurrency,

@@ -512,6 +512,26 @@ async fn key_fixed_in_code_rejects_a_different_variable() {
     assert!(of_cap.starts_with("CONSUMER_BACKOFF_CAP: "), "{error}");
 }
 
+#[tokio::test]
+async fn key_of_the_consumer_and_the_environment_must_agree() {
+    for (environment, is_refused) in [
+        (None, false),
+        (Some("body:/orderId"), false),
+        (Some("message-id"), true),
+    ] {
+        let key = environment.map(|key| ("IDEMPOTENCY_KEY", key));
+        let variables: Vec<_> = REQUIRED.into_iter().chain(key).collect();
+        let consumer = offline(&variables).once(Ok(unused::<()>())).await.unwrap();
+        let checked = consumer.key("body:/orderId".parse().unwrap()).check();
+        assert_eq!(checked.is_err(), is_refused, "{environment:?}");
+        if let Err(error) = checked {
+            let error = error.to_string();
+            assert!(error.contains("IDEMPOTENCY_KEY is `message-id`"), "{error}");
+            assert!(error.contains("`Consumer::key`"), "{error}");
+        }
+    }
+}
+
 #[test]
 fn value_fixed_in_code_is_the_setting() {
     // The same value as in code is not an error.

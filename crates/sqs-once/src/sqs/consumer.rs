@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{BatchError, on_duplicate::OnDuplicate, options::Options, process::Process};
+use super::{
+    BatchError, identity::IdentitySources, on_duplicate::OnDuplicate, options::Options,
+    process::Process,
+};
 use crate::{
     deadline::Deadline,
     flawed::flawed,
@@ -26,7 +29,7 @@ use crate::{
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let consumer = Consumer::new(Once::new(MemoryStore::default()), Namespace::new("orders")?, handler_fn(ship))
+/// let consumer = Consumer::without_aws(Once::new(MemoryStore::default()), Namespace::new("orders")?, handler_fn(ship))
 ///     .concurrency(std::num::NonZeroUsize::MIN)
 ///     .key("body:/id".parse()?);
 ///
@@ -75,6 +78,14 @@ impl<M: fmt::Debug, H> fmt::Debug for Consumer<M, H> {
 }
 
 impl<M, H> Consumer<M, H> {
+    pub(super) fn identity_sources(&self) -> IdentitySources<'_> {
+        IdentitySources {
+            namespace: &self.options.namespace,
+            key: &self.options.key,
+            fingerprint: &self.options.fingerprint,
+        }
+    }
+
     /// Returns the quarantine of the look-up, if there is one.
     pub(super) fn quarantine(&self) -> Option<Duration> {
         let quarantine = self.asks.as_ref().map(|(_, quarantine)| *quarantine);
@@ -84,12 +95,15 @@ impl<M, H> Consumer<M, H> {
         quarantine
     }
 
-    /// Creates a consumer that runs `handler` for each message in this `mode` ([`Once`](crate::Once),
-    /// [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of every
-    /// key. By default it runs ten messages at a time, uses the message id as key, and keeps back half a
-    /// second for outcomes and the response. [`handler_fn`](crate::handler_fn) turns an async function into a
-    /// handler.
-    pub fn new(mode: M, namespace: Namespace, handler: H) -> Self
+    /// Creates a consumer for tests and for your own machine, which runs `handler` for each message in this `mode`
+    /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of
+    /// every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
+    ///
+    /// It calls neither SQS nor CloudWatch: messages come back at the queue's visibility timeout instead of a back-off, a
+    /// permanent failure waits for the queue's redrive policy, and there are no metrics. On AWS, build the consumer of
+    /// [`Settings`](crate::Settings), which add all that; [`Settings::from_vars`](crate::Settings::from_vars) takes them from
+    /// code.
+    pub fn without_aws(mode: M, namespace: Namespace, handler: H) -> Self
     where
         M: Mode<H::Output>,
         H: Handler,
@@ -173,7 +187,7 @@ mod tests {
         let checked = |min_time: Duration, divisor, left: Duration| {
             let once = Once::new(MemoryStore::default());
             let handler = handler_fn(async |(): (), _: Attempt| Ok::<(), Failure>(()));
-            let consumer = Consumer::new(once, Namespace::new("test").unwrap(), handler);
+            let consumer = Consumer::without_aws(once, Namespace::new("test").unwrap(), handler);
             let mut consumer = consumer.min_time_to_start(min_time);
             consumer.options.min_time_divisor = divisor;
             consumer.check_min_time(&consumer.deadline(Timestamp::now() + left))

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
+use serde::de::DeserializeOwned;
 use tracing::Span;
 
 use super::{
@@ -38,7 +39,7 @@ impl<S, H: Handler> Consumer<Once<S>, H> {
     /// }
     ///
     /// let once = Once::new(MemoryStore::default());
-    /// let consumer = Consumer::new(once, Namespace::new("mails")?, handler_fn(send))
+    /// let consumer = Consumer::without_aws(once, Namespace::new("mails")?, handler_fn(send))
     ///     .key("body:/id".parse()?)
     ///     .look_up(look_up_fn(sent), Duration::from_secs(30));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -91,11 +92,35 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Sets where a message's key comes from.
+    /// Sets where a message's key comes from. If `IDEMPOTENCY_KEY` is set to another source, the consumer does not start
+    /// ([`BatchError::KeySetTwice`](crate::BatchError)).
     #[must_use]
     pub fn key(mut self, key: KeySource) -> Self {
         self.options.key = key;
         self
+    }
+
+    /// Makes the key of a small struct of the body's members: [`KeySource::by`].
+    ///
+    /// ```
+    /// use serde::Deserialize;
+    /// use sqs_once::{Consumer, Handler, Mode};
+    ///
+    /// #[derive(Deserialize)]
+    /// #[serde(rename_all = "camelCase")]
+    /// struct OrderKey { tenant: String, order_id: String }
+    ///
+    /// # fn keyed<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Consumer<M, H> {
+    /// consumer.key_by(|key: OrderKey| [key.tenant, key.order_id])
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn key_by<K, P>(self, parts: impl Fn(K) -> P + Send + Sync + 'static) -> Self
+    where
+        K: DeserializeOwned,
+        P: IntoIterator<Item = String>,
+    {
+        self.key(KeySource::by(parts))
     }
 
     /// Sets whether the consumer removes the JSON that SNS, EventBridge or S3 put around a message, before it

@@ -5,9 +5,8 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
 use super::{
-    batch::Batch, breaker::CircuitBreaker, consumer::Consumer, identity::IdentitySources,
-    key_source::KeySource, message::Message, message_outcome::MessageOutcome, record::Record,
-    report::BatchReport,
+    batch::Batch, breaker::CircuitBreaker, consumer::Consumer, key_source::KeySource,
+    message::Message, message_outcome::MessageOutcome, record::Record, report::BatchReport,
 };
 use crate::{
     deadline::Deadline, flawed::flawed, handler::Handler, modes::Mode, store::StoreError, system,
@@ -45,6 +44,14 @@ pub enum BatchError {
         /// The key source: `message-id` or `deduplication-id`.
         key: &'static str,
     },
+    /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`], [`Consumer::key_by`]).
+    #[error(
+        "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove the variable, or that call; nothing was processed"
+    )]
+    KeySetTwice {
+        /// The value of `IDEMPOTENCY_KEY`.
+        environment: String,
+    },
     /// `CONSUMER_MIN_TIME_TO_START` is longer than the function's timeout, or than half of it where the process
     /// runs several invocations at once. Most messages would never start.
     #[error(
@@ -72,13 +79,13 @@ pub enum BatchError {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch and returns the batch item failures, which are the messages that go back to the
-    /// queue. Returns before `deadline` even if a handler does not. On a runtime with one thread, a handler
+    /// Processes a batch outside an invocation, and returns the batch item failures, which are the messages that go back to
+    /// the queue. In a Lambda function, use [`invoke`](Self::invoke), which knows deadline and request id. Returns before `deadline` even if a handler does not. On a runtime with one thread, a handler
     /// that blocks this thread delays the return.
     ///
     /// # Errors
     ///
-    /// [`BatchError::NoMessageId`] if a record cannot be named, and [`BatchError::KeyChangesOnRedrive`]; then
+    /// [`BatchError::NoMessageId`] if a record cannot be named, and the errors of [`check`](Self::check); then
     /// nothing was processed.
     /// [`BatchError::StoreUnavailable`] if every message failed because of the store.
     pub async fn process(
@@ -147,12 +154,15 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Checks that the key suits the handler.
-    ///
-    /// # Errors
-    ///
-    /// [`BatchError::KeyChangesOnRedrive`].
+    /// Checks that the key suits the look-up, and is set once.
     pub(super) fn check_key(&self) -> Result<(), BatchError> {
+        if let Some(environment) = &self.options.key_in_environment
+            && environment.parse().as_ref() != Ok(&self.options.key)
+        {
+            return Err(BatchError::KeySetTwice {
+                environment: environment.clone(),
+            });
+        }
         match self.options.key.changes_on_redrive() {
             Some(key) if self.asks.is_some() => Err(BatchError::KeyChangesOnRedrive { key }),
             _ => Ok(()),
@@ -194,14 +204,6 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         breaker
             .is_some_and(CircuitBreaker::is_open)
             .then_some("open")
-    }
-
-    pub(super) fn identity_sources(&self) -> IdentitySources<'_> {
-        IdentitySources {
-            namespace: &self.options.namespace,
-            key: &self.options.key,
-            fingerprint: &self.options.fingerprint,
-        }
     }
 }
 

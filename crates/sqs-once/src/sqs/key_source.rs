@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::de::DeserializeOwned;
 use serde_json::Number;
 
 use super::{
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     InvalidValue,
-    handler::{DeliveryMetadata, InvalidMessage},
+    handler::{DeliveryMetadata, InvalidMessage, without_bom},
     protocol::{Key, KeyBuilder, KeyPart, Namespace},
 };
 
@@ -31,6 +32,7 @@ const AMBIGUOUS: &str =
 /// | `attribute:NAME` | the message attribute `NAME` |
 /// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
 /// | `body:/tenant,/orderId` | the values at several pointers, in that order |
+/// | [`by`](Self::by), in code only | the texts that a function makes of a struct, which is decoded from the body |
 /// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes from the message |
 ///
 /// # Deduplication ids
@@ -128,6 +130,35 @@ impl KeySource {
             let parts = function(body, delivery).map_err(|error| error.to_string())?;
             Ok(parts.into_iter().collect())
         }))
+    }
+
+    /// Makes the key in code, of a struct of your own that the JSON body is decoded into before the claim. The struct has
+    /// the members that name the operation and nothing else: members that it does not name are skipped, and take no memory.
+    /// One body is decoded at a time, so the memory for it is that of one struct. The function returns the parts of the key,
+    /// in their order; [`from_fn`](Self::from_fn) says what holds for them.
+    ///
+    /// A message whose body is not of that type, or has an empty part, fails permanently.
+    ///
+    /// ```
+    /// use serde::Deserialize;
+    /// use sqs_once::sqs::KeySource;
+    ///
+    /// #[derive(Deserialize)]
+    /// struct OrderKey { order_id: String }
+    ///
+    /// let key = KeySource::by(|key: OrderKey| [key.order_id]);
+    /// ```
+    pub fn by<K, P>(parts: impl Fn(K) -> P + Send + Sync + 'static) -> Self
+    where
+        K: DeserializeOwned,
+        P: IntoIterator<Item = String>,
+    {
+        Self::from_fn(move |body, _| {
+            let _turn = one_at_a_time();
+            let key = serde_json::from_str(without_bom(body));
+            let key = key.map_err(|error| InvalidMessage::json(&error))?;
+            Ok::<_, InvalidMessage>(parts(key).into_iter().collect::<Vec<_>>())
+        })
     }
 
     /// Returns the name of this source if a redriven message gets a different key from it.

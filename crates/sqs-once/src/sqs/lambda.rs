@@ -2,27 +2,26 @@
 
 use std::task::{Context, Poll};
 
-use aws_lambda_events::sqs::SqsBatchResponse;
-use lambda_runtime::{BoxFuture, Diagnostic, Error, LambdaEvent, Service};
+use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
+use lambda_runtime::{BoxFuture, Context as Invocation, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
 use super::{BatchError, Consumer, record::Record};
-use crate::{handler::Handler, modes::Mode, protocol::Timestamp};
+use crate::{handler::Handler, modes::Mode, protocol::Timestamp, telemetry};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
 ///
 /// Processes one invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
-/// Instances). Logs a warning if the function was built with `panic = "abort"`, because a panic in one
-/// message then ends the process, and every message of the batch is received again.
+/// Instances).
 ///
-/// Apart from the warning, this is `lambda_runtime::run_concurrent(consumer)`. To add layers, see
-/// [`Consumer`'s implementation of
-/// `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>).
+/// This is [`check`](Consumer::check), and then `lambda_runtime::run_concurrent(consumer)`. In a `main` of your own, use
+/// [`Consumer::invoke`]. To add layers around a batch, see [`Consumer`'s implementation of
+/// `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>); around a message, see
+/// [`Handler::layer`].
 ///
 /// # Errors
 ///
-/// If the Lambda Runtime API cannot be reached, or the key does not suit a handler with a look-up
-/// ([`BatchError::KeyChangesOnRedrive`]).
+/// If the Lambda Runtime API cannot be reached, and the errors of [`check`](Consumer::check).
 ///
 /// # Panics
 ///
@@ -37,13 +36,72 @@ use crate::{handler::Handler, modes::Mode, protocol::Timestamp};
 /// # }
 /// ```
 pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
-    if cfg!(panic = "abort") {
-        tracing::warn!(
-            "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
-        );
-    }
-    consumer.check_key()?;
+    consumer.check()?;
     lambda_runtime::run_concurrent(consumer).await
+}
+
+impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
+    /// Processes one invocation, for a `main` that exists:
+    ///
+    /// ```no_run
+    /// use lambda_runtime::{Error, LambdaEvent, service_fn};
+    /// # use sqs_once::{Consumer, Handler, Mode};
+    ///
+    /// # async fn main_<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Result<(), Error> {
+    /// let consumer = &consumer;
+    /// consumer.check()?;
+    /// lambda_runtime::run(service_fn(|event| consumer.invoke(event))).await
+    /// # }
+    /// ```
+    ///
+    /// Lambda's deadline, its request id and the log lines are those of [`run`](crate::run). One thing differs: a record that
+    /// is not an [`SqsEvent`]'s fails the whole invocation, and `lambda_runtime` logs the event that it can't parse. The
+    /// [`Service`] takes the event as it is, and does neither.
+    ///
+    /// # Errors
+    ///
+    /// As [`process`](Self::process), and [`BatchError::MinTimeToStart`].
+    pub async fn invoke(
+        &self,
+        event: LambdaEvent<SqsEvent>,
+    ) -> Result<SqsBatchResponse, BatchError> {
+        let records = event.payload.records.into_iter().map(Record::from);
+        self.process_invocation(records.collect(), &event.context)
+            .await
+    }
+
+    /// Checks what only the whole consumer shows: that the key suits it. [`run`](crate::run) calls this; call it before
+    /// the first [`invoke`](Self::invoke), so that a mistake ends the start and not each batch.
+    ///
+    /// Logs a warning if the function was built with `panic = "abort"`, because a panic in one message then ends the process,
+    /// and every message of the batch is received again; and a warning if no subscriber has
+    /// [`telemetry::layer`](crate::telemetry::layer), because the runbook's queries read its lines.
+    ///
+    /// # Errors
+    ///
+    /// [`BatchError::KeyChangesOnRedrive`] and [`BatchError::KeySetTwice`].
+    pub fn check(&self) -> Result<(), BatchError> {
+        if cfg!(panic = "abort") {
+            tracing::warn!(
+                "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
+            );
+        }
+        telemetry::warn_of_other_subscriber();
+        self.check_key()
+    }
+
+    async fn process_invocation(
+        &self,
+        records: Vec<Record>,
+        invocation: &Invocation,
+    ) -> Result<SqsBatchResponse, BatchError> {
+        let deadline = self.deadline(Timestamp::from_millis(invocation.deadline));
+        self.check_min_time(&deadline).inspect_err(|error| {
+            tracing::error!(%error, "the messages go back to the queue");
+        })?;
+        self.process_batch(records, deadline, Some(&invocation.request_id))
+            .await
+    }
 }
 
 /// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent invocations,
@@ -105,18 +163,13 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
         let consumer = self.clone();
         Box::pin(async move {
             let LambdaEvent { payload, context } = event;
-            let deadline = consumer.deadline(Timestamp::from_millis(context.deadline));
-            consumer.check_min_time(&deadline).inspect_err(|error| {
-                tracing::error!(%error, "the messages go back to the queue");
-            })?;
             let records = Record::parse_all(payload.get()).map_err(|error| BatchError::NotSqs {
                 line: error.line(),
                 column: error.column(),
             })?;
             // The records have their own copies of the bodies.
             drop(payload);
-            let request_id = Some(context.request_id.as_str());
-            consumer.process_batch(records, deadline, request_id).await
+            consumer.process_invocation(records, &context).await
         })
     }
 }
@@ -167,7 +220,7 @@ mod tests {
 
     fn consumer() -> Consumer<Once<MemoryStore>, Count> {
         let once = Once::new(MemoryStore::default());
-        Consumer::new(once, Namespace::new("test").unwrap(), Count::default())
+        Consumer::without_aws(once, Namespace::new("test").unwrap(), Count::default())
     }
 
     fn event(payload: &serde_json::Value) -> LambdaEvent<Box<RawValue>> {

@@ -393,15 +393,12 @@ mod tests {
         for (body, told) in [
             (
                 r#"{"orderId":"o-1","card":"4242-SECRET"}"#,
-                "not of the type the handler takes, at line 1",
+                "not of the expected type, at line 1",
             ),
             (r#"{"orderId":"4242-SECRET"}"#, "missing field `card`"),
             (r#"{"orderId":"4242-SECRET"#, "not valid JSON"),
             (r#"{"orderId":"o-1","card":1} SECRET"#, "not valid JSON"),
-            (
-                r#""4242-SECRET""#,
-                "not of the type the handler takes, at line 1",
-            ),
+            (r#""4242-SECRET""#, "not of the expected type, at line 1"),
         ] {
             let InvalidMessage(text) = parse(record(body)).unwrap_err();
             assert!(text.contains(told), "{text}");

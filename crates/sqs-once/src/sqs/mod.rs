@@ -6,7 +6,7 @@
 //! | `message` | the message of a record: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `s3_notification` | the records of an S3 event notification |
-//! | `read_message` | reads one message, without a batch |
+//! | `read_message` | reads one message without a batch, for tests of handlers |
 //! | `identity` | key and fingerprint of a message |
 //! | `key_source` | which messages are the same operation |
 //! | `fingerprint_source` | which part of a message must not change under one key |
@@ -63,6 +63,7 @@ mod on_duplicate;
 mod options;
 mod pointer;
 mod process;
+#[cfg(feature = "testing")]
 mod read_message;
 mod record;
 mod report;
@@ -82,7 +83,8 @@ pub use key_source::KeySource;
 pub use lambda::run;
 pub use message_outcome::MessageOutcome;
 pub(crate) use options::{Concurrency, LEAST, Options};
-pub use read_message::read_message;
+#[cfg(feature = "testing")]
+pub(crate) use read_message::read_message;
 #[cfg(feature = "s3")]
 pub use s3_bodies::S3Bodies;
 pub use s3_pointer::{ReadBodies, S3Pointer};

@@ -18,6 +18,8 @@ use crate::{
 pub(crate) struct Options {
     pub(crate) namespace: Namespace,
     pub(crate) key: KeySource,
+    /// `IDEMPOTENCY_KEY`, if it is set.
+    pub(crate) key_in_environment: Option<String>,
     pub(crate) envelope: Envelope,
     pub(crate) s3_bodies: Option<Arc<dyn ReadBodies>>,
     pub(crate) fingerprint: FingerprintSource,
@@ -42,6 +44,7 @@ impl Options {
         Self {
             namespace,
             key: KeySource::default(),
+            key_in_environment: None,
             envelope: Envelope::None,
             s3_bodies: None,
             fingerprint: FingerprintSource::default(),

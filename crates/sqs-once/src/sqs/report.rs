@@ -4,13 +4,18 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::message_outcome::MessageOutcome;
 use crate::{
+    meter::Unit,
     modes::Outcome,
     protocol::Timestamp,
     telemetry::{
-        metrics::{BatchFields, Metric, Metrics, Unit, Value},
+        metrics::{BatchFields, Metric, Metrics, Value},
         millis,
     },
 };
+
+/// The most metrics of handlers in a line. CloudWatch reads at most 100 metrics of one (*Amazon CloudWatch User Guide*,
+/// "Specification: Embedded metric format").
+const MOST_OWN: usize = 40;
 
 /// Outcome counters that are in every line. The others are rare, so a line has them only if they are above 0.
 const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
@@ -30,6 +35,8 @@ pub(crate) struct BatchReport {
     oldest_sent_at: Option<Timestamp>,
     handler_ms: Vec<f64>,
     store_ms: Vec<f64>,
+    /// The handlers' own.
+    own: BTreeMap<&'static str, (Unit, Vec<f64>)>,
 }
 
 impl BatchReport {
@@ -48,6 +55,7 @@ impl BatchReport {
             oldest_sent_at: None,
             handler_ms: Vec::new(),
             store_ms: Vec::new(),
+            own: BTreeMap::new(),
         }
     }
 
@@ -67,6 +75,10 @@ impl BatchReport {
         let sent_at = self.oldest_sent_at.into_iter().chain(message.sent_at);
         self.oldest_sent_at = sent_at.min();
         self.handler_ms.extend(message.handler_duration.map(millis));
+        for &(name, unit, value) in &requests.own {
+            let (_, values) = self.own.entry(name).or_insert((unit, Vec::new()));
+            values.push(value);
+        }
         let latencies = message.store_latencies().iter();
         self.store_ms.extend(latencies.copied().map(millis));
     }
@@ -152,6 +164,21 @@ impl BatchReport {
                 metrics.push(metric(name, Unit::Milliseconds, Value::Several(values)));
             }
         }
+        let (mut own, mut left_out) = (Vec::new(), Vec::new());
+        for (name, (unit, values)) in self.own {
+            if own.len() < MOST_OWN && metrics.iter().all(|metric| metric.name != name) {
+                own.push(metric(name, unit, Value::Several(values)));
+            } else {
+                left_out.push(name);
+            }
+        }
+        if !left_out.is_empty() {
+            tracing::warn!(
+                metrics = left_out.join(", "),
+                "metrics of the handler were left out: the consumer uses these names, or a batch has more than {MOST_OWN}"
+            );
+        }
+        metrics.append(&mut own);
         metrics
     }
 }
@@ -200,6 +227,18 @@ mod tests {
         let metrics = report.metrics(false);
         let names: Vec<_> = metrics.iter().map(|metric| metric.name).collect();
         assert_eq!(names, ["Completed", "Duplicates", "BatchSize"]);
+    }
+
+    #[test]
+    fn own_metrics_replace_none_of_the_consumer() {
+        let mut report = full();
+        let own = ["BatchSize", "Charged", "HandlerDuration"];
+        report.own = own.map(|name| (name, (Unit::Count, vec![7.0]))).into();
+        let metrics = report.metrics(false);
+        let with_7 = metrics
+            .iter()
+            .filter(|of| of.value == Value::Several(vec![7.0]));
+        assert_eq!(with_7.map(|of| of.name).collect::<Vec<_>>(), ["Charged"]);
     }
 
     #[test]

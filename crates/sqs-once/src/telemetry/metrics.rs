@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{InvalidValue, protocol::Timestamp, system};
+use crate::{InvalidValue, meter::Unit, protocol::Timestamp, system};
 
 /// The most values of one metric in one line, a limit of the embedded metric format.
 const MAX_VALUES: usize = 100;
@@ -192,18 +192,6 @@ pub struct Metric {
     /// The value, or the values.
     #[serde(skip)]
     pub value: Value,
-}
-
-/// The unit of a [`Metric`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[non_exhaustive]
-pub enum Unit {
-    /// A number of things.
-    Count,
-    /// Seconds.
-    Seconds,
-    /// Milliseconds.
-    Milliseconds,
 }
 
 /// The value of a [`Metric`].

@@ -2,16 +2,26 @@
 
 pub(crate) mod metrics;
 
-use std::{io::IsTerminal as _, panic::PanicHookInfo, time::Duration};
+use std::{
+    io::IsTerminal as _,
+    panic::PanicHookInfo,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
+};
 
-pub use metrics::{Metric, Metrics, Unit, Value};
+pub use crate::meter::Unit;
+pub use metrics::{Metric, Metrics, Value};
 
-use tracing::{Level, Subscriber};
+use serde_json::{Map, Value as Json};
+use tracing::{
+    Level, Subscriber,
+    span::{Attributes, Id},
+};
 use tracing_subscriber::{
     Layer,
     filter::{LevelFilter, Targets},
-    fmt,
-    layer::SubscriberExt as _,
+    fmt::{self, FormattedFields, format::JsonFields},
+    layer::{Context, SubscriberExt as _},
     registry::LookupSpan,
     util::{SubscriberInitExt as _, TryInitError},
 };
@@ -66,6 +76,9 @@ pub fn try_init() -> Result<(), TryInitError> {
 
 /// Returns the layer that [`init`] installs, so that you can combine it with others, such as OpenTelemetry's.
 ///
+/// A JSON line shows one span: the innermost, with the fields of those around it. So `#[tracing::instrument]` on a handler
+/// does not hide the key and the ids of the message.
+///
 /// The level applies to this layer alone. If the value cannot be parsed, the level is `info`, without a
 /// warning. Call [`set_panic_hook`] as well.
 ///
@@ -85,15 +98,57 @@ pub fn layer<S>() -> impl Layer<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
+    IS_MADE.store(true, Relaxed);
     let filter = setting().and_then(|(_, text)| level(&text));
     let lines = if std::io::stdout().is_terminal() {
         fmt::layer().boxed()
     } else {
         // Flat, so that a metric filter can read `$.outcome`.
         let json = fmt::layer().json().flatten_event(true);
-        json.with_span_list(false).boxed()
+        json.with_span_list(false).and_then(InheritFields).boxed()
     };
     lines.with_filter(filter.unwrap_or_else(info))
+}
+
+/// True once there is a [`layer`].
+static IS_MADE: AtomicBool = AtomicBool::new(false);
+
+/// Warns if the lines of this process have another form than the runbook's queries expect.
+pub(crate) fn warn_of_other_subscriber() {
+    if !IS_MADE.load(Relaxed) {
+        tracing::warn!(
+            "the subscriber is not of sqs_once::telemetry: the queries of the runbook look for `$.outcome` and `$.span.requestId` in a line; add `sqs_once::telemetry::layer()`, or change the queries"
+        );
+    }
+}
+
+/// Gives each span the fields of those around it.
+struct InheritFields;
+
+impl<S> Layer<S> for InheritFields
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        // The consumer's own span has all it needs, and there is one for each message.
+        if attributes.metadata().target().starts_with("sqs_once::") {
+            return;
+        }
+        let Some(span) = context.span(id) else { return };
+        let Some(parent) = span.parent() else { return };
+        let read = |fields: &FormattedFields<JsonFields>| {
+            serde_json::from_str::<Map<String, Json>>(&fields.fields).unwrap_or_default()
+        };
+        let of_parent = parent.extensions().get().map(read);
+        if let Some(mut fields) = of_parent
+            && let Some(own) = span
+                .extensions_mut()
+                .get_mut::<FormattedFields<JsonFields>>()
+        {
+            fields.extend(read(own));
+            own.fields = Json::Object(fields).to_string();
+        }
+    }
 }
 
 /// Installs a panic hook that logs where a panic happened. It logs the panic's message only at the level
@@ -161,7 +216,6 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use tracing::Event;
-    use tracing_subscriber::layer::Context;
 
     use super::*;
 

@@ -1,17 +1,14 @@
 //! [`DryRun`]: a mode that records writes and sends nothing.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use serde::Serialize;
 
 use crate::{
-    Handler, LookUp, Mode, Operation, Outcome,
+    Consumer, Handler, Mode, Operation, Outcome,
     dynamo::item::Item,
     handler::AnyLookUp,
     modes::{
@@ -78,54 +75,79 @@ impl DryRun {
     where
         Self: Mode<H::Output>,
     {
-        self.run_asking(handler, None, message).await
-    }
-
-    /// Does the same for a consumer with this [look-up](crate::Consumer::look_up). Its quarantine is over.
-    pub async fn run_with_look_up<H: Handler>(
-        &self,
-        handler: &H,
-        look_up: &impl LookUp<H::Message, H::Output>,
-        message: Message,
-    ) -> Outcome
-    where
-        Self: Mode<H::Output>,
-        H::Message: Sync,
-    {
-        self.run_asking(handler, Some(look_up), message).await
-    }
-
-    async fn run_asking<H: Handler>(
-        &self,
-        handler: &H,
-        look_up: Option<&dyn AnyLookUp<H>>,
-        message: Message,
-    ) -> Outcome
-    where
-        Self: Mode<H::Output>,
-    {
-        let namespace = match Namespace::new("test") {
-            Ok(namespace) => namespace,
-            Err(error) => return Outcome::Invalid(error.to_string()),
-        };
-        match read_message(message.into_record(), &namespace, deadline()) {
-            Ok((mut operation, body)) => {
-                operation.quarantine = look_up.map(|_| Duration::ZERO);
-                if self.interrupted.swap(false, Relaxed) {
-                    self.plans.interrupt(&operation);
-                }
-                run_handler(self, (handler, look_up), operation, body).await
-            }
+        let read = Namespace::new("test")
+            .map_err(|error| Outcome::Invalid(error.to_string()))
+            .and_then(|test| read_message(message.into_record(), &test, deadline()));
+        match read {
+            Ok((operation, body)) => self.call((handler, None), operation, body).await,
             Err(outcome) => outcome,
         }
     }
 
-    /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
-    /// crashed. This replaces the record that the operation has. So the handler sees a
-    /// [prior attempt](crate::Attempt::prior), and a [look-up](LookUp) looks up.
+    /// Runs a message in `consumer`, with this dry run in place of its mode: with its key, fingerprint, envelope and look-up, so
+    /// that a test sees which messages are the same operation.
     ///
     /// ```
-    /// use sqs_once::testing::{DryRun, Message};
+    /// use serde::Deserialize;
+    /// use serde_json::json;
+    /// use sqs_once::testing::{DryRun, Message, settings};
+    /// use sqs_once::{Attempt, Consumer, Failure, Handler, Mode, Outcome, Settings, SettingsError, handler_fn};
+    ///
+    /// #[derive(Deserialize)]
+    /// #[serde(rename_all = "camelCase")]
+    /// struct OrderKey { order_id: String }
+    ///
+    /// async fn charge(order: serde_json::Value, _: Attempt) -> Result<(), Failure> {
+    ///     Ok(())
+    /// }
+    ///
+    /// async fn consumer(settings: Settings) -> Result<Consumer<impl Mode<()>, impl Handler<Output = ()>>, SettingsError> {
+    ///     let consumer = settings.once(Ok(handler_fn(charge))).await?;
+    ///     Ok(consumer.key_by(|key: OrderKey| [key.order_id]))
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (dry_run, consumer) = (DryRun::new(), consumer(settings()).await?);
+    /// let order = |id| Message::new(id, &json!({ "orderId": "o-1" }));
+    /// assert!(matches!(dry_run.run_in(&consumer, order("m-1")).await, Outcome::Completed(_)));
+    /// assert!(matches!(dry_run.run_in(&consumer, order("m-2")).await, Outcome::Duplicate(_)));
+    /// # Ok(()) }
+    /// ```
+    pub async fn run_in<M, H: Handler>(
+        &self,
+        consumer: &Consumer<M, H>,
+        message: Message,
+    ) -> Outcome
+    where
+        Self: Mode<H::Output>,
+    {
+        match consumer.read_message(message.into_record(), deadline()) {
+            Ok((called, operation, body)) => self.call(called, operation, body).await,
+            Err(outcome) => outcome,
+        }
+    }
+
+    async fn call<H: Handler>(
+        &self,
+        called: (&H, Option<&dyn AnyLookUp<H>>),
+        operation: Operation,
+        message: H::Message,
+    ) -> Outcome
+    where
+        Self: Mode<H::Output>,
+    {
+        if self.interrupted.swap(false, Relaxed) {
+            self.plans.interrupt(&operation);
+        }
+        run_handler(self, called, operation, message).await
+    }
+
+    /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
+    /// crashed. This replaces the record that the operation has. So the handler sees a
+    /// [prior attempt](crate::Attempt::prior), and a [look-up](crate::LookUp) looks up.
+    ///
+    /// ```
+    /// use sqs_once::testing::{DryRun, Message, settings};
     /// use sqs_once::{Attempt, Failure, LookedUp, Outcome, handler_fn, look_up_fn};
     ///
     /// async fn send(_: String, _: Attempt) -> Result<&'static str, Failure> {
@@ -135,13 +157,14 @@ impl DryRun {
     ///     Ok(if mail == "to Ada" { LookedUp::Found("sent before") } else { LookedUp::NotFound })
     /// }
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let consumer = settings().once(Ok(handler_fn(send))).await?;
+    /// let consumer = consumer.look_up(look_up_fn(sent), std::time::Duration::from_secs(30));
     /// let dry_run = DryRun::new();
     /// dry_run.interrupted();
-    /// let message = Message::new("m-1", &"to Ada");
-    /// let outcome = dry_run.run_with_look_up(&handler_fn(send), &look_up_fn(sent), message).await;
+    /// let outcome = dry_run.run_in(&consumer, Message::new("m-1", &"to Ada")).await;
     /// assert!(matches!(outcome, Outcome::Reconciled(_)));
-    /// # }
+    /// # Ok(()) }
     /// ```
     pub fn interrupted(&self) {
         self.interrupted.store(true, Relaxed);

@@ -3,7 +3,8 @@
 //! | item | use |
 //! | --- | --- |
 //! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
-//! | [`DryRun`] | runs a handler, records its writes and sends nothing |
+//! | [`DryRun`] | runs a handler, or a message in a consumer; records its writes and sends nothing |
+//! | [`settings`] | settings of a consumer that calls nothing |
 //! | [`Torture`] | kills, freezes and repeats a handler at every place, and tells how its effect happened twice |
 //! | [`output`] | the output of a completed operation |
 //! | [`event`], [`process`] | run a batch through a [`Consumer`], as Lambda delivers it |
@@ -50,8 +51,9 @@ pub(crate) mod planned;
 pub(crate) mod plans;
 pub mod torture;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
+use aws_config::{BehaviorVersion, SdkConfig};
 use aws_lambda_events::sqs::SqsEvent;
 use serde::de::DeserializeOwned;
 
@@ -62,8 +64,9 @@ pub use message::{Message, event};
 pub use torture::{Ledger, Torture};
 
 use crate::{
-    Attempt, BatchError, Consumer, Deadline, Handler, Mode, Outcome,
+    Attempt, BatchError, Consumer, Deadline, Handler, Mode, Outcome, Settings,
     protocol::{Key, KeyError, Namespace, StoredResult, Timestamp},
+    settings::variables::table,
 };
 
 /// Processes a batch as in an invocation with 30 seconds left. Returns the ids of the messages that go back
@@ -74,21 +77,20 @@ use crate::{
 /// [`BatchError`], if the invocation would fail.
 ///
 /// ```
-/// use std::sync::Arc;
 /// use sqs_once::testing::{Message, event, process};
 /// use sqs_once::{Attempt, Consumer, Failure, Once, handler_fn};
 /// use sqs_once::{protocol::Namespace, store::MemoryStore};
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let double = handler_fn(async |n: u32, _: Attempt| Ok(n * 2));
+/// let double = handler_fn(async |n: u32, _: Attempt| Ok::<_, Failure>(n * 2));
 /// let once = Once::new(MemoryStore::default());
-/// let consumer = Arc::new(Consumer::new(once, Namespace::new("numbers")?, double));
+/// let consumer = Consumer::without_aws(once, Namespace::new("numbers")?, double);
 /// let batch = event([Message::new("m-1", &21), Message::new("m-2", &"no number")]);
 /// assert_eq!(process(&consumer, batch).await?, ["m-2"]);
 /// # Ok(()) }
 /// ```
 pub async fn process<M: Mode<H::Output>, H: Handler>(
-    consumer: &Arc<Consumer<M, H>>,
+    consumer: &Consumer<M, H>,
     event: SqsEvent,
 ) -> Result<Vec<String>, BatchError> {
     let response = consumer.process(event, deadline()).await?;
@@ -136,6 +138,31 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
         | Outcome::Reconciled(StoredResult::Json(json)) => serde_json::from_str(json).ok(),
         _ => None,
     }
+}
+
+/// Returns settings of a consumer in the namespace `test` that calls nothing when it is created, for
+/// [`DryRun::run_in`]. They are the defaults, without the process's environment.
+///
+/// ```
+/// # use sqs_once::{Attempt, Failure, handler_fn, testing::settings};
+/// # async fn charge(_: String, _: Attempt) -> Result<(), Failure> { Ok(()) }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// assert!(settings().once(Ok(handler_fn(charge))).await.is_ok());
+/// # }
+/// ```
+#[must_use]
+pub fn settings() -> Settings {
+    let variables = [
+        ("AWS_LAMBDA_RUNTIME_API", "unused"),
+        (table::IDEMPOTENCY_NAMESPACE.name, "test"),
+        (table::IDEMPOTENCY_TABLE_NAME.name, "records"),
+        (table::CONSUMER_VISIBILITY.name, "off"),
+        (table::CONSUMER_METRICS.name, "off"),
+    ];
+    let nowhere = SdkConfig::builder().behavior_version(BehaviorVersion::latest());
+    Settings::from_vars(variables)
+        .warm_up(false)
+        .sdk_config(nowhere.build())
 }
 
 /// Returns the deadline of an invocation with 30 seconds left.

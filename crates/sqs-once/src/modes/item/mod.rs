@@ -95,7 +95,7 @@ use crate::{
 /// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
 /// let week = std::time::Duration::from_secs(7 * 24 * 3600);
 /// let item_mode = ItemMode::new(client).retention(week);
-/// let consumer = Consumer::new(item_mode, Namespace::new("likes")?, handler_fn(like));
+/// let consumer = Consumer::without_aws(item_mode, Namespace::new("likes")?, handler_fn(like));
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]

@@ -164,7 +164,7 @@ impl World {
     {
         let once = Once::new(Table::of(self.run.clone(), self.attempt)).clock(run::clock);
         match Namespace::new("test") {
-            Ok(namespace) => Consumer::new(once, namespace, handler),
+            Ok(namespace) => Consumer::without_aws(once, namespace, handler),
             Err(error) => panic!("{error}"),
         }
     }

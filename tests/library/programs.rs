@@ -1,0 +1,259 @@
+//! The programs of crates/sqs-once/examples, as their users would test them. `tests/cloud/http_api.rs` has the eighth.
+
+macro_rules! programs {
+    ($($name:ident $path:literal)*) => {
+        $(
+            #[path = $path]
+            #[allow(dead_code, unreachable_pub, reason = "an example has its own main")]
+            mod $name;
+        )*
+    };
+}
+
+programs! {
+    existing_main "../../crates/sqs-once/examples/existing_main.rs"
+    key_in_code "../../crates/sqs-once/examples/key_in_code.rs"
+    middleware "../../crates/sqs-once/examples/middleware.rs"
+    own_body "../../crates/sqs-once/examples/own_body.rs"
+    own_errors "../../crates/sqs-once/examples/own_errors.rs"
+    shared_state "../../crates/sqs-once/examples/shared_state.rs"
+    two_kinds "../../crates/sqs-once/examples/two_kinds.rs"
+}
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use lambda_runtime::{Context, LambdaEvent};
+use prost::Message as _;
+use serde_json::json;
+use sqs_once::{
+    Attempt, Consumer, Handler, Once, Outcome, Retry, handler_fn,
+    protocol::Namespace,
+    store::MemoryStore,
+    testing::{DryRun, Message, attempt, event, output, settings},
+};
+
+/// A consumer of `handler` in memory.
+fn in_memory<H: Handler<Output: serde::Serialize>>(handler: H) -> Consumer<Once<MemoryStore>, H>
+where
+    Once<MemoryStore>: sqs_once::Mode<H::Output>,
+{
+    let once = Once::new(MemoryStore::default());
+    Consumer::without_aws(once, Namespace::new("test").unwrap(), handler)
+}
+
+#[tokio::test]
+async fn existing_main_answers_its_invocations() {
+    let consumer = &in_memory(handler_fn(existing_main::charge));
+    consumer.check().unwrap();
+    let orders = || {
+        event([
+            Message::new("m-1", &json!({ "id": "o-1" })),
+            Message::text("m-2", "not an order"),
+        ])
+    };
+    let mut context = Context::default();
+    context.request_id = "r-1".into();
+    let handle = lambda_runtime::service_fn(|event| consumer.invoke(event));
+    for _ in 0..2 {
+        use lambda_runtime::tower::ServiceExt as _;
+        let answer = handle.oneshot(LambdaEvent::new(orders(), context.clone()));
+        let failed = answer.await.unwrap().batch_item_failures;
+        let failed: Vec<_> = failed
+            .into_iter()
+            .map(|failure| failure.item_identifier)
+            .collect();
+        assert_eq!(failed, ["m-2"]);
+    }
+}
+
+#[test]
+fn other_subscriber_is_told_at_start() {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let writer = Arc::clone(&lines);
+    let other = tracing_subscriber::fmt().with_writer(move || Lines(Arc::clone(&writer)));
+    let consumer = in_memory(handler_fn(existing_main::charge));
+    tracing::subscriber::with_default(other.finish(), || consumer.check()).unwrap();
+    let lines = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+    assert!(
+        lines.contains("add `sqs_once::telemetry::layer()`"),
+        "{lines}"
+    );
+}
+
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn handler_knows_the_request_of_its_invocation() {
+    let seen = handler_fn(|(): (), attempt: Attempt| async move {
+        let left = attempt.time_left();
+        assert!(
+            left > Duration::from_secs(50) && left < Duration::from_secs(60),
+            "{left:?}"
+        );
+        assert_eq!(attempt.request_id(), Some("r-1"));
+        Ok::<_, sqs_once::Failure>(())
+    });
+    let consumer = in_memory(seen);
+    let mut context = Context::default();
+    context.request_id = "r-1".into();
+    let end = sqs_once::protocol::Timestamp::now() + Duration::from_secs(60);
+    context.deadline = end.as_millis();
+    let message = event([Message::new("m-1", &())]);
+    let answer = consumer.invoke(LambdaEvent::new(message, context)).await;
+    assert!(answer.unwrap().batch_item_failures.is_empty());
+}
+
+#[tokio::test]
+async fn state_is_shared_by_reference_or_by_clone() {
+    use shared_state::{State, borrowing, capturing};
+
+    let state = || State {
+        cents: HashMap::from([("book".to_owned(), 1250)]),
+    };
+    let order = |id, product| Message::new(id, &json!({ "product": product, "pieces": 2 }));
+    let dry_run = DryRun::new();
+    let priced = dry_run.run(&borrowing(state()), order("m-1", "book")).await;
+    assert_eq!(output(&priced), Some(2500));
+    let handler = capturing(Arc::new(state()));
+    let priced = dry_run.run(&handler, order("m-2", "book")).await;
+    assert_eq!(output(&priced), Some(2500));
+    let unknown = dry_run.run(&handler, order("m-3", "pen")).await;
+    assert!(matches!(unknown, Outcome::PermanentFailure(_)), "{unknown}");
+}
+
+#[tokio::test]
+async fn key_in_code_names_the_operation() {
+    let (dry_run, consumer) = (
+        DryRun::new(),
+        key_in_code::consumer(settings()).await.unwrap(),
+    );
+    let order = |message, tenant, order| {
+        let order = json!({ "tenant": tenant, "orderId": order, "cents": 7, "note": "x" });
+        Message::new(message, &order)
+    };
+    let first = dry_run.run_in(&consumer, order("m-1", "acme", "o-1")).await;
+    assert!(matches!(first, Outcome::Completed(_)), "{first}");
+    // Fails when a member of the key is renamed.
+    let sent_again = dry_run.run_in(&consumer, order("m-2", "acme", "o-1")).await;
+    assert!(matches!(sent_again, Outcome::Duplicate(_)), "{sent_again}");
+    let of_other_tenant = dry_run.run_in(&consumer, order("m-3", "emca", "o-1")).await;
+    assert!(
+        matches!(of_other_tenant, Outcome::Completed(_)),
+        "{of_other_tenant}"
+    );
+    let pointers =
+        in_memory(handler_fn(key_in_code::charge)).key("body:/tenant,/orderId".parse().unwrap());
+    let same_key = dry_run.run_in(&pointers, order("m-4", "acme", "o-1")).await;
+    assert!(matches!(same_key, Outcome::Duplicate(_)), "{same_key}");
+    let without = dry_run
+        .run_in(&consumer, Message::new("m-5", &json!({ "tenant": "acme" })))
+        .await;
+    let Outcome::Invalid(why) = without else {
+        panic!("{without}");
+    };
+    assert!(why.contains("missing field `orderId`"), "{why}");
+}
+
+#[tokio::test]
+async fn own_error_decides_about_the_next_attempt() {
+    let (dry_run, handler) = (DryRun::new(), handler_fn(own_errors::charge));
+    let mut outcomes = Vec::new();
+    for (cents, card) in [
+        (7, "4242"),
+        (0, "4242"),
+        (7, "expired"),
+        (7, "busy"),
+        (7, "x"),
+    ] {
+        let message = Message::new(
+            format!("{cents}{card}"),
+            &json!({ "cents": cents, "card": card }),
+        );
+        outcomes.push(dry_run.run(&handler, message).await);
+    }
+    let retries: Vec<_> = outcomes.iter().map(Outcome::retry).collect();
+    let minute = Retry::BackoffAtLeast(Duration::from_secs(60));
+    assert_eq!(
+        retries,
+        [
+            Retry::Never,
+            Retry::Never,
+            Retry::Never,
+            minute,
+            Retry::Backoff
+        ]
+    );
+    let text = outcomes[4].to_string();
+    assert!(text.contains("other signs than digits"), "{text}");
+}
+
+#[tokio::test]
+async fn own_body_is_decoded_for_key_and_handler() {
+    let consumer = in_memory(handler_fn(own_body::note)).key(own_body::key());
+    let moved = own_body::StockMoved {
+        movement_id: "v-1".into(),
+        pieces: -3,
+    };
+    let body = BASE64_STANDARD.encode(moved.encode_to_vec());
+    let dry_run = DryRun::new();
+    let first = dry_run.run_in(&consumer, Message::text("m-1", &body)).await;
+    assert_eq!(output(&first), Some(-3));
+    let again = dry_run.run_in(&consumer, Message::text("m-2", &body)).await;
+    assert!(matches!(again, Outcome::Duplicate(_)), "{again}");
+    let other = dry_run
+        .run_in(&consumer, Message::text("m-3", "not base64!"))
+        .await;
+    assert!(
+        other.to_string().contains("the body is not base64"),
+        "{other}"
+    );
+}
+
+#[tokio::test]
+async fn kind_of_message_is_in_its_attribute() {
+    let (dry_run, handler) = (DryRun::new(), handler_fn(two_kinds::tell));
+    let shipped = Message::new("m-1", &json!({ "order": "o-1", "parcel": "p-1" }));
+    let told = dry_run
+        .run(
+            &handler,
+            shipped.clone().attribute("eventType", "order.shipped"),
+        )
+        .await;
+    assert_eq!(output::<String>(&told).as_deref(), Some("o-1 is in p-1"));
+    let unknown = dry_run
+        .run(&handler, shipped.attribute("eventType", "order.lost"))
+        .await;
+    assert!(matches!(unknown, Outcome::Invalid(_)), "{unknown}");
+    let text =
+        Message::new("m-2", &json!({ "order": 4242 })).attribute("eventType", "order.placed");
+    let wrong = dry_run.run(&handler, text).await.to_string();
+    assert!(!wrong.contains("4242"), "{wrong}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn layer_limits_the_time_of_a_message() {
+    let handler = middleware::handler();
+    let order = |cents| serde_json::from_value(json!({ "cents": cents })).unwrap();
+    let charged = handler.handle(order(7), attempt("o-1").unwrap()).await;
+    assert_eq!(charged.unwrap(), 7);
+    let timed_out = handler
+        .handle(order(0), attempt("o-2").unwrap())
+        .await
+        .unwrap_err();
+    assert_eq!(timed_out.kind(), sqs_once::FailureKind::Retryable);
+}
