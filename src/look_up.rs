@@ -109,7 +109,7 @@ mod tests {
         let order: Order = serde_json::from_str(ORDER).unwrap();
         match found(&key, &order, body.as_bytes()) {
             Ok(LookedUp::Found(charge)) => Ok(Some(charge.get().to_owned())),
-            Ok(LookedUp::NotFound) => Ok(None),
+            Ok(_) => Ok(None),
             Err(unknown) => Err(unknown.to_string()),
         }
     }

@@ -377,10 +377,8 @@ impl LookUp<Order, Done<String>> for Ask {
         _: &Order,
         attempt: &Attempt,
     ) -> Result<LookedUp<Done<String>>, Failure> {
-        Ok(match self.ask(attempt).await? {
-            LookedUp::Found(output) => LookedUp::Found(with_write(output, attempt)),
-            LookedUp::NotFound => LookedUp::NotFound,
-        })
+        let found = self.ask(attempt).await?;
+        Ok(found.map(|output| with_write(output, attempt)))
     }
 }
 

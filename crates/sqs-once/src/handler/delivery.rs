@@ -54,6 +54,7 @@ pub struct DeliveryMetadata {
 ///
 /// If an S3 event notification has several records, these are the facts of the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct EnvelopeMetadata {
     /// The service's id of the message. If the producer sends the message again, it gets a different id.
     pub id: Option<String>,
@@ -67,6 +68,7 @@ pub struct EnvelopeMetadata {
 
 /// A message attribute (*Amazon SQS Developer Guide*, "Amazon SQS message metadata").
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Attribute {
     /// The type as it was sent, such as `Number.float`.
     pub data_type: String,
@@ -76,6 +78,7 @@ pub struct Attribute {
 
 /// The value of a message attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AttributeValue {
     /// A value of type String or Number.
     Text(String),

@@ -6,7 +6,7 @@ const MAX_NAME: usize = 64;
 /// Why a message can never be processed, without any of its payload. Texts become one by `?`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct InvalidMessage(pub String);
+pub struct InvalidMessage(pub(crate) String);
 
 impl From<&str> for InvalidMessage {
     fn from(why: &str) -> Self {

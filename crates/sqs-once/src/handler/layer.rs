@@ -14,6 +14,7 @@ use super::{Attempt, Failure, Handler, failure::BoxError};
 
 /// A message and its attempt: the request that a layer around one message sees ([`Handler::layer`]).
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Call<M> {
     /// The message, as the handler takes it.
     pub message: M,

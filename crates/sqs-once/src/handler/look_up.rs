@@ -124,11 +124,28 @@ pub trait LookUp<M, O>: Send + Sync + 'static {
 /// The answer of a [`LookUp`]. If it cannot tell, it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
+#[non_exhaustive]
 pub enum LookedUp<O> {
     /// An earlier attempt had its effect. Holds the output that the handler would have returned.
     Found(O),
     /// No earlier attempt had its effect, and none can have it later.
     NotFound,
+}
+
+impl<O> LookedUp<O> {
+    /// Changes the output that was found.
+    ///
+    /// ```
+    /// use sqs_once::LookedUp;
+    ///
+    /// assert_eq!(LookedUp::Found(3).map(|cents| cents * 2), LookedUp::Found(6));
+    /// ```
+    pub fn map<P>(self, change: impl FnOnce(O) -> P) -> LookedUp<P> {
+        match self {
+            Self::Found(output) => LookedUp::Found(change(output)),
+            Self::NotFound => LookedUp::NotFound,
+        }
+    }
 }
 
 /// Makes a [`LookUp`] of an async function, which takes the message and the [`Attempt`] by reference.

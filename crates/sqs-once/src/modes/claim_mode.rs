@@ -33,6 +33,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Once<S> {
     /// Store, place of outputs, retention and clock.
+    #[doc(hidden)]
     pub records: Records<S>,
     /// How much longer a record's lease lasts than the worker's right to run, since clocks differ.
     pub(super) lease_margin: Duration,

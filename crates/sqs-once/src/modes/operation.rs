@@ -25,6 +25,7 @@ use crate::{
 /// # Ok::<(), sqs_once::protocol::KeyError>(())
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Operation {
     /// Idempotency key. Deliveries with the same key are the same operation.
     pub key: Key,

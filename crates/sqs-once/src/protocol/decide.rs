@@ -13,6 +13,7 @@ use super::{
 /// How a recorded permanent failure affects messages that were sent after it. A message that was sent before it always gets
 /// the stored error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AfterFailure {
     /// A later message, whether sent anew or redriven from the dead-letter queue, runs the handler.
     #[default]

@@ -160,6 +160,7 @@ impl fmt::Display for RetryableError {
 
 /// Log level of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Severity {
     /// Normal operation, including duplicates and conflicts.
     Info,
@@ -171,6 +172,7 @@ pub enum Severity {
 
 /// When a retry could succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Retry {
     /// Never: the operation is completed, or every attempt would fail.
     Never,
