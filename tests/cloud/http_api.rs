@@ -10,7 +10,7 @@ use lambda_runtime::tower::ServiceExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Failure, Once,
-    protocol::{Key, Namespace},
+    protocol::{Key, Namespace, Timestamp},
     store::MemoryStore,
 };
 use support::gateway::{Gateway, Reply};
@@ -106,10 +106,14 @@ impl Call {
     }
 
     async fn pay(&self, gateway: &Gateway, store: &MemoryStore) -> (StatusCode, Value) {
-        let api = example::api(Once::new(store.clone()), gateway.url());
+        let api = example::api(Once::new(store.clone()), gateway.url()).unwrap();
         let mut request = request::from_str(&self.event().to_string()).unwrap();
         let json = "application/json".parse().unwrap();
         request.headers_mut().insert("content-type", json);
+        let mut context = lambda_http::Context::default();
+        let ends_at = Timestamp::now() + std::time::Duration::from_secs(30);
+        context.deadline = ends_at.as_millis();
+        request.extensions_mut().insert(context);
         let response = api.oneshot(request).await.unwrap();
         let status = response.status();
         let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
@@ -155,6 +159,7 @@ async fn refusal_of_gateway_decides_response() {
     for (reply, status) in [
         (Reply::Status(402), StatusCode::UNPROCESSABLE_ENTITY),
         (Reply::Status(503), StatusCode::SERVICE_UNAVAILABLE),
+        (Reply::Status(302), StatusCode::SERVICE_UNAVAILABLE),
     ] {
         let (store, gateway) = (MemoryStore::default(), Gateway::start().await);
         gateway.script("o-1", [reply]);
@@ -165,7 +170,7 @@ async fn refusal_of_gateway_decides_response() {
     gateway.close().await;
     let answer = user().pay(&gateway, &store).await;
     assert_eq!(answer.0, StatusCode::SERVICE_UNAVAILABLE);
-    // It had no effect, so the next one is told of nothing, and runs.
+    // Nothing is recorded, so it runs again.
     let answer = user().pay(&gateway, &store).await;
     assert_eq!(answer.0, StatusCode::SERVICE_UNAVAILABLE);
 }
@@ -272,7 +277,7 @@ async fn concurrent_request_is_a_conflict() {
         None,
         sqs_once::internal::Delivery::new("first"),
         sqs_once::Deadline::after(
-            sqs_once::protocol::Timestamp::now(),
+            Timestamp::now(),
             std::time::Duration::from_secs(30),
             std::time::Duration::ZERO,
         ),

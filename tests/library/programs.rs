@@ -48,7 +48,12 @@ where
 
 #[tokio::test]
 async fn existing_main_answers_its_invocations() {
-    let consumer = &in_memory(handler_fn(existing_main::charge));
+    let charged = Arc::new(Mutex::new(0));
+    let counting = Arc::clone(&charged);
+    let consumer = &in_memory(handler_fn(move |order, attempt| {
+        *counting.lock().unwrap() += 1;
+        existing_main::charge(order, attempt)
+    }));
     consumer.check().unwrap();
     let orders = || {
         event([
@@ -69,6 +74,7 @@ async fn existing_main_answers_its_invocations() {
             .collect();
         assert_eq!(failed, ["m-2"]);
     }
+    assert_eq!(*charged.lock().unwrap(), 1);
 }
 
 #[test]
@@ -140,7 +146,7 @@ async fn state_is_shared_by_reference_or_by_clone() {
 async fn key_in_code_names_the_operation() {
     let (dry_run, consumer) = (
         DryRun::new(),
-        key_in_code::consumer(settings()).await.unwrap(),
+        key_in_code::consumer(settings(&[])).await.unwrap(),
     );
     let order = |message, tenant, order| {
         let order = json!({ "tenant": tenant, "orderId": order, "cents": 7, "note": "x" });
@@ -186,6 +192,10 @@ async fn own_error_decides_about_the_next_attempt() {
         );
         outcomes.push(dry_run.run(&handler, message).await);
     }
+    let names: Vec<_> = outcomes.iter().map(Outcome::name).collect();
+    let failed = ["permanent_failure"; 2];
+    let retried = ["retryable_failure"; 2];
+    assert_eq!(names, [&["completed"][..], &failed, &retried].concat());
     let retries: Vec<_> = outcomes.iter().map(Outcome::retry).collect();
     let minute = Retry::BackoffAtLeast(Duration::from_secs(60));
     assert_eq!(
@@ -251,6 +261,32 @@ async fn layer_limits_the_time_of_a_message() {
     let order = |cents| serde_json::from_value(json!({ "cents": cents })).unwrap();
     let charged = handler.handle(order(7), attempt("o-1").unwrap()).await;
     assert_eq!(charged.unwrap(), 7);
+    // The kind of a failure passes through the layers.
+    let refusing = handler_fn(async |(): (), _: Attempt| {
+        Err::<u32, _>(sqs_once::Failure::declined("the card was declined"))
+    });
+    let wrapping = tower::util::MapErrLayer::new(|error: sqs_once::HandlerError| {
+        anyhow::Error::new(error)
+            .context("of a layer")
+            .into_boxed_dyn_error()
+    });
+    let refusing = refusing.layer(wrapping);
+    let declined = refusing
+        .handle((), attempt("o-3").unwrap())
+        .await
+        .unwrap_err();
+    assert_eq!(declined.kind(), sqs_once::FailureKind::Declined);
+    // A layer that never called the handler has had no effect.
+    let closed = tower::filter::FilterLayer::new(|_: sqs_once::Call<()>| {
+        Err::<sqs_once::Call<()>, _>(tower::BoxError::from("closed"))
+    });
+    let untouched = handler_fn(async |(): (), _: Attempt| Ok::<_, sqs_once::Failure>(()));
+    let untouched = untouched.layer(closed);
+    let refused = untouched
+        .handle((), attempt("o-4").unwrap())
+        .await
+        .unwrap_err();
+    assert_eq!(refused.kind(), sqs_once::FailureKind::NoEffect);
     let timed_out = handler
         .handle(order(0), attempt("o-2").unwrap())
         .await

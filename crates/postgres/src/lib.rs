@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
-//! use sqs_once::{Attempt, Consumer, Failure, handler_fn, protocol::Namespace};
+//! use sqs_once::{Attempt, Failure, Settings, handler_fn};
 //! use sqs_once_postgres::{PostgresMode, InTransaction, Transaction};
 //!
 //! #[derive(Deserialize)]
@@ -28,7 +28,8 @@
 //!
 //! # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = sqlx::PgPool::connect_lazy("postgres://orders@db.example/orders?sslmode=verify-full")?;
-//! let consumer = Consumer::without_aws(PostgresMode::new(pool), Namespace::new("orders")?, handler_fn(place));
+//! let mode = PostgresMode::new(pool);
+//! let consumer = Settings::from_env().consumer(mode, Ok(handler_fn(place))).await?;
 //! # Ok(()) }
 //! ```
 //!

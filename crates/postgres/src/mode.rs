@@ -33,8 +33,7 @@ use crate::{
 /// ```
 ///
 /// ```no_run
-/// use std::time::Duration;
-/// use sqs_once::{Attempt, Consumer, Failure, handler_fn, protocol::Namespace};
+/// use sqs_once::{Attempt, Failure, Settings, handler_fn};
 /// use sqs_once_postgres::{PostgresMode, InTransaction, Transaction};
 ///
 /// async fn register(user: String, attempt: Attempt) -> Result<InTransaction<()>, Failure> {
@@ -43,10 +42,10 @@ use crate::{
 ///     Ok(tx.done(()))
 /// }
 ///
-/// # fn main_() -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn main_() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = sqlx::PgPool::connect_lazy("postgres://app@db.example/app?sslmode=verify-full")?;
-/// let mode = PostgresMode::new(pool).retention(Duration::from_secs(7 * 24 * 3600));
-/// let consumer = Consumer::without_aws(mode, Namespace::new("users")?, handler_fn(register));
+/// let mode = PostgresMode::new(pool);
+/// let consumer = Settings::from_env().consumer(mode, Ok(handler_fn(register))).await?;
 /// # Ok(()) }
 /// ```
 ///

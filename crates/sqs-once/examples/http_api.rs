@@ -5,6 +5,8 @@
 //! A key belongs to its caller, method and path, so no caller gets the response of another. The caller is the principal of
 //! API Gateway's authorizer; a request without one gets 500.
 
+use std::time::Duration;
+
 use axum::{
     Extension, Json, Router,
     body::{Body, to_bytes},
@@ -14,7 +16,8 @@ use axum::{
     response::{IntoResponse, Response},
     routing::any,
 };
-use lambda_http::request::RequestContext;
+use lambda_http::{Context, Error, request::RequestContext};
+use reqwest::redirect::Policy;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
@@ -43,64 +46,71 @@ async fn answer_once<S: Store>(
     let (mut parts, body) = request.into_parts();
     let context = parts.extensions.get::<RequestContext>();
     let Some((kind, caller)) = context.and_then(principal) else {
+        tracing::error!("the request has no principal: attach an authorizer to the API");
         return problem(500, "this API has no authorizer");
     };
     let header = parts.headers.get("Idempotency-Key");
     // A structured header is a string in double quotes. A value without quotes is accepted too.
     let header = header.and_then(|key| key.to_str().ok());
     let header = header.unwrap_or_default().trim_matches('"');
-    let of_request = [
-        kind,
-        caller,
-        parts.method.as_str(),
-        parts.uri.path(),
-        header,
-    ];
-    let key = Namespace::new("payments-api").and_then(|api| Key::new(&api, of_request));
+    let (method, path) = (parts.method.as_str(), parts.uri.path());
+    let key = Namespace::new("payments-api");
+    let key = key.and_then(|api| Key::new(&api, [kind, caller, method, path, header]));
     let (Ok(key), Ok(body)) = (key, to_bytes(body, MAX_BODY).await) else {
         return problem(
             400,
             "this operation needs an Idempotency-Key, and a body of at most 128 KB",
         );
     };
-    let invocation = parts
+    let payload = [parts.uri.query().unwrap_or_default().as_bytes(), &body].concat();
+    let deadline = parts
         .extensions
-        .get::<lambda_http::Context>()
-        .cloned()
-        .unwrap_or_default();
-    let payload = body.clone();
+        .get()
+        .map(|invocation: &Context| invocation.deadline);
     let call = |attempt: Attempt| async {
         parts.extensions.insert(attempt);
-        let response = next.run(Request::from_parts(parts, Body::from(body))).await;
-        let (parts, body) = response.into_parts();
-        if parts.status.is_server_error() {
-            return Err(Failure::retryable(format!(
-                "the route answered {}",
-                parts.status
-            )));
-        }
-        let content_type = parts
-            .headers
-            .get(CONTENT_TYPE)
-            .and_then(|of| of.to_str().ok());
-        Ok(Reply {
-            status: parts.status.as_u16(),
-            content_type: content_type.map(str::to_owned),
-            body: String::from_utf8(to_bytes(body, MAX_BODY).await?.to_vec())?,
-        })
+        reply(next.run(Request::from_parts(parts, Body::from(body))).await).await
     };
-    let call = once
-        .wrap(key, call)
-        .payload(&payload)
-        .request_id(invocation.request_id);
+    let call = once.wrap(key, call).payload(&payload);
     match call
-        .until(Timestamp::from_millis(invocation.deadline))
-        .run()
+        .until(Timestamp::from_millis(deadline.unwrap_or_default()))
         .await
     {
         Ok(reply) => respond(reply),
-        Err(error) => problem(error.http_status(), &error.to_string()),
+        Err(error) => {
+            tracing::warn!(%error, "a request has no recorded response");
+            problem(
+                error.http_status(),
+                "not done, or not known: see the status",
+            )
+        }
     }
+}
+
+/// Returns the response that is recorded, and a failure for one that another attempt may change.
+async fn reply(response: Response) -> Result<Reply, Failure> {
+    let (parts, body) = response.into_parts();
+    let status = parts.status.as_u16();
+    if !parts.status.is_success() && !matches!(status, 400 | 404 | 409 | 422) {
+        return Err(Failure::retryable(format!("the route answered {status}")));
+    }
+    let content_type = parts.headers.get(CONTENT_TYPE);
+    let content_type = content_type
+        .and_then(|of| of.to_str().ok())
+        .map(str::to_owned);
+    let body = to_bytes(body, MAX_BODY)
+        .await
+        .map(|body| String::from_utf8(body.to_vec()));
+    // The effect has happened, so this must not fail.
+    let body = match body {
+        Ok(Ok(body)) => body,
+        _ => String::new(),
+    };
+    Ok(Reply {
+        status,
+        content_type,
+        body,
+    })
 }
 
 /// The caller that API Gateway authenticated: how, and its id.
@@ -149,6 +159,13 @@ fn respond(reply: Reply) -> Response {
     (status, [(CONTENT_TYPE, content_type)], reply.body).into_response()
 }
 
+/// The payment gateway.
+#[derive(Clone)]
+struct Gateway {
+    client: reqwest::Client,
+    charges: String,
+}
+
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Payment {
@@ -158,17 +175,16 @@ struct Payment {
 
 /// A route, which knows nothing of keys: it charges a payment under the attempt's call key.
 async fn pay(
-    State(charges): State<String>,
+    State(gateway): State<Gateway>,
     Extension(attempt): Extension<Attempt>,
     Json(payment): Json<Payment>,
 ) -> Response {
-    // The AWS SDK's provider of cryptography.
-    let _already_set = rustls::crypto::ring::default_provider().install_default();
     let key = attempt.call_key();
-    let request = reqwest::Client::new().post(charges);
-    let request = request
-        .header("Idempotency-Key", &key)
-        .header(CONTENT_TYPE, "application/json");
+    let request = gateway
+        .client
+        .post(&gateway.charges)
+        .header("Idempotency-Key", &key);
+    let request = request.header(CONTENT_TYPE, "application/json");
     let answer = request.body(json!(payment).to_string()).send().await;
     match answer.map(|answer| answer.status().as_u16()) {
         Ok(200..=299) => (StatusCode::CREATED, Json(json!({ "payment": key }))).into_response(),
@@ -178,21 +194,26 @@ async fn pay(
 }
 
 /// The API: charges go to the gateway at `gateway`.
-pub(crate) fn api<S: Store + Clone>(once: Once<S>, gateway: &str) -> Router {
-    Router::new()
+pub(crate) fn api<S: Store + Clone>(once: Once<S>, gateway: &str) -> Result<Router, Error> {
+    // The AWS SDK's provider of cryptography.
+    let _already_set = rustls::crypto::ring::default_provider().install_default();
+    // After a redirect, the charge could be made elsewhere, or the POST become a GET.
+    let client = reqwest::Client::builder().redirect(Policy::none());
+    let gateway = Gateway {
+        client: client.timeout(Duration::from_secs(10)).build()?,
+        charges: format!("{gateway}/charges"),
+    };
+    Ok(Router::new()
         .route("/{resource}", any(pay))
-        .with_state(format!("{gateway}/charges"))
-        .layer(from_fn_with_state(once, answer_once))
+        .with_state(gateway)
+        .layer(from_fn_with_state(once, answer_once)))
 }
 
 #[tokio::main]
-async fn main() -> Result<(), lambda_http::Error> {
+async fn main() -> Result<(), Error> {
     telemetry::init();
     let client = aws_sdk_dynamodb::Client::new(&aws::config().await);
     let store = DynamoStore::new(client, std::env::var("IDEMPOTENCY_TABLE_NAME")?);
-    lambda_http::run(api(
-        Once::new(store),
-        &std::env::var("PAYMENT_GATEWAY_URL")?,
-    ))
-    .await
+    let gateway = std::env::var("PAYMENT_GATEWAY_URL")?;
+    lambda_http::run(api(Once::new(store), &gateway)?).await
 }

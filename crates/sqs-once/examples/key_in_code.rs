@@ -1,4 +1,5 @@
-//! The key in code: of a small struct, which the compiler checks; of pointers; of an attribute.
+//! The key in code: of a small struct, of pointers, of an attribute. Test it: `DryRun::run_in` shows which messages are the
+//! same operation.
 
 use serde::Deserialize;
 use sqs_once::{

@@ -164,10 +164,10 @@ pub use dynamo::{
 };
 pub use event::Event;
 pub use handler::{
-    Attempt, Attribute, AttributeValue, Call, Classify, DeliveryMetadata, EnvelopeMetadata,
-    Failure, FailureKind, FromMessage, Handler, HandlerError, HandlerFn, HandlerService,
-    HandlerWith, InvalidMessage, Json, Layered, LookUp, LookUpFn, LookedUp, PriorAttempt,
-    ResultExt, Stored, Text, handler_fn, handler_with, look_up_fn,
+    Attempt, Attribute, AttributeValue, Call, CallWith, Classify, DeliveryMetadata,
+    EnvelopeMetadata, Failure, FailureKind, FromMessage, Handler, HandlerError, HandlerFn,
+    HandlerService, HandlerWith, InvalidMessage, Json, Layered, LookUp, LookUpFn, LookedUp,
+    PriorAttempt, ResultExt, Stored, Text, handler_fn, handler_with, look_up_fn,
 };
 pub use invalid::InvalidValue;
 pub use modes::{

@@ -19,7 +19,7 @@ pub(crate) struct Order {
 }
 
 /// Returns whether it was informed of an earlier attempt.
-#[tracing::instrument(skip_all, fields(receive_count = "of the handler"))]
+#[tracing::instrument(skip_all, fields(receive_count = "of the handler", tenant = "acme"))]
 pub(crate) async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure> {
     tracing::info!("obeying");
     attempt.metric("Obeyed", Unit::Count, 1);

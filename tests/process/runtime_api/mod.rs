@@ -468,8 +468,9 @@ async fn span_of_a_handler_hides_neither_key_nor_ids() {
         span["key"].is_string() && span["requestId"].is_string(),
         "{span}"
     );
-    // Of two fields of one name, the inner one is shown.
-    assert_eq!(span["receive_count"], "of the handler");
+    // Of two fields of one name, that of the consumer is shown.
+    assert_eq!(span["receive_count"], 1);
+    assert_eq!(span["tenant"], "acme");
     let batches = lambda.logged(1, of_batch).await;
     assert_eq!(batches[0]["Obeyed"], serde_json::json!([1.0]));
 }

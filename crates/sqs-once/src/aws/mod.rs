@@ -59,32 +59,49 @@ pub async fn config() -> SdkConfig {
         .await
 }
 
+/// Time to connect of the SDK's defaults.
+const CONNECT_TIMEOUT_OF_SDK: Duration = Duration::from_millis(3100);
+
 /// Adds to a configuration what [`config`] has and the SDK's defaults lack: time limits, quick retries, and the HTTP client
 /// that drops rested connections. What the configuration sets itself stays.
 pub(crate) fn completed(config: SdkConfig) -> SdkConfig {
-    let has_limit = config.timeout_config().is_some_and(|set| {
-        let limits = [set.operation_timeout(), set.operation_attempt_timeout()];
-        limits.iter().any(Option::is_some)
-    });
+    let (limits, set) = (timeouts(), config.timeout_config());
+    let set = set.cloned().unwrap_or_else(TimeoutConfig::disabled);
+    let connect = set
+        .connect_timeout()
+        .filter(|time| *time != CONNECT_TIMEOUT_OF_SDK);
+    let is_limited = set
+        .operation_timeout()
+        .or(set.operation_attempt_timeout())
+        .is_some();
+    let mut completed_limits = set.to_builder();
+    completed_limits.set_connect_timeout(connect.or(limits.connect_timeout()));
+    if !is_limited {
+        completed_limits.set_operation_timeout(limits.operation_timeout());
+    }
     let retries_are_defaults = config
         .retry_config()
         .is_none_or(|set| *set == RetryConfig::standard());
+    let has_protection = config.stalled_stream_protection().is_some();
+    let is_thawed =
+        config.http_client().is_none() && connect.is_none() && set.read_timeout().is_none();
     let has_client = config.http_client().is_some();
     let mut completed = config.into_builder();
-    if !has_limit {
-        completed.set_timeout_config(Some(timeouts()));
-    }
+    completed.set_timeout_config(Some(completed_limits.build()));
     if retries_are_defaults {
         completed.set_retry_config(Some(retries()));
     }
-    if has_client {
-        tracing::warn!(
-            "the SDK configuration has an HTTP client of its own: it keeps connections that died while Lambda had the process frozen, and a message may wait for one until its time limit; leave the client out, or take that of `sqs_once::aws::config()`"
-        );
-    } else {
+    if !has_client {
         completed.set_http_client(Some(http_client()));
+    }
+    if !has_protection {
         let off = StalledStreamProtectionConfig::disabled();
         completed.set_stalled_stream_protection(Some(off));
+    }
+    if !is_thawed {
+        tracing::warn!(
+            "the SDK configuration has its own HTTP client, connect timeout or read timeout, so it keeps connections that died while Lambda had the process frozen, and a message may wait for one until its time limit: leave these out, or take those of `sqs_once::aws::config()`"
+        );
     }
     completed.build()
 }

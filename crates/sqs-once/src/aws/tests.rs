@@ -344,8 +344,12 @@ fn configuration_of_defaults_gets_limits_and_client() {
     assert_eq!(completed.retry_config(), Some(&retries()));
     assert!(completed.http_client().is_some());
 
-    let limits = TimeoutConfig::builder().operation_attempt_timeout(Duration::from_secs(9));
-    let limits = limits.build();
+    let second = Duration::from_secs(1);
+    let limits = TimeoutConfig::builder()
+        .connect_timeout(second)
+        .read_timeout(4 * second)
+        .operation_attempt_timeout(9 * second)
+        .build();
     let own = SdkConfig::builder()
         .timeout_config(limits.clone())
         .retry_config(RetryConfig::disabled())

@@ -52,8 +52,9 @@ impl Attempt {
     }
 
     /// Adds a metric to the log line of the batch, beside the consumer's own: CloudWatch makes a metric of it. Each call adds
-    /// one value. The name is in PascalCase by convention. A batch has room for 40 names; further ones, and names that the
-    /// consumer uses, are left out with a warning. Has no effect if the consumer writes no metrics.
+    /// one value; infinite ones are left out. The name is in PascalCase by convention, and has one unit. A batch has room for
+    /// 40 names; further ones, and names that the consumer uses, are left out with a warning. Has no effect if the consumer
+    /// writes no metrics, and outside a batch.
     ///
     /// ```
     /// use sqs_once::{Attempt, telemetry::Unit};
@@ -63,7 +64,10 @@ impl Attempt {
     /// }
     /// ```
     pub fn metric(&self, name: &'static str, unit: Unit, value: impl Into<f64>) {
-        self.meter.own(name, unit, value.into());
+        let value = value.into();
+        if value.is_finite() {
+            self.meter.own(name, unit, value);
+        }
     }
 
     /// Returns the value that the mode lent, if it has this type.

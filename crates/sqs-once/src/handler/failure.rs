@@ -1,6 +1,6 @@
 //! [`Failure`]: why a handler failed, which decides about the next attempt.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
 use super::InvalidMessage;
 
@@ -40,7 +40,6 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// assert_eq!(kind("one"), FailureKind::PermanentNoEffect);
 /// assert_eq!(kind("150"), FailureKind::NoEffect);
 /// ```
-#[derive(Debug)]
 pub struct Failure {
     kind: FailureKind,
     error: BoxError,
@@ -143,6 +142,19 @@ impl Failure {
         }
     }
 
+    /// Returns a failure of this kind, with an error that wraps the one of which it is.
+    pub(super) const fn of_kind(
+        kind: FailureKind,
+        retry_after: Option<Duration>,
+        error: BoxError,
+    ) -> Self {
+        Self {
+            kind,
+            error,
+            retry_after,
+        }
+    }
+
     /// Asks for at least this long until the message is visible again, for example the `Retry-After` of a 429
     /// or a 503. The consumer waits for the longer of this and its back-off, at most for the back-off's cap
     /// (`CONSUMER_BACKOFF_CAP`). A permanent failure ignores it.
@@ -181,6 +193,16 @@ impl Failure {
     }
 }
 
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure")
+            .field("kind", &self.kind)
+            .field("error", &format_args!("{self}"))
+            .field("retry_after", &self.retry_after)
+            .finish()
+    }
+}
+
 /// Shows the error and its causes in one line, without the JSON that `serde_json` quotes.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -191,7 +213,7 @@ impl fmt::Display for Failure {
                     let why = InvalidMessage::why_not_read(json);
                     write!(f, "JSON can't be read: {why}")?;
                 }
-                None => write!(f, "{error}")?,
+                None => f.write_str(&without_json(&error.to_string()))?,
             }
             match error.source() {
                 Some(source) => error = source,
@@ -199,6 +221,33 @@ impl fmt::Display for Failure {
             }
             f.write_str(": ")?;
         }
+    }
+}
+
+/// How `serde`'s texts begin that quote what they read.
+const QUOTING: [&str; 6] = [
+    "invalid type: ",
+    "invalid value: ",
+    "invalid length ",
+    "unknown variant `",
+    "unknown field `",
+    "duplicate field `",
+];
+
+/// Returns a text without the JSON that `serde_json` quotes, for errors that show its text as their own, such as
+/// `anyhow::Error` and `#[error(transparent)]`.
+fn without_json(text: &str) -> Cow<'_, str> {
+    let quoting = QUOTING.iter().filter_map(|start| text.find(start)).min();
+    if let Some(start) = quoting {
+        let before = &text[..start];
+        return format!("{before}JSON can't be read: a value is not of the expected type").into();
+    }
+    // Other texts with a place are those of a syntax error, or of a `Deserialize` of the user's own.
+    match text.rsplit_once(" at line ") {
+        Some((_, place)) if place.contains(" column ") => {
+            format!("JSON can't be read, at line {place}").into()
+        }
+        _ => text.into(),
     }
 }
 
@@ -330,6 +379,10 @@ mod tests {
     use super::*;
 
     #[derive(Debug, thiserror::Error)]
+    #[error(transparent)]
+    struct Transparent(#[from] serde_json::Error);
+
+    #[derive(Debug, thiserror::Error)]
     #[error("the gateway's answer")]
     struct Answer(#[from] serde_json::Error);
 
@@ -344,8 +397,22 @@ mod tests {
             shown,
             format!("the gateway's answer: JSON can't be read: {clean}")
         );
-        let context = anyhow::Error::new(error()).context("the order");
-        assert!(!Failure::from(context).to_string().contains("SECRET"));
+        for leaking in [
+            Failure::from(anyhow::Error::new(error())),
+            Failure::permanent(anyhow::Error::new(error()).context("the order")),
+            Failure::from(Transparent::from(error())),
+            Failure::declined(format!("the answer: {}", error())),
+        ] {
+            for text in [leaking.to_string(), format!("{leaking:?}")] {
+                assert!(
+                    !text.contains("SECRET") && text.contains("JSON can't be read"),
+                    "{text}"
+                );
+            }
+        }
+        let syntax = serde_json::from_str::<u64>("{").unwrap_err();
+        let shown = Failure::from(anyhow::Error::new(syntax)).to_string();
+        assert_eq!(shown, "JSON can't be read, at line 1 column 1");
     }
 
     fn question_mark<E: Into<Failure>>(error: E) -> Failure {

@@ -3,7 +3,10 @@
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll},
 };
 
@@ -12,7 +15,8 @@ use lambda_runtime::tower::{Service, ServiceExt as _};
 
 use super::{Attempt, Failure, Handler, failure::BoxError};
 
-/// A message and its attempt: the request that a layer around one message sees ([`Handler::layer`]).
+/// A message and its attempt: the request that a layer around one message sees ([`Handler::layer`]). A layer can change it, and
+/// can't make a second one of it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Call<M> {
@@ -20,9 +24,12 @@ pub struct Call<M> {
     pub message: M,
     /// The attempt.
     pub attempt: Attempt,
+    /// Set once the handler is called.
+    is_called: Arc<AtomicBool>,
 }
 
-/// The handler's [`Failure`], as an error that layers can pass on and box.
+/// The handler's [`Failure`], as an error that layers can pass on, box and wrap: its kind stays. A layer can make one itself,
+/// by `HandlerError::from(failure)`.
 #[derive(Debug)]
 pub struct HandlerError(Failure);
 
@@ -73,9 +80,13 @@ impl<H: Handler> Service<Call<H::Message>> for HandlerService<H> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, Call { message, attempt }: Call<H::Message>) -> Self::Future {
+    fn call(&mut self, call: Call<H::Message>) -> Self::Future {
         let handler = Arc::clone(&self.0);
-        async move { Ok(handler.handle(message, attempt).await?) }.boxed()
+        async move {
+            call.is_called.store(true, Relaxed);
+            Ok(handler.handle(call.message, call.attempt).await?)
+        }
+        .boxed()
     }
 }
 
@@ -118,11 +129,33 @@ where
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let ended = service.oneshot(Call { message, attempt }).await;
-        ended.map_err(|error| match error.into().downcast::<HandlerError>() {
-            Ok(error) => error.0,
-            // A layer's own error, such as a timeout: the handler may have had its effect.
-            Err(error) => Failure::retryable(error),
-        })
+        let is_called = Arc::new(AtomicBool::new(false));
+        let call = Call {
+            message,
+            attempt,
+            is_called: Arc::clone(&is_called),
+        };
+        let ended = service.oneshot(call).await;
+        ended.map_err(|error| failure(error.into(), is_called.load(Relaxed)))
+    }
+}
+
+/// Returns the failure that came through the layers: the handler's, or a layer's own. A layer that never called the handler,
+/// such as a limit, has had no effect; after a timeout the handler may have had its effect.
+fn failure(error: BoxError, is_called: bool) -> Failure {
+    let error = match error.downcast::<HandlerError>() {
+        Ok(of_handler) => return of_handler.0,
+        Err(error) => error,
+    };
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let wrapped = causes.filter_map(|cause| cause.downcast_ref()).next();
+    if let Some(HandlerError(failure)) = wrapped {
+        let (kind, retry_after) = (failure.kind(), failure.requested_wait());
+        return Failure::of_kind(kind, retry_after, error);
+    }
+    if is_called {
+        Failure::retryable(error)
+    } else {
+        Failure::no_effect(error)
     }
 }

@@ -22,7 +22,7 @@ pub use body::{FromMessage, Json, Text};
 pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
 pub use delivery::{Delivery, EnvelopeMetadata};
 pub use failure::{Classify, Failure, FailureKind, ResultExt};
-pub use function::{HandlerFn, HandlerWith, handler_fn, handler_with};
+pub use function::{CallWith, HandlerFn, HandlerWith, handler_fn, handler_with};
 pub use history::{History, PriorAttempt};
 pub use invalid_message::InvalidMessage;
 pub use layer::{Call, HandlerError, HandlerService, Layered};
@@ -109,8 +109,8 @@ pub trait Handler: Send + Sync + 'static {
     /// one added sees the message first.
     ///
     /// The layer runs between the claim and the record of the end, once for each attempt. It sees the message and the
-    /// attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]; any other error is a retryable
-    /// failure, because the handler may have had its effect. Look-up and `on_duplicate` belong to the
+    /// attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]. Any other error is a retryable failure,
+    /// because the handler may have had its effect, unless the layer never called it. Look-up and `on_duplicate` belong to the
     /// [`Consumer`](crate::Consumer), so no layer can lose them.
     ///
     /// ```

@@ -46,19 +46,17 @@ use crate::{
 /// Two attempts may plan at the same time, and a handler may run again for a completed operation. So a
 /// handler may read any data, but must have no effect other than its writes.
 ///
-/// ```
-/// use aws_sdk_dynamodb::Client;
-/// use sqs_once::{Attempt, Consumer, Done, Failure, Inbox, Once, Write, handler_fn};
-/// use sqs_once::{protocol::Namespace, store::DynamoStore};
+/// ```no_run
+/// use sqs_once::{Attempt, Done, Failure, Settings, Write, handler_fn};
 ///
 /// async fn register(user: String, _: Attempt) -> Result<Done<()>, Failure> {
 ///     Ok(Done::new(()).with(Write::put("users", serde_json::json!({ "id": user }))))
 /// }
 ///
-/// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
-/// let inbox = Inbox::new(Once::new(DynamoStore::new(client, "idempotency")));
-/// let consumer = Consumer::without_aws(inbox, Namespace::new("users")?, handler_fn(register));
-/// # Ok(()) }
+/// # async fn main_() -> Result<(), lambda_runtime::Error> {
+/// let consumer = Settings::from_env().inbox(Ok(handler_fn(register))).await?;
+/// sqs_once::run(consumer).await
+/// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Inbox<S> {

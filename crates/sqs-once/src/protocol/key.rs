@@ -156,6 +156,26 @@ impl<'a> From<&'a str> for KeyPart<'a> {
     }
 }
 
+impl From<String> for KeyPart<'_> {
+    fn from(text: String) -> Self {
+        Self::Text(Cow::Owned(text))
+    }
+}
+
+/// A number has the same key as the number at a JSON pointer, and another one than its text.
+impl From<u64> for KeyPart<'_> {
+    fn from(number: u64) -> Self {
+        Self::Json(number.to_string())
+    }
+}
+
+/// The same.
+impl From<i64> for KeyPart<'_> {
+    fn from(number: i64) -> Self {
+        Self::Json(number.to_string())
+    }
+}
+
 /// Joins namespace and parts to a [`Key`], without keeping more than a key holds, however long the parts are.
 pub(crate) struct KeyBuilder {
     id: String,

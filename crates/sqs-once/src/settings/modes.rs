@@ -13,7 +13,7 @@ use crate::{
     modes::{Mode, Once, inbox::Inbox, item::ItemMode},
     settings::variables::table::{CONSUMER_VISIBILITY, IDEMPOTENCY_NAMESPACE},
     sqs::Consumer,
-    store::MemoryStore,
+    store::{MemoryStore, Store},
 };
 
 /// Time limit of the read at start. Lambda's init phase ends after 10 seconds.
@@ -81,6 +81,37 @@ impl Settings {
         }
         let build = || shared.consumer(once, handler, concurrency, &config);
         Ok(while_reading(to_read, build).await)
+    }
+
+    /// Creates a consumer in the mode [`Once`] with records in a [`Store`] of your own or in PostgreSQL, otherwise like
+    /// [`once`](Self::once). `IDEMPOTENCY_TABLE_NAME` is not read, nor are the other variables of the table.
+    ///
+    /// # Errors
+    ///
+    /// Every error in the variables of the handler and the consumer.
+    ///
+    /// ```no_run
+    /// use sqs_once::{Handler, Settings, store::MemoryStore};
+    ///
+    /// # async fn main_<H: Handler<Output = String>>(handler: H) -> Result<(), lambda_runtime::Error> {
+    /// let consumer = Settings::from_env().once_in(MemoryStore::default(), Ok(handler)).await?;
+    /// # sqs_once::run(consumer).await }
+    /// ```
+    pub async fn once_in<S: Store, H: Handler>(
+        mut self,
+        store: S,
+        handler: Result<H, SettingsError>,
+    ) -> Result<Consumer<Once<S>, H>, SettingsError>
+    where
+        Once<S>: Mode<H::Output>,
+    {
+        let shared = self.shared();
+        let read = (|| Ok((handler?, shared?)))();
+        let (handler, shared) = self.check(read)?;
+        let config = self.config().await;
+        let concurrency = shared.concurrency_of_claims();
+        let once = shared.once(store, &config);
+        Ok(shared.consumer(once, handler, concurrency, &config))
     }
 
     /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).

@@ -13,6 +13,7 @@ use super::{
 use crate::{
     handler::{Attempt, DeliveryMetadata, Failure, Handler, HandlerOutput, LookUp, Stored},
     modes::Once,
+    protocol::KeyPart,
     telemetry::Metrics,
 };
 
@@ -118,7 +119,7 @@ impl<M, H> Consumer<M, H> {
     pub fn key_by<K, P>(self, parts: impl Fn(K) -> P + Send + Sync + 'static) -> Self
     where
         K: DeserializeOwned,
-        P: IntoIterator<Item = String>,
+        P: IntoIterator<Item: Into<KeyPart<'static>>>,
     {
         self.key(KeySource::by(parts))
     }

@@ -46,7 +46,7 @@ pub enum BatchError {
     },
     /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`], [`Consumer::key_by`]).
     #[error(
-        "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove the variable, or that call; nothing was processed"
+        "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove one of them, so that the key stays what it was: under another key, what is done would be done again; nothing was processed"
     )]
     KeySetTwice {
         /// The value of `IDEMPOTENCY_KEY`.

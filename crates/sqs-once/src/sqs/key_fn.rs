@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::handler::{DeliveryMetadata, InvalidMessage};
+use crate::{
+    handler::{DeliveryMetadata, InvalidMessage},
+    protocol::KeyPart,
+};
 
 /// Why a message has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +26,8 @@ impl From<InvalidMessage> for NoIdentity {
     }
 }
 
-type Function = dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<String>, String> + Send + Sync;
+type Parts = Vec<KeyPart<'static>>;
+type Function = dyn Fn(&str, &DeliveryMetadata) -> Result<Parts, String> + Send + Sync;
 
 /// A function that makes the parts of a key: see [`KeySource::from_fn`](super::KeySource::from_fn). Clones
 /// share the function and compare as equal.
@@ -32,10 +36,7 @@ pub struct KeyFn(Arc<Function>);
 
 impl KeyFn {
     pub(super) fn new(
-        function: impl Fn(&str, &DeliveryMetadata) -> Result<Vec<String>, String>
-        + Send
-        + Sync
-        + 'static,
+        function: impl Fn(&str, &DeliveryMetadata) -> Result<Parts, String> + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(function))
     }
@@ -45,7 +46,7 @@ impl KeyFn {
         &self,
         body: &str,
         delivery: &DeliveryMetadata,
-    ) -> Result<Vec<String>, NoIdentity> {
+    ) -> Result<Parts, NoIdentity> {
         let parts = AssertUnwindSafe(|| (self.0)(body, delivery));
         let parts = catch_unwind(parts).map_err(|_panic| NoIdentity::KeyPanicked)?;
         Ok(parts.map_err(|why| {

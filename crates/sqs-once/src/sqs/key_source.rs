@@ -98,8 +98,8 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    /// Makes the key in code. The function returns the parts of the key, in their order. A single part makes
-    /// the same key as the same text in an attribute or in the body.
+    /// Makes the key in code. The function returns the parts of the key, in their order: texts, or whole numbers of 64 bits.
+    /// A part makes the same key as the same text or number in the body; a number and its text are two keys.
     ///
     /// The function runs before the handler, and again for each delivery. It must return the same parts each
     /// time, so it must not use the receive count or a time of receiving. It must also be quick, because the
@@ -123,21 +123,24 @@ impl KeySource {
         function: impl Fn(&str, &DeliveryMetadata) -> Result<P, E> + Send + Sync + 'static,
     ) -> Self
     where
-        P: IntoIterator<Item = String>,
+        P: IntoIterator<Item: Into<KeyPart<'static>>>,
         E: fmt::Display,
     {
         Self::Function(KeyFn::new(move |body, delivery| {
             let parts = function(body, delivery).map_err(|error| error.to_string())?;
-            Ok(parts.into_iter().collect())
+            Ok(parts.into_iter().map(Into::into).collect())
         }))
     }
 
     /// Makes the key in code, of a struct of your own that the JSON body is decoded into before the claim. The struct has
     /// the members that name the operation and nothing else: members that it does not name are skipped, and take no memory.
-    /// One body is decoded at a time, so the memory for it is that of one struct. The function returns the parts of the key,
-    /// in their order; [`from_fn`](Self::from_fn) says what holds for them.
+    /// That does not hold for `serde_json::Value`, `#[serde(flatten)]` and tagged enums, which keep what they read: don't use
+    /// them here. One body is decoded at a time. The function returns the parts of the key, in their order;
+    /// [`from_fn`](Self::from_fn) says what holds for them.
     ///
-    /// A message whose body is not of that type, or has an empty part, fails permanently.
+    /// A message whose body is not of that type, has a member twice, or has an empty part, fails permanently. A change of
+    /// the key, or of its source, makes every message in the queue a new operation. `key.order_id` of a `String` or `u64`
+    /// makes the same key as `body:/orderId`; a number that you write as text does not.
     ///
     /// ```
     /// use serde::Deserialize;
@@ -151,13 +154,13 @@ impl KeySource {
     pub fn by<K, P>(parts: impl Fn(K) -> P + Send + Sync + 'static) -> Self
     where
         K: DeserializeOwned,
-        P: IntoIterator<Item = String>,
+        P: IntoIterator<Item: Into<KeyPart<'static>>>,
     {
         Self::from_fn(move |body, _| {
             let _turn = one_at_a_time();
             let key = serde_json::from_str(without_bom(body));
             let key = key.map_err(|error| InvalidMessage::json(&error))?;
-            Ok::<_, InvalidMessage>(parts(key).into_iter().collect::<Vec<_>>())
+            Ok::<_, InvalidMessage>(parts(key))
         })
     }
 
@@ -198,7 +201,7 @@ impl KeySource {
             }
             Self::Function(function) => {
                 for part in function.parts(body, delivery)? {
-                    push(&KeyPart::Text(part.into()))?;
+                    push(&part)?;
                 }
             }
         }

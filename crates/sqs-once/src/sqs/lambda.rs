@@ -55,8 +55,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// ```
     ///
     /// Lambda's deadline, its request id and the log lines are those of [`run`](crate::run). One thing differs: a record that
-    /// is not an [`SqsEvent`]'s fails the whole invocation, and `lambda_runtime` logs the event that it can't parse. The
-    /// [`Service`] takes the event as it is, and does neither.
+    /// is not an [`SqsEvent`]'s fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. The
+    /// [`Service`] takes the event as it is, so there such a record fails alone.
     ///
     /// # Errors
     ///
@@ -81,13 +81,19 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// [`BatchError::KeyChangesOnRedrive`] and [`BatchError::KeySetTwice`].
     pub fn check(&self) -> Result<(), BatchError> {
-        if cfg!(panic = "abort") {
-            tracing::warn!(
-                "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
-            );
-        }
-        telemetry::warn_of_other_subscriber();
+        self.warn_once();
         self.check_key()
+    }
+
+    fn warn_once(&self) {
+        self.process.has_warned.call_once(|| {
+            if cfg!(panic = "abort") {
+                tracing::warn!(
+                    "built with panic = \"abort\": a panic ends the process and fails the whole batch; set panic = \"unwind\" in the build profile"
+                );
+            }
+            telemetry::warn_of_other_subscriber();
+        });
     }
 
     async fn process_invocation(
@@ -95,6 +101,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         records: Vec<Record>,
         invocation: &Invocation,
     ) -> Result<SqsBatchResponse, BatchError> {
+        self.warn_once();
         let deadline = self.deadline(Timestamp::from_millis(invocation.deadline));
         self.check_min_time(&deadline).inspect_err(|error| {
             tracing::error!(%error, "the messages go back to the queue");

@@ -1,6 +1,6 @@
 //! [`Process`]: what the invocations of a process share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -23,6 +23,8 @@ pub(super) struct Process {
     /// The circuit breaker. `None`: every message runs.
     pub(super) breaker: Option<CircuitBreaker>,
     s3_bodies: Arc<Semaphore>,
+    /// Whether the process has said what is wrong with its build.
+    pub(super) has_warned: Once,
 }
 
 impl Default for Process {
@@ -32,6 +34,7 @@ impl Default for Process {
             turns: Turns::default(),
             breaker: Some(CircuitBreaker::default()),
             s3_bodies: Arc::new(Semaphore::new(permits)),
+            has_warned: Once::new(),
         }
     }
 }
@@ -47,6 +50,7 @@ impl Process {
             turns: self.turns.clone(),
             breaker,
             s3_bodies: Arc::clone(&self.s3_bodies),
+            has_warned: Once::new(),
         }
     }
 

@@ -17,6 +17,53 @@ use crate::{
 /// "Specification: Embedded metric format").
 const MOST_OWN: usize = 40;
 
+/// The names that a line of the consumer may have, which no metric of a handler can have: those of its metrics, and of its
+/// other members.
+const TAKEN: [&str; 42] = [
+    "BatchSize",
+    "BatchedWritesOff",
+    "CircuitOpen",
+    "ColdStart",
+    "Completed",
+    "CompletionsUnrecorded",
+    "Conflicts",
+    "Crashed",
+    "DeadLettered",
+    "DeadLettersNotSent",
+    "Duplicates",
+    "DuplicatesOfOtherQueue",
+    "HandlerDuration",
+    "Ignored",
+    "Invalid",
+    "KeysReused",
+    "LeasesLost",
+    "NotStarted",
+    "OldestMessageAge",
+    "PermanentFailures",
+    "Reconciled",
+    "ResultsNotStored",
+    "RetryableFailures",
+    "StoreLatency",
+    "StoreUnavailable",
+    "Takeovers",
+    "_aws",
+    "circuit",
+    "completion_unrecorded",
+    "dead_lettered",
+    "duration_ms",
+    "failed",
+    "lease_lost",
+    "level",
+    "message",
+    "messages",
+    "result_omitted",
+    "service",
+    "span",
+    "target",
+    "timestamp",
+    "xrayTraceId",
+];
+
 /// Outcome counters that are in every line. The others are rare, so a line has them only if they are above 0.
 const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
 
@@ -166,7 +213,8 @@ impl BatchReport {
         }
         let (mut own, mut left_out) = (Vec::new(), Vec::new());
         for (name, (unit, values)) in self.own {
-            if own.len() < MOST_OWN && metrics.iter().all(|metric| metric.name != name) {
+            let is_taken = name.is_empty() || TAKEN.contains(&name);
+            if own.len() < MOST_OWN && !is_taken {
                 own.push(metric(name, unit, Value::Several(values)));
             } else {
                 left_out.push(name);
@@ -232,13 +280,29 @@ mod tests {
     #[test]
     fn own_metrics_replace_none_of_the_consumer() {
         let mut report = full();
-        let own = ["BatchSize", "Charged", "HandlerDuration"];
+        // A metric that is rare, and is not in this line.
+        let own = ["", "BatchSize", "Charged", "Crashed", "service"];
         report.own = own.map(|name| (name, (Unit::Count, vec![7.0]))).into();
         let metrics = report.metrics(false);
         let with_7 = metrics
             .iter()
             .filter(|of| of.value == Value::Several(vec![7.0]));
         assert_eq!(with_7.map(|of| of.name).collect::<Vec<_>>(), ["Charged"]);
+    }
+
+    #[test]
+    fn every_name_of_the_consumer_is_taken() {
+        for metric in full().metrics(true) {
+            assert!(TAKEN.contains(&metric.name), "{}", metric.name);
+        }
+        for outcome in Outcome::every() {
+            assert!(TAKEN.contains(&outcome.metric()), "{}", outcome.metric());
+        }
+        let fields = full().fields(1, Duration::ZERO, Some("open"));
+        let fields = serde_json::to_value(&fields).unwrap();
+        for name in fields.as_object().unwrap().keys() {
+            assert!(TAKEN.contains(&name.as_str()), "{name}");
+        }
     }
 
     #[test]

@@ -77,7 +77,7 @@ pub fn try_init() -> Result<(), TryInitError> {
 /// Returns the layer that [`init`] installs, so that you can combine it with others, such as OpenTelemetry's.
 ///
 /// A JSON line shows one span: the innermost, with the fields of those around it. So `#[tracing::instrument]` on a handler
-/// does not hide the key and the ids of the message.
+/// does not hide the key and the ids of the message. Write `skip_all` there, or the span shows the arguments.
 ///
 /// The level applies to this layer alone. If the value cannot be parsed, the level is `info`, without a
 /// warning. Call [`set_panic_hook`] as well.
@@ -122,6 +122,9 @@ pub(crate) fn warn_of_other_subscriber() {
     }
 }
 
+/// The fields by which the runbook's queries find lines. An argument of a function of the same name does not replace them.
+const KEPT: [&str; 4] = ["key", "message_id", "receive_count", "requestId"];
+
 /// Gives each span the fields of those around it.
 struct InheritFields;
 
@@ -145,7 +148,11 @@ where
                 .extensions_mut()
                 .get_mut::<FormattedFields<JsonFields>>()
         {
-            fields.extend(read(own));
+            for (name, value) in read(own) {
+                if !(KEPT.contains(&&*name) && fields.contains_key(&name)) {
+                    fields.insert(name, value);
+                }
+            }
             own.fields = Json::Object(fields).to_string();
         }
     }

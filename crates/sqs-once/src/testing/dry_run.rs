@@ -107,7 +107,7 @@ impl DryRun {
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (dry_run, consumer) = (DryRun::new(), consumer(settings()).await?);
+    /// let (dry_run, consumer) = (DryRun::new(), consumer(settings(&[])).await?);
     /// let order = |id| Message::new(id, &json!({ "orderId": "o-1" }));
     /// assert!(matches!(dry_run.run_in(&consumer, order("m-1")).await, Outcome::Completed(_)));
     /// assert!(matches!(dry_run.run_in(&consumer, order("m-2")).await, Outcome::Duplicate(_)));
@@ -158,7 +158,7 @@ impl DryRun {
     /// }
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let consumer = settings().once(Ok(handler_fn(send))).await?;
+    /// let consumer = settings(&[]).once(Ok(handler_fn(send))).await?;
     /// let consumer = consumer.look_up(look_up_fn(sent), std::time::Duration::from_secs(30));
     /// let dry_run = DryRun::new();
     /// dry_run.interrupted();

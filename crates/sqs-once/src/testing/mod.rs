@@ -141,18 +141,20 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
 }
 
 /// Returns settings of a consumer in the namespace `test` that calls nothing when it is created, for
-/// [`DryRun::run_in`]. They are the defaults, without the process's environment.
+/// [`DryRun::run_in`]: these variables, such as `IDEMPOTENCY_KEY` if the deployed function has it in its environment, and
+/// otherwise the defaults. The process's environment is not read.
 ///
 /// ```
 /// # use sqs_once::{Attempt, Failure, handler_fn, testing::settings};
 /// # async fn charge(_: String, _: Attempt) -> Result<(), Failure> { Ok(()) }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// assert!(settings().once(Ok(handler_fn(charge))).await.is_ok());
+/// let settings = settings(&[("IDEMPOTENCY_KEY", "body:/orderId")]);
+/// assert!(settings.once(Ok(handler_fn(charge))).await.is_ok());
 /// # }
 /// ```
 #[must_use]
-pub fn settings() -> Settings {
-    let variables = [
+pub fn settings(variables: &[(&str, &str)]) -> Settings {
+    let fixed = [
         ("AWS_LAMBDA_RUNTIME_API", "unused"),
         (table::IDEMPOTENCY_NAMESPACE.name, "test"),
         (table::IDEMPOTENCY_TABLE_NAME.name, "records"),
@@ -160,6 +162,7 @@ pub fn settings() -> Settings {
         (table::CONSUMER_METRICS.name, "off"),
     ];
     let nowhere = SdkConfig::builder().behavior_version(BehaviorVersion::latest());
+    let variables = fixed.iter().chain(variables).copied();
     Settings::from_vars(variables)
         .warm_up(false)
         .sdk_config(nowhere.build())

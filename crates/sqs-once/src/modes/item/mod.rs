@@ -84,19 +84,17 @@ use crate::{
 /// The role needs `dynamodb:PutItem` for a create, `UpdateItem` for an update, and `GetItem` and `PutItem` for a
 /// modify.
 ///
-/// ```
-/// use aws_sdk_dynamodb::Client;
-/// use sqs_once::{Attempt, Change, Consumer, Failure, ItemMode, Write, handler_fn, protocol::Namespace};
+/// ```no_run
+/// use sqs_once::{Attempt, Change, Failure, Settings, Write, handler_fn};
 ///
 /// async fn like(post: String, _: Attempt) -> Result<Change<()>, Failure> {
 ///     Ok(Change::update((), Write::update("posts", "ADD likes :one").key("id", post).value(":one", 1)))
 /// }
 ///
-/// # fn consumer(client: Client) -> Result<(), Box<dyn std::error::Error>> {
-/// let week = std::time::Duration::from_secs(7 * 24 * 3600);
-/// let item_mode = ItemMode::new(client).retention(week);
-/// let consumer = Consumer::without_aws(item_mode, Namespace::new("likes")?, handler_fn(like));
-/// # Ok(()) }
+/// # async fn main_() -> Result<(), lambda_runtime::Error> {
+/// let consumer = Settings::from_env().item_mode(Ok(handler_fn(like))).await?;
+/// sqs_once::run(consumer).await
+/// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct ItemMode {

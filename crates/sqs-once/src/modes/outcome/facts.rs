@@ -119,16 +119,16 @@ impl RetryableError {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{sync::Arc, time::Duration};
+impl Outcome {
+    /// Returns an outcome of each kind.
+    pub(crate) fn every() -> Vec<Self> {
+        use std::{sync::Arc, time::Duration};
 
-    use super::*;
-    use crate::{
-        protocol::{StoredResult, Timestamp},
-        store::StoreError,
-    };
+        use crate::{
+            protocol::{StoredResult, Timestamp},
+            store::StoreError,
+        };
 
-    fn every() -> Vec<Outcome> {
         let result = || StoredResult::Json("1".into());
         let text = || "text".to_owned();
         let error = || {
@@ -175,10 +175,18 @@ mod tests {
             Outcome::StoreUnavailable(error()),
         ]
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn success_is_never_retried_and_logged_as_info() {
-        for outcome in every().iter().filter(|outcome| outcome.is_success()) {
+        for outcome in Outcome::every()
+            .iter()
+            .filter(|outcome| outcome.is_success())
+        {
             assert_eq!(outcome.retry(), Retry::Never, "{outcome:?}");
             assert_eq!(outcome.severity(), Severity::Info, "{outcome:?}");
             assert_eq!(outcome.http_status(), 200, "{outcome:?}");
@@ -188,7 +196,10 @@ mod tests {
 
     #[test]
     fn http_status_agrees_with_retry() {
-        for outcome in every().iter().filter(|outcome| !outcome.is_success()) {
+        for outcome in Outcome::every()
+            .iter()
+            .filter(|outcome| !outcome.is_success())
+        {
             let statuses: &[u16] = match outcome.retry() {
                 Retry::Never => &[400, 422],
                 Retry::Now
@@ -204,7 +215,7 @@ mod tests {
 
     #[test]
     fn conflict_is_retried_at_the_end_of_its_lease() {
-        let at: Vec<_> = every()
+        let at: Vec<_> = Outcome::every()
             .iter()
             .filter_map(|outcome| match outcome.retry() {
                 Retry::At(end) => Some((outcome.name(), end.as_millis())),
@@ -231,9 +242,10 @@ mod tests {
             assert!(of_name.next().is_none(), "two rows for {name}");
             row
         };
-        let names: std::collections::BTreeSet<_> = every().iter().map(Outcome::name).collect();
+        let names: std::collections::BTreeSet<_> =
+            Outcome::every().iter().map(Outcome::name).collect();
         assert_eq!(rows.len(), names.len());
-        for outcome in every() {
+        for outcome in Outcome::every() {
             let [_, level, _, _, message, metric, status] = row(outcome.name())[..] else {
                 panic!("{outcome:?}");
             };
