@@ -181,7 +181,7 @@ fn unsent_dead_letters_have_a_lasting_alarm() {
 /// Own parameters may hold secrets, and SAM CLI shows the others.
 #[test]
 fn deploy_verbs_do_not_echo_parameters() {
-    for path in ["Makefile", "starter/template/Makefile"] {
+    for path in ["Makefile", "crates/cli/template/Makefile"] {
         let makefile = fs::read_to_string(root().join(path)).unwrap();
         let recipes = makefile.lines().filter(|line| line.starts_with('\t'));
         let with_parameters: Vec<_> = recipes
