@@ -222,7 +222,7 @@ lint-source:
 
 # Links between documents, with their anchors. The book links to files outside of docs/ by the repository's address.
 LINKS := .venv-lint/bin/lychee --offline --include-fragments --no-progress \
-  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md docs/*.md crates/cli/template/*.md
+  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md docs/*.md crates/*/README.md crates/cli/template/*.md
 
 .PHONY: lint-project
 lint-project: $(VENV) $(LINT)
@@ -232,6 +232,7 @@ lint-project: $(VENV) $(LINT)
 	mypy --config-file local/pyproject.toml
 	.venv-lint/bin/typos
 	$(LINKS)
+	! grep -onE '\](\(|: *)[^) ]*' crates/*/README.md | grep -v https:// # a registry resolves no relative links
 	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml $(GRADUAL_TEMPLATE) examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --file template.yaml examples/*.template.yaml
