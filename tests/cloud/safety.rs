@@ -242,12 +242,16 @@ fn expanded(command: &str) -> String {
     String::from_utf8(make.stdout).unwrap()
 }
 
-/// A build script of any dependency could use a job's token of AWS. The Python tools are pinned by hash.
+/// A build script of any dependency could use a job's token. The Python tools are pinned by hash.
 #[test]
 fn jobs_with_a_token_compile_nothing() {
     let mut with_token = 0;
     for (name, job) in jobs() {
-        let steps = job["steps"].as_array().unwrap();
+        let Some(steps) = job["steps"].as_array() else {
+            let workflow = job["uses"].as_str().unwrap(); // its jobs are among these
+            assert!(workflow.starts_with("./.github/workflows/"), "{name}");
+            continue;
+        };
         for step in steps {
             let uses = step["uses"].as_str().unwrap_or_default();
             if uses.starts_with("actions/checkout@") {
@@ -272,6 +276,9 @@ fn jobs_with_a_token_compile_nothing() {
                 } else {
                     line.to_owned()
                 };
+                // It would compile without this option.
+                let commands =
+                    commands.replace("cargo publish --workspace --locked --no-verify", "");
                 for compiles in ["cargo", "rustc", "sam build", "npm "] {
                     assert!(!commands.contains(compiles), "{name}: {line}: {commands}");
                 }
@@ -279,7 +286,7 @@ fn jobs_with_a_token_compile_nothing() {
         }
     }
     assert!(
-        with_token >= 2,
-        "{with_token}: a release, and the deployment of the docs"
+        with_token >= 3,
+        "{with_token}: two of a release, and the deployment of the docs"
     );
 }
