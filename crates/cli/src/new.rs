@@ -188,14 +188,14 @@ impl FromStr for Source {
     }
 }
 
-/// Names that Cargo or the compiler would confuse with a dependency or a folder of the build.
+/// Names that Cargo would confuse with a dependency or a folder of the build. To Cargo, `_` and `-` are alike here.
 const TAKEN: [&str; 9] = [
     "build",
     "deps",
     "examples",
     "incremental",
     "serde",
-    "serde_json",
+    "serde-json",
     "sqs-once",
     "tokio",
     "tracing",
@@ -209,7 +209,7 @@ fn valid_name(name: &str) -> Result<String, String> {
             "a name has two or more letters, digits, - and _, and begins with a letter".to_owned(),
         );
     }
-    if TAKEN.contains(&name) {
+    if TAKEN.contains(&&*name.replace('_', "-")) {
         return Err("Cargo uses this name; choose another one".to_owned());
     }
     Ok(name.to_owned())

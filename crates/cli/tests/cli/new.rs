@@ -144,7 +144,7 @@ async fn answers_that_the_template_does_not_know_are_refused() {
         (&["../orders"], "begins with a letter"),
         (&["or/ders"], "letters, digits"),
         (&["1orders"], "begins with a letter"),
-        (&["sqs-once"], "choose another one"),
+        (&["sqs_once"], "choose another one"),
         (&["orders", "--effect", "elsewhere"], "outside, inbox, item"),
         (&["orders", "--fifo=perhaps"], "yes, no"),
         (&["orders", "--key", "orderId"], "body:/FIELD"),
