@@ -54,24 +54,11 @@ invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EV
 
 # ---- a project of one's own --------------------------------------------------------------------
 
-DIR    ?= ..
-EFFECT ?= outside
-KEY    ?= body:/orderId
-FIFO   ?= no
-SOURCE ?= $(CURDIR)
-
-ANSWERS := ^(outside|inbox|item) (body:/[A-Za-z_][A-Za-z0-9_]*|attribute:[A-Za-z0-9_.-]+|message-id) (yes|no)$$
-
+# The command `sqs-once new`, built without the AWS SDK.
 .PHONY: new
-new: $(VENV) ## Make a project of your own: make new NAME=charge-cards [DIR=..] [EFFECT=inbox|item] [KEY=message-id] [FIFO=yes] [SOURCE=git]
-	@echo '$(NAME)' | grep -Eq '^[a-zA-Z][a-zA-Z0-9_-]+$$' || { echo 'make new: name the project, as in NAME=charge-cards' >&2; exit 1; }
-	@echo '$(EFFECT) $(KEY) $(FIFO)' | grep -Eq '$(ANSWERS)' || { \
-	  echo 'make new: EFFECT is outside, inbox or item; KEY is body:/FIELD, attribute:NAME or message-id; FIFO is yes or no' >&2; exit 1; }
-	@test ! -e '$(DIR)/$(NAME)' || { echo 'make new: $(DIR)/$(NAME) exists' >&2; exit 1; }
-	@cd '$(DIR)' && cargo lambda new --no-interactive --template '$(CURDIR)/starter' --render-var effect='$(EFFECT)' \
-	  --render-var key='$(KEY)' --render-var fifo='$(FIFO)' --render-var source='$(SOURCE)' '$(NAME)'
-	@cp Cargo.lock '$(DIR)/$(NAME)' # the versions with which the crate was tested
-	@echo 'Next: cd $(abspath $(DIR)/$(NAME)) && make dev'
+new: ## Make a project of your own: make new NAME=charge-cards [DIR=..] [EFFECT=inbox|item] [KEY=message-id] [FIFO=yes] [SOURCE=git]
+	@cargo run --quiet --locked --package starter -- --dir '$(or $(DIR),..)' --source '$(or $(SOURCE),$(CURDIR))' \
+	  $(if $(EFFECT),--effect '$(EFFECT)') $(if $(KEY),--key '$(KEY)') --fifo='$(or $(FIFO),no)' -- '$(NAME)'
 
 # ---- check it ----------------------------------------------------------------------------------
 
@@ -117,7 +104,7 @@ runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
 	python local/runbook.py
 
 .PHONY: starter
-starter: $(VENV) $(LINT) ## Make a project of each variant, test it, and drive its `make dev`
+starter: $(VENV) $(LINT) ## Make a project of each variant of `make new`, test it, and drive its `make dev`
 	python local/starter.py
 
 .PHONY: programs
@@ -217,7 +204,7 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
-DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulation
+DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulation --exclude starter
 
 # Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
 # compiled: see tests/support/Cargo.toml.
@@ -235,7 +222,7 @@ lint-source:
 
 # Links between documents, with their anchors. The book links to files outside of docs/ by the repository's address.
 LINKS := .venv-lint/bin/lychee --offline --include-fragments --no-progress \
-  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md docs/*.md starter/template/*.md
+  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md docs/*.md crates/*/README.md crates/cli/template/*.md
 
 .PHONY: lint-project
 lint-project: $(VENV) $(LINT)
@@ -245,6 +232,7 @@ lint-project: $(VENV) $(LINT)
 	mypy --config-file local/pyproject.toml
 	.venv-lint/bin/typos
 	$(LINKS)
+	! grep -onE '\](\(|: *)[^) ]*' crates/*/README.md | grep -v https:// # a registry resolves no relative links
 	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
 	cfn-lint template.yaml $(GRADUAL_TEMPLATE) examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --file template.yaml examples/*.template.yaml

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use support::template::{CONSUMER, OWN_TABLE, Template, met, of_type, read};
+use support::template::{CONSUMER, OWN_TABLE, STARTER, Template, met, of_type, read};
 
 /// Metrics of AWS services, as their guides document them, with the dimension of each.
 const OF_SERVICES: [(&str, &str, &[&str]); 5] = [
@@ -279,7 +279,7 @@ fn alarms_of_every_template_watch_one_metric() {
     let examples = fs::read_dir(root.join("examples")).unwrap();
     let examples = examples.map(|entry| entry.unwrap().path());
     let templates = examples.filter(|path| path.to_string_lossy().ends_with(".template.yaml"));
-    let others = [CONSUMER, "starter/template/template.yaml"].map(|path| root.join(path));
+    let others = [CONSUMER, STARTER].map(|path| root.join(path));
     for path in templates.chain(others) {
         let text = fs::read_to_string(&path).unwrap();
         assert!(!text.contains(" Expression:"), "{}", path.display());

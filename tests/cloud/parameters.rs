@@ -99,8 +99,7 @@ fn sample_has_one_default_key() {
             "IDEMPOTENCY_KEY: \"body:/orderId\"",
         ),
         ("local/watch.py", "\"IDEMPOTENCY_KEY\": \"body:/orderId\""),
-        ("Makefile", "KEY    ?= body:/orderId\n"),
-        ("starter/CargoLambda.toml", "default = \"body:/orderId\"\n"),
+        ("crates/cli/src/new.rs", "default_value = \"body:/orderId\""),
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
         let text = fs::read_to_string(path).unwrap();

@@ -6,8 +6,8 @@ use regex_lite::Regex;
 use serde_json::{Value, json};
 
 use support::template::{
-    CONSUMER, DEAD_LETTERS, OWN_TABLE, Template, consumer_may, function_may, is_assumed_by, list,
-    met, of_type, read, statements,
+    CONSUMER, DEAD_LETTERS, OWN_TABLE, STARTER, Template, consumer_may, function_may,
+    is_assumed_by, list, met, of_type, read, statements,
 };
 
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
@@ -550,10 +550,9 @@ fn failed_creation_leaves_only_tables() {
         "Type: (AWS::\\S+)\n(?:    Condition: .*\n)?    UpdateReplacePolicy: Retain\n    DeletionPolicy: (\\w+)\n",
     );
     let retained = retained.unwrap();
-    let starter = "starter/template/template.yaml";
     for path in [
         TEMPLATES.as_slice(),
-        &[PLACE_ORDER_POSTGRES, OUTBOX_POSTGRES, starter],
+        &[PLACE_ORDER_POSTGRES, OUTBOX_POSTGRES, STARTER],
     ]
     .concat()
     {

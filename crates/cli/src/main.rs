@@ -1,4 +1,4 @@
-//! `sqs-once`: reads and changes records, moves dead letters, and checks deployed stacks.
+//! `sqs-once`: makes projects, reads and changes records, moves dead letters, and checks deployed stacks.
 //!
 //! Works on AWS and on any other endpoint that you configure for the SDK (`AWS_ENDPOINT_URL`).
 
@@ -6,6 +6,7 @@ mod aws;
 mod dead_letters;
 mod dlq;
 mod doctor;
+mod new;
 mod next_delivery;
 mod output;
 mod record;
@@ -15,6 +16,7 @@ mod table;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde_json::json;
 
 use output::{End, Error, Format};
 
@@ -40,6 +42,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    #[command(after_help = "\
+Example: sqs-once new charge-cards
+
+Needs no network and no AWS. When it fails, nothing is left.")]
+    New(new::New),
     /// Reads and changes records in the idempotency table, in DynamoDB or PostgreSQL.
     #[command(subcommand)]
     Record(record::Command),
@@ -61,6 +68,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     let format = cli.output;
     let end = match cli.command {
+        Command::New(new) => make_project(new, format),
         Command::Record(command) => command.run(format).await,
         Command::Dlq(command) => command.run(format).await,
         Command::Doctor(doctor) => doctor.run(format).await,
@@ -77,6 +85,19 @@ async fn main() -> ExitCode {
             })
         }
     }
+}
+
+fn make_project(new: new::New, format: Format) -> Result<End, Error> {
+    let project = new
+        .run()
+        .map_err(|error| Error::negative(error.to_string()))?;
+    let project = project.display().to_string();
+    output::answer(
+        format,
+        || format!("Next: cd {project} && cargo test"),
+        || json!({ "project": project }),
+    )?;
+    Ok(End::Done)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! The built `sqs-once`, the command-line tool, against a DynamoDB, an SQS and a
-//! PostgreSQL of the tests' own.
+//! PostgreSQL of the tests' own. `new` needs none of them.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,6 +10,8 @@
 mod dead_letters;
 #[path = "cli/doctor.rs"]
 mod doctor;
+#[path = "cli/new.rs"]
+mod new;
 #[path = "cli/outputs.rs"]
 mod outputs;
 #[cfg(feature = "postgres")]

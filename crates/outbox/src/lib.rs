@@ -17,7 +17,7 @@
 //! | `report` | the log line of a batch |
 //!
 //! Events are published by [`Done::publish`](sqs_once::Done::publish) and `InTransaction::publish`.
-//! `docs/outbox.md` has the guarantees, the deployment and the settings.
+//! [Outbox](https://github.com/sqs-once/sqs-once/blob/main/docs/outbox.md) has the guarantees, the deployment and the settings.
 //!
 //! EventBridge confirms an event that matches no rule of its bus, and drops it. To the relay, such an event
 //! was sent.

@@ -97,8 +97,9 @@ impl Bucket<'_> {
         }
         let code = code(error).unwrap_or("unknown error");
         let status = error.raw_response().map(|answer| answer.status().as_u16());
+        let refused = refused_signature(code).unwrap_or_default();
         let why = match (code, status) {
-            _ if let Some(advice) = refused_signature(code) => advice.to_owned(),
+            _ if !refused.is_empty() => refused.to_owned(),
             ("NoSuchBucket", _) => format!("there is no such bucket; check {}", self.setting),
             (_, Some(403)) => denied.to_owned(),
             (_, Some(301 | 400)) => "check the Region of the bucket and the credentials".to_owned(),

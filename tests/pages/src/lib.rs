@@ -1,7 +1,16 @@
-//! The Rust blocks of the README and of `docs/`, as doctests.
+//! The Rust blocks of the READMEs and of `docs/`, as doctests.
 
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+
+#[doc = include_str!("../../../crates/sqs-once/README.md")]
+mod readme_of_sqs_once {}
+
+#[doc = include_str!("../../../crates/postgres/README.md")]
+mod readme_of_postgres {}
+
+#[doc = include_str!("../../../crates/outbox/README.md")]
+mod readme_of_outbox {}
 
 #[doc = include_str!("../../../docs/keys.md")]
 mod keys {}

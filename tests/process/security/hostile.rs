@@ -80,7 +80,7 @@ fn order_of(amount: &str) -> String {
 type Case = (&'static str, Value, Option<(&'static str, &'static str)>);
 
 const NO_KEY: Option<(&str, &str)> = Some(("invalid", "no idempotency key"));
-const OTHER_TYPE: Option<(&str, &str)> = Some(("invalid", "not of the type"));
+const OTHER_TYPE: Option<(&str, &str)> = Some(("invalid", "not of the expected type"));
 const INVALID_JSON: Option<(&str, &str)> = Some(("invalid", "not valid JSON"));
 
 fn bodies() -> Vec<Case> {

@@ -32,10 +32,10 @@ pub fn shipped() -> Vec<(String, Value)> {
         .map(str::to_owned)
         .into_iter()
         .chain(paths);
-    let liquid = Regex::new(r"(?s)\{%.*?%\}|\{\{ .*? \}\}").unwrap();
+    let jinja = Regex::new(r"(?s)\{%.*?%\}|\{\{ .*? \}\}").unwrap();
     let of = |path: String| {
         let text = fs::read_to_string(root().join(&path)).unwrap();
-        let text = liquid.replace_all(
+        let text = jinja.replace_all(
             &text,
             |found: &Captures<'_>| {
                 if found[0].starts_with("{%") { "" } else { "x" }
@@ -212,8 +212,8 @@ impl Template {
 /// The consumer's template.
 pub const CONSUMER: &str = "template.yaml";
 
-/// The template of a project that `make new` makes.
-pub const STARTER: &str = "starter/template/template.yaml";
+/// The template of a project that `sqs-once new` makes.
+pub const STARTER: &str = "crates/cli/template/template.yaml";
 
 /// One value, or a list of values.
 pub fn list(value: &Value) -> Vec<&Value> {

@@ -26,8 +26,9 @@ where
         return unsent(error, env::var_os(ACCOUNT_ID).is_some());
     };
     let code = service.code().unwrap_or("unknown error");
+    let refused = refused_signature(code).unwrap_or_default();
     let advice = match code {
-        _ if let Some(advice) = refused_signature(code) => advice.into(),
+        _ if !refused.is_empty() => refused.into(),
         "ResourceNotFoundException" => {
             "there is no such table in this account and region; check the table name".into()
         }

@@ -25,6 +25,7 @@ async fn outcomes() -> Vec<&'static str> {
 }
 
 #[tokio::test]
+#[ignore = "needs a local cloud: run `make test`"]
 async fn orders_are_processed_once() {
     assert_eq!(outcomes().await, ["completed", "completed", "duplicate"]);
     // Another worker, in the same table.

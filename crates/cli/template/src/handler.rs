@@ -1,27 +1,24 @@
-{%- assign field = "orderId" -%}
-{%- if key contains "body:/" -%}{%- assign field = key | remove_first: "body:/" -%}{%- endif -%}
 //! The business: what one message does. Replace `Order`, its checks and its effect by your own.
 
-{% case effect -%}
-{%- when "inbox" -%}
+{% if effect == "inbox" %}
 use serde::{Deserialize, Serialize};
 use sqs_once::{
     Attempt, Consumer, Done, Failure, Handler, Inbox, Settings, SettingsError, Write,
     store::DynamoStore,
 };
-{%- when "item" -%}
+{% elif effect == "item" %}
 use serde::{Deserialize, Serialize};
 use sqs_once::{
     Attempt, Change, Consumer, Failure, Handler, ItemMode, Settings, SettingsError, Write,
 };
-{%- else -%}
+{% else %}
 use serde::{Deserialize, Serialize};
 #[cfg(test)]
 use sqs_once::testing::Ledger;
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once, Settings, SettingsError, store::AnyStore,
 };
-{%- endcase %}
+{% endif %}
 
 /// The body of a message.
 #[derive(Deserialize, Serialize)]
@@ -30,8 +27,8 @@ pub struct Order {
     id: String,
     cents: u64,
 }
-{% case effect -%}
-{%- when "inbox" %}
+
+{% if effect == "inbox" %}
 pub struct PlaceOrder {
     orders: String,
 }
@@ -66,7 +63,7 @@ pub async fn consumer(
         .inbox(orders.map(|orders| PlaceOrder { orders }))
         .await
 }
-{%- when "item" %}
+{% elif effect == "item" %}
 pub struct PlaceOrder {
     orders: String,
 }
@@ -96,7 +93,7 @@ pub async fn consumer(
         .item_mode(orders.map(|orders| PlaceOrder { orders }))
         .await
 }
-{%- else %}
+{% else %}
 /// The system that the handler calls.
 pub enum Gateway {
     /// Writes to the log. Put your own in its place.
@@ -142,15 +139,15 @@ pub async fn consumer(
 ) -> Result<Consumer<Once<AnyStore>, Charge>, SettingsError> {
     settings.once(Ok(Charge(Gateway::Log))).await
 }
-{%- endcase %}
+{% endif %}
 
 #[cfg(test)]
 mod tests {
-{%- if effect == "outside" %}
+{% if effect == "outside" %}
     use sqs_once::testing::{DryRun, Message, Torture};
-{%- else %}
+{% else %}
     use sqs_once::testing::{DryRun, Message};
-{%- endif %}
+{% endif %}
 
     use super::*;
 
@@ -160,19 +157,19 @@ mod tests {
             id: "o-1".into(),
             cents: 0,
         };
-{%- if effect == "outside" %}
+{% if effect == "outside" %}
         let handler = Charge(Gateway::Log);
-{%- else %}
+{% else %}
         let handler = PlaceOrder {
             orders: "orders".into(),
         };
-{%- endif %}
+{% endif %}
         let outcome = DryRun::new()
             .run(&handler, Message::new("m-1", &order))
             .await;
         assert_eq!(outcome.name(), "permanent_failure");
     }
-{%- if effect == "outside" %}
+{% if effect == "outside" %}
 
     /// Kills the handler before and after its effect and at each write of its record, freezes it, and loses answers.
     #[test]
@@ -185,5 +182,5 @@ mod tests {
             .run(|world| world.consumer(Charge(Gateway::Ledger(world.ledger()))));
         survived.unwrap();
     }
-{%- endif %}
+{% endif %}
 }
