@@ -105,7 +105,7 @@ suites:
 
 .PHONY: doctests
 doctests:
-	$(TEST) --exclude simulated --doc
+	$(TEST) --exclude simulated --exclude simulated-outbox --doc
 
 # After the suites: it replaces the program that some of them run.
 .PHONY: local-runs
@@ -217,7 +217,7 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
-DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulation
+DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulated-outbox --exclude simulation
 
 # Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
 # compiled: see tests/support/Cargo.toml.
