@@ -33,10 +33,6 @@ help: ## List the verbs
 demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
 	python local/demo.py
 
-.PHONY: demo-outbox
-demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
-	$(TEST) --test outbox -- --nocapture --test-threads 1 end_to_end
-
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
 dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
