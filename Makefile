@@ -33,10 +33,6 @@ help: ## List the verbs
 demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
 	python local/demo.py
 
-.PHONY: demo-outbox
-demo-outbox: $(VENV) ## Send 300 orders (OUTBOX_ORDERS) through two consumers and an outbox, with kills, duplicates and lost answers
-	$(TEST) --test outbox -- --nocapture --test-threads 1 end_to_end
-
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
 dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
@@ -92,7 +88,7 @@ suites:
 
 .PHONY: doctests
 doctests:
-	$(TEST) --exclude simulated --doc
+	$(TEST) --exclude simulated --exclude simulated-outbox --doc
 
 # After the suites: it replaces the program that some of them run.
 .PHONY: local-runs
@@ -204,7 +200,7 @@ mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another
 
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
-DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulation --exclude starter
+DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulated-outbox --exclude simulation --exclude starter
 
 # Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
 # compiled: see tests/support/Cargo.toml.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use regex_lite::Regex;
 
-/// From the bottom to the top. `protocol` has the rules, and imports nothing but `flawed!`.
+/// From the bottom to the top. `protocol` has the rules, and imports nothing but `flawed`.
 const LAYERS: [&str; 19] = [
     "flawed",
     "protocol",

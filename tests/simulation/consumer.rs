@@ -1,10 +1,7 @@
-//! [`Invoke`]: the shipped consumer of a process, as the plan sets it up.
+//! [`consumer`]: the shipped consumer of a process, as the plan sets it up.
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt as _, future::BoxFuture};
-use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
-use serde_json::{Value, value::RawValue};
 use sqs_once::{
     Attempt, Consumer, Handler, Inbox, ItemMode, Once, Stored,
     internal::HandlerOutput,
@@ -16,22 +13,18 @@ use sqs_once::{
 
 use crate::{
     gateway::{Ask, ChangeItem, Charge, Commit},
+    lambda::{Invoke, function},
     ledger::Event,
     plan::{CALL_KEY_LIFETIME, Keys, Mode, QUARANTINE, Release, Wrapping},
     s3::{self, BODIES},
     sqs,
     table::{Records, at_the_wire},
-    wire,
+    wire::{self, OUTBOX},
     world::{Member, World, namespace},
 };
 
 /// Outputs of more bytes are in S3.
 const INLINE_LIMIT: usize = 16;
-
-/// Invokes the consumer. Returns its response.
-pub type Invoke = Box<
-    dyn Fn(LambdaEvent<Box<RawValue>>) -> BoxFuture<'static, Result<Value, String>> + Send + Sync,
->;
 
 /// Returns the consumer of a process. To be called as this process.
 pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke {
@@ -91,6 +84,7 @@ impl Setup<'_> {
         let once = Once::new(store)
             .call_key_lifetime(forgets.then_some(CALL_KEY_LIFETIME))
             .retention(plan.records_kept)
+            .outbox(plan.outbox.map(|_| OUTBOX.to_owned()))
             .results(results);
         if plan.isolates {
             once
@@ -162,14 +156,6 @@ impl Setup<'_> {
             let config = s3::config(world, self.member);
             consumer = consumer.s3_bodies(S3Bodies::new(&config, [BODIES]));
         }
-        Box::new(move |event| {
-            let consumer = consumer.clone();
-            async move {
-                let response = consumer.oneshot(event).await;
-                let response = response.map_err(|error| error.to_string())?;
-                Ok(serde_json::to_value(&response).unwrap_or_default())
-            }
-            .boxed()
-        })
+        function(consumer)
     }
 }

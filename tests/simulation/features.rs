@@ -45,7 +45,7 @@ impl Feature {
 }
 
 /// Features that exclude each other, by AWS's rules or by ours.
-const NEVER: [(&str, &str); 21] = [
+const NEVER: [(&str, &str); 24] = [
     // SQS delivers at most ten messages of a FIFO queue at a time, and each once.
     ("FIFO", "batch of 100 or more"),
     ("FIFO", "delivered twice"),
@@ -67,6 +67,10 @@ const NEVER: [(&str, &str); 21] = [
     ("batch of 100 or more", "commit"),
     ("batch of 100 or more", "inbox"),
     ("batch of 100 or more", "item"),
+    // An event is one more item of the transaction that records its operation.
+    ("publishes events", "claim"),
+    ("publishes events", "item"),
+    ("batch of 100 or more", "publishes events"),
     // There is no record to delete or to release.
     ("item", "an operator deletes"),
     ("item", "an operator releases"),
@@ -115,6 +119,7 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         ("batched writes", !is_item && any(|of| of.batches_writes)),
         ("bodies in S3", plan.bodies_in_s3),
         ("outputs in S3", plan.outputs_in_s3),
+        ("publishes events", plan.outbox.is_some()),
         ("look-up", gateway.is_looked_up),
         ("isolation", plan.isolates),
         ("no breaker", any(|of| !of.has_breaker)),

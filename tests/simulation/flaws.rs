@@ -1,4 +1,4 @@
-//! The flaws that the product has on demand (`flawed!`), and the search for a world that shows one.
+//! The flaws that the product has on demand (`flawed`), and the search for a world that shows one.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use crate::{plan::Plan, run};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Flaw {
     pub name: String,
-    /// Path below the library's sources.
+    /// Path below `crates`.
     pub file: String,
     pub line: usize,
 }
@@ -23,24 +23,26 @@ pub struct Found {
 
 /// Returns the flaws in the product's sources, by file and line.
 pub fn in_product() -> Vec<Flaw> {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/sqs-once/src");
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates");
     let mut flaws = Vec::new();
-    read(&sources, &sources, &mut flaws);
+    for product in ["sqs-once/src", "outbox/src"] {
+        read(&crates.join(product), &crates, &mut flaws);
+    }
     flaws.sort();
     flaws
 }
 
-fn read(folder: &Path, sources: &Path, flaws: &mut Vec<Flaw>) {
+fn read(folder: &Path, crates: &Path, flaws: &mut Vec<Flaw>) {
     for entry in fs::read_dir(folder).expect("the sources") {
         let path = entry.expect("a source").path();
         if path.is_dir() {
-            read(&path, sources, flaws);
+            read(&path, crates, flaws);
             continue;
         }
         let text = fs::read_to_string(&path).expect("UTF-8");
-        for (at, _) in text.match_indices("flawed!(\"") {
+        for (at, _) in text.match_indices("flawed(\"") {
             let name = text[at..].split('"').nth(1).unwrap_or_default();
-            let file = path.strip_prefix(sources).unwrap_or(&path);
+            let file = path.strip_prefix(crates).unwrap_or(&path);
             flaws.push(Flaw {
                 name: name.to_owned(),
                 file: file.display().to_string(),

@@ -17,6 +17,7 @@ use sqs_once::{
 use crate::{
     ledger::{Event, Run, Worker},
     plan::{Keys, Kind, Service},
+    stream::publish,
     wire::ITEMS,
     world::{CLIENT_TIMEOUT, Member, World},
 };
@@ -227,6 +228,16 @@ impl Charge {
         std::future::pending().await
     }
 
+    /// Returns what commits with the record.
+    fn with_write(&self, output: String, attempt: &Attempt) -> Done<String> {
+        let key = attempt.key().as_str();
+        let done = Done::new(output).with(count(&format!("item of {key}"), key));
+        match self.world.plan.outbox {
+            Some(_) => publish(done, key),
+            None => done,
+        }
+    }
+
     async fn run(&self, order: String, attempt: &Attempt) -> Result<String, Failure> {
         let run = self.world.gateway.begin(self.member.worker, attempt);
         let kind = self.world.queue.kind(attempt.message_id());
@@ -281,13 +292,8 @@ impl Handler for Commit {
         attempt: Attempt,
     ) -> Result<Done<String>, Failure> {
         let output = self.0.run(order, &attempt).await?;
-        Ok(with_write(output, &attempt))
+        Ok(self.0.with_write(output, &attempt))
     }
-}
-
-fn with_write(output: String, attempt: &Attempt) -> Done<String> {
-    let key = attempt.key().as_str();
-    Done::new(output).with(count(&format!("item of {key}"), key))
 }
 
 /// Counts a write on an item.
@@ -378,7 +384,7 @@ impl LookUp<Order, Done<String>> for Ask {
         attempt: &Attempt,
     ) -> Result<LookedUp<Done<String>>, Failure> {
         let found = self.ask(attempt).await?;
-        Ok(found.map(|output| with_write(output, attempt)))
+        Ok(found.map(|output| self.0.with_write(output, attempt)))
     }
 }
 

@@ -216,6 +216,24 @@ pub enum Event {
         outcome: &'static str,
         worker: Worker,
     },
+    /// A transaction put an event into the outbox, with this time in its item.
+    Published {
+        key: String,
+        id: String,
+        name: String,
+        group: String,
+        stamp: Duration,
+    },
+    /// The target took an event of the relay, or its dead-letter queue did, with this reason.
+    Relayed {
+        id: String,
+        group: Option<String>,
+        dead: Option<String>,
+    },
+    /// A queue did not take an event.
+    EventRefused {
+        id: String,
+    },
     /// What the consumer counted in an invocation, and how many values its metrics with several values had.
     Metrics {
         batch: usize,

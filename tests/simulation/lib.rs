@@ -18,6 +18,7 @@ mod event;
 pub mod features;
 pub mod flaws;
 mod gateway;
+mod lambda;
 pub mod ledger;
 mod mapping;
 pub mod operator;
@@ -29,6 +30,7 @@ mod s3;
 mod sdk;
 mod shrink;
 mod sqs;
+mod stream;
 pub mod survey;
 mod table;
 mod wire;
@@ -38,7 +40,6 @@ use std::{panic, time::Duration};
 
 use gateway::HANDLER_PANICS;
 use ledger::{Event, Story};
-use mapping::Lambda;
 use oracle::{Verdict, judge};
 use plan::Plan;
 pub use shrink::shrink;
@@ -65,7 +66,7 @@ pub fn run(plan: Plan, flaw: Option<&'static str>) -> Run {
         .expect("a runtime");
     let events = runtime.block_on(async {
         let world = World::new(plan.clone());
-        Lambda::new(world.clone()).run().await;
+        mapping::run(&world).await;
         world.ledger.take()
     });
     set_flaw(None);

@@ -82,6 +82,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         isolates: true,
         gateway: Gateway::default(),
         direct_dead_letters: true,
+        outbox: None,
         skew_ms: 100,
         messages: messages.clone(),
         rates: Rates::default(),

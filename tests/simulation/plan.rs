@@ -132,6 +132,8 @@ pub struct Plan {
     pub isolates: bool,
     pub gateway: Gateway,
     pub direct_dead_letters: bool,
+    /// The handler publishes events. Only in modes that write with the record.
+    pub outbox: Option<Outbox>,
     /// Most milliseconds by which a process's wall clock is wrong, in both directions.
     pub skew_ms: u64,
     pub messages: Vec<Message>,
@@ -145,6 +147,15 @@ pub struct Plan {
     pub records_kept: Duration,
     /// From then on nothing goes wrong any more.
     pub healed: Duration,
+}
+
+/// How the relay sends events.
+#[derive(Clone, Copy, Debug)]
+pub struct Outbox {
+    /// Most records of a batch.
+    pub batch: usize,
+    /// Its target is a FIFO queue.
+    pub fifo: bool,
 }
 
 /// What the template derives from the function's timeout (docs/operations.md).
@@ -313,6 +324,8 @@ pub enum Service {
     Workers,
     /// Sends to the dead-letter queue.
     DeadLetters,
+    /// Sends to the target of events.
+    Target,
     /// Lambda throttles every invocation.
     Lambda,
 }
@@ -384,6 +397,7 @@ impl Plan {
             isolates: true,
             gateway: Gateway::default(),
             direct_dead_letters: dice.chance(0.8),
+            outbox: None,
             skew_ms: dice.pick(&[0, 100, 499]),
             healed: ends.chain([span]).max().unwrap_or(span),
             messages: messages(&mut dice, fifo, span),
@@ -398,6 +412,7 @@ impl Plan {
         plan.draw_consumer(&mut Dice::new(seed ^ 0x00c0_5e7e), span);
         plan.draw_surroundings(&mut Dice::new(seed ^ 0x00ac_ce55), span);
         plan.draw_latecomers(&mut Dice::new(seed ^ 0x01a7_ec03));
+        plan.draw_outbox(&mut Dice::new(seed ^ 0x0e4e_4715));
         plan
     }
 
@@ -496,6 +511,22 @@ impl Plan {
             });
         }
         self.messages.sort_by_key(|message| message.sent);
+    }
+
+    /// Draws whether the handler publishes events, and the relay.
+    fn draw_outbox(&mut self, dice: &mut Dice) {
+        if matches!(self.mode, Mode::Commit | Mode::Inbox) && dice.chance(0.5) {
+            self.outbox = Some(Outbox {
+                batch: 1 + dice.below(10),
+                fifo: dice.chance(0.5),
+            });
+            if dice.chance(0.5) {
+                let from = dice.between(Duration::ZERO, self.healed);
+                let during = from..dice.between(from, self.healed);
+                let of = Service::Target;
+                self.outages.push(Outage { of, during });
+            }
+        }
     }
 
     /// Draws the gateway's habits, an operator, and limits of the queue.

@@ -106,6 +106,9 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
     if plan.outputs_in_s3 {
         without(&|plan| plan.outputs_in_s3 = false);
     }
+    if plan.outbox.is_some() {
+        without(&|plan| plan.outbox = None);
+    }
     if plan.skew_ms > 0 {
         without(&|plan| plan.skew_ms = 0);
     }

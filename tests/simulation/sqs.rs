@@ -1,7 +1,9 @@
-//! The SDK's client of SQS over a connector in memory.
+//! The queues beside the consumer's own: dead letters, and what the relay sends to. The SDK's client of SQS over a
+//! connector in memory.
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use aws_config::SdkConfig;
 use aws_sdk_sqs::Client;
 use serde_json::{Value, json};
 
@@ -14,11 +16,21 @@ use crate::{
 
 pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
 const DEAD_LETTERS: &str = "orders-dead";
+/// Where the relay sends events, and those that it cannot send.
+pub const TARGET: &str = "charges";
+pub const DEAD_EVENTS: &str = "charges-dead";
+
+pub fn url(queue: &str) -> String {
+    format!("http://sqs/{queue}")
+}
 
 /// Returns a client through which a process calls the queues.
 pub fn client(world: &Arc<World>, member: &Member) -> Client {
-    let fault = |worker| Event::SqsFault { worker };
-    Client::new(&service(world, member, fault, serve))
+    Client::new(&config(world, member))
+}
+
+pub fn config(world: &Arc<World>, member: &Member) -> SdkConfig {
+    service(world, member, |worker| Event::SqsFault { worker }, serve)
 }
 
 fn serve(world: &World, request: &Request) -> Answer {
@@ -37,7 +49,7 @@ fn answer(world: &World, operation: &str, body: &Value) -> (u16, Value) {
     let entries = body["Entries"].as_array().map_or(&[][..], Vec::as_slice);
     let answer = match operation {
         "GetQueueUrl" => {
-            json!({"QueueUrl": format!("http://sqs/{}", body["QueueName"].as_str().unwrap_or(""))})
+            json!({"QueueUrl": url(body["QueueName"].as_str().unwrap_or(""))})
         }
         "GetQueueAttributes" => {
             let policy = json!({
@@ -58,7 +70,13 @@ fn answer(world: &World, operation: &str, body: &Value) -> (u16, Value) {
             world.note(Event::Hidden { message, seconds });
             Ok(())
         }),
-        "SendMessageBatch" => of_entries(entries, |entry| copy(world, entry)),
+        "SendMessageBatch" if body["QueueUrl"] == url(DEAD_LETTERS) => {
+            of_entries(entries, |entry| copy(world, entry))
+        }
+        "SendMessageBatch" => {
+            let queue = body["QueueUrl"].as_str().unwrap_or_default();
+            of_entries(entries, |entry| take(world, queue, entry))
+        }
         _ => {
             return (
                 400,
@@ -71,12 +89,7 @@ fn answer(world: &World, operation: &str, body: &Value) -> (u16, Value) {
 
 /// Takes the copy of a message into the dead-letter queue.
 fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
-    let attributes = entry["MessageAttributes"].as_object();
-    let texts = attributes
-        .into_iter()
-        .flatten()
-        .filter_map(|(name, of)| Some((name.clone(), of["StringValue"].as_str()?.to_owned())));
-    let texts: BTreeMap<_, _> = texts.collect();
+    let texts = attributes(entry);
     let message = texts.get("id").ok_or("MissingParameter")?.clone();
     if world.is_out(Service::DeadLetters) || world.strikes(world.plan.rates.sqs_refused) {
         world.note(Event::CopyRefused { message });
@@ -92,6 +105,42 @@ fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
         .add_dead_letter(&message, deduplication_id, texts);
     world.note(Event::Copied { message, reason });
     Ok(())
+}
+
+/// Takes an event from the relay.
+fn take(world: &World, queue: &str, entry: &Value) -> Result<(), &'static str> {
+    let mut texts = attributes(entry);
+    let id = texts.remove("idempotencyKey").ok_or("MissingParameter")?;
+    let is_dead = queue == url(DEAD_EVENTS);
+    let service = if is_dead {
+        Service::DeadLetters
+    } else {
+        Service::Target
+    };
+    if world.is_out(service) || world.strikes(world.plan.rates.sqs_refused) {
+        world.note(Event::EventRefused { id });
+        return Err("ServiceUnavailable");
+    }
+    let in_group = entry["MessageGroupId"].as_str().map(str::to_owned);
+    let has_id = entry["MessageDeduplicationId"] == *id;
+    if queue.ends_with(".fifo") != (in_group.is_some() && has_id) {
+        return Err("InvalidParameterValue");
+    }
+    world.note(Event::Relayed {
+        id,
+        group: in_group.or(texts.remove("eventGroup")),
+        dead: texts.remove("SqsOnceReason").filter(|_| is_dead),
+    });
+    Ok(())
+}
+
+fn attributes(entry: &Value) -> BTreeMap<String, String> {
+    let attributes = entry["MessageAttributes"].as_object();
+    attributes
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, of)| Some((name.clone(), of["StringValue"].as_str()?.to_owned())))
+        .collect()
 }
 
 /// Serves each entry of a batch, independently of the others.

@@ -7,8 +7,13 @@ use simulation::{flaws, plan::Plan, run, silence_handlers};
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 39] = [
+const FOUND: [(&str, u64, &str); 45] = [
     ("a body that S3 refuses is invalid", 4, "order of a group"),
+    (
+        "a commit leaves out its events",
+        1,
+        "events commit with their record",
+    ),
     ("a commit leaves out its record", 1, "metrics: completions"),
     (
         "a commit leaves out its writes",
@@ -41,6 +46,11 @@ const FOUND: [(&str, u64, &str); 39] = [
         "metrics: messages and failures",
     ),
     (
+        "a failed event is given up at once",
+        7,
+        "a dead event has a cause",
+    ),
+    (
         "a failed message is claimed again",
         2,
         "P2 message sent before a failure is never claimed",
@@ -49,6 +59,11 @@ const FOUND: [(&str, u64, &str); 39] = [
         "a failure has no time",
         2,
         "P2 message sent before a failure is never claimed",
+    ),
+    (
+        "a group continues after a failure",
+        7,
+        "order of a group's events",
     ),
     ("a group does not stop", 2, "order of a group"),
     ("a group has no order", 2, "order of a group"),
@@ -97,6 +112,7 @@ const FOUND: [(&str, u64, &str); 39] = [
         0,
         "P7 no dead letter without a cause",
     ),
+    ("an event is not confirmed", 7, "order of a group's events"),
     (
         "an inbox commits over any record",
         3,
@@ -140,6 +156,16 @@ const FOUND: [(&str, u64, &str); 39] = [
         "the keys of an item are not read",
         8,
         "P4 a write is applied once",
+    ),
+    (
+        "the progress is one event ahead",
+        7,
+        "order of a group's events",
+    ),
+    (
+        "the response names the last failure",
+        14,
+        "order of a group's events",
     ),
     (
         "the response omits a message",

@@ -1,5 +1,6 @@
-//! [`Dynamo`]: DynamoDB at the wire, with the idempotency table and the application's own items. The shipped stores and
-//! modes send their requests through the SDK over a connector in memory, and dynoxide serves them in this thread.
+//! [`Dynamo`]: DynamoDB at the wire, with the idempotency table, the application's own items and the outbox. The shipped
+//! stores and modes send their requests through the SDK over a connector in memory, and dynoxide serves them in this
+//! thread.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,6 +33,7 @@ use crate::{
 pub const TABLE: &str = "records";
 /// The application's own items. Each counts the writes that were applied to it, and has the key of the last.
 pub const ITEMS: &str = "items";
+pub const OUTBOX: &str = "outbox";
 /// Longer than the SDK waits.
 const FOREVER: Duration = Duration::from_secs(3600);
 
@@ -70,11 +72,18 @@ type Count = (u64, String);
 impl Dynamo {
     pub fn new() -> Self {
         let database = Database::memory().expect("a database");
-        for name in [TABLE, ITEMS] {
+        let tables = [
+            (TABLE, &["id"][..]),
+            (ITEMS, &["id"]),
+            (OUTBOX, &["group", "sequence"]),
+        ];
+        for (name, key) in tables {
+            let define = |name| json!({ "AttributeName": name, "AttributeType": "S" });
+            let of_key = |(name, kind)| json!({ "AttributeName": name, "KeyType": kind });
             let table = json!({
                 "TableName": name,
-                "AttributeDefinitions": [{ "AttributeName": "id", "AttributeType": "S" }],
-                "KeySchema": [{ "AttributeName": "id", "KeyType": "HASH" }],
+                "AttributeDefinitions": key.iter().map(define).collect::<Vec<_>>(),
+                "KeySchema": key.iter().zip(["HASH", "RANGE"]).map(of_key).collect::<Vec<_>>(),
                 "BillingMode": "PAY_PER_REQUEST",
             });
             let created = database.create_table(parsed(table));
@@ -129,7 +138,17 @@ impl Dynamo {
     }
 
     fn item(&self, table: &str, id: &str) -> Option<Value> {
-        let read = json!({ "TableName": table, "Key": { "id": { "S": id } } });
+        self.read(table, &json!({ "id": { "S": id } }))
+    }
+
+    /// Returns whether an item of the outbox is there.
+    fn has(&self, item: &Value) -> bool {
+        let key = json!({ "group": item["group"], "sequence": item["sequence"] });
+        self.read(OUTBOX, &key).is_some()
+    }
+
+    fn read(&self, table: &str, key: &Value) -> Option<Value> {
+        let read = json!({ "TableName": table, "Key": key });
         let (_, mut answer) = ask(&self.database, "GetItem", read);
         Some(answer.get_mut("Item")?.take())
     }
@@ -168,7 +187,11 @@ impl Dynamo {
         worker: Worker,
         operation: &str,
         body: &Value,
-        Names { keys, items }: &Names,
+        Names {
+            keys,
+            items,
+            published,
+        }: &Names,
     ) -> Option<Answer> {
         let note = |fault| {
             for key in keys {
@@ -220,6 +243,7 @@ impl Dynamo {
         }
         let before: Vec<_> = keys.iter().map(|key| self.see(key)).collect();
         let counted: BTreeMap<_, _> = items.iter().map(|id| (id, self.count(id))).collect();
+        let mut published: Vec<_> = published.iter().filter(|item| !self.has(item)).collect();
         let mut answer = if served["Statements"].as_array().is_some_and(Vec::is_empty) {
             (200, json!({ "Responses": [] }))
         } else {
@@ -241,6 +265,13 @@ impl Dynamo {
             for _ in before..count {
                 self.note_applied(world, worker, &key);
             }
+        }
+        // The stream may have the items of a transaction in any order.
+        if published.len() > 1 && world.dice().chance(0.5) {
+            published.reverse();
+        }
+        for item in published.into_iter().filter(|item| self.has(item)) {
+            world.stream.append(world, item);
         }
         for (key, was, is) in changes {
             note_change(world, worker, key, was, is);
@@ -371,6 +402,8 @@ struct Names {
     keys: Vec<String>,
     /// Items of the application that it writes.
     items: BTreeSet<String>,
+    /// Items that it puts into the outbox.
+    published: Vec<Value>,
 }
 
 impl Names {
@@ -386,6 +419,9 @@ impl Names {
                 self.keys.push(text.clone());
             }
             Value::Array(values) => values.iter().for_each(|value| self.find(value)),
+            Value::Object(_) if value["TableName"] == OUTBOX => {
+                self.published.push(value["Item"].clone());
+            }
             Value::Object(members) => {
                 if value["TableName"] == ITEMS {
                     let ids = [&value["Key"], &value["Item"]].map(|item| item["id"]["S"].as_str());

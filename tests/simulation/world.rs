@@ -2,7 +2,10 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -23,11 +26,12 @@ use crate::{
     plan::{Message, Plan, Release, Service},
     queue::Queue,
     s3::Objects,
+    stream::Stream,
     table::Table,
 };
 
 /// 26 November 2026, 00:00 UTC.
-const EPOCH: Timestamp = Timestamp::from_millis(1_795_651_200_000);
+pub const EPOCH: Timestamp = Timestamp::from_millis(1_795_651_200_000);
 
 /// How long a client of the table waits for an answer.
 pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -40,6 +44,11 @@ pub struct World {
     pub table: Table,
     pub gateway: Gateway,
     pub objects: Objects,
+    /// Of the outbox.
+    pub stream: Stream,
+    /// Processes that were started, and batches of all mappings.
+    workers: AtomicUsize,
+    batches: AtomicUsize,
     start: Instant,
     dice: Mutex<Dice>,
 }
@@ -77,6 +86,9 @@ impl World {
             table: Table::new(plan.level),
             gateway: Gateway::default(),
             objects: Objects::default(),
+            stream: Stream::default(),
+            workers: AtomicUsize::new(0),
+            batches: AtomicUsize::new(0),
             start: Instant::now(),
             // Not the seed itself, with which the plan was drawn.
             dice: Mutex::new(Dice::new(plan.seed ^ 0x5eed_5eed_5eed_5eed)),
@@ -135,11 +147,18 @@ impl World {
     }
 
     /// Starts a process, whose wall clock is a little wrong.
-    pub fn start_process(&self, worker: Worker) -> Member {
-        let process = Process::start(self.wall());
-        let member = Member { process, worker };
+    pub fn start_process(&self) -> Member {
+        let member = Member {
+            process: Process::start(self.wall()),
+            worker: self.workers.fetch_add(1, Relaxed),
+        };
         self.set_clock(&member);
         member
+    }
+
+    /// Returns the number of another batch.
+    pub fn next_batch(&self) -> usize {
+        self.batches.fetch_add(1, Relaxed)
     }
 
     /// Sets the wall clock of a process, a little wrong.

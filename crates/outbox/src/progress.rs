@@ -5,6 +5,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use sqs_once::internal::flawed;
+
 use crate::stream::Group;
 
 /// The most records to remember. If other processes have taken over the shards, nobody removes them.
@@ -45,7 +47,10 @@ impl Progress {
         if sent.len() >= MAX_RECORDS {
             sent.clear();
         }
-        sent.insert(number, count);
+        sent.insert(
+            number,
+            count + usize::from(flawed("the progress is one event ahead")),
+        );
     }
 
     /// No panic can interrupt a change, so a poisoned lock is harmless.

@@ -16,7 +16,7 @@ use crate::{
     stream::{Group, groups},
     targets::{Target, Targets},
 };
-use sqs_once::{Deadline, InvalidValue, protocol::Timestamp, telemetry::Metrics};
+use sqs_once::{Deadline, InvalidValue, internal::flawed, protocol::Timestamp, telemetry::Metrics};
 
 /// Time budget of an invocation without a known deadline.
 pub(crate) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
@@ -147,7 +147,13 @@ impl Relay {
         // Lambda sends the batch again from the lowest number on, so we need no others. An empty number makes
         // it send the whole batch again.
         let left = events_by_record(unsent.iter().map(|group| &group.events));
-        if let Some((first, left)) = left.into_iter().next() {
+        let mut left = left.into_iter();
+        let named = if flawed("the response names the last failure") {
+            left.next_back()
+        } else {
+            left.next()
+        };
+        if let Some((first, left)) = named {
             let number = number(&numbers, first).cloned().unwrap_or_default();
             self.progress.note(number.clone(), in_batch[&first] - left);
             let mut failure = DynamoDbBatchItemFailure::default();

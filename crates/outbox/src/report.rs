@@ -32,7 +32,7 @@ impl RelayReport {
     }
 
     /// Records when the oldest event in the table was published, as of the start of the relay.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "postgres", test))]
     pub(crate) fn waiting(&mut self, oldest: Option<Timestamp>) {
         self.oldest_waiting = oldest;
     }

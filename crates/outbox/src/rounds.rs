@@ -17,7 +17,7 @@ use crate::{
 use sqs_once::{
     Deadline,
     internal::{
-        is_contended,
+        flawed, is_contended,
         system::{self, Instant, timeout_at},
     },
     protocol::Timestamp,
@@ -66,7 +66,9 @@ impl Run {
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);
-        is_old && !is_throttled(why) && why != EARLIER_SILENCE
+        (is_old || flawed("a failed event is given up at once"))
+            && !is_throttled(why)
+            && why != EARLIER_SILENCE
     }
 }
 
@@ -100,7 +102,7 @@ impl Relay {
             let ends = self.send_first_of_each(&groups, run).await;
             let mut next = Vec::with_capacity(groups.len());
             for (mut events, end) in groups.into_iter().zip(ends) {
-                if !settle(&events, end, report) {
+                if !settle(&events, end, report) && !flawed("a group continues after a failure") {
                     let has_failed = true;
                     unsent.push(Unsent { events, has_failed });
                     continue;

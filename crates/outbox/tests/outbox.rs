@@ -1,9 +1,5 @@
-//! The outbox: events that commit with a record, the relay that sends them, and the way from a
-//! producer through two consumers.
-//!
-//! dynoxide has the stream of a table, and neither emulator has an event source mapping that reads
-//! batch item failures (MiniStack's takes every response for a success). So a poller of the tests'
-//! own reads the stream and invokes the relay, as the event source mapping of Lambda does.
+//! The outbox: events that commit with a record, and the relays that send them. The simulation has a consumer, the
+//! stream and the relay together; here is the way from a consumer in PostgreSQL to the target.
 
 #![allow(
     clippy::unwrap_used,

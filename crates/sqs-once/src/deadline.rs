@@ -121,7 +121,7 @@ impl Deadline {
         let budget = if at <= now && at < FIRST_DEADLINE {
             assumed_timeout
         } else {
-            now.until(at) + Duration::from_secs(flawed!("the deadline is a second late").into())
+            now.until(at) + Duration::from_secs(flawed("the deadline is a second late").into())
         };
         Self::after(now, budget, reserve)
     }

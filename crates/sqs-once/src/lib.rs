@@ -123,6 +123,7 @@ pub mod internal {
             transactional::{Commit, CommitResponse, TransactionalStore},
         },
         event::{Published, first_fault, is_name},
+        flawed::flawed,
         handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},
         meter::Meter,
         modes::{

@@ -195,7 +195,8 @@ impl Fates {
     ) -> bool {
         // Whatever keeps messages from being handled. Two outages at a time last no longer than their union.
         let outages = bench.plan.outages.iter();
-        let outages = outages.filter(|outage| outage.of != Service::DeadLetters);
+        let keeps = |of| !matches!(of, Service::DeadLetters | Service::Target);
+        let outages = outages.filter(|outage| keeps(outage.of));
         let mut outages: Vec<_> = outages.map(|outage| outage.during.clone()).collect();
         outages.sort_by_key(|during| during.start);
         let mut reached = message.sent;

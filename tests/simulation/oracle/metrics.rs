@@ -57,8 +57,9 @@ impl Counts {
             Event::Copied { message, .. } => {
                 let at_work = self.at_work.iter().map(|(_, batch)| *batch);
                 for batch in at_work.collect::<Vec<_>>() {
-                    let of_batch = self.batches.entry(batch).or_default();
-                    if of_batch.messages.contains(message) {
+                    // The relay's batches have no messages.
+                    let of_batch = self.batches.get_mut(&batch);
+                    if let Some(of_batch) = of_batch.filter(|of| of.messages.contains(message)) {
                         of_batch.copied.insert(message.clone());
                     }
                 }

@@ -4,6 +4,7 @@ mod costs;
 mod effects;
 mod fates;
 mod metrics;
+mod outbox;
 mod progress;
 mod records;
 mod runs;
@@ -55,6 +56,11 @@ pub const CHECKS: &[&str] = &[
     "charged once",
     "charged once, by looking up",
     "order of a group",
+    "events commit with their record",
+    "a sent event was committed",
+    "a dead event has a cause",
+    "order of a group's events",
+    "every event is sent",
     "response is sound",
     "bodies are let go",
     "bodies of a process are bounded",
@@ -77,6 +83,8 @@ pub const CHECKS: &[&str] = &[
     "fault: too many messages in flight",
     "fault: an old receipt deletes nothing",
     "fault: a copy is refused",
+    "fault: an event is refused",
+    "fault: an event is given up",
     "fault: receives are used up",
     "wire: writes in one request",
     "a look-up finds a charge",
@@ -106,6 +114,10 @@ fn fault(event: &Event) -> Option<&'static str> {
         Event::QueueFull => "fault: too many messages in flight",
         Event::NotDeleted { .. } => "fault: an old receipt deletes nothing",
         Event::CopyRefused { .. } => "fault: a copy is refused",
+        Event::EventRefused { .. } => "fault: an event is refused",
+        Event::Relayed {
+            dead: Some(reason), ..
+        } if reason != "NoTarget" => "fault: an event is given up",
         Event::Expired { .. } => "fault: a message expires",
         Event::ReceivesUsedUp { .. } => "fault: receives are used up",
         Event::BatchedWrites { .. } => "wire: writes in one request",
@@ -164,6 +176,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut metrics = metrics::Counts::default();
     let mut costs = costs::Costs::default();
     let mut effects = effects::Effects::default();
+    let mut outbox = outbox::Outbox::default();
     for (at, event) in events {
         bench.event(*at, event);
         if let Some(fault) = fault(event) {
@@ -175,8 +188,10 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         metrics.event(event, &mut bench);
         costs.event(*at, event, &mut bench);
         effects.event(event, &mut bench);
+        outbox.event(*at, event, &mut bench);
     }
     effects.end(&mut bench);
+    outbox.end(&mut bench);
     fates.end(&mut bench);
     progress.end(&mut bench);
     runs::judge(plan, events, &mut bench.verdict);

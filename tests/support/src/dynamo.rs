@@ -120,7 +120,7 @@ impl Dynamo {
     /// proportion to `attempt`, or absent.
     pub fn worker(&self, attempt: Option<Duration>) -> Client {
         let retries = RetryConfig::standard()
-            .with_max_attempts(Self::ATTEMPTS)
+            .with_max_attempts(4)
             .with_initial_backoff(Duration::from_millis(50))
             .with_max_backoff(Duration::from_millis(500));
         let timeouts = match attempt {
@@ -144,9 +144,6 @@ impl Dynamo {
             .retry_partition(RetryPartition::new(name));
         Client::from_conf(config.build())
     }
-
-    /// Number of times that a [`Self::worker`] sends one request.
-    pub const ATTEMPTS: u32 = 4;
 
     /// Number of times that a worker sends a claim that gets no answer.
     pub const CLAIM_COPIES: u32 = 3;

@@ -152,15 +152,10 @@ impl Sqs {
             .collect()
     }
 
-    /// Number of messages that were sent to any queue, with repetitions.
-    pub fn sent_count(&self) -> usize {
-        self.desk.sent.lock().unwrap().len()
-    }
-
-    /// Messages that were sent to a queue from position `from` of all messages on, with repetitions.
-    pub fn sent_since(&self, from: usize, queue: &str) -> Vec<Value> {
+    /// The same, with repetitions.
+    pub fn each_sent_to(&self, queue: &str) -> Vec<Value> {
         let sent = self.desk.sent.lock().unwrap();
-        let of_queue = sent[from..].iter().filter(|(url, _)| url.ends_with(queue));
+        let of_queue = sent.iter().filter(|(url, _)| url.ends_with(queue));
         of_queue.map(|(_, entry)| entry.clone()).collect()
     }
 

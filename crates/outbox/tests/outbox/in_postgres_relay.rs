@@ -98,7 +98,7 @@ async fn with_slow_target<T>(sqs: &Sqs, work: impl Future<Output = T>) -> T {
 
 /// Bodies that were sent in a group, with repetitions.
 fn bodies(sqs: &Sqs, group: &str) -> Vec<String> {
-    let sent = sqs.sent_since(0, SHIPPING).into_iter();
+    let sent = sqs.each_sent_to(SHIPPING).into_iter();
     let of_group = sent.filter(|entry| entry["MessageGroupId"] == group);
     let body = |entry: Value| entry["MessageBody"].as_str().unwrap().replace('"', "");
     of_group.map(body).collect()
@@ -110,8 +110,8 @@ async fn event_is_sent_with_its_id_and_group() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     publish(&world, "o-1", &["c-1"]).await;
     assert_eq!(numbers(send(&relay(&world, &sqs)).await), [1, 0, 0]);
-    let [sent] = &sqs.sent_since(0, SHIPPING)[..] else {
-        panic!("{:?}", sqs.sent_since(0, SHIPPING));
+    let [sent] = &sqs.each_sent_to(SHIPPING)[..] else {
+        panic!("{:?}", sqs.each_sent_to(SHIPPING));
     };
     assert_eq!(sent["MessageBody"], "\"o-1\"");
     assert_eq!(sent["MessageGroupId"], "c-1");
@@ -204,8 +204,8 @@ async fn refused_event_is_dead_lettered_alone() {
     publish(&world, "3", &["a"]).await;
     assert_eq!(numbers(send(&relay(&world, &sqs)).await), [2, 1, 0]);
     assert_eq!(bodies(&sqs, "a"), ["1", "3"]);
-    let [dead] = &sqs.sent_since(0, DEAD)[..] else {
-        panic!("{:?}", sqs.sent_since(0, DEAD));
+    let [dead] = &sqs.each_sent_to(DEAD)[..] else {
+        panic!("{:?}", sqs.each_sent_to(DEAD));
     };
     let attribute = |name: &str| &dead["MessageAttributes"][name]["StringValue"];
     let reason = attribute("SqsOnceReason");

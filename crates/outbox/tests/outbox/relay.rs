@@ -111,7 +111,7 @@ async fn send_within(relay: &Relay, records: &[Value], time: Duration) -> Vec<St
 }
 
 fn bodies(sqs: &Sqs, queue: &str) -> Vec<String> {
-    let sent = sqs.sent_since(0, queue);
+    let sent = sqs.each_sent_to(queue);
     let body =
         |entry: &Value| serde_json::from_str(entry["MessageBody"].as_str().unwrap()).unwrap();
     sent.iter().map(body).collect()

@@ -42,7 +42,6 @@ pub(crate) struct Stream {
     http: reqwest::Client,
     endpoint: String,
     iterator: String,
-    records: Vec<Value>,
 }
 
 impl Stream {
@@ -58,7 +57,6 @@ impl Stream {
             http: forwarder(),
             endpoint: endpoint.to_owned(),
             iterator: String::new(),
-            records: Vec::new(),
         };
         let described = stream
             .ask("DescribeStream", &json!({ "StreamArn": arn }))
@@ -75,7 +73,8 @@ impl Stream {
     }
 
     /// All records so far, in order.
-    pub(crate) async fn read(&mut self) -> &[Value] {
+    pub(crate) async fn read(&mut self) -> Vec<Value> {
+        let mut read = Vec::new();
         loop {
             let get = json!({ "ShardIterator": self.iterator });
             let mut answer = self.ask("GetRecords", &get).await;
@@ -87,9 +86,9 @@ impl Stream {
                 panic!("no records: {answer}");
             };
             if records.is_empty() {
-                return &self.records;
+                return read;
             }
-            self.records.extend(records);
+            read.extend(records);
         }
     }
 

@@ -67,7 +67,7 @@ impl History {
         let Some(record) = replaced else {
             return Self::fresh();
         };
-        let open_since = (record.first_claimed_at).filter(|_| !flawed!("the handler is not told"));
+        let open_since = (record.first_claimed_at).filter(|_| !flawed("the handler is not told"));
         let prior = open_since.map(|since| PriorAttempt {
             first_claimed_at: Some(since),
             last_end: match record.state {

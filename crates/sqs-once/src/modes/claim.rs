@@ -63,7 +63,7 @@ impl<S: Store> Once<S> {
             let error = StoreError::unanswered("claim", &operation.key, "the table", why);
             return Claimed::Ended(Outcome::store_unavailable(error));
         }
-        let lease_until = if flawed!("a lease ends at once") {
+        let lease_until = if flawed("a lease ends at once") {
             self.records.now()
         } else {
             deadline.invocation_end() + self.lease_margin

@@ -150,12 +150,12 @@ impl<S: Store> Once<S> {
                 FailureKind::NoEffect => {
                     return self.undo(operation, held, true, end.into()).await;
                 }
-                FailureKind::Retryable if flawed!("a retryable failure had no effect") => {
+                FailureKind::Retryable if flawed("a retryable failure had no effect") => {
                     return self.undo(operation, held, true, end.into()).await;
                 }
                 FailureKind::Retryable => AttemptEnd::Retryable,
             },
-            NoOutput::Panicked if flawed!("a panic is a permanent failure") => {
+            NoOutput::Panicked if flawed("a panic is a permanent failure") => {
                 let error = "panicked".to_owned();
                 return self.fail(operation, held, error, Effect::Possible).await;
             }
@@ -287,7 +287,7 @@ impl<S: Store> Once<S> {
             Err(GivenUp {
                 may_have_been_applied: true,
                 ..
-            }) if flawed!("a write without an answer was applied") => Settled::Applied,
+            }) if flawed("a write without an answer was applied") => Settled::Applied,
             Err(given_up) => Settled::Unknown(given_up.error),
         }
     }

@@ -164,7 +164,7 @@ impl<S: TransactionalStore> Insert<'_, S> {
             let replaced = match decide(found.as_ref(), &self.claim) {
                 Decision::First => None,
                 Decision::Over => found.clone(),
-                Decision::Rejected(_) if flawed!("an inbox commits over any record") => {
+                Decision::Rejected(_) if flawed("an inbox commits over any record") => {
                     found.clone()
                 }
                 // An earlier copy was applied, and its answer was lost.

@@ -100,7 +100,7 @@ impl<S> Records<S> {
     /// Returns the end of the retention for a record written now, in seconds since the epoch.
     pub fn expires_at(&self) -> u64 {
         let now = self.now();
-        if flawed!("a record is not kept") {
+        if flawed("a record is not kept") {
             return now.as_secs();
         }
         expires_at(now, self.retention, now)

@@ -96,7 +96,7 @@ impl Effort {
         let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
         Self {
             denied: (u32::MAX, now + (left - for_last_answer).min(MAX_DENIED)),
-            unanswered: flawed!("a completion is sent once").then_some(0),
+            unanswered: flawed("a completion is sent once").then_some(0),
             ..Self::commit(end, meter)
         }
     }

@@ -133,7 +133,7 @@ pub(crate) async fn call<H: Handler>(
     let mut end = (!runs_handler).then_some(HandlerEnd::NotFound);
     if let Some(look_up) = look_up
         && attempt.history().may_have_effect()
-        && !flawed!("nothing is looked up")
+        && !flawed("nothing is looked up")
     {
         let found = guard(&clock, deadline, look_up.ask(&message, &attempt)).await;
         if let Ok(found) = &found {
@@ -146,7 +146,7 @@ pub(crate) async fn call<H: Handler>(
         match found {
             Ok(LookedUp::Found(output)) => end = Some(HandlerEnd::Found(output)),
             Ok(LookedUp::NotFound) => {}
-            Err(_) if flawed!("a look-up without an answer finds nothing") => {}
+            Err(_) if flawed("a look-up without an answer finds nothing") => {}
             Err(why) => end = Some(HandlerEnd::NotStarted(not_looked_up(why))),
         }
     }

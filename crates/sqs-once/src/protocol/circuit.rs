@@ -121,7 +121,7 @@ impl Circuit {
                 None
             }
             (Self::Open { .. }, Called::Answered)
-                if !flawed!("a success does not close the circuit") =>
+                if !flawed("a success does not close the circuit") =>
             {
                 *self = Self::default();
                 Some(CircuitChange::Closed)

@@ -106,7 +106,7 @@ pub enum Rejection {
 #[must_use]
 pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
     let is_kept =
-        |record: &&Record| !record.is_expired(claim.now) || flawed!("a record is kept for ever");
+        |record: &&Record| !record.is_expired(claim.now) || flawed("a record is kept for ever");
     let Some(record) = found.filter(is_kept) else {
         return Decision::First;
     };
@@ -119,13 +119,13 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
         until,
     };
     Decision::Rejected(match &record.state {
-        State::Completed { .. } if flawed!("a completed key is claimed") => return Decision::Over,
+        State::Completed { .. } if flawed("a completed key is claimed") => return Decision::Over,
         State::Completed { result } if claim.has_payload_of(record) => Rejection::Duplicate {
             result: result.clone(),
             other_source: record.other_source(claim),
         },
         State::Completed { .. } => Rejection::KeyReused,
-        _ if claim.has_failed(record) && !flawed!("a failed message is claimed again") => {
+        _ if claim.has_failed(record) && !flawed("a failed message is claimed again") => {
             Rejection::FailedBefore(
                 (record.error.clone()).unwrap_or_else(|| "no error was stored".into()),
             )
@@ -141,7 +141,7 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
             _ => return Decision::Over,
         },
         State::InProgress { lease_until }
-            if *lease_until + quarantine >= claim.now && !flawed!("a live lease is taken over") =>
+            if *lease_until + quarantine >= claim.now && !flawed("a live lease is taken over") =>
         {
             conflict(*lease_until + quarantine)
         }
@@ -217,7 +217,7 @@ impl Record {
     ) -> Self {
         let before = replaced.map_or(0, |record| record.exclusive_attempts);
         let exclusive_attempts =
-            before + u64::from(alone.is_some() && !flawed!("attempts alone are not counted"));
+            before + u64::from(alone.is_some() && !flawed("attempts alone are not counted"));
         let lease_until = match alone {
             Some(waits) => lease_alone(exclusive_attempts, waits, claim.now, claim.lease_until),
             None => claim.lease_until,

@@ -108,7 +108,7 @@ impl Record {
                 record.error = Some(error[..cut].to_owned());
                 record.failed_at = self.failed_at.max(*sent_at).max(Some(now));
                 record.exclusive_attempts = 0;
-                if flawed!("a failure has no time") {
+                if flawed("a failure has no time") {
                     record.failed_at = None;
                 }
                 match effect {
@@ -134,7 +134,7 @@ impl Record {
         self.state = State::InProgress { lease_until: now };
         let open_before = replaced.and_then(|before| before.first_claimed_at);
         self.first_claimed_at =
-            open_before.filter(|_| !flawed!("an undone claim hides earlier attempts"));
+            open_before.filter(|_| !flawed("an undone claim hides earlier attempts"));
         self.last_end = replaced.map_or(Some(AttemptEnd::NoEffect), |before| before.last_end);
         self.exclusive_attempts = replaced.map_or(0, |before| before.exclusive_attempts);
         if began {

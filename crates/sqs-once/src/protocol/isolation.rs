@@ -97,7 +97,7 @@ pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
         last_end: None,
         exclusive_attempts,
         ..
-    }) = replaced.filter(|_| !waits.is_off() && !flawed!("no message is a suspect"))
+    }) = replaced.filter(|_| !waits.is_off() && !flawed("no message is a suspect"))
     else {
         return Standing::Clear;
     };
@@ -130,7 +130,7 @@ pub(super) fn lease_alone(
 ) -> Timestamp {
     let wait = waits
         .after_death(n)
-        .filter(|_| !flawed!("a suspect does not rest"));
+        .filter(|_| !flawed("a suspect does not rest"));
     let rest = wait.map(|wait| now + wait);
     rest.map_or(lease_until, |rest| rest.max(lease_until))
 }

@@ -195,7 +195,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         let running = Running {
             started: system::instant(),
             chain,
-            _turn: Some(turn).filter(|_| !flawed!("a turn ends at once")),
+            _turn: Some(turn).filter(|_| !flawed("a turn ends at once")),
             began: None,
         };
         let (deadline, of_batch) = (self.deadline, self.shown.at(index));
@@ -349,7 +349,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             }
             FifoAfterPermanent::Stop => false,
         };
-        !(ended.is_success() || goes_on || flawed!("a group does not stop"))
+        !(ended.is_success() || goes_on || flawed("a group does not stop"))
     }
 
     /// Logs and keeps the end of a message.

@@ -51,7 +51,7 @@ pub(super) fn chains(messages: &[ChainInputs<'_>]) -> VecDeque<Chain> {
     let mut chains: Vec<Chain> = Vec::new();
     let mut chain_of: HashMap<ChainKey<'_>, usize> = HashMap::new();
     for (index, message) in messages.iter().enumerate() {
-        let group = (message.fifo_group).filter(|_| !flawed!("a group has no order"));
+        let group = (message.fifo_group).filter(|_| !flawed("a group has no order"));
         let of = match (group, message.key) {
             (Some(group), _) => ChainKey::Group(group),
             (None, Some(key)) => ChainKey::Key(key),

@@ -31,7 +31,7 @@ impl IdentitySources<'_> {
         delivery: &DeliveryMetadata,
     ) -> Result<Identity, NoIdentity> {
         Ok(Identity {
-            key: if flawed!("each key is a message id") {
+            key: if flawed("each key is a message id") {
                 KeySource::MessageId.key(self.namespace, body, delivery)?
             } else {
                 self.key.key(self.namespace, body, delivery)?

@@ -212,7 +212,7 @@ fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
     let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
     for message in ended
         .iter()
-        .skip(usize::from(flawed!("the response omits a message")))
+        .skip(usize::from(flawed("the response omits a message")))
     {
         if !message.is_settled() && named.insert(message.message_id) {
             response.add_failure(message.message_id);

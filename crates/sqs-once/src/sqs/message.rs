@@ -96,7 +96,7 @@ impl Message {
                 // Attributes of the queue win, because a copy in a dead-letter queue has attributes that the
                 // consumer added.
                 let mut attributes = content.attributes;
-                if flawed!("an envelope has no attributes") {
+                if flawed("an envelope has no attributes") {
                     attributes.clear();
                 }
                 attributes.extend(all_attributes.clone());

@@ -64,7 +64,7 @@ impl<'a> MessageOutcome<'a> {
     /// Returns whether SQS may delete the message.
     pub(super) fn is_settled(&self) -> bool {
         let is_success = self.ended.is_success();
-        is_success && !(flawed!("a duplicate is a failure") && self.history().is_none())
+        is_success && !(flawed("a duplicate is a failure") && self.history().is_none())
             || self.dead_lettered
     }
 

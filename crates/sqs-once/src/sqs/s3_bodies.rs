@@ -117,7 +117,7 @@ impl ReadBodies for S3Bodies {
                     "the body in the bucket {bucket} has more than {limit} bytes: \
                      CONSUMER_MAX_BODY_BYTES is {limit}"
                 )),
-                ReadError::Failed(why) if flawed!("a body that S3 refuses is invalid") => {
+                ReadError::Failed(why) if flawed("a body that S3 refuses is invalid") => {
                     Outcome::Invalid(why)
                 }
                 ReadError::Failed(why) => {

@@ -34,7 +34,7 @@ impl ProcessedKeys<'_> {
     pub(super) fn has_key(&self, item: &Item) -> bool {
         let is_key =
             |entry: &AttributeValue| entry.as_s().is_ok_and(|key| key == self.key.as_str());
-        events(item).iter().any(is_key) && !flawed!("the keys of an item are not read")
+        events(item).iter().any(is_key) && !flawed("the keys of an item are not read")
     }
 
     /// Returns an error text if the attribute of the processed keys has the wrong type, because a different
@@ -90,7 +90,7 @@ impl ProcessedKeys<'_> {
     /// still those of that item.
     pub(super) fn compose(&self, update: Write<Update>, outdated: Option<&Item>) -> Write<Update> {
         let Some(found) = outdated else {
-            let asked = if flawed!("an update does not ask for its key") {
+            let asked = if flawed("an update does not ask for its key") {
                 "none"
             } else {
                 self.key.as_str()
@@ -112,7 +112,7 @@ impl ProcessedKeys<'_> {
 
     /// Returns the time in epoch seconds before which changes are past their retention by `slack`.
     fn kept_since(&self, slack: Duration) -> u64 {
-        let kept = if flawed!("an item forgets its keys") {
+        let kept = if flawed("an item forgets its keys") {
             0
         } else {
             self.retention.saturating_add(slack).as_secs()

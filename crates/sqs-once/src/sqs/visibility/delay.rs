@@ -122,7 +122,7 @@ impl Rule {
                 // are used up.
                 None => backoff(),
             },
-            Retry::At(_) if flawed!("a conflict does not wait") => 0,
+            Retry::At(_) if flawed("a conflict does not wait") => 0,
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
@@ -139,7 +139,7 @@ impl Rule {
                 .max(ceil(wanted.min(self.backoff.cap)))
                 .max(self.after_quarantine()),
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
-            Retry::Backoff if flawed!("waits do not grow") => self.backoff.seconds(1, self.jitter),
+            Retry::Backoff if flawed("waits do not grow") => self.backoff.seconds(1, self.jitter),
             // Also for a conflict with a lease that has ended: the record stays as it is until another
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),

@@ -223,7 +223,7 @@ impl Visibility {
         let not_sent = ids.len() - confirmed.len();
         for of in batch {
             of.dead_lettered = confirmed.contains(of.message.id())
-                || flawed!("a copy is not confirmed") && of.ended.is_recorded_failure(true);
+                || flawed("a copy is not confirmed") && of.ended.is_recorded_failure(true);
         }
         not_sent
     }

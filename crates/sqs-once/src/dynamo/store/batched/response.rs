@@ -151,7 +151,7 @@ impl BatchResult {
                 Self::ConditionFailed(item)
             }
             (Some(Code::DuplicateItem), _) => Self::Duplicate,
-            (Some(Code::ThrottlingError), _) if flawed!("a throttled statement was applied") => {
+            (Some(Code::ThrottlingError), _) if flawed("a throttled statement was applied") => {
                 Self::Applied
             }
             (

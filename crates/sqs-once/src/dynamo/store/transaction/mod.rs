@@ -34,9 +34,9 @@ impl TransactionalStore for DynamoStore {
         self.check_swap(&commit.record)?;
         let build = || transact_item(&self.layout, &self.table, &commit.record);
         let record = commit.sent.get_or_init(build).clone();
-        let record = Some(record).filter(|_| !flawed!("a commit leaves out its record"));
+        let record = Some(record).filter(|_| !flawed("a commit leaves out its record"));
         let writes = commit.writes.iter().map(|write| write.action.clone());
-        let writes = writes.filter(|_| !flawed!("a commit leaves out its writes"));
+        let writes = writes.filter(|_| !flawed("a commit leaves out its writes"));
         let sent = self
             .writing
             .transact_write_items()
