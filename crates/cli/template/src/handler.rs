@@ -144,9 +144,9 @@ pub async fn consumer(
 #[cfg(test)]
 mod tests {
 {% if effect == "outside" %}
-    use sqs_once::testing::{DryRun, Message, Torture};
+    use sqs_once::testing::{DryRun, Message, Torture{% if key != "message-id" %}, settings{% endif %}};
 {% else %}
-    use sqs_once::testing::{DryRun, Message};
+    use sqs_once::testing::{DryRun, Message{% if key != "message-id" %}, settings{% endif %}};
 {% endif %}
 
     use super::*;
@@ -169,6 +169,35 @@ mod tests {
             .await;
         assert_eq!(outcome.name(), "permanent_failure");
     }
+{% if key != "message-id" %}
+
+    /// With the key of template.yaml.
+    #[tokio::test]
+    async fn order_that_is_sent_again_is_a_duplicate() {
+{% if effect == "outside" %}
+        let variables = [("IDEMPOTENCY_KEY", "{{ key }}")];
+{% else %}
+        let variables = [
+            ("IDEMPOTENCY_KEY", "{{ key }}"),
+            ("ORDERS_TABLE_NAME", "orders"),
+        ];
+{% endif %}
+        let consumer = consumer(settings(&variables)).await.unwrap();
+        let order = Order {
+            id: "o-1".into(),
+            cents: 5,
+        };
+        let dry_run = DryRun::new();
+        for (id, outcome) in [("m-1", "completed"), ("m-2", "duplicate")] {
+{% if attribute %}
+            let message = Message::new(id, &order).attribute("{{ attribute }}", "o-1");
+{% else %}
+            let message = Message::new(id, &order);
+{% endif %}
+            assert_eq!(dry_run.run_in(&consumer, message).await.name(), outcome);
+        }
+    }
+{% endif %}
 {% if effect == "outside" %}
 
     /// Kills the handler before and after its effect and at each write of its record, freezes it, and loses answers.
