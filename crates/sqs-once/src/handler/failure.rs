@@ -410,9 +410,9 @@ mod tests {
                 );
             }
         }
-        let syntax = serde_json::from_str::<u64>("{").unwrap_err();
+        let syntax = serde_json::from_str::<Vec<u64>>("[1,").unwrap_err();
         let shown = Failure::from(anyhow::Error::new(syntax)).to_string();
-        assert_eq!(shown, "JSON can't be read, at line 1 column 1");
+        assert_eq!(shown, "JSON can't be read, at line 1 column 3");
     }
 
     fn question_mark<E: Into<Failure>>(error: E) -> Failure {
