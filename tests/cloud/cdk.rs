@@ -111,6 +111,9 @@ fn cdk_stack_keeps_its_queues_and_their_messages() {
         assert!(queue.as_str().contains(policy), "{}", queue.as_str());
         assert!(queue.as_str().contains("enforceSSL: true"));
     }
+    // Its source has the queue's name, which does not exist yet.
+    assert!(text.contains("redrivePermission: sqs.RedrivePermission.BY_QUEUE"));
+    assert!(text.contains("resource: queueName"));
     let denies = regex(r#"(?s)of \[queue, deadLetters\].*Effect\.DENY.*"sqs:PurgeQueue""#);
     assert!(denies.is_match(&text));
 }
