@@ -91,12 +91,15 @@ def self_test() -> int:
     mapped = first["OrdersEventSource"]["Properties"]["FunctionName"].get("Ref")
     aliased = first.get(mapped, {})
     steps = aliased.get("UpdatePolicy", {}).get("CodeDeployLambdaAliasUpdate")
+    page = (ROOT / "docs" / "template.md").read_text()
+    mine = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["Resources"]
     template: Json = {"a": {"b": 1, "c": 2}, "d": {"e": 3}, "f": {"Ref": "G"}}
     expected = {
         "mappings are merged": merge(template, {"a": {"b": 4}})["a"] == {"b": 4, "c": 2},
         "null removes": merge(template, {"a": {"b": None}, "h": None}) == template | {"a": {"c": 2}},
         "a computed value replaces a mapping": merge(template, {"a": {"Ref": "G"}})["a"] == {"Ref": "G"},
         "a mapping replaces a computed value": merge(template, {"f": {"b": 1}})["f"] == {"b": 1},
+        "docs/template.md names resources": set(mine) <= set(read(ROOT / "template.yaml")["Resources"]),
         "the same release is the same version": versions(first) == versions(again),
         "another release is another version": len(versions(first) | versions(second)) == 2,
         "the mapping names the alias": aliased.get("Type") == "AWS::Lambda::Alias",
