@@ -229,9 +229,11 @@ lint-project: $(VENV) $(LINT)
 	.venv-lint/bin/typos
 	$(LINKS)
 	! grep -onE '\](\(|: *)[^) ]*' crates/*/README.md | grep -v https:// # a registry resolves no relative links
-	python local/overlay.py --self-test && python local/overlay.py template.yaml examples/gradual.overlay.yaml $(GRADUAL_TEMPLATE)
-	cfn-lint template.yaml $(GRADUAL_TEMPLATE) examples/*.template.yaml
-	$(CHECKOV) --framework cloudformation --file template.yaml examples/*.template.yaml
+	python local/overlay.py --self-test
+	rm -rf .local/merged
+	for names in $(KNOWN) "$(KNOWN)"; do $(MAKE) --no-print-directory merged OVERLAYS="$$names" || exit 1; done
+	cfn-lint template.yaml .local/merged/*.yaml examples/*.template.yaml
+	$(CHECKOV) --framework cloudformation --file template.yaml .local/merged/*.yaml examples/*.template.yaml
 
 TYPESCRIPT := .local/typescript
 STACK      := $(TYPESCRIPT)/cdk.out/orders.template.json
@@ -296,20 +298,30 @@ PARAMETERS  ?=
 TAGS        ?=
 RUST_TARGET  = $(if $(filter arm64,$(ARCH)),aarch64,x86_64)-unknown-linux-gnu
 
-GRADUAL_TEMPLATE := .local/gradual.template.yaml
+# Files of overlays/ that are merged into the template, in this order: OVERLAYS="fifo vpc".
+OVERLAYS ?=
+KNOWN    := $(basename $(notdir $(wildcard overlays/*.yaml)))
+MERGED    = $(if $(OVERLAYS),.local/merged/$(subst $(eval) ,+,$(strip $(OVERLAYS))).yaml,template.yaml)
 
-$(GRADUAL_TEMPLATE): template.yaml examples/gradual.overlay.yaml local/overlay.py | $(VENV)
-	python local/overlay.py template.yaml examples/gradual.overlay.yaml $@
+.PHONY: merged
+merged: $(VENV) $(OVERLAYS:%=overlays/%.yaml)
+	$(if $(OVERLAYS),python local/overlay.py template.yaml $(OVERLAYS:%=overlays/%.yaml) $(MERGED))
 
+ifneq ($(filter s3-bodies,$(OVERLAYS)),)
+package: export CARGO_LAMBDA_GLOBAL := $(CURDIR)/overlays/s3-bodies.toml
+endif
+
+# `cargo fetch` fails if Cargo.lock does not fit: SAM passes no --locked, as it passes no features.
 .PHONY: package
-package: linker $(if $(GRADUAL),$(GRADUAL_TEMPLATE)) ## Build what is deployed, into .aws-sam/build: make package [ARCH=x86_64] [GRADUAL=1]
-	sam build --parameter-overrides Architecture=$(ARCH) $(if $(GRADUAL),--template-file $(GRADUAL_TEMPLATE) --base-dir . --config-file "$(CURDIR)/samconfig.toml")
+package: linker merged ## Build what is deployed, into .aws-sam/build: make package [ARCH=x86_64] [OVERLAYS="fifo vpc"]
+	cargo fetch --quiet --locked
+	sam build --parameter-overrides Architecture=$(ARCH) --template-file $(MERGED) --base-dir . --config-file "$(CURDIR)/samconfig.toml"
 
-# YES=1 does not ask, and stops where local/before_deploy.py would ask; GRADUAL=1 shifts the traffic in steps: docs/deploying.md.
+# SAM makes a change set, shows it, and asks. YES=1 does not ask, and stops where local/before_deploy.py would ask.
 # BUILT=1 compiles nothing and deploys what is in .aws-sam/build, for a job that has a role of AWS: docs/deploying.md.
 .PHONY: deploy
-deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(GRADUAL),Release=$$(date +%s))
-deploy: $(VENV) ## Deploy to AWS: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [TAGS="key=value ..."] [GRADUAL=1] [YES=1] [BUILT=1]
+deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(filter gradual,$(OVERLAYS)),Release=$$(date +%s))
+deploy: $(VENV) ## Show what a deployment to AWS changes, ask, and deploy: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [OVERLAYS="fifo ..."] [TAGS="key=value ..."] [YES=1] [BUILT=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
 	$(if $(BUILT),,@$(MAKE) --no-print-directory package)
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)

@@ -1,10 +1,11 @@
-"""Asks before `make deploy` changes how a consumer recognizes messages, or replaces its queues, while these hold some.
-Stops if a program of `.aws-sam/build` was built for another processor than that of its function.
+"""Asks before `make deploy` leaves out an overlay of the running stack, and before it changes how a consumer recognizes
+messages, or replaces its queues, while these hold some. Stops if a program of `.aws-sam/build` was built for another
+processor than that of its function.
 
     python local/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
 
-It prints nothing if there is no stack yet, if no setting changes, or if the queues are empty. Without a terminal, the
-deployment stops here, unless MESSAGES_MAY_RUN_AGAIN is set. `sam deploy` alone does not run this check.
+It prints nothing if there is no stack yet, or if nothing of that kind changes. Without a terminal, the deployment stops
+here, unless MESSAGES_MAY_RUN_AGAIN is set. `sam deploy` alone does not run this check.
 """
 
 import json
@@ -41,6 +42,10 @@ The consumer does not compare the payloads of these messages with those in the r
 REPLACED = """\
 The stack gets new queues. These messages stay in the old ones, which no function reads and no alarm watches."""
 
+DROPPED = """\
+The running stack was deployed with OVERLAYS="{running}", and this deployment would leave out {dropped}.
+    CloudFormation keeps no overlay, as it keeps parameters: it takes the template without it."""
+
 COMPUTED = "a value that CloudFormation computes"
 
 BUILD = Path(".aws-sam/build")
@@ -56,6 +61,10 @@ SETTINGS = {
     "CONSUMER_ENVELOPE": ("none", UNREADABLE),
     "IDEMPOTENCY_FINGERPRINT": ("body", NOT_COMPARED),
 }
+
+
+# Names that need not be kept: of no overlay, and of one that each deployment chooses anew.
+FREE = {"none", "gradual"}
 
 
 class Unknown(Exception):
@@ -185,8 +194,20 @@ def held(aws: Aws, name: str, mappings: list[str]) -> list[str]:
     return [f"  {arn.split(':')[-1]} holds about {count} of these messages." for arn, count in counts.items() if count]
 
 
+def other_kind(resources: list[Json], template: Json) -> list[str]:
+    """The queues that would become FIFO queues, or be none any more."""
+    names = []
+    for resource in resources:
+        planned = template["Resources"].get(resource["LogicalResourceId"])
+        if planned and resource["ResourceType"] == "AWS::SQS::Queue":
+            fifo = planned["Properties"].get("FifoQueue", False)
+            if fifo is not resource["PhysicalResourceId"].endswith(".fifo") and isinstance(fifo, bool):
+                names.append(resource["LogicalResourceId"])
+    return sorted(names)
+
+
 def warning(words: list[str]) -> str:
-    """The warning before a deployment that changes the meaning of messages in a queue; else an empty text."""
+    """The warning before a deployment that drops an overlay, or changes the meaning of messages; else an empty text."""
     config = tomllib.loads(Path("samconfig.toml").read_text()).get("default", {})
     options: Json = {}
     for command in ("global", "deploy"):
@@ -212,16 +233,22 @@ def warning(words: list[str]) -> str:
     resources = [r for r in summaries if "PhysicalResourceId" in r and r["ResourceStatus"] != "DELETE_COMPLETE"]
     mappings = [r["PhysicalResourceId"] for r in resources if r["ResourceType"] == "AWS::Lambda::EventSourceMapping"]
 
-    lines = []
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}
+    running = outputs.get("Overlays", "none")
+    merged = template.get("Outputs", {}).get("Overlays", {}).get("Value", "none")
+    dropped = [name for name in running.split() if name not in FREE.union(merged.split())]
+    lines = [f"make deploy: {DROPPED.format(running=running, dropped=' and '.join(dropped))}"] if dropped else []
+    settings, fifo = False, other_kind(resources, template)
     for resource in resources:
         name, function = resource["PhysicalResourceId"], template["Resources"].get(resource["LogicalResourceId"])
         if function and resource["ResourceType"] == "AWS::Lambda::Function":
             changed = changes(aws, name, planned(template, function, parameters))
-            if deployed.get("Fifo", parameters.get("Fifo")) != parameters.get("Fifo"):
-                changed.append(f"  Fifo is {deployed['Fifo']!r}, and would be {parameters['Fifo']!r}.\n    {REPLACED}")
+            if fifo:
+                changed.append(f"  {' and '.join(fifo)} would be replaced.\n    {REPLACED}")
             if changed and (messages := held(aws, name, mappings)):
+                settings = True
                 lines += [f"make deploy: {name} would treat messages in its queues differently.", *changed, *messages]
-    if lines:
+    if settings:
         lines.append(
             "To be safe, stop the producers, let the consumer empty the queue, and redrive or delete dead letters:"
         )

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import before_deploy
 import deployment
+import overlay
 import yaml
-from cloud import ROOT, Cloud, Json, Template, ministack, unwind_on_signals
+from cloud import ROOT, STATE, Cloud, Json, ministack, unwind_on_signals
 
 STACK = "sqs-once"
 # The values of the first deployment that are not the template's defaults.
@@ -32,6 +33,25 @@ DEPLOYED = {
 API_KEY = "sk_live_51H8"
 NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
 CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
+
+
+OVERLAYS = ("fifo", "large-batches", "s3-bodies", "vpc")
+# The required parameters of overlays.
+OF_OVERLAYS = {
+    "BodiesBucket": ("s3-bodies", "order-bodies"),
+    "SubnetIds": ("vpc", "subnet-0a1b2c3d"),
+    "SecurityGroupIds": ("vpc", "sg-0a1b2c3d"),
+}
+
+
+def merged(*overlays: str) -> Json:
+    """The template with these overlays, as `sam build` leaves it."""
+    target = STATE / "before-deploy.yaml"
+    files = [str(ROOT / "overlays" / f"{name}.yaml") for name in overlays]
+    assert overlay.main(str(ROOT / "template.yaml"), files, str(target)) == 0
+    template: Json = yaml.safe_load(target.read_text())
+    del template["Resources"]["Consumer"]["Metadata"]  # how to build it
+    return template
 
 
 def deny(request: bytes) -> tuple[int, str]:
@@ -77,10 +97,7 @@ class BeforeDeploy(unittest.TestCase):
         cls.build = cls.folder / ".aws-sam" / "build"
         cls.build.mkdir(parents=True)
         cls.cloud = cls.enterClassContext(ministack("before-deploy"))
-        cls.template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
-        function = cls.template["Resources"]["Consumer"]
-        function.pop("Metadata")  # how to build it
-        function["Properties"]["CodeUri"] = "."
+        cls.template = merged()
         (cls.build / "bootstrap").write_text("")
         cls.write(cls.template)
         deployment.adapt(cls.build / "template.yaml")
@@ -164,12 +181,22 @@ class BeforeDeploy(unittest.TestCase):
         for words, line in (
             ("IdempotencyNamespace=other", "IDEMPOTENCY_NAMESPACE is 'payments', and would be 'other'"),
             ("ConsumerEnvelope=auto", "CONSUMER_ENVELOPE is 'none', and would be 'auto'"),
-            ("IdempotencyFingerprint=off", "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
-            ("IdempotencyAttributes=id=PK", "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
-            ("IdempotencySortKey=SK", "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),
         ):
             status, output = self.check(words)
             assert status == 1, words
+            assert line in output, output
+            assert output.count(", and would be ") == 1, output
+
+    def test_each_variable_of_an_overlay_is_compared(self) -> None:
+        for variables, line in (
+            ({"IDEMPOTENCY_FINGERPRINT": "off"}, "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
+            ({"IDEMPOTENCY_ATTRIBUTES": "id=PK"}, "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
+            ({"IDEMPOTENCY_SORT_KEY": "SK"}, "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),
+        ):
+            mine = {"Resources": {"Consumer": {"Properties": {"Environment": {"Variables": variables}}}}}
+            self.write(overlay.merge(self.template, mine))
+            status, output = self.check()
+            assert status == 1, output
             assert line in output, output
             assert output.count(", and would be ") == 1, output
 
@@ -192,11 +219,54 @@ class BeforeDeploy(unittest.TestCase):
         assert read["Environment"]["Variables"]["PAYMENT_GATEWAY_API_KEY"] == API_KEY
 
     def test_replaced_queues_stop(self) -> None:
-        status, output = self.check("Fifo=on")
+        self.write(merged("fifo"))
+        status, output = self.check()
         assert status == 1, output
-        assert "Fifo is 'off', and would be 'on'" in output, output
+        assert "OrdersDeadLetterQueue and OrdersQueue would be replaced." in output, output
         assert f"{STACK}-orders holds about 3 of these messages." in output, output
-        assert self.check("Fifo=off") == (0, "")
+        assert "leave out" not in output, output
+
+    def deploy(self, stack: str, *overlays: str) -> dict[str, str]:
+        """Deploys the template with these overlays, and makes it the stack of the checks. Returns its outputs."""
+        self.write(merged(*overlays))
+        values = {"PaymentGatewayUrl": "sandbox"}
+        values |= {name: value for name, (of, value) in OF_OVERLAYS.items() if of in overlays}
+        deployment.adapt(self.build / "template.yaml")
+        options = ("--template-file", str(self.build / "template.yaml"), "--capabilities", "CAPABILITY_IAM")
+        outputs = deployment.deploy(self.cloud, stack, *options, "--resolve-s3", **values)
+        config = (ROOT / "samconfig.toml").read_text()
+        (self.folder / "samconfig.toml").write_text(config.replace(f'"{STACK}"', f'"{stack}"'))
+        return outputs
+
+    def test_overlays_deploy_and_are_not_dropped(self) -> None:
+        both = ("s3-bodies", "vpc")
+        stacks = [*((name,) for name in OVERLAYS), ("fifo", *both), ("large-batches", *both)]
+        for number, names in enumerate(stacks):
+            outputs = self.deploy(f"overlays-{number}", *names)
+            assert outputs["Overlays"] == " ".join(names), outputs
+            assert outputs["QueueUrl"].endswith(".fifo") == ("fifo" in names), outputs
+            assert self.check() == (0, ""), names
+        # The queues of the last one are empty.
+        for kept, dropped in (
+            ((), "large-batches and s3-bodies and vpc"),
+            (("large-batches", "vpc"), "s3-bodies"),
+            (("fifo", "s3-bodies", "large-batches"), "vpc"),
+        ):
+            self.write(merged(*kept))
+            status, output = self.check()
+            assert status == 1, output
+            expected = f'OVERLAYS="large-batches s3-bodies vpc", and this deployment would leave out {dropped}.'
+            assert expected in output, output
+        self.write(merged("gradual", "vpc", "s3-bodies", "large-batches"))
+        assert self.check() == (0, "")
+
+    def test_large_batches_of_a_fifo_queue_are_refused(self) -> None:
+        try:
+            self.deploy("refused", *OVERLAYS)
+            said = "deployed"
+        except deployment.Failed as problem:
+            said = str(problem)
+        assert "A FIFO queue takes no batch of more than 10" in said, said
 
     def program(self, machine: int) -> None:
         header = b"\x7fELF" + bytes(14) + machine.to_bytes(2, "little")
@@ -288,7 +358,7 @@ class BeforeDeploy(unittest.TestCase):
     def test_defaults_are_those_of_the_consumer(self) -> None:
         table = (ROOT / "crates/sqs-once/src/settings/variables/table.rs").read_text()
         for setting, (default, _) in before_deploy.SETTINGS.items():
-            row = re.search(rf'^    {setting}(?: \(.*\))?: \w+, "\w*", "(.*?)"', table, re.MULTILINE)
+            row = re.search(rf'^    {setting}(?: \(.*\))?: \w+, "(.*?)"', table, re.MULTILINE)
             assert row, setting
             assert row[1] == default, setting
 

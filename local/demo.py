@@ -35,12 +35,9 @@ from rich.table import Table
 STACKS = (("sqs-once-by-message", MESSAGE_ID, 1001), ("sqs-once-by-order", ORDER_ID, 2001))
 # Short times: SQS delivers the messages of a killed worker again after this visibility timeout, in seconds.
 VISIBILITY_TIMEOUT = 12
-PARAMETERS = {
-    "FunctionTimeout": "10",  # so that a lease ends before the visibility timeout does
-    "PaymentGatewayTimeout": "5s",
-    # A worker that misses its timeout while a message runs alone looks like a crash: the message rests for 20 minutes.
-    "ConsumerCrashIsolation": "off",
-}
+PARAMETERS = {"FunctionTimeout": "10"}  # so that a lease ends before the visibility timeout does
+# A worker that misses its timeout while a message runs alone looks like a crash: the message rests for 20 minutes.
+VARIABLES = {"CONSUMER_CRASH_ISOLATION": "off"}
 # Seconds without any progress after which the demo counts what there is. All waits for SQS are far shorter.
 STUCK_AFTER = 180.0
 BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
@@ -49,7 +46,7 @@ BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
 # ---- build and deploy --------------------------------------------------------------------------
 
 
-def build(visibility_timeout: int | None = None) -> list[str]:
+def build(visibility_timeout: int | None = None, variables: dict[str, str] | None = None) -> list[str]:
     """Builds consumer and template. Returns what was replaced in the template for the local cloud."""
     # A build for this machine needs no zig.
     environment = os.environ | {"CARGO_LAMBDA_COMPILER": "cargo"}
@@ -57,7 +54,7 @@ def build(visibility_timeout: int | None = None) -> list[str]:
     if run(["cargo", "lambda", "build", "--locked", "--release", "--bin", "consumer"], environment) != 0:
         raise Failed("the consumer does not compile")
     sam("build", *parameters(Architecture=architecture()), environment=environment)
-    return deployment.adapt(BUILT, visibility_timeout)
+    return deployment.adapt(BUILT, visibility_timeout, variables)
 
 
 @dataclass(frozen=True)
@@ -450,7 +447,7 @@ def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
     say(f"sam build for {architecture()} (the first build compiles every dependency)")
-    replaced = build(VISIBILITY_TIMEOUT)
+    replaced = build(VISIBILITY_TIMEOUT, VARIABLES)
 
     with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
         say("template.yaml as it is, but for what the local cloud cannot take")

@@ -61,16 +61,16 @@ def of_type(template: Json, kind: str) -> Iterator[Json]:
     return (r["Properties"] for r in template["Resources"].values() if r["Type"] == kind)
 
 
-def adapt(built: Path, visibility_timeout: int | None = None) -> list[str]:
+def adapt(built: Path, visibility_timeout: int | None = None, variables: Json | None = None) -> list[str]:
     """Changes a template, as `sam build` wrote it, for MiniStack. Returns what it changed; on AWS nothing is changed.
 
-    With a visibility timeout in seconds, that of the queues is replaced too.
+    With a visibility timeout in seconds, that of the queues is replaced too; functions get these variables.
     """
     template = yaml.safe_load(built.read_text())
     changed = []
     for mapping in of_type(template, "AWS::Lambda::EventSourceMapping"):
         match mapping["ScalingConfig"]:
-            case {"Fn::If": [_, _, {"MaximumConcurrency": {"Ref": parameter}} as scaling]}:
+            case {"MaximumConcurrency": {"Ref": parameter}} as scaling:
                 scaling["MaximumConcurrency"] = template["Parameters"][parameter]["Default"]
                 changed.append(f"MaximumConcurrency, by the default of {parameter}: MiniStack's poller needs a number")
     if visibility_timeout is not None:
@@ -78,6 +78,9 @@ def adapt(built: Path, visibility_timeout: int | None = None) -> list[str]:
             if "VisibilityTimeout" in queue:
                 queue["VisibilityTimeout"] = visibility_timeout
         changed.append(f"the visibility timeout, by {visibility_timeout} s: killed workers hold messages that long")
+    for function in of_type(template, "AWS::Serverless::Function"):
+        function["Environment"]["Variables"] |= variables or {}
+    changed += [f"{name}, which is {value}" for name, value in (variables or {}).items()]
     built.write_text(yaml.safe_dump(template, sort_keys=False))
     return changed
 

@@ -1,10 +1,11 @@
-"""Merges an overlay into a template of CloudFormation.
+"""Merges overlays into a template of CloudFormation.
 
-    python local/overlay.py TEMPLATE OVERLAY MERGED
-    python local/overlay.py --self-test    what SAM makes of template.yaml and examples/gradual.overlay.yaml
+    python local/overlay.py TEMPLATE OVERLAY... MERGED
+    python local/overlay.py --self-test    how values are merged, and what SAM makes of overlays/gradual.yaml
 
-Mappings are merged, and other values of the overlay replace those of the template. A resource that the template does
-not have must have a type, so that a resource that was renamed is found.
+Mappings are merged, `null` removes a value, and any other value of an overlay replaces that of the template. A
+resource that the template does not have must have a type, so that a renamed one is found. The output Overlays names
+the overlays, for local/before_deploy.py.
 """
 
 import logging
@@ -19,22 +20,42 @@ from cloud import ROOT, Template
 Json = dict[str, Any]
 
 
+def computed(value: Any) -> bool:
+    """Whether CloudFormation computes this value: {"Ref": "A"} has no members to merge."""
+    return isinstance(value, dict) and len(value) == 1 and ("Ref" in value or next(iter(value)).startswith("Fn::"))
+
+
 def merge(base: Json, overlay: Json) -> Json:
     merged = dict(base)
     for name, value in overlay.items():
         below = merged.get(name)
-        merged[name] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        if value is None:
+            merged.pop(name, None)
+        elif isinstance(value, dict) and not computed(value):
+            merged[name] = merge(below if isinstance(below, dict) and not computed(below) else {}, value)
+        else:
+            merged[name] = value
     return merged
 
 
-def main(template: str, overlay: str, merged: str) -> int:
-    parsed, over = (yaml.load(Path(file).read_text(), Loader=Template) for file in (template, overlay))
-    for name, resource in over["Resources"].items():
-        if name not in parsed["Resources"] and "Type" not in resource:
-            print(f"{overlay}: {template} has no resource {name}", file=sys.stderr)
-            return 1
-    Path(merged).parent.mkdir(exist_ok=True)
-    Path(merged).write_text(yaml.safe_dump(merge(parsed, over), sort_keys=False))
+def read(file: Path) -> Json:
+    parsed: Json = yaml.load(file.read_text(), Loader=Template)
+    return parsed
+
+
+def main(template: str, overlays: list[str], merged: str) -> int:
+    parsed = read(Path(template))
+    for file in overlays:
+        over = read(Path(file))
+        for name, resource in over["Resources"].items():
+            if name not in parsed["Resources"] and "Type" not in resource:
+                print(f"{file}: {template} has no resource {name}", file=sys.stderr)
+                return 1
+        parsed = merge(parsed, over)
+    names = " ".join(Path(file).stem for file in overlays) or "none"
+    parsed = merge(parsed, {"Outputs": {"Overlays": {"Value": names}}})
+    Path(merged).parent.mkdir(parents=True, exist_ok=True)
+    Path(merged).write_text(yaml.safe_dump(parsed, sort_keys=False))
     return 0
 
 
@@ -47,9 +68,7 @@ def transformed(release: str, **values: str) -> Json:
     """The resources that SAM makes of the gradual template with these parameters."""
     from samtranslator.translator.transform import transform  # type: ignore[import-untyped]
 
-    files = (ROOT / "template.yaml", ROOT / "examples" / "gradual.overlay.yaml")
-    template, overlay = (yaml.load(file.read_text(), Loader=Template) for file in files)
-    merged = merge(template, overlay)
+    merged = merge(read(ROOT / "template.yaml"), read(ROOT / "overlays" / "gradual.yaml"))
     merged["Resources"]["Consumer"]["Properties"]["CodeUri"] = "s3://bucket/key"
     parameters = {name: str(p.get("Default", "sandbox")) for name, p in merged["Parameters"].items()}
     resources: Json = transform(merged, parameters | {"Release": release} | values, NoManagedPolicies())["Resources"]
@@ -72,7 +91,15 @@ def self_test() -> int:
     mapped = first["OrdersEventSource"]["Properties"]["FunctionName"].get("Ref")
     aliased = first.get(mapped, {})
     steps = aliased.get("UpdatePolicy", {}).get("CodeDeployLambdaAliasUpdate")
+    page = (ROOT / "docs" / "template.md").read_text()
+    mine = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["Resources"]
+    template: Json = {"a": {"b": 1, "c": 2}, "d": {"e": 3}, "f": {"Ref": "G"}}
     expected = {
+        "mappings are merged": merge(template, {"a": {"b": 4}})["a"] == {"b": 4, "c": 2},
+        "null removes": merge(template, {"a": {"b": None}, "h": None}) == template | {"a": {"c": 2}},
+        "a computed value replaces a mapping": merge(template, {"a": {"Ref": "G"}})["a"] == {"Ref": "G"},
+        "a mapping replaces a computed value": merge(template, {"f": {"b": 1}})["f"] == {"b": 1},
+        "docs/template.md names resources": set(mine) <= set(read(ROOT / "template.yaml")["Resources"]),
         "the same release is the same version": versions(first) == versions(again),
         "another release is another version": len(versions(first) | versions(second)) == 2,
         "the mapping names the alias": aliased.get("Type") == "AWS::Lambda::Alias",
@@ -87,6 +114,6 @@ def self_test() -> int:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--self-test"]:
         sys.exit(self_test())
-    if len(sys.argv) != 4:
+    if len(sys.argv) < 4:
         sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:-1], sys.argv[-1]))

@@ -32,9 +32,7 @@ PAGE = ROOT / "docs" / "runbook.md"
 TOOL = ROOT / "target" / "debug" / "sqs-once"
 STACK = "orders"
 PARAMETERS = {
-    "FunctionTimeout": "2",
-    "PaymentGatewayTimeout": "1s",
-    "ConsumerDirectDeadLettering": "on",
+    "FunctionTimeout": "10",
     "AlarmEmail": "on-call@example.com",
 }
 WITHIN = 60.0

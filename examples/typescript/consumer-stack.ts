@@ -25,13 +25,21 @@ class ConsumerStack extends Stack {
     super(scope, id, props);
     const timeout = Duration.seconds(30);
 
+    // Named, so that the dead-letter queue can name it as its only source before it exists.
+    const queueName = `${Aws.STACK_NAME}-orders`;
+    const source = this.formatArn({ service: "sqs", resource: queueName });
     const deadLetters = new sqs.Queue(this, "OrdersDeadLetterQueue", {
       retentionPeriod: Duration.days(14),
       encryption: sqs.QueueEncryption.SQS_MANAGED,
       enforceSSL: true,
       removalPolicy: RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE, // its messages are nowhere else
+      redriveAllowPolicy: {
+        redrivePermission: sqs.RedrivePermission.BY_QUEUE,
+        sourceQueues: [sqs.Queue.fromQueueArn(this, "OrdersSource", source)],
+      },
     });
     const queue = new sqs.Queue(this, "OrdersQueue", {
+      queueName,
       visibilityTimeout: Duration.seconds(420), // six timeouts and a batching window of 60 s; for more, see template.yaml
       retentionPeriod: Duration.days(4),
       encryption: sqs.QueueEncryption.SQS_MANAGED,
@@ -48,6 +56,7 @@ class ConsumerStack extends Stack {
           resources: [kept.queueArn],
         }),
       );
+      (kept.node.findChild("Policy") as sqs.QueuePolicy).applyRemovalPolicy(RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE);
     }
 
     // Without these records, every message still in flight would run a second time.
@@ -61,7 +70,10 @@ class ConsumerStack extends Stack {
       removalPolicy: RemovalPolicy.RETAIN,
     });
 
-    const logGroup = new logs.LogGroup(this, "ConsumerLogGroup", { retention: logs.RetentionDays.ONE_MONTH });
+    const logGroup = new logs.LogGroup(this, "ConsumerLogGroup", {
+      retention: logs.RetentionDays.ONE_MONTH,
+      removalPolicy: RemovalPolicy.RETAIN_ON_UPDATE_OR_DELETE,
+    });
     const allow = (actions: string[], resource: string) =>
       new iam.PolicyStatement({ actions, resources: [resource] });
     const role = new iam.Role(this, "ConsumerRole", {

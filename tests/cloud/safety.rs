@@ -5,7 +5,8 @@ use std::{fs, process::Command};
 use serde_json::{Value, json};
 
 use support::template::{
-    CONSUMER, STARTER, Template, list, of_type, parse, read, root, shipped, statements,
+    CONSUMER, LARGE_BATCHES, STARTER, Template, list, of_type, parse, read, root, shipped,
+    statements,
 };
 
 const QUEUE: &str = "AWS::SQS::Queue";
@@ -18,13 +19,15 @@ fn queues(template: &Value) -> Vec<(&str, &Value)> {
     queues.map(|(name, queue)| (name.as_str(), queue)).collect()
 }
 
-/// A parameter such as `Fifo` replaces the queue. Its messages are nowhere else.
+/// The overlay `fifo` replaces the queue. Its messages are nowhere else, and neither are they when the stack is deleted.
 #[test]
-fn replaced_queue_keeps_its_messages() {
+fn queues_outlive_replacement_and_stack() {
     let mut found = 0;
     for (path, template) in shipped() {
         for (name, queue) in queues(&template) {
             assert_eq!(queue["UpdateReplacePolicy"], "Retain", "{path}: {name}");
+            let on_deletion = &queue["DeletionPolicy"];
+            assert_eq!(*on_deletion, "RetainExceptOnCreate", "{path}: {name}");
             found += 1;
         }
     }
@@ -92,7 +95,7 @@ fn tables_take_no_warm_throughput() {
 /// AWS: six function timeouts, plus the batching window. Every example has a literal, or the template's map.
 #[test]
 fn visibility_timeout_covers_timeouts_and_window() {
-    let window = &read(CONSUMER)["Parameters"]["BatchingWindow"]["MaxValue"];
+    let window = &read(LARGE_BATCHES)["Parameters"]["BatchingWindow"]["MaxValue"];
     let window = window.as_u64().unwrap();
     for (path, template) in shipped() {
         let number = |value: &Value| -> u64 {

@@ -176,7 +176,7 @@ const TIMEOUTS: [Timeouts; 5] = [
 ];
 
 /// Function timeouts that the template admits, in seconds.
-pub const FUNCTION_TIMEOUTS: [u64; 7] = [2, 10, 30, 60, 120, 300, 900];
+pub const FUNCTION_TIMEOUTS: [u64; 6] = [10, 30, 60, 120, 300, 900];
 
 /// Returns what the template derives from a function timeout in seconds. A test compares them.
 pub const fn of_template(function: u64) -> Timeouts {

@@ -9,7 +9,7 @@ use support::{
     PATIENCE,
     event::{batch, failed, received, record},
     runtime_api::{Env, Lambda, NAMESPACE, of_message},
-    template::{DEAD_LETTERS, consumer_may},
+    template::consumer_may,
 };
 
 use crate::security::{
@@ -276,7 +276,7 @@ async fn run_through_every_outcome(level: &str, grouping: bool) -> Vec<String> {
     .map(|name| name.trim_end_matches("Batch").to_owned())
     .filter(|name| !polled.contains(&name.as_str()))
     .collect();
-    let granted: BTreeSet<String> = consumer_may(&[DEAD_LETTERS])
+    let granted: BTreeSet<String> = consumer_may(&[])
         .into_iter()
         .map(|(action, _)| action)
         .filter(|action| !action.starts_with("logs:") && !polled.contains(&action.as_str()))

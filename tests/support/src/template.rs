@@ -212,6 +212,12 @@ impl Template {
 /// The consumer's template.
 pub const CONSUMER: &str = "template.yaml";
 
+/// Its overlays.
+pub const FIFO: &str = "overlays/fifo.yaml";
+pub const LARGE_BATCHES: &str = "overlays/large-batches.yaml";
+pub const S3_BODIES: &str = "overlays/s3-bodies.yaml";
+pub const VPC: &str = "overlays/vpc.yaml";
+
 /// The template of a project that `sqs-once new` makes.
 pub const STARTER: &str = "crates/cli/template/template.yaml";
 
@@ -274,9 +280,6 @@ pub fn allowed(statement: &Value, conditions: &[&str]) -> BTreeSet<(String, Stri
     }
     allowed
 }
-
-/// The condition of direct dead-lettering.
-pub const DEAD_LETTERS: &str = "DirectlyDeadLetters";
 
 /// The condition of a table that the stack makes: it is met by default.
 pub const OWN_TABLE: &str = "MakesTable";

@@ -242,9 +242,7 @@ fn receives(
                 in_words(shortest)
             ),
             "an outage of that length, a broken build or dying workers move good messages to the dead-letter queue",
-            format!(
-                "set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}; a stack of the template needs one deployment with MaxReceiveCount=\"\""
-            ),
+            format!("set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}"),
         );
     }
     let retention = queue.retention();

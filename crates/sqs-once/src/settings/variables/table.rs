@@ -29,8 +29,6 @@ pub struct Setting {
     pub name: &'static str,
     /// Which function reads it.
     pub reader: Reader,
-    /// The parameter of `template.yaml` that sets it. Empty if there is none.
-    pub parameter: &'static str,
     /// The value while the variable is not set. Empty if there is none, or if it depends on the function.
     pub default: &'static str,
     /// Text that the docs show after the default, or in place of an empty one.
@@ -72,7 +70,7 @@ impl Setting {
 /// Defines a constant for each row, [`SETTINGS`], and [`Values`].
 macro_rules! settings {
     ($(
-        $name:ident $(($field:ident: $type:ty = $parse:expr))?: $reader:ident, $parameter:literal, $default:literal $(, $note:literal)?;
+        $name:ident $(($field:ident: $type:ty = $parse:expr))?: $reader:ident, $default:literal $(, $note:literal)?;
         $meaning:literal
     )+) => {
         $(
@@ -80,7 +78,6 @@ macro_rules! settings {
             pub const $name: Setting = Setting {
                 name: stringify!($name),
                 reader: Reader::$reader,
-                parameter: $parameter,
                 default: $default,
                 note: concat!($($note)?),
                 meaning: $meaning,
@@ -108,88 +105,88 @@ macro_rules! settings {
 }
 
 settings! {
-    IDEMPOTENCY_TABLE_NAME: Consumer, "ExistingTableName", "", "required; not used by `item_mode` and `PostgresMode`";
+    IDEMPOTENCY_TABLE_NAME: Consumer, "", "required; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the records. Only under `cargo lambda watch` does `once` run without one, [in memory](local-testing.md#cargo-lambda-alone)"
 
-    IDEMPOTENCY_NAMESPACE: Consumer, "IdempotencyNamespace", "", "required";
+    IDEMPOTENCY_NAMESPACE: Consumer, "", "required";
     "first part of every key, such as `payments`. Never change it (every message would be a new operation), and never share it between consumers"
 
-    IDEMPOTENCY_KEY (key: KeySource = str::parse): Consumer, "IdempotencyKey", "message-id";
+    IDEMPOTENCY_KEY (key: KeySource = str::parse): Consumer, "message-id";
     "what names an operation: `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME`, `deduplication-id` or `message-id`. [Choose one](keys.md): with `message-id`, a message that is sent twice runs twice"
 
-    CONSUMER_ENVELOPE (envelope: Envelope = str::parse): Consumer, "ConsumerEnvelope", "none";
+    CONSUMER_ENVELOPE (envelope: Envelope = str::parse): Consumer, "none";
     "`auto` [unwraps](handlers.md#envelopes) what SNS, EventBridge or S3 put around a message, before the consumer looks for the key"
 
-    CONSUMER_MAX_BODY_BYTES (max_body_bytes: NonZeroU32 = bytes): Consumer, "ConsumerMaxBodyBytes", "2097152";
+    CONSUMER_MAX_BODY_BYTES (max_body_bytes: NonZeroU32 = bytes): Consumer, "2097152";
     "largest body that is read from S3; a larger one is a permanent failure. All bodies together take at most 20 MiB of [memory](large-messages.md#memory)"
 
-    CONSUMER_S3_BUCKETS (s3_buckets: Vec<String> = of_s3(buckets)): Consumer, "ConsumerS3Buckets", "", "not set";
+    CONSUMER_S3_BUCKETS (s3_buckets: Vec<String> = of_s3(buckets)): Consumer, "", "not set";
     "S3 buckets, as `orders,invoices`, from which [bodies](large-messages.md) of the Amazon SQS Extended Client are read; needs the feature `s3`"
 
-    IDEMPOTENCY_FINGERPRINT (fingerprint: FingerprintSource = str::parse): Consumer, "IdempotencyFingerprint", "body", "; not used by `item_mode`";
+    IDEMPOTENCY_FINGERPRINT (fingerprint: FingerprintSource = str::parse): Consumer, "body", "; not used by `item_mode`";
     "what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off`"
 
-    IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "IdempotencyRetention", "20d";
+    IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "20d";
     "how long a record, or the key on an item, is kept; longer than the queue (4 days in the template) and the dead-letter queue (14 days) together"
 
-    IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "IdempotencyAfterFailure", "retry", "; not used by `item_mode`";
+    IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "retry", "; not used by `item_mode`";
     "a message sent after a permanent failure under its key: `retry` runs it, `replay` answers it with the stored error"
 
-    IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "IdempotencyResultBucket", "", "not set; not used by `item_mode`";
+    IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB"
 
-    IDEMPOTENCY_BATCHED_WRITES: Consumer, "IdempotencyBatchedWrites", "on", "; in claim mode only";
+    IDEMPOTENCY_BATCHED_WRITES: Consumer, "on", "; in claim mode only";
     "claims and completions of concurrent messages [share requests](sizing.md#batched-writes); needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`"
 
-    OUTBOX_TABLE_NAME (outbox: Option<String> = text): Consumer, "", "", "not set; not used by `item_mode` and `PostgresMode`";
+    OUTBOX_TABLE_NAME (outbox: Option<String> = text): Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table of the [events](outbox.md) that handlers publish"
 
-    IDEMPOTENCY_ATTRIBUTES: Consumer, "IdempotencyAttributes", "", "not set; not used by `item_mode` and `PostgresMode`";
+    IDEMPOTENCY_ATTRIBUTES: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
     "other attribute names, as `id=PK,expires_at=ttl`, instead of the [native ones](protocol.md#record)"
 
-    IDEMPOTENCY_SORT_KEY: Consumer, "IdempotencySortKey", "", "not set; not used by `item_mode` and `PostgresMode`";
+    IDEMPOTENCY_SORT_KEY: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
     "`SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT`"
 
-    CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "ConsumerConcurrency", "auto";
+    CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "auto";
     "handlers of one batch that run at a time. `auto` is 10; in claim mode with outputs in the record, as many as fit into the memory, from 10 up to 100 (42 small messages with 128 MB, 100 from 256 MB on)"
 
-    CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "", "0s";
+    CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "0s";
     "with less time left, a message isn't started. Better set in code, by `set_default`, since the handler knows its longest run. A value above the function's timeout (with several invocations per process, half of it) fails every invocation"
 
-    CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "ConsumerFifoAfterPermanent", "continue";
+    CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "continue";
     "messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed"
 
-    CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "ConsumerCrashIsolation", "on", "; in claim mode only";
+    CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "on", "; in claim mode only";
     "after a crash, a message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), and rests after each further death"
 
-    CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "", "20h", "; in claim mode only";
+    CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";
     "how long the downstream system remembers a [call key](keys.md#call-keys). An attempt that has been open for longer fails permanently instead of running again, unless the handler has a lookup. `off` if it never forgets"
 
-    CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "ConsumerCircuitBreaker", "on";
+    CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "on";
     "after 20 failures in a row for at least 10 keys, messages return without a claim until a probe succeeds: [circuit breaker](operations.md#the-circuit-breaker)"
 
-    CONSUMER_VISIBILITY (visibility: bool = on_or_off): Consumer, "ConsumerVisibility", "on";
+    CONSUMER_VISIBILITY (visibility: bool = on_or_off): Consumer, "on";
     "sets the visibility timeout of each failed message; `off` leaves the queue's own"
 
-    CONSUMER_BACKOFF_BASE (backoff_base: Duration = backoff): Consumer, "ConsumerBackoffBase", "10s";
+    CONSUMER_BACKOFF_BASE (backoff_base: Duration = backoff): Consumer, "10s";
     "backoff after the first receive, doubled with each further one. Half of it is random, so the first is 5 to 10 seconds"
 
-    CONSUMER_BACKOFF_CAP (backoff_cap: Duration = backoff): Consumer, "FunctionTimeout", "15m";
-    "longest backoff, at most `11h 30m`. The template [derives it](template.md#function) from the function's timeout"
+    CONSUMER_BACKOFF_CAP (backoff_cap: Duration = backoff): Consumer, "15m";
+    "longest backoff, at most `11h 30m`. The template [derives it](operations.md#outages-that-messages-survive) from the function's timeout"
 
-    CONSUMER_DIRECT_DEAD_LETTERING (dead_letter: bool = on_or_off): Consumer, "ConsumerDirectDeadLettering", "on";
+    CONSUMER_DIRECT_DEAD_LETTERING (dead_letter: bool = on_or_off): Consumer, "on";
     "copies a permanent failure to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error"
 
-    CONSUMER_METRICS: Consumer, "ConsumerMetrics", "on";
+    CONSUMER_METRICS: Consumer, "on";
     "adds [metrics](telemetry.md#metrics) to the log line of each batch"
 
-    OUTBOX_TARGETS: Relay, "", "", "required by a relay";
+    OUTBOX_TARGETS: Relay, "", "required by a relay";
     "`NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or an event bus. `*` stands for all other names"
 
-    OUTBOX_DEAD_LETTER_QUEUE_URL: Relay, "", "", "required by a relay";
+    OUTBOX_DEAD_LETTER_QUEUE_URL: Relay, "", "required by a relay";
     "queue for events that their target rejects"
 
-    OUTBOX_EVENT_SOURCE: Relay, "", "", "the function's name";
+    OUTBOX_EVENT_SOURCE: Relay, "", "the function's name";
     "`source` of events on EventBridge"
 }
 
