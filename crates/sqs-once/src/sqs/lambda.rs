@@ -65,9 +65,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         &self,
         event: LambdaEvent<SqsEvent>,
     ) -> Result<SqsBatchResponse, BatchError> {
-        let records = event.payload.records.into_iter().map(Record::from);
-        self.process_invocation(records.collect(), &event.context)
-            .await
+        let records = event
+            .payload
+            .records
+            .into_iter()
+            .map(Record::from)
+            .collect();
+        // Boxed, because the compiler gives up on a future that is nested too deeply.
+        Box::pin(self.process_invocation(records, &event.context)).await
     }
 
     /// Checks what only the whole consumer shows: that the key suits it. [`run`](crate::run) calls this; call it before

@@ -189,7 +189,7 @@ impl DryRun {
     /// let register = handler_fn(async |email: String, _: Attempt| {
     ///     let put = Write::put("users", serde_json::json!({ "email": email })).label("user");
     ///     let taken = |_: &sqs_once::ConditionFailed| Err(Failure::permanent("the address is taken"));
-    ///     Ok(Change::create((), "email", put).on_condition_failed(taken))
+    ///     Ok::<_, Failure>(Change::create((), "email", put).on_condition_failed(taken))
     /// });
     /// let dry_run = DryRun::new();
     /// dry_run.fail_condition("user");
@@ -226,7 +226,7 @@ impl DryRun {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
     /// let debit = handler_fn(async |cents: u64, _: Attempt| {
     ///     let key = json!({ "id": "a-1" });
-    ///     Ok(Change::modify("accounts", key, move |account: Option<Value>| {
+    ///     Ok::<_, Failure>(Change::modify("accounts", key, move |account: Option<Value>| {
     ///         let balance = account.and_then(|account| account["balance"].as_u64());
     ///         let left = balance.and_then(|balance| balance.checked_sub(cents));
     ///         let left = left.ok_or_else(|| Failure::permanent("the balance is too low"))?;
