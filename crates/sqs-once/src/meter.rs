@@ -22,6 +22,25 @@ pub enum Unit {
     Milliseconds,
 }
 
+/// The value of a handler's metric: any number. A whole number beyond 2^53 is rounded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Amount(f64);
+
+macro_rules! amounts {
+    ($($number:ty)*) => {
+        $(
+            impl From<$number> for Amount {
+                #[allow(clippy::cast_lossless, clippy::cast_precision_loss, reason = "as documented")]
+                fn from(number: $number) -> Self {
+                    Self(number as f64)
+                }
+            }
+        )*
+    };
+}
+
+amounts! { u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 }
+
 /// Measures one message. Clones share the readings.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<Mutex<Readings>>);
@@ -58,8 +77,10 @@ impl Meter {
     }
 
     /// Notes a metric of the handler.
-    pub(crate) fn own(&self, name: &'static str, unit: Unit, value: f64) {
-        self.lock().own.push((name, unit, value));
+    pub(crate) fn own(&self, name: &'static str, unit: Unit, Amount(value): Amount) {
+        if value.is_finite() {
+            self.lock().own.push((name, unit, value));
+        }
     }
 
     /// Returns the readings so far.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    meter::{Meter, Unit},
+    meter::{Amount, Meter, Unit},
     protocol::{AttemptEnd, Key, Timestamp},
 };
 
@@ -59,15 +59,12 @@ impl Attempt {
     /// ```
     /// use sqs_once::{Attempt, telemetry::Unit};
     ///
-    /// fn charged(attempt: &Attempt, cents: u32) {
+    /// fn charged(attempt: &Attempt, cents: u64) {
     ///     attempt.metric("ChargedCents", Unit::Count, cents);
     /// }
     /// ```
-    pub fn metric(&self, name: &'static str, unit: Unit, value: impl Into<f64>) {
-        let value = value.into();
-        if value.is_finite() {
-            self.meter.own(name, unit, value);
-        }
+    pub fn metric(&self, name: &'static str, unit: Unit, value: impl Into<Amount>) {
+        self.meter.own(name, unit, value.into());
     }
 
     /// Returns the value that the mode lent, if it has this type.

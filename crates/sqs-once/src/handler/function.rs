@@ -148,7 +148,8 @@ where
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler with the state `{S}`",
     label = "not a handler with the state `{S}`",
-    note = "write `async fn handle(state: &{S}, message: Message, attempt: Attempt) -> Result<Output, Failure>`"
+    note = "write `async fn handle(state: &{S}, message: Message, attempt: Attempt) -> Result<Output, Failure>`",
+    note = "in place of `Failure`, it may return an error that implements `sqs_once::Classify`"
 )]
 pub trait CallWith<'s, S: 's, M>: Send + Sync {
     /// What the function returns.

@@ -66,7 +66,7 @@ impl Settings {
             }
             None => {
                 tracing::warn!(
-                    "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart; `make dev` or `make watch` runs on a local table"
+                    "IDEMPOTENCY_TABLE_NAME is not set: records are in memory, and no record survives a restart"
                 );
                 (AnyStore::Memory(MemoryStore::default()), None)
             }

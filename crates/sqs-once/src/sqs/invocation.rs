@@ -1,6 +1,6 @@
 //! One invocation: event in, each message once, response out.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Why an invocation fails. SQS then keeps all messages of the batch.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
     /// The event is not an SQS event.
@@ -76,6 +76,30 @@ pub enum BatchError {
         /// The error of the first.
         reason: String,
     },
+}
+
+/// Shows the text, as a `main` that returns the error does.
+impl fmt::Debug for BatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl<M, H> Consumer<M, H> {
+    /// Checks that the key suits the look-up, and is set once.
+    pub(super) fn check_key(&self) -> Result<(), BatchError> {
+        if let Some(environment) = &self.options.key_in_environment
+            && environment.parse().as_ref() != Ok(&self.options.key)
+        {
+            return Err(BatchError::KeySetTwice {
+                environment: environment.clone(),
+            });
+        }
+        match self.options.key.changes_on_redrive() {
+            Some(key) if self.asks.is_some() => Err(BatchError::KeyChangesOnRedrive { key }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
@@ -151,21 +175,6 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 })
             }
             _ => Ok(response),
-        }
-    }
-
-    /// Checks that the key suits the look-up, and is set once.
-    pub(super) fn check_key(&self) -> Result<(), BatchError> {
-        if let Some(environment) = &self.options.key_in_environment
-            && environment.parse().as_ref() != Ok(&self.options.key)
-        {
-            return Err(BatchError::KeySetTwice {
-                environment: environment.clone(),
-            });
-        }
-        match self.options.key.changes_on_redrive() {
-            Some(key) if self.asks.is_some() => Err(BatchError::KeyChangesOnRedrive { key }),
-            _ => Ok(()),
         }
     }
 

@@ -40,11 +40,18 @@ type Called<'a, H> = (&'a H, Option<&'a dyn AnyLookUp<H>>);
 
 impl<M, H: Handler> Consumer<M, H> {
     /// Reads a message. Returns what is called for it, its operation and its body. The quarantine of the look-up is over.
+    ///
+    /// # Panics
+    ///
+    /// If the consumer would not start.
     pub(crate) fn read_message(
         &self,
         record: SqsMessage,
         deadline: Deadline,
     ) -> Result<(Called<'_, H>, Operation, H::Message), Outcome> {
+        if let Err(error) = self.check_key() {
+            panic!("the consumer does not start: {error}");
+        }
         let sources = self.identity_sources();
         let (mut operation, body) = read(record, &sources, self.options.envelope, deadline)?;
         let look_up = self.asks.as_ref().map(|(look_up, _)| &**look_up);

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-pub use crate::meter::Unit;
+pub use crate::meter::{Amount, Unit};
 pub use metrics::{Metric, Metrics, Value};
 
 use serde_json::{Map, Value as Json};

@@ -87,6 +87,10 @@ impl DryRun {
     /// Runs a message in `consumer`, with this dry run in place of its mode: with its key, fingerprint, envelope and look-up, so
     /// that a test sees which messages are the same operation.
     ///
+    /// # Panics
+    ///
+    /// If the consumer would not start: see [`Consumer::check`].
+    ///
     /// ```
     /// use serde::Deserialize;
     /// use serde_json::json;

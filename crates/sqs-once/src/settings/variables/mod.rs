@@ -52,7 +52,7 @@ pub struct Variables {
 ///     "invalid configuration (1 error): TIMEOUT: `soon` is not a duration such as 500ms, 30s, 5m or 24h"
 /// );
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid configuration ({} error{}): {}",
     .errors.len(),
@@ -61,6 +61,13 @@ pub struct Variables {
 )]
 pub struct SettingsError {
     errors: Vec<String>,
+}
+
+/// Shows the text, as a `main` that returns the error does.
+impl fmt::Debug for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl SettingsError {
