@@ -21,6 +21,7 @@ async fn main() -> Result<(), Error> {
     tracing_subscriber::registry()
         .with(telemetry::layer())
         .init();
+    telemetry::set_panic_hook();
     let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
     let settings = Settings::from_env().sdk_config(config);
     let consumer = &settings.once(Ok(handler_fn(charge))).await?;
