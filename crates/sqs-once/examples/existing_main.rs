@@ -17,10 +17,11 @@ pub(crate) async fn charge(order: Order, attempt: Attempt) -> Result<String, Fai
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    // With your own layers beside it.
+    // In place of your `fmt` layer, or each line is there twice. Other layers stand beside it.
     tracing_subscriber::registry()
         .with(telemetry::layer())
         .init();
+    telemetry::set_panic_hook();
     let config = aws_config::load_defaults(BehaviorVersion::latest()).await;
     let settings = Settings::from_env().sdk_config(config);
     let consumer = &settings.once(Ok(handler_fn(charge))).await?;

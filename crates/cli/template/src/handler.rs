@@ -207,8 +207,15 @@ mod tests {
             id: "o-1".into(),
             cents: 5,
         };
+{% if key != "message-id" and not attribute %}
+        let survived = Torture::new(&order).run(|world| {
+            let consumer = world.consumer(Charge(Gateway::Ledger(world.ledger())));
+            consumer.key("{{ key }}".parse().unwrap())
+        });
+{% else %}
         let survived = Torture::new(&order)
             .run(|world| world.consumer(Charge(Gateway::Ledger(world.ledger()))));
+{% endif %}
         survived.unwrap();
     }
 {% endif %}

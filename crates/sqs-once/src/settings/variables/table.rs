@@ -106,7 +106,7 @@ macro_rules! settings {
 
 settings! {
     IDEMPOTENCY_TABLE_NAME: Consumer, "", "required; not used by `item_mode` and `PostgresMode`";
-    "DynamoDB table of the records. Only under `cargo lambda watch` does `once` run without one, [in memory](local-testing.md#cargo-lambda-alone)"
+    "DynamoDB table for the records. Without it, `once` runs only under `cargo lambda watch`, with records [in memory](local-testing.md#cargo-lambda-alone)"
 
     IDEMPOTENCY_NAMESPACE: Consumer, "", "required";
     "first part of every key, such as `payments`. Never change it (every message would be a new operation), and never share it between consumers"
@@ -118,19 +118,19 @@ settings! {
     "`auto` [unwraps](handlers.md#envelopes) what SNS, EventBridge or S3 put around a message, before the consumer looks for the key"
 
     CONSUMER_MAX_BODY_BYTES (max_body_bytes: NonZeroU32 = bytes): Consumer, "2097152";
-    "largest body that is read from S3; a larger one is a permanent failure. All bodies together take at most 20 MiB of [memory](large-messages.md#memory)"
+    "largest body to read from S3; a message with a larger body fails permanently. All bodies together take at most 20 MiB of [memory](large-messages.md#memory)"
 
     CONSUMER_S3_BUCKETS (s3_buckets: Vec<String> = of_s3(buckets)): Consumer, "", "not set";
-    "S3 buckets, as `orders,invoices`, from which [bodies](large-messages.md) of the Amazon SQS Extended Client are read; needs the feature `s3`"
+    "S3 buckets, such as `orders,invoices`, from which to read [bodies](large-messages.md) of the Amazon SQS Extended Client; needs the feature `s3`"
 
     IDEMPOTENCY_FINGERPRINT (fingerprint: FingerprintSource = str::parse): Consumer, "body", "; not used by `item_mode`";
     "what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off`"
 
     IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "20d";
-    "how long a record, or the key on an item, is kept; longer than the queue (4 days in the template) and the dead-letter queue (14 days) together"
+    "how long a record, or the key on an item, is kept. Must be longer than a message can spend in the queue (4 days in the template) and the dead-letter queue (14 days) together"
 
     IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "retry", "; not used by `item_mode`";
-    "a message sent after a permanent failure under its key: `retry` runs it, `replay` answers it with the stored error"
+    "what happens to a message that is sent after a permanent failure under its key: `retry` runs it, `replay` answers it with the stored error"
 
     IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB"
@@ -139,52 +139,52 @@ settings! {
     "claims and completions of concurrent messages [share requests](sizing.md#batched-writes); needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`"
 
     OUTBOX_TABLE_NAME (outbox: Option<String> = text): Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
-    "DynamoDB table of the [events](outbox.md) that handlers publish"
+    "DynamoDB table for the [events](outbox.md) that handlers publish"
 
     IDEMPOTENCY_ATTRIBUTES: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
-    "other attribute names, as `id=PK,expires_at=ttl`, instead of the [native ones](protocol.md#record)"
+    "attribute names, such as `id=PK,expires_at=ttl`, that replace the [default names](protocol.md#record)"
 
     IDEMPOTENCY_SORT_KEY: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
-    "`SK`: this sort key holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: in the partition `TEXT`"
+    "`SK`: the sort key `SK` holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: the same, in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "auto";
-    "handlers of one batch that run at a time. `auto` is 10; in claim mode with outputs in the record, as many as fit into the memory, from 10 up to 100 (42 small messages with 128 MB, 100 from 256 MB on)"
+    "how many handlers of a batch run at a time. `auto` is 10; in claim mode with outputs in the record, it is as many as fit into the memory, from 10 to 100 (42 small messages with 128 MB, 100 with 256 MB or more)"
 
     CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "0s";
-    "with less time left, a message isn't started. Better set in code, by `set_default`, since the handler knows its longest run. A value above the function's timeout (with several invocations per process, half of it) fails every invocation"
+    "with less time left, a message isn't started. Better set it in code with `set_default`, because the handler knows how long it can run. A value above the function's timeout (with several invocations per process, above half of it) fails every invocation"
 
     CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "continue";
-    "messages of a FIFO group behind a recorded permanent failure: `continue` runs them, `stop` reports them as failed"
+    "what happens to the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed"
 
     CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "on", "; in claim mode only";
-    "after a crash, a message whose handler may have run [runs alone](operations.md#isolation-after-a-crash), and rests after each further death"
+    "after a crash, each message whose handler may have been running [runs alone](operations.md#isolation-after-a-crash), and rests after each further death"
 
     CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";
-    "how long the downstream system remembers a [call key](keys.md#call-keys). An attempt that has been open for longer fails permanently instead of running again, unless the handler has a lookup. `off` if it never forgets"
+    "how long the downstream system remembers a [call key](keys.md#call-keys). If an attempt has been open for longer, the message fails permanently instead of running again, unless there is a lookup. `off` if the system never forgets"
 
     CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "on";
-    "after 20 failures in a row for at least 10 keys, messages return without a claim until a probe succeeds: [circuit breaker](operations.md#the-circuit-breaker)"
+    "after 20 failures in a row, for at least 10 keys, messages return without a claim until a probe succeeds ([circuit breaker](operations.md#the-circuit-breaker))"
 
     CONSUMER_VISIBILITY (visibility: bool = on_or_off): Consumer, "on";
-    "sets the visibility timeout of each failed message; `off` leaves the queue's own"
+    "sets the visibility timeout of each failed message; `off` keeps the queue's own timeout"
 
     CONSUMER_BACKOFF_BASE (backoff_base: Duration = backoff): Consumer, "10s";
-    "backoff after the first receive, doubled with each further one. Half of it is random, so the first is 5 to 10 seconds"
+    "backoff after the first receive; it doubles with each further receive. Half of it is random, so the first backoff is 5 to 10 seconds"
 
     CONSUMER_BACKOFF_CAP (backoff_cap: Duration = backoff): Consumer, "15m";
     "longest backoff, at most `11h 30m`. The template [derives it](operations.md#outages-that-messages-survive) from the function's timeout"
 
     CONSUMER_DIRECT_DEAD_LETTERING (dead_letter: bool = on_or_off): Consumer, "on";
-    "copies a permanent failure to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off` the default is `off`, and `on` is an error"
+    "copies a message that failed permanently to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error"
 
     CONSUMER_METRICS: Consumer, "on";
     "adds [metrics](telemetry.md#metrics) to the log line of each batch"
 
     OUTBOX_TARGETS: Relay, "", "required by a relay";
-    "`NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or an event bus. `*` stands for all other names"
+    "pairs `NAME=TARGET`, separated by commas. A target is the URL of an SQS queue, or the ARN of an SNS topic or an event bus. `*` stands for all other names"
 
     OUTBOX_DEAD_LETTER_QUEUE_URL: Relay, "", "required by a relay";
-    "queue for events that their target rejects"
+    "URL of the queue for events that their target rejects"
 
     OUTBOX_EVENT_SOURCE: Relay, "", "the function's name";
     "`source` of events on EventBridge"
