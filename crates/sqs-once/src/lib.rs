@@ -175,5 +175,7 @@ pub use modes::{
     Change, Inbox, ItemMode, Mode, NotDone, Once, Operation, Outcome, Retry, RetryableError,
     Severity, Wrapped,
 };
-pub use settings::{Settings, SettingsError, UnknownVariable, Variables};
+#[doc(hidden)]
+pub use settings::UnknownVariable;
+pub use settings::{Settings, SettingsError, Variables};
 pub use sqs::{BatchError, Consumer, run};

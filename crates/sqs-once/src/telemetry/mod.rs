@@ -10,7 +10,9 @@ use std::{
 };
 
 pub use crate::meter::{Amount, Unit};
-pub use metrics::{Metric, Metrics, Value};
+pub use metrics::Metrics;
+#[doc(hidden)]
+pub use metrics::{Metric, Value};
 
 use serde_json::{Map, Value as Json};
 use tracing::{
