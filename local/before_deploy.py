@@ -35,12 +35,15 @@ The consumer does not find the records of these messages any more. It runs the h
 UNREADABLE = """\
 The consumer reads these messages in the new form. Those that it cannot read fail permanently. Others may
     get a different key, and then the handler runs again."""
+NOT_LOOKED_UP = """\
+Nobody looks for the charge of an attempt that died before: without idempotency keys, the order is charged again."""
 NOT_COMPARED = """\
 The consumer does not compare the payloads of these messages with those in the records, so it misses
     keys that were reused."""
 
 REPLACED = """\
-The stack gets new queues. These messages stay in the old ones, which no function reads and no alarm watches."""
+The stack gets new queues. Messages stay in the old ones, and so do those of producers that keep the old URL: no
+    function reads them, no alarm watches them, and they expire."""
 
 DROPPED = """\
 The running stack was deployed with OVERLAYS="{running}", and this deployment would leave out {dropped}.
@@ -59,6 +62,7 @@ SETTINGS = {
     "IDEMPOTENCY_ATTRIBUTES": ("", NOT_FOUND),
     "IDEMPOTENCY_SORT_KEY": ("", NOT_FOUND),
     "CONSUMER_ENVELOPE": ("none", UNREADABLE),
+    "PAYMENT_GATEWAY_RECONCILE": ("off", NOT_LOOKED_UP),
     "IDEMPOTENCY_FINGERPRINT": ("body", NOT_COMPARED),
 }
 
@@ -239,13 +243,13 @@ def warning(words: list[str]) -> str:
     dropped = [name for name in running.split() if name not in FREE.union(merged.split())]
     lines = [f"make deploy: {DROPPED.format(running=running, dropped=' and '.join(dropped))}"] if dropped else []
     settings, fifo = False, other_kind(resources, template)
+    if fifo:
+        lines.append(f"make deploy: {' and '.join(fifo)} would be replaced.\n    {REPLACED}")
     for resource in resources:
         name, function = resource["PhysicalResourceId"], template["Resources"].get(resource["LogicalResourceId"])
         if function and resource["ResourceType"] == "AWS::Lambda::Function":
             changed = changes(aws, name, planned(template, function, parameters))
-            if fifo:
-                changed.append(f"  {' and '.join(fifo)} would be replaced.\n    {REPLACED}")
-            if changed and (messages := held(aws, name, mappings)):
+            if (changed or fifo) and (messages := held(aws, name, mappings)):
                 settings = True
                 lines += [f"make deploy: {name} would treat messages in its queues differently.", *changed, *messages]
     if settings:

@@ -192,6 +192,7 @@ class BeforeDeploy(unittest.TestCase):
             ({"IDEMPOTENCY_FINGERPRINT": "off"}, "IDEMPOTENCY_FINGERPRINT is 'body', and would be 'off'"),
             ({"IDEMPOTENCY_ATTRIBUTES": "id=PK"}, "IDEMPOTENCY_ATTRIBUTES is '', and would be 'id=PK'"),
             ({"IDEMPOTENCY_SORT_KEY": "SK"}, "IDEMPOTENCY_SORT_KEY is '', and would be 'SK'"),
+            ({"PAYMENT_GATEWAY_RECONCILE": "on"}, "PAYMENT_GATEWAY_RECONCILE is 'off', and would be 'on'"),
         ):
             mine = {"Resources": {"Consumer": {"Properties": {"Environment": {"Variables": variables}}}}}
             self.write(overlay.merge(self.template, mine))
@@ -217,6 +218,15 @@ class BeforeDeploy(unittest.TestCase):
     def test_api_key_comes_from_the_secret(self) -> None:
         read = self.cloud.client("lambda").get_function_configuration(FunctionName=f"{STACK}-consumer")
         assert read["Environment"]["Variables"]["PAYMENT_GATEWAY_API_KEY"] == API_KEY
+
+    def test_replaced_queues_stop_though_empty(self) -> None:
+        for url in (self.outputs["QueueUrl"], self.outputs["DeadLetterQueueUrl"]):
+            self.cloud.client("sqs").purge_queue(QueueUrl=url)
+        self.write(merged("fifo"))
+        status, output = self.check()
+        assert status == 1, output
+        assert "OrdersDeadLetterQueue and OrdersQueue would be replaced." in output, output
+        assert "producers that keep the old URL" in output, output
 
     def test_replaced_queues_stop(self) -> None:
         self.write(merged("fifo"))
@@ -356,11 +366,11 @@ class BeforeDeploy(unittest.TestCase):
         assert "the parameters have no closing quotation" in output, output
 
     def test_defaults_are_those_of_the_consumer(self) -> None:
-        table = (ROOT / "crates/sqs-once/src/settings/variables/table.rs").read_text()
+        page = (ROOT / "docs/settings.md").read_text()
         for setting, (default, _) in before_deploy.SETTINGS.items():
-            row = re.search(rf'^    {setting}(?: \(.*\))?: \w+, "(.*?)"', table, re.MULTILINE)
+            row = re.search(rf"^\| `{setting}` \| (?:`(.*?)`)?", page, re.MULTILINE)
             assert row, setting
-            assert row[1] == default, setting
+            assert (row[1] or "") == default, setting
 
 
 def main() -> int:

@@ -182,9 +182,11 @@ fn alarm_email_subscribes_to_the_topic() {
 }
 
 #[test]
-fn output_says_that_alarms_of_a_relay_notify_nobody() {
-    for relay in ["outbox", "outbox_postgres"] {
-        let template = read(&format!("examples/{relay}.template.yaml"));
+fn output_says_that_alarms_notify_nobody() {
+    let relays =
+        ["outbox", "outbox_postgres"].map(|relay| format!("examples/{relay}.template.yaml"));
+    for template in relays.iter().map(String::as_str).chain([CONSUMER]) {
+        let template = read(template);
         let output = &template["Outputs"]["AlarmNotifications"]["Value"];
         assert!(
             met(output, &[])
