@@ -163,7 +163,7 @@ impl DryRun {
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let consumer = settings(&[]).once(Ok(handler_fn(send))).await?;
-    /// let consumer = consumer.look_up(look_up_fn(sent), std::time::Duration::from_secs(30));
+    /// let consumer = consumer.key_by(|mail: String| [mail]).look_up(look_up_fn(sent), std::time::Duration::from_secs(30));
     /// let dry_run = DryRun::new();
     /// dry_run.interrupted();
     /// let outcome = dry_run.run_in(&consumer, Message::new("m-1", &"to Ada")).await;
