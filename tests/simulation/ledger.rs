@@ -222,17 +222,28 @@ pub enum Event {
         id: String,
         name: String,
         group: String,
+        body: String,
         stamp: Duration,
     },
     /// The target took an event of the relay, or its dead-letter queue did, with this reason.
     Relayed {
         id: String,
+        name: String,
+        body: String,
         group: Option<String>,
         dead: Option<String>,
     },
     /// A queue did not take an event.
     EventRefused {
         id: String,
+    },
+    /// The target throttled the call with an event, or the event's entry.
+    EventThrottled {
+        id: String,
+    },
+    /// The mapping lost its place in the stream. It reads the records of a batch again, and cuts them otherwise.
+    ReadAgain {
+        batch: usize,
     },
     /// What the consumer counted in an invocation, and how many values its metrics with several values had.
     Metrics {

@@ -281,10 +281,11 @@ impl Kind {
 pub struct Rates {
     /// Of a request to the table or the gateway.
     pub request_lost: f64,
+    /// Also of an invocation of the relay, and of its mapping's place in the stream.
     pub answer_lost: f64,
     pub doubled: f64,
     pub late: f64,
-    /// Of a request to the table.
+    /// Of a request to the table, and of a call to the target of events.
     pub throttled: f64,
     pub server_error: f64,
     /// Of a request to the gateway.

@@ -75,7 +75,25 @@ fn answer(world: &World, operation: &str, body: &Value) -> (u16, Value) {
         }
         "SendMessageBatch" => {
             let queue = body["QueueUrl"].as_str().unwrap_or_default();
-            of_entries(entries, |entry| take(world, queue, entry))
+            // A target that is out may throttle, for longer than an event may fail.
+            let throttles = || {
+                world.strikes(world.plan.rates.throttled)
+                    || world.is_out(Service::Target) && world.dice().chance(0.5)
+            };
+            let is_throttled = queue != url(DEAD_EVENTS) && throttles();
+            if is_throttled && world.dice().chance(0.5) {
+                entries
+                    .iter()
+                    .for_each(|entry| note_throttled(world, entry));
+                return (400, json!({"__type": "com.amazonaws.sqs#RequestThrottled"}));
+            }
+            of_entries(entries, |entry| {
+                if is_throttled && world.dice().chance(0.5) {
+                    note_throttled(world, entry);
+                    return Err("RequestThrottled");
+                }
+                take(world, queue, entry)
+            })
         }
         _ => {
             return (
@@ -107,6 +125,13 @@ fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
     Ok(())
 }
 
+fn note_throttled(world: &World, entry: &Value) {
+    let id = attributes(entry).remove("idempotencyKey");
+    world.note(Event::EventThrottled {
+        id: id.unwrap_or_default(),
+    });
+}
+
 /// Takes an event from the relay.
 fn take(world: &World, queue: &str, entry: &Value) -> Result<(), &'static str> {
     let mut texts = attributes(entry);
@@ -128,6 +153,8 @@ fn take(world: &World, queue: &str, entry: &Value) -> Result<(), &'static str> {
     }
     world.note(Event::Relayed {
         id,
+        name: texts.remove("eventName").unwrap_or_default(),
+        body: entry["MessageBody"].as_str().unwrap_or_default().to_owned(),
         group: in_group.or(texts.remove("eventGroup")),
         dead: texts.remove("SqsOnceReason").filter(|_| is_dead),
     });

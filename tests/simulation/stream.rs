@@ -49,9 +49,9 @@ pub fn events(key: &str) -> Vec<(&'static str, String)> {
 
 /// Publishes the events of a key's operation.
 pub fn publish<O>(done: Done<O>, key: &str) -> Done<O> {
-    let published = |(name, group)| Publication::new(name, &key).group(group);
-    events(key)
-        .into_iter()
+    let published = |(n, (name, group))| Publication::new(name, &(key, n)).group(group);
+    (0..)
+        .zip(events(key))
         .map(published)
         .fold(done, Done::publish)
 }
@@ -81,6 +81,7 @@ impl Stream {
                 id,
                 name: text(event, "name"),
                 group: text(item, "group"),
+                body: text(event, "body"),
                 stamp: EPOCH.until(Timestamp::from_millis(millis)),
             });
         }
@@ -128,19 +129,31 @@ impl Stream {
         }
     }
 
+    /// Puts records that were read back at the head.
+    fn put_back(&self, batch: Vec<Value>) {
+        let mut records = self.records();
+        batch
+            .into_iter()
+            .rev()
+            .for_each(|record| records.push_front(record));
+    }
+
     fn records(&self) -> MutexGuard<'_, VecDeque<Value>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Invokes the relay until the stream is closed and read. A batch that failed comes again, from the record on that the
-/// response names (*AWS Lambda Developer Guide*, "Configuring partial batch response with DynamoDB and Lambda").
+/// response names (*AWS Lambda Developer Guide*, "Configuring partial batch response with DynamoDB and Lambda"). Any batch
+/// may come again, with other records of the stream beside it.
 pub async fn relay(world: &Arc<World>, until: Instant) {
     let Some(outbox) = world.plan.outbox else {
         return;
     };
     let slot = Slot::new(world, start);
-    while let Some(mut batch) = world.stream.read(outbox.batch, until).await {
+    let mut most = outbox.batch;
+    while let Some(mut batch) = world.stream.read(most, until).await {
+        most = outbox.batch;
         let mut pause = Pause::default();
         while !batch.is_empty() {
             let number = world.next_batch();
@@ -148,6 +161,12 @@ pub async fn relay(world: &Arc<World>, until: Instant) {
                 return;
             }
             let done = invoke(world, &slot, number, &batch).await;
+            if world.strikes(world.plan.rates.answer_lost) {
+                world.note(Event::ReadAgain { batch: number });
+                most = 1 + world.dice().below(outbox.batch);
+                world.stream.put_back(batch);
+                break;
+            }
             batch.drain(..done.unwrap_or(0));
             if !batch.is_empty() {
                 pause.wait().await;
@@ -159,6 +178,11 @@ pub async fn relay(world: &Arc<World>, until: Instant) {
 /// Invokes the relay with a batch. Returns how many records at its head need not come again.
 async fn invoke(world: &World, slot: &Slot, number: usize, batch: &[Value]) -> Option<usize> {
     let answer = slot.invoke(number, event(batch)).await?;
+    // The process lives on, and knows nothing of it.
+    if world.strikes(world.plan.rates.answer_lost) {
+        world.note(Event::InvocationLost { batch: number });
+        return None;
+    }
     let failed = failed(&answer.response);
     let place = |failed: &str| {
         let mut records = batch.iter();

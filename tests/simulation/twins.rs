@@ -7,7 +7,7 @@ use simulation::{flaws, plan::Plan, run, silence_handlers};
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 45] = [
+const FOUND: [(&str, u64, &str); 47] = [
     ("a body that S3 refuses is invalid", 4, "order of a group"),
     (
         "a commit leaves out its events",
@@ -93,6 +93,11 @@ const FOUND: [(&str, u64, &str); 45] = [
     ),
     ("a suspect does not rest", 5, "P7 a suspect rests"),
     (
+        "a throttled event is given up",
+        646,
+        "a dead event has a cause",
+    ),
+    (
         "a throttled statement was applied",
         440,
         "P3 told of earlier attempts",
@@ -150,6 +155,11 @@ const FOUND: [(&str, u64, &str); 45] = [
         "charged once, by looking up",
     ),
     ("nothing is looked up", 30, "charged once, by looking up"),
+    (
+        "the bodies of a call are swapped",
+        7,
+        "an event is sent as it was published",
+    ),
     ("the deadline is a second late", 4, "P7 answer in time"),
     ("the handler is not told", 0, "P3 told of earlier attempts"),
     (

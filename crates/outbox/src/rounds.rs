@@ -67,7 +67,7 @@ impl Run {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);
         (is_old || flawed("a failed event is given up at once"))
-            && !is_throttled(why)
+            && (!is_throttled(why) || flawed("a throttled event is given up"))
             && why != EARLIER_SILENCE
     }
 }

@@ -162,9 +162,14 @@ impl Sender {
     ) -> Result<Vec<Sent>, Sent> {
         let entries = parcels.iter().enumerate().map(|(index, parcel)| {
             let event = parcel.event;
+            let body = if flawed("the bodies of a call are swapped") {
+                &parcels[parcels.len() - 1 - index].event.body
+            } else {
+                &event.body
+            };
             let mut entry = SendMessageBatchRequestEntry::builder()
                 .id(index.to_string())
-                .message_body(&event.body);
+                .message_body(body);
             for (name, value) in attributes(*parcel) {
                 let value = SqsAttribute::builder()
                     .data_type("String")

@@ -58,6 +58,7 @@ pub const CHECKS: &[&str] = &[
     "order of a group",
     "events commit with their record",
     "a sent event was committed",
+    "an event is sent as it was published",
     "a dead event has a cause",
     "order of a group's events",
     "every event is sent",
@@ -84,6 +85,8 @@ pub const CHECKS: &[&str] = &[
     "fault: an old receipt deletes nothing",
     "fault: a copy is refused",
     "fault: an event is refused",
+    "fault: an event is throttled",
+    "fault: a batch of events is read again",
     "fault: an event is given up",
     "fault: receives are used up",
     "wire: writes in one request",
@@ -115,6 +118,8 @@ fn fault(event: &Event) -> Option<&'static str> {
         Event::NotDeleted { .. } => "fault: an old receipt deletes nothing",
         Event::CopyRefused { .. } => "fault: a copy is refused",
         Event::EventRefused { .. } => "fault: an event is refused",
+        Event::EventThrottled { .. } => "fault: an event is throttled",
+        Event::ReadAgain { .. } => "fault: a batch of events is read again",
         Event::Relayed {
             dead: Some(reason), ..
         } if reason != "NoTarget" => "fault: an event is given up",

@@ -30,6 +30,7 @@ struct Operation {
 struct OfEvent {
     name: String,
     group: String,
+    body: String,
     /// Time in the first item of the event.
     stamp: Duration,
     /// When it was last published, and last taken by its target or the dead-letter queue.
@@ -45,6 +46,7 @@ impl Outbox {
                 id,
                 name,
                 group,
+                body,
                 stamp,
             } => {
                 let operation = self.operations.entry(key.clone()).or_default();
@@ -56,6 +58,7 @@ impl Outbox {
                     OfEvent {
                         name: name.clone(),
                         group: group.clone(),
+                        body: body.clone(),
                         stamp: *stamp,
                         published: at,
                         taken: None,
@@ -86,7 +89,21 @@ impl Outbox {
             Event::Deleted { key } | Event::Forgotten { key } => {
                 self.operations.remove(key);
             }
-            Event::Relayed { id, group, dead } => {
+            Event::Relayed {
+                id,
+                name,
+                body,
+                group,
+                dead,
+            } => {
+                if let Some(of) = self.events.get(id) {
+                    bench.check(
+                        "an event is sent as it was published",
+                        (name, body) == (&of.name, &of.body),
+                        &[id],
+                        || format!("{id} was sent as {name} with {body}, and not {}", of.body),
+                    );
+                }
                 self.relayed(at, (id, group.as_ref()), dead.as_deref(), bench);
             }
             _ => {}
@@ -111,6 +128,8 @@ impl Outbox {
         let holds = match dead {
             None => has_target,
             Some("NoTarget") => !has_target,
+            // The target works.
+            Some("RequestThrottled") => false,
             Some(_) => has_target && is_old,
         };
         bench.check("a dead event has a cause", holds, &[id], || {
