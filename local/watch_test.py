@@ -103,7 +103,7 @@ class PlainWatch(unittest.TestCase):
         with self.watch(AWS_EC2_METADATA_DISABLED="false") as (watch, invoke):
             assert self.answer(invoke, NEW_ORDERS) == {"batchItemFailures": []}
             warning = watch.line("records are in memory")
-            assert "make dev" in warning
+            assert "no record survives a restart" in warning
             watch.no_line("IMDS")  # a request that takes seconds on a machine outside AWS
             assert watch.outcomes(3) == THREE
             assert self.answer(invoke, NEW_ORDERS) == {"batchItemFailures": []}
