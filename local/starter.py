@@ -125,7 +125,7 @@ def check_deployment(cloud: MiniStack, project: Path) -> None:
 
 def check_own_template() -> None:
     """`make dev` of this checkout finds the table and the variables of the shipped template."""
-    found = ('"$IDEMPOTENCY_TABLE_NAME" != ""', '"$CONSUMER_CONCURRENCY" = auto', '"$PAYMENT_GATEWAY_URL" = sandbox')
+    found = ('"$IDEMPOTENCY_TABLE_NAME" != ""', '"$CONSUMER_ENVELOPE" = none', '"$PAYMENT_GATEWAY_URL" = sandbox')
     test = " && ".join(f"test {condition}" for condition in found)
     run = ("python", "local/dev.py", "run", "consumer", "--", "sh", "-c", test)
     command("env", "PAYMENT_GATEWAY_URL=sandbox", *run, cwd=ROOT, tools=True)
