@@ -65,8 +65,11 @@ const CONNECT_TIMEOUT_OF_SDK: Duration = Duration::from_millis(3100);
 /// Adds to a configuration what [`config`] has and the SDK's defaults lack: time limits, quick retries, and the HTTP client
 /// that drops rested connections. What the configuration sets itself stays.
 pub(crate) fn completed(config: SdkConfig) -> SdkConfig {
-    let (limits, set) = (timeouts(), config.timeout_config());
-    let set = set.cloned().unwrap_or_else(TimeoutConfig::disabled);
+    let limits = timeouts();
+    let set = config
+        .timeout_config()
+        .cloned()
+        .unwrap_or_else(TimeoutConfig::disabled);
     let connect = set
         .connect_timeout()
         .filter(|time| *time != CONNECT_TIMEOUT_OF_SDK);
@@ -83,9 +86,8 @@ pub(crate) fn completed(config: SdkConfig) -> SdkConfig {
         .retry_config()
         .is_none_or(|set| *set == RetryConfig::standard());
     let has_protection = config.stalled_stream_protection().is_some();
-    let is_thawed =
-        config.http_client().is_none() && connect.is_none() && set.read_timeout().is_none();
     let has_client = config.http_client().is_some();
+    let is_thawed = !has_client && connect.is_none() && set.read_timeout().is_none();
     let mut completed = config.into_builder();
     completed.set_timeout_config(Some(completed_limits.build()));
     if retries_are_defaults {

@@ -132,8 +132,9 @@ impl<S: Store, F> Wrapped<'_, S, F> {
     {
         let once = self.once;
         let deadline = Deadline::after(once.records.now(), time, RESERVE);
-        let request_id = self.request_id;
-        let request_id = request_id.unwrap_or_else(|| Owner::fresh().as_str().to_owned());
+        let request_id = self
+            .request_id
+            .unwrap_or_else(|| Owner::fresh().as_str().to_owned());
         let delivery = Delivery::new(request_id);
         let operation = Operation::new(self.key, self.fingerprint, delivery, deadline);
         let (function, fresh) = (self.function, Mutex::new(None));
