@@ -16,7 +16,7 @@ const DEAD_LETTERS: &str = OUTBOX_DEAD_LETTER_QUEUE_URL.name;
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
-/// | `OUTBOX_TARGETS` | required by a relay | pairs `NAME=TARGET`, separated by commas. A target is the URL of an SQS queue, or the ARN of an SNS topic or an event bus. `*` stands for all other names |
+/// | `OUTBOX_TARGETS` | required by a relay | pairs `NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or event bus. `*` stands for all other names |
 /// | `OUTBOX_DEAD_LETTER_QUEUE_URL` | required by a relay | URL of the queue for events that their target rejects |
 /// | `OUTBOX_EVENT_SOURCE` | the function's name | `source` of events on EventBridge |
 ///

@@ -71,28 +71,28 @@ use crate::{
 /// | --- | --- | --- |
 /// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table for the records. Without it, `once` runs only under `cargo lambda watch`, with records in memory |
 /// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | attribute names, such as `id=PK,expires_at=ttl`, that replace the default names |
-/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK`: the sort key `SK` holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: the same, in the partition `TEXT` |
-/// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key, such as `payments`. Never change it (every message would be a new operation), and never share it between consumers |
-/// | `IDEMPOTENCY_KEY` | `message-id` | what names an operation: `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME`, `deduplication-id` or `message-id`. Choose one: with `message-id`, a message that is sent twice runs twice |
-/// | `CONSUMER_ENVELOPE` | `none` | `auto` unwraps what SNS, EventBridge or S3 put around a message, before the consumer looks for the key |
-/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body to read from S3; a message with a larger body fails permanently. All bodies together take at most 20 MiB of memory |
-/// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, such as `orders,invoices`, from which to read bodies of the Amazon SQS Extended Client; needs the feature `s3` |
+/// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK` puts the key into the sort key `SK`, in the partition `idempotency#<namespace>`; `SK=TEXT` does so in the partition `TEXT` |
+/// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key, such as `payments`. Never share it between consumers, and never change it: every message would be a new operation |
+/// | `IDEMPOTENCY_KEY` | `message-id` | what names an operation: `body:/orderId`, `attribute:NAME`, `deduplication-id` or `message-id` (choose one). With `message-id`, a message that is sent twice runs twice |
+/// | `CONSUMER_ENVELOPE` | `none` | `auto` unwraps what SNS, EventBridge or S3 put around a message |
+/// | `CONSUMER_MAX_BODY_BYTES` | `2097152` | largest body to read from S3; a message with a larger one fails permanently. Each MiB needs 31 MB of memory |
+/// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, such as `orders,invoices`, from which to read large bodies; needs the feature `s3` |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off` |
-/// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record, or the key on an item, is kept. Must be longer than a message can spend in the queue (4 days in the template) and the dead-letter queue (14 days) together |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | what happens to a message that is sent after a permanent failure under its key: `retry` runs it, `replay` answers it with the stored error |
+/// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record, or the key on an item, is kept. Must exceed the retention of the queue and the dead-letter queue together |
+/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | what happens to a message sent after a permanent failure under its key: `retry` runs it, `replay` fails it with the stored error |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB |
-/// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | claims and completions of concurrent messages share requests; needs `dynamodb:PartiQLInsert` and `PartiQLUpdate` |
+/// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | concurrent claims and completions share requests; needs `dynamodb:PartiQLInsert` and `PartiQLUpdate` |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table for the events that handlers publish |
-/// | `CONSUMER_CONCURRENCY` | `auto` | how many handlers of a batch run at a time. `auto` is 10; in claim mode with outputs in the record, it is as many as fit into the memory, from 10 to 100 (42 small messages with 128 MB, 100 with 256 MB or more) |
-/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | with less time left, a message isn't started. Better set it in code with `set_default`, because the handler knows how long it can run. A value above the function's timeout (with several invocations per process, above half of it) fails every invocation |
+/// | `CONSUMER_CONCURRENCY` | `auto` | how many handlers of a batch run at a time. `auto` is 10; in claim mode without a result bucket, 10 to 100, as memory allows |
+/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | with less time left, a message isn't started. A value above the function's timeout (half of it, with several invocations per process) fails every invocation |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` keeps the queue's own timeout |
-/// | `CONSUMER_BACKOFF_BASE` | `10s` | backoff after the first receive; it doubles with each further receive. Half of it is random, so the first backoff is 5 to 10 seconds |
+/// | `CONSUMER_BACKOFF_BASE` | `10s` | backoff after the first receive; it doubles with each further one. Half of it is random: the first backoff is 5 to 10 seconds |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest backoff, at most `11h 30m`. The template derives it from the function's timeout |
-/// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | copies a message that failed permanently to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error |
-/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | what happens to the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed |
-/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 failures in a row, for at least 10 keys, messages return without a claim until a probe succeeds (circuit breaker) |
-/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the downstream system remembers a call key. If an attempt has been open for longer, the message fails permanently instead of running again, unless there is a lookup. `off` if the system never forgets |
-/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message whose handler may have been running runs alone, and rests after each further death |
+/// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | copies a permanently failed message to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error |
+/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed |
+/// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 failures in a row, for at least 10 keys, messages return without a claim until a probe succeeds |
+/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the downstream system remembers a call key (`off`: forever). If an attempt has been open for longer, the message fails permanently, unless there is a lookup |
+/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message that may have caused it runs alone, and rests after each further death |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.

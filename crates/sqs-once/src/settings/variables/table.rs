@@ -109,34 +109,34 @@ settings! {
     "DynamoDB table for the records. Without it, `once` runs only under `cargo lambda watch`, with records [in memory](local-testing.md#cargo-lambda-alone)"
 
     IDEMPOTENCY_NAMESPACE: Consumer, "", "required";
-    "first part of every key, such as `payments`. Never change it (every message would be a new operation), and never share it between consumers"
+    "first part of every key, such as `payments`. Never share it between consumers, and never change it: every message would be a new operation"
 
     IDEMPOTENCY_KEY (key: KeySource = str::parse): Consumer, "message-id";
-    "what names an operation: `body:/orderId`, `body:/tenant,/orderId`, `attribute:NAME`, `deduplication-id` or `message-id`. [Choose one](keys.md): with `message-id`, a message that is sent twice runs twice"
+    "what names an operation: `body:/orderId`, `attribute:NAME`, `deduplication-id` or `message-id` ([choose one](keys.md)). With `message-id`, a message that is sent twice runs twice"
 
     CONSUMER_ENVELOPE (envelope: Envelope = str::parse): Consumer, "none";
-    "`auto` [unwraps](handlers.md#envelopes) what SNS, EventBridge or S3 put around a message, before the consumer looks for the key"
+    "`auto` [unwraps](handlers.md#envelopes) what SNS, EventBridge or S3 put around a message"
 
     CONSUMER_MAX_BODY_BYTES (max_body_bytes: NonZeroU32 = bytes): Consumer, "2097152";
-    "largest body to read from S3; a message with a larger body fails permanently. All bodies together take at most 20 MiB of [memory](large-messages.md#memory)"
+    "largest body to read from S3; a message with a larger one fails permanently. Each MiB needs 31 MB of [memory](large-messages.md#memory)"
 
     CONSUMER_S3_BUCKETS (s3_buckets: Vec<String> = of_s3(buckets)): Consumer, "", "not set";
-    "S3 buckets, such as `orders,invoices`, from which to read [bodies](large-messages.md) of the Amazon SQS Extended Client; needs the feature `s3`"
+    "S3 buckets, such as `orders,invoices`, from which to read [large bodies](large-messages.md); needs the feature `s3`"
 
     IDEMPOTENCY_FINGERPRINT (fingerprint: FingerprintSource = str::parse): Consumer, "body", "; not used by `item_mode`";
     "what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off`"
 
     IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "20d";
-    "how long a record, or the key on an item, is kept. Must be longer than a message can spend in the queue (4 days in the template) and the dead-letter queue (14 days) together"
+    "how long a record, or the key on an item, is kept. Must exceed the retention of the queue and the dead-letter queue together"
 
     IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "retry", "; not used by `item_mode`";
-    "what happens to a message that is sent after a permanent failure under its key: `retry` runs it, `replay` answers it with the stored error"
+    "what happens to a message sent after a permanent failure under its key: `retry` runs it, `replay` fails it with the stored error"
 
     IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB"
 
     IDEMPOTENCY_BATCHED_WRITES: Consumer, "on", "; in claim mode only";
-    "claims and completions of concurrent messages [share requests](sizing.md#batched-writes); needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`"
+    "concurrent claims and completions [share requests](sizing.md#batched-writes); needs `dynamodb:PartiQLInsert` and `PartiQLUpdate`"
 
     OUTBOX_TABLE_NAME (outbox: Option<String> = text): Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
     "DynamoDB table for the [events](outbox.md) that handlers publish"
@@ -145,43 +145,43 @@ settings! {
     "attribute names, such as `id=PK,expires_at=ttl`, that replace the [default names](protocol.md#record)"
 
     IDEMPOTENCY_SORT_KEY: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
-    "`SK`: the sort key `SK` holds the key, in the partition `idempotency#<namespace>`; `SK=TEXT`: the same, in the partition `TEXT`"
+    "`SK` puts the key into the sort key `SK`, in the partition `idempotency#<namespace>`; `SK=TEXT` does so in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "auto";
-    "how many handlers of a batch run at a time. `auto` is 10; in claim mode with outputs in the record, it is as many as fit into the memory, from 10 to 100 (42 small messages with 128 MB, 100 with 256 MB or more)"
+    "how many handlers of a batch run at a time. `auto` is 10; in claim mode without a result bucket, 10 to 100, as memory allows"
 
     CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "0s";
-    "with less time left, a message isn't started. Better set it in code with `set_default`, because the handler knows how long it can run. A value above the function's timeout (with several invocations per process, above half of it) fails every invocation"
+    "with less time left, a message isn't started. A value above the function's timeout (half of it, with several invocations per process) fails every invocation"
 
     CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "continue";
-    "what happens to the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed"
+    "the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed"
 
     CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "on", "; in claim mode only";
-    "after a crash, each message whose handler may have been running [runs alone](operations.md#isolation-after-a-crash), and rests after each further death"
+    "after a crash, each message that may have caused it [runs alone](operations.md#isolation-after-a-crash), and rests after each further death"
 
     CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";
-    "how long the downstream system remembers a [call key](keys.md#call-keys). If an attempt has been open for longer, the message fails permanently instead of running again, unless there is a lookup. `off` if the system never forgets"
+    "how long the downstream system remembers a [call key](keys.md#call-keys) (`off`: forever). If an attempt has been open for longer, the message fails permanently, unless there is a lookup"
 
     CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "on";
-    "after 20 failures in a row, for at least 10 keys, messages return without a claim until a probe succeeds ([circuit breaker](operations.md#the-circuit-breaker))"
+    "after 20 failures in a row, for at least 10 keys, messages return without a claim until [a probe succeeds](operations.md#the-circuit-breaker)"
 
     CONSUMER_VISIBILITY (visibility: bool = on_or_off): Consumer, "on";
     "sets the visibility timeout of each failed message; `off` keeps the queue's own timeout"
 
     CONSUMER_BACKOFF_BASE (backoff_base: Duration = backoff): Consumer, "10s";
-    "backoff after the first receive; it doubles with each further receive. Half of it is random, so the first backoff is 5 to 10 seconds"
+    "backoff after the first receive; it doubles with each further one. Half of it is random: the first backoff is 5 to 10 seconds"
 
     CONSUMER_BACKOFF_CAP (backoff_cap: Duration = backoff): Consumer, "15m";
     "longest backoff, at most `11h 30m`. The template [derives it](operations.md#outages-that-messages-survive) from the function's timeout"
 
     CONSUMER_DIRECT_DEAD_LETTERING (dead_letter: bool = on_or_off): Consumer, "on";
-    "copies a message that failed permanently to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error"
+    "copies a permanently failed message to [the dead-letter queue](operations.md#direct-dead-lettering) after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error"
 
     CONSUMER_METRICS: Consumer, "on";
     "adds [metrics](telemetry.md#metrics) to the log line of each batch"
 
     OUTBOX_TARGETS: Relay, "", "required by a relay";
-    "pairs `NAME=TARGET`, separated by commas. A target is the URL of an SQS queue, or the ARN of an SNS topic or an event bus. `*` stands for all other names"
+    "pairs `NAME=TARGET`, separated by commas: the URL of an SQS queue, or the ARN of an SNS topic or event bus. `*` stands for all other names"
 
     OUTBOX_DEAD_LETTER_QUEUE_URL: Relay, "", "required by a relay";
     "URL of the queue for events that their target rejects"
