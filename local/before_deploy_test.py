@@ -35,7 +35,7 @@ NEW_KEY = "IdempotencyKey=body:/tenant,/orderId"
 CHANGED = "IDEMPOTENCY_KEY is 'body:/orderId', and would be 'body:/tenant,/orderId'"
 
 
-OVERLAYS = ("fifo", "large-batches", "s3-bodies", "vpc")
+OVERLAYS = ("dashboard", "fifo", "large-batches", "s3-bodies", "vpc")
 # The required parameters of overlays.
 OF_OVERLAYS = {
     "BodiesBucket": ("s3-bodies", "order-bodies"),

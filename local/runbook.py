@@ -87,8 +87,10 @@ def blocks(page: str) -> list[Block]:
 
 def missing_sections(page: str) -> list[str]:
     """Alarms and outcomes without a section, sections without one, and alarms that do not name theirs."""
-    template = yaml.load((ROOT / "template.yaml").read_text(), Loader=Template)
-    resources = template["Resources"].items()
+    template, overlay = (
+        yaml.load((ROOT / file).read_text(), Loader=Template) for file in ("template.yaml", "overlays/dashboard.yaml")
+    )
+    resources = (template["Resources"] | overlay["Resources"]).items()
     alarms = {name: r["Properties"] for name, r in resources if r["Type"] == "AWS::CloudWatch::Alarm"}
     table = (ROOT / "docs" / "telemetry.md").read_text()
     outcomes = re.findall(r"^\| \[`(\w+)`\]\(runbook\.md#\1\) \|", table, re.MULTILINE)

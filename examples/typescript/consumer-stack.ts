@@ -149,18 +149,14 @@ class ConsumerStack extends Stack {
       alarmDescription: "An invocation crashed, timed out, or found DynamoDB unavailable for its whole batch",
     });
 
-    // The consumer's own metrics, with the minutes that begin an alarm, of how many. They are those of template.yaml. An outage
-    // of the called system begins OldestMessageAge and RetryableFailures: SQS leaves messages that were received three times
-    // out of its own age.
+    // The consumer's own metrics, with the minutes that begin an alarm, of how many. They are those of template.yaml. In an
+    // outage of the downstream system, only OldestMessageAge grows: SQS's own age leaves out messages received three times.
     const own: Record<string, { threshold?: number; statistic?: string; minutes?: [number, number] }> = {
-      CircuitOpen: { minutes: [1, 5] },
       CompletionsUnrecorded: {},
-      Crashed: {},
       DeadLettersNotSent: { minutes: [1, 20] },
       DuplicatesOfOtherQueue: {},
       LeasesLost: {},
       OldestMessageAge: { threshold: 300, statistic: "Maximum", minutes: [1, 20] },
-      RetryableFailures: { minutes: [3, 5] },
       StoreUnavailable: { minutes: [3, 5] },
     };
     for (const [metricName, { threshold = 0, statistic = "Sum", minutes = [1, 1] }] of Object.entries(own)) {

@@ -192,7 +192,7 @@ fn cdk_stack_repeats_alarms_on_consumer_metrics() {
         })
         .collect();
     assert_eq!(alarms, alarms_of_template());
-    assert_eq!(alarms.len(), 9);
+    assert_eq!(alarms.len(), 6);
     assert!(text.contains("metrics: [lambda.MetricType.EVENT_COUNT]"));
     // As in the template, the end of an alarm of one event notifies nobody.
     assert!(text.contains("if (!ofEvent) made.addOkAction("));

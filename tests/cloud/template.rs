@@ -6,8 +6,8 @@ use regex_lite::Regex;
 use serde_json::{Value, json};
 
 use support::template::{
-    CONSUMER, FIFO, LARGE_BATCHES, OWN_TABLE, S3_BODIES, STARTER, Template, VPC, consumer_may,
-    function_may, is_assumed_by, list, met, of_type, read, root, statements,
+    CONSUMER, DASHBOARD, FIFO, LARGE_BATCHES, OWN_TABLE, S3_BODIES, STARTER, Template, VPC,
+    consumer_may, function_may, is_assumed_by, list, met, of_type, read, root, statements,
 };
 
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
@@ -126,8 +126,17 @@ fn s3_overlay_adds_only_reads_of_own_bucket() {
 #[test]
 fn overlays_change_or_add_resources() {
     let template = read(CONSUMER);
+    let early = [
+        "CircuitOpen",
+        "CrashedMessages",
+        "Dashboard",
+        "InFlightNearLimit",
+        "RetryableFailures",
+        "TableThrottles",
+    ];
     for (path, added) in [
-        (FIFO, &[][..]),
+        (DASHBOARD, &early[..]),
+        (FIFO, &[]),
         (LARGE_BATCHES, &[]),
         (S3_BODIES, &["BodiesInS3"]),
         (VPC, &["NetworkInterfaces"]),

@@ -213,6 +213,7 @@ impl Template {
 pub const CONSUMER: &str = "template.yaml";
 
 /// Its overlays.
+pub const DASHBOARD: &str = "overlays/dashboard.yaml";
 pub const FIFO: &str = "overlays/fifo.yaml";
 pub const LARGE_BATCHES: &str = "overlays/large-batches.yaml";
 pub const S3_BODIES: &str = "overlays/s3-bodies.yaml";
@@ -228,6 +229,16 @@ pub fn list(value: &Value) -> Vec<&Value> {
         Value::Array(items) => items.iter().collect(),
         one => vec![one],
     }
+}
+
+/// The consumer's template with the alarms and the dashboard of an overlay.
+pub fn with_dashboard() -> Value {
+    let (mut template, mut overlay) = (read(CONSUMER), read(DASHBOARD));
+    for part in ["Resources", "Outputs"] {
+        let added = overlay[part].as_object_mut().unwrap();
+        template[part].as_object_mut().unwrap().append(added);
+    }
+    template
 }
 
 pub fn of_type<'a>(template: &'a Value, kind: &str) -> Vec<(&'a str, &'a Value)> {
