@@ -35,7 +35,6 @@ fn variables(template: &Value) -> Value {
 /// Pages and rustdoc with rows of settings. `WRITE_DOCS=1` writes the rows of the table there.
 const DOCUMENTED: [&str; 4] = [
     "docs/settings.md",
-    "docs/outbox.md",
     "crates/sqs-once/src/settings/mod.rs",
     "crates/outbox/src/settings.rs",
 ];
