@@ -206,6 +206,8 @@ impl<S: Store> Once<S> {
     }
 
     /// Takes what was claimed. A message whose process died alone too often does not run.
+    ///
+    /// The rare ends are boxed, so that the future of every other message is smaller.
     async fn held(
         &self,
         operation: &Operation,
@@ -223,13 +225,13 @@ impl<S: Store> Once<S> {
         );
         let held = HeldClaim::new(swap.to, replaced, version);
         if is_crashed && !held.is_counted() {
-            return Err(self.crashed(operation, &held, false).await);
+            return Err(Box::pin(self.crashed(operation, &held, false)).await);
         }
         // A look-up does not ask by the call key.
         if operation.quarantine.is_none()
             && let Some(since) = held.open_too_long(self.call_key_lifetime)
         {
-            return Err(self.too_old(operation, &held, since).await);
+            return Err(Box::pin(self.too_old(operation, &held, since)).await);
         }
         if held.is_counted() {
             tracing::warn!(

@@ -382,9 +382,13 @@ impl Suspect {
 }
 
 /// Catches a panic. A key function is user code too.
-async fn caught(run: impl Future<Output = Result<Outcome, Stop>>) -> Result<Outcome, Stop> {
-    let ran = AssertUnwindSafe(run).catch_unwind().await;
-    ran.unwrap_or(Ok(Outcome::Panicked))
+///
+/// This is not an `async fn`, whose future would hold `run` twice.
+fn caught(
+    run: impl Future<Output = Result<Outcome, Stop>>,
+) -> impl Future<Output = Result<Outcome, Stop>> {
+    let ran = AssertUnwindSafe(run).catch_unwind();
+    ran.map(|ran| ran.unwrap_or(Ok(Outcome::Panicked)))
 }
 
 /// What the end of a call says about the called system.

@@ -20,6 +20,17 @@ macro_rules! fields {
         #[non_exhaustive]
         pub enum Field { $($(#[$doc])* $field,)+ }
 
+        impl FromStr for Field {
+            type Err = InvalidValue;
+
+            fn from_str(name: &str) -> Result<Self, InvalidValue> {
+                match name {
+                    $($name => Ok(Self::$field),)+
+                    _ => Err(InvalidValue::new(format!("a record has no attribute `{name}`"))),
+                }
+            }
+        }
+
         impl Field {
             pub(super) const ALL: [Self; [$($name),+].len()] = [$(Self::$field),+];
 
@@ -82,15 +93,6 @@ fields! {
 impl AsRef<str> for Field {
     fn as_ref(&self) -> &str {
         self.native_name()
-    }
-}
-
-impl FromStr for Field {
-    type Err = InvalidValue;
-
-    fn from_str(name: &str) -> Result<Self, InvalidValue> {
-        let field = Self::ALL.into_iter().find(|f| f.native_name() == name);
-        field.ok_or_else(|| InvalidValue::new(format!("a record has no attribute `{name}`")))
     }
 }
 

@@ -1,10 +1,12 @@
 //! [`Layout`]: attribute names and key schema of records in the table.
 
+use std::borrow::Cow;
+
 use super::field::Field;
 use crate::{
     InvalidValue,
-    dynamo::item::{Item, string},
-    protocol::{Fingerprint, key::MAX_KEY_BYTES},
+    dynamo::item::{self as items, Item},
+    protocol::{Fingerprint, key::MAX_KEY_BYTES, record::Value},
 };
 
 /// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
@@ -137,20 +139,24 @@ impl Layout {
 
     /// Returns the primary key of the record with the key `id`.
     pub(super) fn primary_key(&self, id: &str) -> Item {
-        let partition = self.name(Field::Id).to_owned();
-        let Some(sort) = &self.sort else {
-            return Item::from([(partition, string(id))]);
+        items::owned(self.key_attributes(id))
+    }
+
+    /// Returns the attributes of the primary key, the partition key first.
+    pub(super) fn key_attributes<'a>(
+        &'a self,
+        id: &'a str,
+    ) -> impl Iterator<Item = (&'a str, Value<'a>)> {
+        let partition = self.name(Field::Id);
+        let (partition, sort) = match &self.sort {
+            None => ((partition, id.into()), None),
+            Some(sort) => {
+                let key = (partition, sort.partition.as_str().into());
+                (key, Some((sort.name.as_str(), sort_key(id))))
+            }
         };
-        // No other key begins with this marker: see `Key`.
-        let id = if id.len() <= MAX_SORT_KEY_BYTES {
-            id.to_owned()
-        } else {
-            format!("\\sha256:{}", Fingerprint::of(id.as_bytes()))
-        };
-        Item::from([
-            (partition, string(&sort.partition)),
-            (sort.name.clone(), string(id)),
-        ])
+        let both = [Some(partition), sort].into_iter().flatten();
+        both.map(|(name, text)| (name, Value::Text(text)))
     }
 
     /// Returns the sort key's name and the partition key's fixed value, if there is a sort key.
@@ -173,9 +179,20 @@ impl Layout {
     }
 }
 
+/// Returns the sort key of the record with the key `id`: a hash if the key is too long. No other key begins with its
+/// marker: see `Key`.
+fn sort_key(id: &str) -> Cow<'_, str> {
+    if id.len() <= MAX_SORT_KEY_BYTES {
+        id.into()
+    } else {
+        format!("\\sha256:{}", Fingerprint::of(id.as_bytes())).into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dynamo::item::string;
 
     #[test]
     fn sort_key_too_long_is_hashed() {

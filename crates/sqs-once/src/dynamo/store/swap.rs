@@ -1,7 +1,7 @@
 //! [`DynamoStore`] as a store that compares and swaps. Each form of a swap is built in one function: [`Written::of`] for a
 //! single request and a transaction, [`statement`] for a batch.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use aws_sdk_dynamodb::{
     operation::{put_item::PutItemError, update_item::UpdateItemError},
@@ -17,7 +17,9 @@ use crate::{
         item::{self as items, Item},
         write::{put_item, update_item},
     },
-    protocol::{Expect, Key, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Record, Stamp, State, Swap},
+    protocol::{
+        Expect, Key, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Record, Stamp, State, Swap, record::Value,
+    },
     store::{RequestContext, Store, StoreError, Swapped},
 };
 
@@ -35,34 +37,32 @@ const NUMBERS: [&str; 10] = [
     "updated_at",
 ];
 
-/// The attributes of a record by their native names, in order, so that equal swaps are equal requests.
-type Attributes = BTreeMap<String, AttributeValue>;
-
-fn attributes(record: &Record) -> Attributes {
-    #[expect(clippy::expect_used, reason = "a record has text and numbers only")]
-    let item: HashMap<_, _> = serde_dynamo::to_item(record).expect("a record is an item");
-    item.into_iter().collect()
+/// The attributes that a swap over a record sets and removes, by their native names.
+struct Difference<'a> {
+    set: Vec<(&'static str, Value<'a>)>,
+    remove: Vec<&'static str>,
 }
 
-/// The attributes that a swap over a record sets and removes.
-struct Difference {
-    set: Attributes,
-    remove: Vec<String>,
-}
-
-impl Difference {
+impl<'a> Difference<'a> {
     /// An operator's release changes the lease and not the stamp, so the lease is always written.
-    fn of(expected: &Record, to: &Record) -> Self {
-        let before = attributes(expected);
-        let mut set = attributes(to);
-        let remove = before
-            .keys()
-            .filter(|name| !set.contains_key(*name))
-            .cloned();
-        let remove = remove.collect();
-        set.retain(|name, value| name == "lease_until" || before.get(name) != Some(value));
+    fn of(expected: &'a Record, to: &'a Record) -> Self {
+        let before = expected.attributes();
+        let mut set = to.attributes();
+        let names = before.iter().map(|(name, _)| *name);
+        let remove = names
+            .filter(|name| set.iter().all(|(written, _)| written != name))
+            .collect();
+        set.retain(|attribute| attribute.0 == "lease_until" || !before.contains(attribute));
         Self { set, remove }
     }
+}
+
+/// The attributes by which a swap finds the record that it expects.
+fn stamp(stamp: &Stamp) -> [(&'static str, Value<'_>); 2] {
+    [
+        ("owner", Value::Text(stamp.owner.as_str().into())),
+        ("version", Value::Number(stamp.version)),
+    ]
 }
 
 /// The write of a single request or a transaction.
@@ -85,21 +85,17 @@ impl Written {
         for (n, (native, value)) in set.into_iter().enumerate() {
             expression += if n == 0 { "SET " } else { ", " };
             expression += &format!("#{native} = :{native}");
-            values.insert(format!(":{native}"), value);
-            names.insert(format!("#{native}"), layout.named(&native).to_owned());
+            values.insert(format!(":{native}"), value.into());
+            names.insert(format!("#{native}"), layout.named(native).to_owned());
         }
-        for (n, native) in remove.iter().enumerate() {
+        for (n, native) in remove.into_iter().enumerate() {
             expression += if n == 0 { " REMOVE " } else { ", " };
             expression += &format!("#{native}");
             names.insert(format!("#{native}"), layout.named(native).to_owned());
         }
-        let Stamp { owner, version } = &expected.stamp;
-        for (native, value) in [
-            ("owner", items::string(owner.as_str())),
-            ("version", items::number(*version)),
-        ] {
+        for (native, value) in stamp(&expected.stamp) {
             names.insert(format!("#{native}"), layout.named(native).to_owned());
-            values.insert(format!(":expected_{native}"), value);
+            values.insert(format!(":expected_{native}"), value.into());
         }
         let update = Update::builder()
             .table_name(table)
@@ -114,18 +110,33 @@ impl Written {
     }
 }
 
-/// The item of a first record.
-fn item(layout: &Layout, key: &Key, record: &Record) -> Item {
-    let mut item = layout.primary_key(key.as_str());
-    let named = attributes(record).into_iter();
-    item.extend(named.map(|(native, value)| (layout.named(&native).to_owned(), value)));
-    item
+/// The attributes of a first record.
+fn item<'a>(
+    layout: &'a Layout,
+    key: &'a Key,
+    record: &'a Record,
+) -> impl Iterator<Item = (&'a str, Value<'a>)> {
+    let attributes = record.attributes().into_iter();
+    let named = attributes.map(|(native, value)| (layout.named(native), value));
+    layout.key_attributes(key.as_str()).chain(named)
+}
+
+/// Returns an upper bound of the size of these attributes in bytes, by DynamoDB's rules (*Amazon DynamoDB Developer
+/// Guide*, "DynamoDB item sizes and formats").
+///
+/// Names and texts have the size of their UTF-8. For a number we assume 21 bytes, the largest size.
+fn size<'a>(attributes: impl Iterator<Item = (&'a str, Value<'a>)>) -> usize {
+    let bytes = attributes.map(|(name, value)| match value {
+        Value::Text(text) => name.len() + text.len(),
+        Value::Number(_) => name.len() + 21,
+    });
+    bytes.sum()
 }
 
 fn insert(layout: &Layout, table: &str, swap: &Swap) -> Put {
     let put = Put::builder()
         .table_name(table)
-        .set_item(Some(item(layout, &swap.key, &swap.to)))
+        .set_item(Some(items::owned(item(layout, &swap.key, &swap.to))))
         .condition_expression("attribute_not_exists(#id)")
         .expression_attribute_names("#id", layout.named("id"))
         .return_values_on_condition_check_failure(AllOld);
@@ -154,15 +165,14 @@ pub fn statement(layout: &Layout, table: &str, swap: &Swap) -> BatchStatementReq
             text += "INSERT INTO ";
             push_quoted(&mut text, '"', table);
             text += " VALUE ";
-            let item: BTreeMap<_, _> = item(layout, &swap.key, &swap.to).into_iter().collect();
-            for (n, (name, value)) in item.into_iter().enumerate() {
-                text += if n == 0 { "{" } else { ", " };
+            for (n, (name, value)) in item(layout, &swap.key, &swap.to).enumerate() {
+                text.push(if n == 0 { '{' } else { ',' });
                 // Attribute names are keys of a tuple here, so they are string literals.
-                push_quoted(&mut text, '\'', &name);
-                text += ": ?";
-                values.push(value);
+                push_quoted(&mut text, '\'', name);
+                text += ":?";
+                values.push(value.into());
             }
-            text += "}";
+            text.push('}');
         }
         Expect::Unchanged(expected) => {
             let Difference { set, remove } = Difference::of(expected, &swap.to);
@@ -170,33 +180,30 @@ pub fn statement(layout: &Layout, table: &str, swap: &Swap) -> BatchStatementReq
             push_quoted(&mut text, '"', table);
             for (native, value) in set {
                 text += " SET ";
-                push_quoted(&mut text, '"', layout.named(&native));
-                text += " = ?";
-                values.push(value);
+                push_quoted(&mut text, '"', layout.named(native));
+                text += "=?";
+                values.push(value.into());
             }
-            for native in &remove {
+            for native in remove {
                 text += " REMOVE ";
                 push_quoted(&mut text, '"', layout.named(native));
             }
-            let key: BTreeMap<_, _> = layout.primary_key(swap.key.as_str()).into_iter().collect();
-            let Stamp { owner, version } = &expected.stamp;
-            let stamp = [
-                ("owner", items::string(owner.as_str())),
-                ("version", items::number(*version)),
-            ];
-            let stamp = stamp.map(|(native, value)| (layout.named(native).to_owned(), value));
-            for (n, (name, value)) in key.into_iter().chain(stamp).enumerate() {
+            let key = layout.key_attributes(swap.key.as_str());
+            let stamp = stamp(&expected.stamp).map(|(native, value)| (layout.named(native), value));
+            for (n, (name, value)) in key.chain(stamp).enumerate() {
                 text += if n == 0 { " WHERE " } else { " AND " };
-                push_quoted(&mut text, '"', &name);
-                text += " = ?";
-                values.push(value);
+                push_quoted(&mut text, '"', name);
+                text += "=?";
+                values.push(value.into());
             }
         }
     }
+    // The answer to an `INSERT` never has the item.
+    let is_update = matches!(swap.expect, Expect::Unchanged(_));
     let statement = BatchStatementRequest::builder()
         .statement(text)
         .set_parameters(Some(values))
-        .return_values_on_condition_check_failure(AllOld);
+        .set_return_values_on_condition_check_failure(is_update.then_some(AllOld));
     #[expect(clippy::expect_used, reason = "the one required field is set")]
     statement.build().expect("the statement has a text")
 }
@@ -243,7 +250,8 @@ impl Layout {
 impl DynamoStore {
     /// Rejects a record that is too large. A claim must leave room for a result, which must fit once the effect has happened.
     pub(super) fn check_swap(&self, swap: &Swap) -> Result<(), StoreError> {
-        let bytes = items::size(&item(&self.layout, &swap.key, &swap.to));
+        let attributes = item(&self.layout, &swap.key, &swap.to);
+        let bytes = size(attributes);
         let (bytes, limit) = match swap.to.state {
             State::InProgress { .. } => {
                 let error = swap.to.error.as_ref().map_or(0, String::len);
@@ -279,6 +287,8 @@ impl DynamoStore {
     }
 
     /// Swaps in `place`, or in the next free slot.
+    ///
+    /// The SDK's futures have 5 KB and more, which would be a part of each message's future. So they are boxed.
     pub(super) async fn swap_in(
         &self,
         place: Option<Place>,
@@ -287,7 +297,7 @@ impl DynamoStore {
         let _place = self.places.or_take(place, Request::of(swap)).await;
         let (key, action) = (&swap.key, swap.to.action());
         match Written::of(&self.layout, &self.table, swap) {
-            Written::Put(put) => match put_item(&self.writing, put).send().await {
+            Written::Put(put) => match Box::pin(put_item(&self.writing, put).send()).await {
                 Ok(_) => Ok(Swapped::Applied),
                 Err(error) => match error.as_service_error() {
                     Some(PutItemError::ConditionalCheckFailedException(failed)) => {
@@ -296,15 +306,17 @@ impl DynamoStore {
                     _ => Err(self.unavailable(action, "dynamodb:PutItem", key, error)),
                 },
             },
-            Written::Update(update) => match update_item(&self.writing, update).send().await {
-                Ok(_) => Ok(Swapped::Applied),
-                Err(error) => match error.as_service_error() {
-                    Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
-                        Ok(Swapped::Found(self.found(key, failed.item())?))
-                    }
-                    _ => Err(self.unavailable(action, "dynamodb:UpdateItem", key, error)),
-                },
-            },
+            Written::Update(update) => {
+                match Box::pin(update_item(&self.writing, update).send()).await {
+                    Ok(_) => Ok(Swapped::Applied),
+                    Err(error) => match error.as_service_error() {
+                        Some(UpdateItemError::ConditionalCheckFailedException(failed)) => {
+                            Ok(Swapped::Found(self.found(key, failed.item())?))
+                        }
+                        _ => Err(self.unavailable(action, "dynamodb:UpdateItem", key, error)),
+                    },
+                }
+            }
         }
     }
 }
@@ -329,7 +341,7 @@ impl Store for DynamoStore {
             .table_name(&self.table)
             .set_key(Some(self.layout.primary_key(key.as_str())))
             .consistent_read(true);
-        match read.send().await {
+        match Box::pin(read.send()).await {
             Ok(answer) => self.found(key, answer.item()),
             Err(error) => Err(self.unavailable("read", "dynamodb:GetItem", key, error)),
         }
@@ -338,5 +350,17 @@ impl Store for DynamoStore {
     async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
         self.check_swap(swap)?;
         self.swap_in(None, swap).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Computed by hand from the Developer Guide's rules.
+    #[test]
+    fn item_size_matches_dynamodb_count() {
+        let attributes = [("name", Value::Text("é".into())), ("n", Value::Number(7))];
+        assert_eq!(size(attributes.into_iter()), (4 + 2) + (1 + 21));
     }
 }

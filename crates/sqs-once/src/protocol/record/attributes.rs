@@ -9,98 +9,110 @@ use crate::protocol::Fingerprint;
 
 type Text<'a> = Cow<'a, str>;
 
-/// The attributes of a record. One that is `None` or 0 is left out.
-#[derive(Serialize, Deserialize)]
+/// The attributes of a record, as they are read.
+#[derive(Deserialize)]
 pub(super) struct Attributes<'a> {
     status: Text<'a>,
     owner: Text<'a>,
     version: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     lease_until: Option<u64>,
     expires_at: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     fingerprint: Option<Text<'a>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     fingerprint_scheme: Option<Text<'a>>,
     message_id: Text<'a>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     source: Option<Text<'a>>,
     attempts: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     first_claimed_at: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     last_end: Option<Text<'a>>,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     exclusive_attempts: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     failed_at: Option<u64>,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     generation: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     result: Option<Text<'a>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     result_in_s3: Option<Text<'a>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     result_omitted: Option<Text<'a>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<Text<'a>>,
     created_at: u64,
     updated_at: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-const fn is_zero(number: &u64) -> bool {
-    *number == 0
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Value<'a> {
+    Text(Text<'a>),
+    Number(u64),
 }
 
 pub(crate) const IN_PROGRESS: &str = "IN_PROGRESS";
 pub(crate) const COMPLETED: &str = "COMPLETED";
 pub(crate) const FAILED: &str = "FAILED";
 
-impl Serialize for Record {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let millis = |at: Option<Timestamp>| at.map(Timestamp::as_millis);
+impl Record {
+    /// Returns the attributes as they are written, in the order of their names. One that would be `None` or 0 is left out.
+    pub(crate) fn attributes(&self) -> Vec<(&'static str, Value<'_>)> {
+        let text = |text| Some(Value::Text(Text::Borrowed(text)));
+        let number = |number| Some(Value::Number(number));
+        let above_0 = |n| number(n).filter(|_| n > 0);
+        let millis = |at: Option<Timestamp>| at.map(Timestamp::as_millis).and_then(number);
         let (status, result) = match &self.state {
             State::InProgress { .. } => (IN_PROGRESS, None),
             State::Completed { result } => (COMPLETED, Some(result)),
             State::Failed => (FAILED, None),
         };
-        let mut attributes = Attributes {
-            status: status.into(),
-            owner: self.stamp.owner.as_str().into(),
-            version: self.stamp.version,
-            lease_until: millis(self.lease_until()),
-            expires_at: self.expires_at,
-            fingerprint: self.fingerprint.as_ref().map(|print| print.as_str().into()),
-            fingerprint_scheme: (self.fingerprint.as_ref())
-                .and_then(Fingerprint::scheme)
-                .map(Text::from),
-            message_id: self.message_id.as_str().into(),
-            source: self.source.as_deref().map(Text::from),
-            attempts: self.attempts,
-            first_claimed_at: millis(self.first_claimed_at),
-            last_end: self.last_end.map(|end| end.name().into()),
-            exclusive_attempts: self.exclusive_attempts,
-            failed_at: millis(self.failed_at),
-            generation: self.generation,
-            result: None,
-            result_in_s3: None,
-            result_omitted: None,
-            error: self.error.as_deref().map(Text::from),
-            created_at: self.created_at.as_millis(),
-            updated_at: self.updated_at.as_millis(),
-        };
+        let (mut json, mut in_s3, mut omitted) = (None, None, None);
         match result {
             None => {}
-            Some(StoredResult::Json(json)) => attributes.result = Some(json.as_str().into()),
+            Some(StoredResult::Json(output)) => json = text(output),
             Some(StoredResult::InS3(pointer)) => {
-                attributes.result_in_s3 = Some(pointer.to_json().into());
+                in_s3 = Some(Value::Text(pointer.to_json().into()));
             }
-            Some(StoredResult::Omitted(why)) => {
-                attributes.result_omitted = Some(why.as_str().into());
-            }
+            Some(StoredResult::Omitted(why)) => omitted = text(why),
         }
-        attributes.serialize(serializer)
+        let fingerprint = self.fingerprint.as_ref();
+        let attributes = [
+            ("attempts", number(self.attempts)),
+            ("created_at", millis(Some(self.created_at))),
+            ("error", self.error.as_deref().and_then(text)),
+            ("exclusive_attempts", above_0(self.exclusive_attempts)),
+            ("expires_at", number(self.expires_at)),
+            ("failed_at", millis(self.failed_at)),
+            (
+                "fingerprint",
+                fingerprint.map(Fingerprint::as_str).and_then(text),
+            ),
+            (
+                "fingerprint_scheme",
+                fingerprint.and_then(Fingerprint::scheme).and_then(text),
+            ),
+            ("first_claimed_at", millis(self.first_claimed_at)),
+            ("generation", above_0(self.generation)),
+            (
+                "last_end",
+                self.last_end.map(AttemptEnd::name).and_then(text),
+            ),
+            ("lease_until", millis(self.lease_until())),
+            ("message_id", text(&self.message_id)),
+            ("owner", text(self.stamp.owner.as_str())),
+            ("result", json),
+            ("result_in_s3", in_s3),
+            ("result_omitted", omitted),
+            ("source", self.source.as_deref().and_then(text)),
+            ("status", text(status)),
+            ("updated_at", millis(Some(self.updated_at))),
+            ("version", number(self.stamp.version)),
+        ];
+        let written = attributes.into_iter();
+        written
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
+    }
+}
+
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.attributes())
     }
 }
 

@@ -9,7 +9,7 @@ use std::{fmt, time::Duration};
 use serde::Deserialize;
 
 use attributes::Attributes;
-pub(crate) use attributes::{COMPLETED, FAILED, IN_PROGRESS};
+pub(crate) use attributes::{COMPLETED, FAILED, IN_PROGRESS, Value};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
 
