@@ -220,7 +220,7 @@ fn refused(response: &Response, has_keys: bool) -> Failure {
 pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-        // The consumer waits for its longest back-off at most.
+        // The consumer waits for its longest backoff at most.
         return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
     }
     httpdate::parse_http_date(value)

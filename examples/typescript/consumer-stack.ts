@@ -84,7 +84,7 @@ class ConsumerStack extends Stack {
             allow(["dynamodb:PutItem", "dynamodb:UpdateItem", "dynamodb:GetItem"], table.tableArn),
             allow(["dynamodb:PartiQLInsert", "dynamodb:PartiQLUpdate"], table.tableArn), // the same writes in batches
             allow(["sqs:ReceiveMessage", "sqs:DeleteMessage", "sqs:GetQueueAttributes"], queue.queueArn), // event source
-            allow(["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"], queue.queueArn), // back-off of failed messages
+            allow(["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"], queue.queueArn), // backoff of failed messages
             allow(["sqs:GetQueueUrl", "sqs:SendMessage"], deadLetters.queueArn), // permanent failures
             allow(["logs:CreateLogStream", "logs:PutLogEvents"], logGroup.logGroupArn),
           ],

@@ -1,4 +1,4 @@
-//! Handlers with a look-up: when it runs, and what follows from its answer.
+//! Handlers with a lookup: when it runs, and what follows from its answer.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +30,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const QUARANTINE: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// One answer of the look-up.
+/// One answer of the lookup.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Found,
@@ -139,7 +139,7 @@ impl LookUp<Value, String> for World {
         );
         self.call("look up");
         let answer = lock(&self.0.answers).pop_front();
-        match answer.expect("an answer for each look-up") {
+        match answer.expect("an answer for each lookup") {
             Answer::Found => Ok(LookedUp::Found("found".into())),
             Answer::NotFound => Ok(LookedUp::NotFound),
             Answer::Error => Err("503".into()),
@@ -220,7 +220,7 @@ async fn unknown_effect_runs_nothing() {
             matches!(outcome, Outcome::NoEffect(_)),
             "{answer:?}: {outcome}"
         );
-        assert!(outcome.to_string().contains("the look-up"), "{outcome}");
+        assert!(outcome.to_string().contains("the lookup"), "{outcome}");
         assert_eq!(world.calls(), ["look up"], "{answer:?}");
         let after = kept(&store);
         assert_eq!(
@@ -262,7 +262,7 @@ async fn look_up_waits_until_quarantine_ends() {
     assert!(matches!(outcome, Outcome::Reconciled(_)), "{outcome}");
 }
 
-/// The message died in a crowd, and its look-up fails: it stays a suspect, with its count.
+/// The message died in a crowd, and its lookup fails: it stays a suspect, with its count.
 #[tokio::test]
 async fn failed_look_up_keeps_count_of_attempts_alone() {
     let (world, store) = (World::default(), MemoryStore::default());
@@ -280,7 +280,7 @@ async fn failed_look_up_keeps_count_of_attempts_alone() {
     assert_eq!((left.exclusive_attempts, left.last_end), (1, None));
 }
 
-/// Lets the process die in a crowd and four times alone, each time after a look-up that found nothing.
+/// Lets the process die in a crowd and four times alone, each time after a lookup that found nothing.
 async fn dies_five_times(world: &World, store: &MemoryStore) {
     world.charges(Charge::Death);
     assert!(world.run(store, "m-1").await.is_none());
@@ -348,7 +348,7 @@ async fn redriven_crashed_message_is_looked_up_first() {
     assert_eq!(world.calls(), ["look up", "look up"]);
 }
 
-/// A process was frozen between the look-up and the charge, beyond its lease.
+/// A process was frozen between the lookup and the charge, beyond its lease.
 #[tokio::test(start_paused = true)]
 async fn handler_is_not_polled_after_its_lease() {
     let store = MemoryStore::default();
@@ -407,7 +407,7 @@ async fn look_up_that_is_off_needs_no_key() {
     assert_eq!(world.calls(), ["charge"]);
 }
 
-/// A decorator around the handler cannot lose the look-up.
+/// A decorator around the handler cannot lose the lookup.
 #[tokio::test]
 async fn decorated_handler_is_looked_up() {
     struct Timed(World);

@@ -66,7 +66,7 @@ fn handler_of_a_tutorial_fails_with_a_story() {
     }
 }
 
-/// A handler for a system without keys, and its look-up.
+/// A handler for a system without keys, and its lookup.
 #[derive(Clone)]
 struct Legacy(Ledger);
 

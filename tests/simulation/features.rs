@@ -50,17 +50,17 @@ const NEVER: [(&str, &str); 24] = [
     ("FIFO", "batch of 100 or more"),
     ("FIFO", "delivered twice"),
     // A claim says who works on an operation. Without one there is nothing to look up, to isolate or to hide.
-    ("inbox", "look-up"),
-    ("item", "look-up"),
+    ("inbox", "lookup"),
+    ("item", "lookup"),
     ("inbox", "isolation"),
     ("item", "isolation"),
     ("inbox", "ends its process always"),
     ("item", "ends its process always"),
     // An item has neither outputs nor failures.
     ("item", "outputs in S3"),
-    // A look-up needs a key that names the operation, and a gateway without idempotency keys.
-    ("look-up", "key: message id"),
-    ("look-up", "keys for a day"),
+    // A lookup needs a key that names the operation, and a gateway without idempotency keys.
+    ("lookup", "key: message id"),
+    ("lookup", "keys for a day"),
     // Large worlds are those without the SDK's requests to the table.
     ("batch of 100 or more", "at the wire"),
     ("batch of 100 or more", "batched writes"),
@@ -120,7 +120,7 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         ("bodies in S3", plan.bodies_in_s3),
         ("outputs in S3", plan.outputs_in_s3),
         ("publishes events", plan.outbox.is_some()),
-        ("look-up", gateway.is_looked_up),
+        ("lookup", gateway.is_looked_up),
         ("isolation", plan.isolates),
         ("no breaker", any(|of| !of.has_breaker)),
         ("one handler at a time", any(|of| of.concurrency == 1)),

@@ -346,7 +346,7 @@ impl Handler for ChangeItem {
     }
 }
 
-/// The look-up of a charge at a gateway without idempotency keys.
+/// The lookup of a charge at a gateway without idempotency keys.
 #[derive(Debug)]
 pub struct Ask(pub Charge);
 

@@ -147,12 +147,12 @@ pub enum Event {
     Applied {
         key: String,
     },
-    /// A look-up was answered.
+    /// A lookup was answered.
     LookedUp {
         key: String,
         found: bool,
     },
-    /// A look-up got no answer.
+    /// A lookup got no answer.
     LookUpFailed {
         worker: Worker,
     },

@@ -14,7 +14,7 @@ use crate::{
 };
 
 const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
-/// A message that waits for the longest back-off when the outage ends is done soon after it. See docs/operations.md.
+/// A message that waits for the longest backoff when the outage ends is done soon after it. See docs/operations.md.
 const SOON: Duration = Duration::from_secs(10 * 60);
 const HOUR: Duration = Duration::from_secs(3600);
 /// The longest rest of a message during whose handler the process ended. See docs/operations.md.

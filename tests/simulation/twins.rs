@@ -70,7 +70,7 @@ const FOUND: [(&str, u64, &str); 47] = [
     ("a lease ends at once", 12, "P1 one handler at a time"),
     ("a live lease is taken over", 5, "P1 one live claim"),
     (
-        "a look-up without an answer finds nothing",
+        "a lookup without an answer finds nothing",
         201,
         "charged once, by looking up",
     ),

@@ -12,7 +12,7 @@ use sqs_once::{
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and sees a prior attempt that may have had its effect. A handler with a look-up
+    /// The handler runs, and sees a prior attempt that may have had its effect. A handler with a lookup
     /// waits for its quarantine first. The record does not say how long that lasts.
     RunsWithPriorAttempt,
     /// The handler does not run, because its process died alone too often.
@@ -78,7 +78,7 @@ impl NextDelivery {
             Self::Runs => "the handler runs",
             Self::RunsWithPriorAttempt => {
                 "the handler runs; an earlier attempt may have had its effect, and the handler gets its data \
-                 (a look-up first waits for its quarantine)"
+                 (a lookup first waits for its quarantine)"
             }
             Self::Crashed => {
                 "fails as `crashed`; the handler does not run, because its process died alone too often"

@@ -1,5 +1,5 @@
 // error[E0277]: `LookUpFn<
-// is not a look-up for messages of type `String` and outputs of type `u64`
+// is not a lookup for messages of type `String` and outputs of type `u64`
 // async fn function(message: &String, attempt: &Attempt) -> Result<LookedUp<u64>, Failure>
 
 use std::time::Duration;

@@ -32,7 +32,7 @@
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
 //! | `Once` (`claim.rs`, `call_keys.rs`) | `claim`, `grouped`, and `claim` frozen, skewed, after a crash, with an operator, deleted; `call_keys`, also frozen | the record (`records.rs`), by the library's rule of a swap |
-//! | `Once` with a look-up (`reconcile.rs`) | `reconciled`, also frozen and skewed | the same, and a gateway at which charges arrive late |
+//! | `Once` with a lookup (`reconcile.rs`) | `reconciled`, also frozen and skewed | the same, and a gateway at which charges arrive late |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, also frozen, and `inbox` | the same, and the item that the writes change |
 //! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `outdated`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
 //!

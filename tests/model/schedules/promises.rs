@@ -77,7 +77,7 @@ pub struct Promises {
     /// Number of effects in the table.
     made: usize,
     completed: Option<StoredResult>,
-    /// Outputs that look-ups found.
+    /// Outputs that lookups found.
     found: Vec<StoredResult>,
     /// Messages whose failure was stored at some time.
     failed: BTreeSet<String>,
@@ -303,7 +303,7 @@ impl Promises {
         });
     }
 
-    /// A look-up found the effect with this output.
+    /// A lookup found the effect with this output.
     pub fn finds(&mut self, output: StoredResult) {
         self.found.push(output);
     }

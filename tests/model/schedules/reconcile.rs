@@ -1,4 +1,4 @@
-//! Handlers with a look-up: `Once` with `LookUp`, for a gateway without idempotency keys.
+//! Handlers with a lookup: `Once` with `LookUp`, for a gateway without idempotency keys.
 //!
 //! A charge may be on its way to the gateway for up to [`ON_ITS_WAY`] after it was sent, whatever
 //! becomes of its worker meanwhile. The gateway charges the card for each request that arrives.
@@ -140,7 +140,7 @@ fn explorer_finds_short_quarantine() {
     finds(&Scenario::reconciled().quarantine(TOO_SHORT), "once");
 }
 
-/// The control: without a look-up, a crash after the charge repeats it.
+/// The control: without a lookup, a crash after the charge repeats it.
 #[test]
 fn explorer_finds_second_charge_without_look_up() {
     finds(&Scenario::reconciled().quarantine(None), "once");

@@ -43,7 +43,7 @@ pub struct Scenario {
     /// Messages with the same key. Each may be delivered at any time, and again.
     pub messages: usize,
     pub freeze: Freeze,
-    /// Quarantine of handlers with a look-up. `None`: the handler does not look up.
+    /// Quarantine of handlers with a lookup. `None`: the handler does not look up.
     pub quarantine: Option<Duration>,
     /// Every second worker's clock is ahead by the lease margin.
     pub clocks_differ: bool,
@@ -178,7 +178,7 @@ impl Scenario {
         }
     }
 
-    /// The same with a different quarantine. `None`: without look-up.
+    /// The same with a different quarantine. `None`: without lookup.
     pub fn quarantine(self, quarantine: impl Into<Option<Duration>>) -> Self {
         let quarantine = quarantine.into();
         Self {

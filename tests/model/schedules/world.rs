@@ -65,7 +65,7 @@ pub struct World {
     /// True if a refused claim over nothing comes without the record.
     pub groups: bool,
     pub clocks_differ: bool,
-    /// Quarantine of handlers with a look-up.
+    /// Quarantine of handlers with a lookup.
     pub quarantine: Option<Duration>,
     /// Charges on their way to a gateway: each one's worker, the time by which it arrives.
     pub on_their_way: Vec<(usize, Timestamp)>,

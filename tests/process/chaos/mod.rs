@@ -157,7 +157,7 @@ async fn concurrent_invocations_keep_promises() {
         at_once: 8,
         ..ORDERS
     };
-    // A message that ends its process rests for up to ten hours in the field, and here only as long as a back-off.
+    // A message that ends its process rests for up to ten hours in the field, and here only as long as a backoff.
     // Each time, the messages of eight batches lose a receive. So even a large run sends about ten of each kind.
     let distance = RARE.max(size / 10);
     let messages = |seed, size| orders(seed, size, 3, distance);

@@ -77,7 +77,7 @@ impl Effects {
     }
 }
 
-/// Returns the run whose output this is. A look-up has an output of its own.
+/// Returns the run whose output this is. A lookup has an output of its own.
 fn run_of(output: &str) -> Option<Run> {
     let (_, run) = output.rsplit_once("by run ")?;
     run.parse().ok()

@@ -165,7 +165,7 @@ impl OfBatch {
                 format!("{} completions, {}", self.completed, said())
             });
         }
-        // A body that cannot be decoded has no run, but a time. So has a look-up.
+        // A body that cannot be decoded has no run, but a time. So has a lookup.
         let runs = self.counted("HandlerDuration");
         let undecodable = |id: &&String| {
             bench.messages[*id].kind == Kind::Undecodable || bench.plan.gateway.is_looked_up

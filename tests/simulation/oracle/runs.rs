@@ -295,7 +295,7 @@ impl Runs<'_> {
                     format!("the result of {message} was given up after {tried:?}")
                 });
             }
-            // With several invocations, the circuit may have been closed after the message was refused. A look-up is a
+            // With several invocations, the circuit may have been closed after the message was refused. A lookup is a
             // call of the handler's system too.
             "circuit_open" if self.plan.invocations == 1 && !self.plan.gateway.is_looked_up => {
                 let of_worker = self.workers.entry(worker).or_default();

@@ -181,7 +181,7 @@ impl World {
         assert_eq!(self.entries(list).await, names(&["1", "2", "3", "4"]));
     }
 
-    /// The responses to the commits are lost. The messages return after a back-off, and are done.
+    /// The responses to the commits are lost. The messages return after a backoff, and are done.
     async fn unknown<M, H>(&self, mode: &str, list: &str, consumer: impl Fn() -> Consumer<M, H>)
     where
         M: Mode<H::Output>,

@@ -110,7 +110,7 @@ async fn queue(
     )];
     if sets_timeouts {
         let actions = ["sqs:GetQueueUrl", "sqs:ChangeMessageVisibility"];
-        let waits = "failed messages wait for the queue's visibility timeout, without back-off";
+        let waits = "failed messages wait for the queue's visibility timeout, without backoff";
         needed.push(Needed::new(arn, actions, waits));
     }
 
@@ -263,7 +263,7 @@ fn receives(
 }
 
 /// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
-/// no time passes in the queue. After a failure the message waits for at least half of the back-off.
+/// no time passes in the queue. After a failure the message waits for at least half of the backoff.
 fn ways(
     function: &Function,
     queue: &Attributes,

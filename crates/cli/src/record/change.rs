@@ -48,7 +48,7 @@ impl Change {
         let now = Timestamp::now();
         if lease_until < now {
             return Err(Error::negative(format!(
-                "nothing was changed: the lease ended {}; the next delivery takes over, or looks up first if its handler has a look-up",
+                "nothing was changed: the lease ended {}; the next delivery takes over, or looks up first if its handler has a lookup",
                 at(lease_until, now)
             )));
         }

@@ -10,8 +10,8 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 ///
 /// | kind | written as | the record | the next attempt |
 /// | --- | --- | --- | --- |
-/// | [retryable](Self::retryable) | `?` | the lease ends, the record stays | runs after a back-off, and [sees this prior attempt](crate::Attempt::prior), which may have had its effect |
-/// | [no effect](Self::no_effect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a back-off, and does not see this attempt |
+/// | [retryable](Self::retryable) | `?` | the lease ends, the record stays | runs after a backoff, and [sees this prior attempt](crate::Attempt::prior), which may have had its effect |
+/// | [no effect](Self::no_effect) | [`.no_effect()?`](ResultExt::no_effect) | as it was before this attempt | runs after a backoff, and does not see this attempt |
 /// | [permanent](Self::permanent) | [`.permanent()?`](ResultExt::permanent) | `FAILED`, with the error; this attempt stays open | does not run for this message; a later message under the key [sees this attempt](crate::Attempt::prior) |
 /// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message; a later message does not see this attempt |
 /// | [declined](Self::declined) | [`.declined()?`](ResultExt::declined) | `FAILED`, with the error; no attempt is open | does not run for this message; a later message sees no attempt, and has a new [call key](crate::Attempt::call_key) |
@@ -156,7 +156,7 @@ impl Failure {
     }
 
     /// Asks for at least this long until the message is visible again, for example the `Retry-After` of a 429
-    /// or a 503. The consumer waits for the longer of this and its back-off, at most for the back-off's cap
+    /// or a 503. The consumer waits for the longer of this and its backoff, at most for the backoff's cap
     /// (`CONSUMER_BACKOFF_CAP`). A permanent failure ignores it.
     ///
     /// ```

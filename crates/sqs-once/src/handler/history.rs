@@ -42,7 +42,7 @@ impl History {
         }
     }
 
-    /// Returns whether an earlier attempt may have had its effect, so that a look-up comes first.
+    /// Returns whether an earlier attempt may have had its effect, so that a lookup comes first.
     pub fn may_have_effect(&self) -> bool {
         self.prior.is_some()
     }

@@ -13,7 +13,7 @@ use super::{Attempt, Failure, Handler};
 /// If an attempt may have had its effect without a record of it, the next attempt looks up before the handler
 /// runs:
 ///
-/// | look-up | consumer |
+/// | lookup | consumer |
 /// | --- | --- |
 /// | `Ok(`[`LookedUp::Found`]`)` | records the operation as completed with that output; the handler does not run. The outcome is [`Reconciled`](crate::Outcome::Reconciled) |
 /// | `Ok(`[`LookedUp::NotFound`]`)` | calls the handler |
@@ -22,7 +22,7 @@ use super::{Attempt, Failure, Handler};
 /// Without an earlier attempt of that kind, the consumer never looks up. A message that may have ended its
 /// process is looked up while it runs alone.
 ///
-/// Only the claim mode, [`Once`](crate::Once), has a look-up. The other modes need none, because their effects commit
+/// Only the claim mode, [`Once`](crate::Once), has a lookup. The other modes need none, because their effects commit
 /// together with the record.
 ///
 /// # Quarantine
@@ -32,14 +32,14 @@ use super::{Attempt, Failure, Handler};
 /// if:
 ///
 /// - an attempt sends nothing after its lease: no task or thread outlives the handler;
-/// - its request is visible to the look-up within the quarantine after the attempt has ended, or after its lease
+/// - its request is visible to the lookup within the quarantine after the attempt has ended, or after its lease
 ///   has, whichever is first, or never takes effect. So the quarantine must be longer than the time limit of the
 ///   call;
-/// - the look-up finds the effect *of this operation*. So the key must name the operation, and not the
+/// - the lookup finds the effect *of this operation*. So the key must name the operation, and not the
 ///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
 ///   a key does not start;
-/// - the handler has one effect. If the look-up finds it, nothing else of the handler runs;
-/// - every consumer of the table has the look-up. While you deploy it, or roll it back, a build without it may
+/// - the handler has one effect. If the lookup finds it, nothing else of the handler runs;
+/// - every consumer of the table has the lookup. While you deploy it, or roll it back, a build without it may
 ///   take over at the end of the lease.
 ///
 /// # Example
@@ -100,8 +100,8 @@ use super::{Attempt, Failure, Handler};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a look-up for messages of type `{M}` and outputs of type `{O}`",
-    label = "not a look-up",
+    message = "`{Self}` is not a lookup for messages of type `{M}` and outputs of type `{O}`",
+    label = "not a lookup",
     note = "implement `sqs_once::LookUp<{M}, {O}>`",
     note = "or write `sqs_once::look_up_fn(function)` with `async fn function(message: &{M}, attempt: &Attempt) -> Result<LookedUp<{O}>, Failure>`"
 )]
@@ -112,7 +112,7 @@ pub trait LookUp<M, O>: Send + Sync + 'static {
     /// # Errors
     ///
     /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the
-    /// queue after a back-off. Return an error unless the called system clearly said yes or no: after a 404,
+    /// queue after a backoff. Return an error unless the called system clearly said yes or no: after a 404,
     /// for example, nobody knows whether the effect or the path is missing.
     fn look_up(
         &self,
@@ -187,8 +187,8 @@ where
 
 /// An async function that looks up. Its future may borrow from its arguments, which a bound on `Fn` cannot say.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a look-up for messages of type `{M}`",
-    label = "not a look-up",
+    message = "`{Self}` is not a lookup for messages of type `{M}`",
+    label = "not a lookup",
     note = "write `async fn look_up(message: &{M}, attempt: &Attempt) -> Result<LookedUp<{O}>, Failure>`"
 )]
 pub trait Ask<'a, M: 'a, O>: Send + Sync {
@@ -215,7 +215,7 @@ where
     }
 }
 
-/// A look-up for the handler `H`, as a consumer keeps it.
+/// A lookup for the handler `H`, as a consumer keeps it.
 ///
 /// Its parameter is the handler and not the two types, and any `H`: to see that a consumer of a closure is `Send`, the
 /// compiler must not ask what the closure returns.

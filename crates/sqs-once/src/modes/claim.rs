@@ -227,7 +227,7 @@ impl<S: Store> Once<S> {
         if is_crashed && !held.is_counted() {
             return Err(Box::pin(self.crashed(operation, &held, false)).await);
         }
-        // A look-up does not ask by the call key.
+        // A lookup does not ask by the call key.
         if operation.quarantine.is_none()
             && let Some(since) = held.open_too_long(self.call_key_lifetime)
         {

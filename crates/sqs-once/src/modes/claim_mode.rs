@@ -115,7 +115,7 @@ impl<S: Store> Once<S> {
     ///
     /// If the earliest open attempt is older, the handler does not run, because the called system would take its request for
     /// a new operation. The message fails permanently with "too old to repeat". A handler with a
-    /// [look-up](crate::LookUp) looks up instead.
+    /// [lookup](crate::LookUp) looks up instead.
     ///
     /// ```
     /// use sqs_once::{Once, store::MemoryStore};

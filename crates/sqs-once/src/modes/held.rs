@@ -213,7 +213,7 @@ impl<S: Store> Once<S> {
     ) -> Outcome {
         let times = held.exclusive_attempts();
         let effect = if has_look_up {
-            "the look-up found no effect"
+            "the lookup found no effect"
         } else {
             "its effect may have happened"
         };

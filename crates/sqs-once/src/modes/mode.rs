@@ -85,7 +85,7 @@ pub enum Claimed<C> {
         claim: C,
         /// The earlier attempts.
         history: History,
-        /// False if the process ended too often: only a look-up runs.
+        /// False if the process ended too often: only a lookup runs.
         runs_handler: bool,
     },
     /// The handler may have ended its process: it is claimed in a turn of its own. Nothing was written.

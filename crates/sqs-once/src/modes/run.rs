@@ -1,4 +1,4 @@
-//! [`run`]: one operation outside a batch. [`call`]: the look-up, then the handler.
+//! [`run`]: one operation outside a batch. [`call`]: the lookup, then the handler.
 
 use super::{
     Mode, Operation, Outcome, RetryableError, Turns,
@@ -43,7 +43,7 @@ where
     Box::pin(run).await
 }
 
-/// Runs a handler for one message outside a batch, beside all others, after the look-up if there is one.
+/// Runs a handler for one message outside a batch, beside all others, after the lookup if there is one.
 pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
     mode: &M,
     called: (&H, Option<&dyn AnyLookUp<H>>),
@@ -61,7 +61,7 @@ pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
 }
 
 /// Claims an operation, runs `work` and records its end. `work` gets the attempt, and whether the handler may run
-/// after a look-up.
+/// after a lookup.
 async fn run<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
@@ -120,7 +120,7 @@ pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
     Some(attempt)
 }
 
-/// Asks the look-up, if there is one and an earlier attempt may have had its effect. Then calls the handler, unless
+/// Asks the lookup, if there is one and an earlier attempt may have had its effect. Then calls the handler, unless
 /// the effect was found.
 pub(crate) async fn call<H: Handler>(
     (handler, look_up): (&H, Option<&dyn AnyLookUp<H>>),
@@ -146,7 +146,7 @@ pub(crate) async fn call<H: Handler>(
         match found {
             Ok(LookedUp::Found(output)) => end = Some(HandlerEnd::Found(output)),
             Ok(LookedUp::NotFound) => {}
-            Err(_) if flawed("a look-up without an answer finds nothing") => {}
+            Err(_) if flawed("a lookup without an answer finds nothing") => {}
             Err(why) => end = Some(HandlerEnd::NotStarted(not_looked_up(why))),
         }
     }
@@ -165,13 +165,13 @@ pub(crate) async fn call<H: Handler>(
     .into()
 }
 
-/// Even a permanent failure of a look-up says nothing about the message: only the effect is unknown.
+/// Even a permanent failure of a lookup says nothing about the message: only the effect is unknown.
 fn not_looked_up(end: NoOutput) -> Outcome {
     let (why, retry_after) = match end {
         NoOutput::Failed(failure) => (format!("failed: {failure}"), failure.requested_wait()),
         NoOutput::Panicked => ("panicked".into(), None),
         NoOutput::OutOfTime => ("was cut off at the deadline".into(), None),
     };
-    let text = format!("the look-up of the earlier attempt {why}");
+    let text = format!("the lookup of the earlier attempt {why}");
     Outcome::NoEffect(RetryableError { text, retry_after })
 }

@@ -16,9 +16,9 @@ use crate::{deadline::Deadline, handler::Failure, protocol::Timestamp, system::t
 pub enum HandlerEnd<O> {
     /// The handler returned an output.
     Returned(O),
-    /// The look-up found the effect of an earlier attempt, and the handler did not run.
+    /// The lookup found the effect of an earlier attempt, and the handler did not run.
     Found(O),
-    /// The look-up found nothing, and the handler must not run, because it ended its process too often.
+    /// The lookup found nothing, and the handler must not run, because it ended its process too often.
     NotFound,
     /// The handler ran and produced no output.
     NoOutput(NoOutput),
@@ -38,7 +38,7 @@ pub enum NoOutput {
 }
 
 impl<O> HandlerEnd<O> {
-    /// Returns what the handler returned, in a mode that has no look-up.
+    /// Returns what the handler returned, in a mode that has no lookup.
     ///
     /// # Errors
     ///

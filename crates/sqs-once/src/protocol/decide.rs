@@ -41,8 +41,8 @@ pub struct Claim {
     pub lease_until: Timestamp,
     /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
-    /// With a look-up, how long after the end of a lease a request of an earlier attempt may still have its effect: the
-    /// margin and the quarantine. `None` without a look-up.
+    /// With a lookup, how long after the end of a lease a request of an earlier attempt may still have its effect: the
+    /// margin and the quarantine. `None` without a lookup.
     pub quarantine: Option<Duration>,
     /// How a failure affects messages that were sent after it.
     pub after_failure: AfterFailure,

@@ -46,7 +46,7 @@ use crate::{
 pub struct Consumer<M, H> {
     pub(super) mode: Arc<M>,
     pub(super) handler: Arc<H>,
-    /// The look-up and its quarantine.
+    /// The lookup and its quarantine.
     pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
     pub(super) replay: Option<OnDuplicate<H>>,
     /// Shared by clones, and so by the invocations of a process.
@@ -86,7 +86,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Returns the quarantine of the look-up, if there is one.
+    /// Returns the quarantine of the lookup, if there is one.
     pub(super) fn quarantine(&self) -> Option<Duration> {
         let quarantine = self.asks.as_ref().map(|(_, quarantine)| *quarantine);
         if flawed("nobody waits for a late request") {
@@ -99,7 +99,7 @@ impl<M, H> Consumer<M, H> {
     /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of
     /// every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
     ///
-    /// It calls neither SQS nor CloudWatch: messages come back at the queue's visibility timeout instead of a back-off, a
+    /// It calls neither SQS nor CloudWatch: messages come back at the queue's visibility timeout instead of a backoff, a
     /// permanent failure waits for the queue's redrive policy, and there are no metrics. On AWS, build the consumer of
     /// [`Settings`](crate::Settings), which add all that; [`Settings::from_vars`](crate::Settings::from_vars) takes them from
     /// code.

@@ -18,13 +18,13 @@ use crate::{
 };
 
 impl<S, H: Handler> Consumer<Once<S>, H> {
-    /// Adds a look-up of what an earlier attempt did, for a called system without idempotency keys: see [`LookUp`]. By
+    /// Adds a lookup of what an earlier attempt did, for a called system without idempotency keys: see [`LookUp`]. By
     /// default there is none.
     ///
     /// The `quarantine` is how long after the end of its lease a request of an earlier attempt may still take effect.
     /// Choose more than the time limit of the call; 30 seconds suit a call of at most 20. With `None`, nothing is
     /// looked up: for a system that turns out to have idempotency keys. A consumer whose key is `message-id` or
-    /// `deduplication-id` does not start with a look-up ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
+    /// `deduplication-id` does not start with a lookup ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
     ///
     /// ```
     /// use std::time::Duration;

@@ -36,9 +36,9 @@ pub enum BatchError {
         index: usize,
     },
     /// The consumer looks up what an earlier attempt did ([`LookUp`](crate::LookUp)), and the key
-    /// changes when a message is redriven. The look-up would be left out, and the effect repeated.
+    /// changes when a message is redriven. The lookup would be left out, and the effect repeated.
     #[error(
-        "the consumer has a look-up, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
+        "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
     )]
     KeyChangesOnRedrive {
         /// The key source: `message-id` or `deduplication-id`.
@@ -86,7 +86,7 @@ impl fmt::Debug for BatchError {
 }
 
 impl<M, H> Consumer<M, H> {
-    /// Checks that the key suits the look-up, and is set once.
+    /// Checks that the key suits the lookup, and is set once.
     pub(super) fn check_key(&self) -> Result<(), BatchError> {
         if let Some(environment) = &self.options.key_in_environment
             && environment.parse().as_ref() != Ok(&self.options.key)

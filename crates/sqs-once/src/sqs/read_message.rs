@@ -35,11 +35,11 @@ pub(crate) fn read_message<T: FromMessage>(
     read(record, &sources, Envelope::None, deadline)
 }
 
-/// A handler and its look-up.
+/// A handler and its lookup.
 type Called<'a, H> = (&'a H, Option<&'a dyn AnyLookUp<H>>);
 
 impl<M, H: Handler> Consumer<M, H> {
-    /// Reads a message. Returns what is called for it, its operation and its body. The quarantine of the look-up is over.
+    /// Reads a message. Returns what is called for it, its operation and its body. The quarantine of the lookup is over.
     ///
     /// # Panics
     ///

@@ -84,7 +84,7 @@ impl DryRun {
         }
     }
 
-    /// Runs a message in `consumer`, with this dry run in place of its mode: with its key, fingerprint, envelope and look-up, so
+    /// Runs a message in `consumer`, with this dry run in place of its mode: with its key, fingerprint, envelope and lookup, so
     /// that a test sees which messages are the same operation.
     ///
     /// # Panics
@@ -148,7 +148,7 @@ impl DryRun {
 
     /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
     /// crashed. This replaces the record that the operation has. So the handler sees a
-    /// [prior attempt](crate::Attempt::prior), and a [look-up](crate::LookUp) looks up.
+    /// [prior attempt](crate::Attempt::prior), and a [lookup](crate::LookUp) looks up.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message, settings};

@@ -12,7 +12,7 @@ impl fmt::Display for Outcome {
             Self::Completed(_) => f.write_str("completed"),
             Self::Duplicate(_) => f.write_str("completed before; the handler did not run"),
             Self::Reconciled(_) => f.write_str(
-                "an earlier attempt had its effect, as the look-up found; the handler did not run",
+                "an earlier attempt had its effect, as the lookup found; the handler did not run",
             ),
             Self::Conflict { owner, lease_until } => write!(
                 f,

@@ -38,7 +38,7 @@ pub enum Outcome {
     Completed(StoredResult),
     /// An earlier attempt completed the operation. Holds the recorded result. The handler did not run.
     Duplicate(StoredResult),
-    /// The look-up found the effect of an earlier attempt, and its result is now recorded. The handler did
+    /// The lookup found the effect of an earlier attempt, and its result is now recorded. The handler did
     /// not run ([`LookUp`](crate::LookUp)).
     Reconciled(StoredResult),
     /// Another worker holds the claim. The handler did not run.
@@ -176,17 +176,17 @@ pub enum Severity {
 pub enum Retry {
     /// Never: the operation is completed, or every attempt would fail.
     Never,
-    /// At once. From the second receive on, a consumer makes its messages wait for a back-off.
+    /// At once. From the second receive on, a consumer makes its messages wait for a backoff.
     Now,
-    /// After a back-off.
+    /// After a backoff.
     Backoff,
-    /// After a back-off, and not before this much time has passed. A consumer waits for its longest back-off
+    /// After a backoff, and not before this much time has passed. A consumer waits for its longest backoff
     /// at most.
     BackoffAtLeast(Duration),
-    /// After a back-off, and not before this time.
+    /// After a backoff, and not before this time.
     BackoffUntil(Timestamp),
     /// At this time, when another worker's lease ends. From the second receive on, a consumer makes its
-    /// messages wait for a back-off, if that is longer.
+    /// messages wait for a backoff, if that is longer.
     At(Timestamp),
 }
 
@@ -229,7 +229,7 @@ impl Outcome {
         Self::StoreUnavailable(Arc::new(error))
     }
 
-    /// Returns a completion as [`Reconciled`](Self::Reconciled), if a look-up found its output.
+    /// Returns a completion as [`Reconciled`](Self::Reconciled), if a lookup found its output.
     pub(super) fn found(self, is_found: bool) -> Self {
         match self {
             Self::Completed(result) if is_found => Self::Reconciled(result),

@@ -95,7 +95,7 @@ pub(super) struct Rule {
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a look-up. An earlier delivery of a failed message would be a conflict,
+    /// Quarantine of a handler with a lookup. An earlier delivery of a failed message would be a conflict,
     /// and use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
@@ -148,7 +148,7 @@ impl Rule {
         u16::try_from(seconds.min(longest)).ok()
     }
 
-    /// Returns the seconds until the quarantine of an attempt that ends now is over. 0 without a look-up.
+    /// Returns the seconds until the quarantine of an attempt that ends now is over. 0 without a lookup.
     fn after_quarantine(&self) -> u64 {
         self.quarantine.map_or(0, |quarantine| {
             ceil(quarantine).saturating_add(2 * CLOCKS + (self.jitter)(SPREAD))
@@ -325,7 +325,7 @@ mod tests {
             (3.0, 1, 3, 4),
             (29.1, 1, 30, 30),
             (29.1, 5, 30, 60),
-            // Up to the longest back-off.
+            // Up to the longest backoff.
             (3600.0, 1, 60, 60),
             (1e9, 5, 60, 60),
         ] {

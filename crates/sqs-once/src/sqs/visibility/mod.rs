@@ -64,11 +64,11 @@ pub struct Visibility {
 }
 
 impl Visibility {
-    /// The longest back-off. SQS hides a message for at most 12 hours from its receive, and we leave half an
+    /// The longest backoff. SQS hides a message for at most 12 hours from its receive, and we leave half an
     /// hour of that for the time before the invocation. The time since its start is subtracted too.
     pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
 
-    /// Sets visibility timeouts with a back-off from 10 seconds to 15 minutes, and with [direct
+    /// Sets visibility timeouts with a backoff from 10 seconds to 15 minutes, and with [direct
     /// dead-lettering](Self::dead_letter).
     #[must_use]
     pub fn new(client: Client) -> Self {

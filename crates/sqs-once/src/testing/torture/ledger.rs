@@ -53,7 +53,7 @@ impl Ledger {
         }
     }
 
-    /// Returns the answer of the first effect, whatever its key: what a look-up in the called system finds.
+    /// Returns the answer of the first effect, whatever its key: what a lookup in the called system finds.
     ///
     /// # Panics
     ///

@@ -156,7 +156,7 @@ impl World {
         Ledger::of(self.run.clone(), self.attempt)
     }
 
-    /// Creates a consumer of `handler` in claim mode. Set its key, its look-up and so on as in your `main`.
+    /// Creates a consumer of `handler` in claim mode. Set its key, its lookup and so on as in your `main`.
     #[must_use]
     pub fn consumer<H: Handler>(&self, handler: H) -> Consumer<Once<Table>, H>
     where

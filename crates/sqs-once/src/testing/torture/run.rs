@@ -30,7 +30,7 @@ const BEGINNING: Timestamp =
     Timestamp::from_millis(1_800_000_000_000 - 1_800_000_000_000 % 86_400_000 + 36_000_000);
 /// Time of an invocation.
 const INVOCATION: Duration = Duration::from_secs(60);
-/// Time that a queue and a look-up need after the end of a lease.
+/// Time that a queue and a lookup need after the end of a lease.
 const REST: Duration = Duration::from_secs(120);
 /// A frozen worker thaws long after its lease.
 const FREEZE: Duration = Duration::from_secs(20 * 60);
@@ -249,7 +249,7 @@ impl Run {
         Err(Story(format!(
             "the effect at {} happened twice for {key}:\n\n{}\nAttempt {} had another key ({}) than attempt {} ({}), so the called \
              system could not know that it is the same. Pass `attempt.call_key()`, which is the same for every attempt, or give \
-             the consumer a look-up.",
+             the consumer a lookup.",
             later.at, notes.story, later.attempt, later.key, earlier.attempt, earlier.key
         )))
     }
