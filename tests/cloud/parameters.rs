@@ -33,7 +33,7 @@ fn variables(template: &Value) -> Value {
 }
 
 /// Pages and rustdoc with rows of settings. `WRITE_DOCS=1` writes the rows of the table there.
-const DOCUMENTED: [&str; 4] = [
+const DOCUMENTED: [&str; 3] = [
     "docs/settings.md",
     "crates/sqs-once/src/settings/mod.rs",
     "crates/outbox/src/settings.rs",
