@@ -1,11 +1,12 @@
 //! Instructions per message, counted by callgrind. Hardly anything disturbs this figure.
 
-use std::{path::PathBuf, process::Command};
+use std::path::Path;
+
+use support::{callgrind, stub::Stub};
 
 use crate::{
     candidates::Candidate,
     process::{Failed, Function},
-    stub::Stub,
 };
 
 /// Messages in a batch, and the numbers of batches whose difference is counted.
@@ -18,7 +19,6 @@ pub(crate) fn sizes() -> impl Iterator<Item = usize> {
 
 /// Instructions per message in batches of each of [`sizes`], start and end of the process excluded.
 pub(crate) async fn per_message(
-    valgrind: &PathBuf,
     candidate: &Candidate,
     stub: &Stub,
     messages: usize,
@@ -28,34 +28,22 @@ pub(crate) async fn per_message(
     let mut counts = [0.0; 2];
     for (count, batches) in counts.iter_mut().zip([few, many]) {
         stub.reset(0);
-        *count = of_process(valgrind, candidate, stub, messages, batches).await?;
+        *count = of_process(candidate, stub, messages, batches).await?;
     }
     Ok((counts[1] - counts[0]) / (messages * (many - few)) as f64)
 }
 
 async fn of_process(
-    valgrind: &PathBuf,
     candidate: &Candidate,
     stub: &Stub,
     messages: usize,
     batches: usize,
 ) -> Result<f64, Failed> {
-    let mut command = tokio::process::Command::new(valgrind);
-    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    command.arg(&candidate.program);
     let env = candidate.env(&stub.endpoint, messages);
-    let mut function = Function::spawn_command(command, env).await;
-    function.lambda.ready().await;
+    let lambda = callgrind::start(&candidate.program, env, Path::new("/dev/null")).await;
+    let mut function = Function::of(lambda);
     for _ in 0..batches {
         function.batch(messages).await?;
     }
-    // After the last response has been processed.
-    function.lambda.polls(batches + 1).await;
-    let pid = function.lambda.pid().to_string();
-    Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-    let output = function.lambda.exit().await.output;
-    let count = output
-        .iter()
-        .find_map(|line| line.split_once("Collected : "));
-    Ok(count.unwrap().1.trim().parse().unwrap())
+    Ok(callgrind::end(function.lambda, batches).await as f64)
 }

@@ -21,7 +21,6 @@ mod report;
 mod results;
 #[path = "../postgres_section.rs"]
 mod section;
-mod stub;
 mod targets;
 
 use std::{fs, io::IsTerminal, path::Path, time::Duration};
@@ -29,14 +28,15 @@ use std::{fs, io::IsTerminal, path::Path, time::Duration};
 use candidates::{CONSUMER, Candidate, UNPRIMED, on_path};
 use process::Load;
 use results::Results;
-use stub::Stub;
+use support::stub::Stub;
 
 /// Latency of the stub in most measurements.
 const LATENCY_MS: u64 = 5;
 /// Messages in a batch, and batches in a round. The last two are the first batch of their size.
-const BATCHES: [(usize, usize); 6] = [
+const BATCHES: [(usize, usize); 7] = [
     (1, 100),
     (10, 100),
+    (25, 100),
     (100, 30),
     (1000, 5),
     (2000, 1),
@@ -47,7 +47,9 @@ const LARGEST_AT_0_MS: usize = 1000;
 /// Processes in a round whose start is measured.
 const STARTS: usize = 5;
 /// Memory of the functions whose share of a vCPU is imitated, and their load.
-const MEMORY_MB: [u64; 3] = [128, 256, 1769];
+const MEMORY_MB: [u64; 3] = [128, TEMPLATE_MB, 1769];
+/// That of the template.
+const TEMPLATE_MB: u64 = 256;
 const LIMITED_BATCHES: [(usize, usize); 2] = [(10, 30), (100, 10)];
 /// A batch with too little time for it.
 const CUT_OFF: (usize, Duration) = (10_000, Duration::from_secs(5));
@@ -93,15 +95,15 @@ async fn main() {
 }
 
 async fn count_instructions(candidates: &[Candidate], stub: &Stub, results: &mut Results) {
-    let Some(valgrind) = on_path("valgrind") else {
+    if on_path("valgrind").is_none() {
         let missing = "instructions per message: valgrind is missing";
         return results.missing.push(missing.to_owned());
-    };
+    }
     for candidate in candidates.iter().filter(|candidate| candidate.compiled()) {
         for messages in instructions::sizes().filter(|messages| candidate.takes(*messages)) {
             let name = candidate.name;
             progress(&format!("instructions: {name}, batches of {messages}"));
-            let count = instructions::per_message(&valgrind, candidate, stub, messages).await;
+            let count = instructions::per_message(candidate, stub, messages).await;
             if let Some(count) = results.succeeded(count, name, messages) {
                 results.instructions.insert((name, messages), count);
             }

@@ -7,14 +7,12 @@ use std::{
 };
 use support::{
     event,
-    runtime_api::{Answer, Env, Lambda},
+    runtime_api::{Answer, Lambda},
+    stub::{Counts, Stub},
     throttle::{self, Throttle, cpu_time},
 };
 
-use crate::{
-    candidates::Candidate,
-    stub::{Counts, Stub},
-};
+use crate::candidates::Candidate;
 
 /// Each invocation's time until its deadline.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -172,11 +170,10 @@ impl Function {
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), value.clone())),
         );
-        Self::spawn_command(candidate.command(), env).await
+        Self::of(Lambda::spawn_command(candidate.command(), env).await)
     }
 
-    pub(crate) async fn spawn_command(command: tokio::process::Command, env: Env) -> Self {
-        let lambda = Lambda::spawn_command(command, env).await;
+    pub(crate) fn of(lambda: Lambda) -> Self {
         Self { lambda, sent: 0 }
     }
 

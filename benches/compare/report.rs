@@ -4,7 +4,7 @@ use std::{fmt::Write, fs, process::Command, time::SystemTime};
 use support::runtime_api::{consumer, program};
 
 use crate::{
-    BATCHES, CUT_OFF, CUT_OFF_MEMORY_MB, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB,
+    BATCHES, CUT_OFF, CUT_OFF_MEMORY_MB, LATENCY_MS, LIMITED_BATCHES, MEMORY_MB, TEMPLATE_MB,
     candidates::{ALL, CONSUMER, RAW, RAW_BATCHES, SINGLE, TYPESCRIPT},
     instructions,
     numbers::{batch_of, thousands},
@@ -15,13 +15,27 @@ use crate::{
 
 /// The figures that most readers look for.
 pub(crate) fn overview(results: &Results) -> String {
-    format!("{OVERVIEW}\n{}\n{CHART}", summary(results))
+    let versions = ["rustc", "node"].map(version);
+    let (machine, versions) = (
+        cpu(),
+        versions
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+            .join(", "),
+    );
+    format!(
+        "{OVERVIEW}\n{}\n{CHART}\nMeasured on {} on {machine}, with {versions}. A whole core, unless a row names a memory: then \
+         the part of a vCPU that Lambda gives a function of that memory.\n",
+        summary(results),
+        today(),
+    )
 }
 
 pub(crate) fn page(results: &Results) -> String {
     let mut page = format!("# Results of `make bench`\n\n{CANDIDATES}");
     let sections = [
-        ("Limits and goals", target_table(results)),
+        ("Goals", target_table(results)),
         ("Machine", machine(results)),
         ("Warm batches", batches(results)),
         ("Large batches", large_batches(results)),
@@ -51,7 +65,7 @@ The candidates run in turns, as processes behind the same Lambda Runtime API, an
 | --- | --- |
 | raw loop | A plain loop of SDK calls, `benches/raw_loop.rs`: one thread runs all messages of a batch at a time, with the shortest claim and the shortest completion. It decides and logs nothing. |
 | raw loop, batched | The same with its writes batched by hand, `benches/raw_batches.rs`: first all claims of a batch, 25 in a request, then all completions. |
-| consumer | The release build as it ships, with no setting but the table and the gateway. The limits and goals apply to this one. |
+| consumer | The release build as it ships, with no setting but the table and the gateway. The goals apply to this one. |
 | consumer, single writes | The consumer with `IDEMPOTENCY_BATCHED_WRITES=off`. |
 | Powertools TypeScript | Batch processor and idempotency utility as documented for SQS, `local/compare/bench.mjs`. It runs all messages at a time. |
 | Powertools Python | The same utilities as documented for SQS, `local/compare/bench.py`. It runs one message after the other. |
@@ -75,6 +89,7 @@ fn summary(results: &Results) -> String {
         let figures = [RAW, RAW_BATCHES, CONSUMER, SINGLE, TYPESCRIPT].map(of);
         writeln!(text, "| {label} | {} |", figures.join(" | ")).unwrap();
     };
+    row("batch of 1, p50 in ms", 1, Run::p50_ms);
     row("batch of 10, p50 in ms", 10, Run::p50_ms);
     row("batch of 100, p50 in ms", 100, Run::p50_ms);
     row("batch of 10, CPU in ms per 1,000 messages", 10, Run::cpu_ms);
@@ -93,29 +108,49 @@ fn summary(results: &Results) -> String {
         100,
         Run::requests_per_message,
     );
+    for messages in LIMITED_BATCHES.map(|(messages, _)| messages) {
+        let of = |name| figure(results.limited(name, TEMPLATE_MB, messages, Run::p50_ms));
+        let figures = [RAW, RAW_BATCHES, CONSUMER, SINGLE, TYPESCRIPT].map(of);
+        let label = format!("{}, p50 in ms, {TEMPLATE_MB} MB", batch_of(messages));
+        writeln!(text, "| {label} | {} |", figures.join(" | ")).unwrap();
+    }
     text
 }
 
-fn machine(results: &Results) -> String {
+fn today() -> String {
+    let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    now[..10].to_owned()
+}
+
+fn cpu() -> String {
     let cores = std::thread::available_parallelism().unwrap();
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name"));
     let cpu = cpu.unwrap_or_default().trim_start_matches([':', ' ', '\t']);
+    format!("{cpu}, {cores} cores")
+}
+
+/// What the tool says of its version.
+fn version(tool: &str) -> Option<String> {
+    let ran = Command::new(tool).arg("--version").output().ok()?;
+    let version = String::from_utf8_lossy(&ran.stdout).trim().to_owned();
+    Some(if version.starts_with('v') {
+        format!("{tool} {version}")
+    } else {
+        version
+    })
+}
+
+fn machine(results: &Results) -> String {
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let today = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let mut text = String::from("| | |\n| --- | --- |\n");
     let mut row = |name: &str, value: &str| writeln!(text, "| {name} | {value} |").unwrap();
-    row("date", &today[..10]);
-    row("CPU", &format!("{cpu}, {cores} cores"));
+    row("date", &today());
+    row("CPU", &cpu());
     row("kernel", kernel.trim());
-    for (tool, argument) in [
-        ("rustc", "--version"),
-        ("node", "--version"),
-        ("python", "--version"),
-        ("valgrind", "--version"),
-    ] {
-        if let Ok(ran) = Command::new(tool).arg(argument).output() {
-            row(tool, String::from_utf8_lossy(&ran.stdout).trim());
+    for tool in ["rustc", "node", "python", "valgrind"] {
+        if let Some(version) = version(tool) {
+            row(tool, &version);
         }
     }
     row("rounds", &results.rounds.to_string());
@@ -129,7 +164,7 @@ fn machine(results: &Results) -> String {
 }
 
 fn target_table(results: &Results) -> String {
-    let mut text = String::from("| figure | limit | seen | |\n| --- | --- | ---: | --- |\n");
+    let mut text = String::from("| figure | goal | seen | |\n| --- | --- | ---: | --- |\n");
     for target in targets(results) {
         let verdict = match target.limit.zip(target.seen) {
             Some((limit, seen)) if seen <= limit => "reached",
@@ -282,14 +317,23 @@ a call. While the connection opens, the rest of the consumer is built.
 "
     .to_owned();
     table.end(&mut text);
-    let [raw, consumer] = [program("raw_loop"), consumer()]
-        .map(|binary| fs::metadata(binary).unwrap().len() as f64 / 1e6);
+    let [raw, consumer] = [RAW, CONSUMER].map(binary_mb);
     writeln!(
         text,
         "\nThe consumer's binary has {consumer:.1} MB, that of the raw loop {raw:.1} MB."
     )
     .unwrap();
     text
+}
+
+/// The size of a program of ours, in MB.
+pub(crate) fn binary_mb(name: &str) -> f64 {
+    let binary = if name == RAW {
+        program("raw_loop")
+    } else {
+        consumer()
+    };
+    fs::metadata(binary).unwrap().len() as f64 / 1e6
 }
 
 fn warm() -> impl Iterator<Item = usize> {

@@ -11,6 +11,7 @@
 )]
 
 mod chaos;
+mod counts;
 mod edges;
 mod inbox;
 mod metrics;

@@ -1,6 +1,11 @@
 //! Counts the functions and files that one message crosses: `make straight-way`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use support::callgrind;
 
 use super::*;
 
@@ -44,25 +49,14 @@ async fn one_message() {
 async fn calls(messages: u32) -> BTreeMap<Function, u64> {
     let stage = Stage::set().await;
     let profile = std::env::temp_dir().join(format!("straight-way-{}", std::process::id()));
-    let mut command = tokio::process::Command::new("valgrind");
-    command
-        .arg("--tool=callgrind")
-        .arg(format!("--callgrind-out-file={}", profile.display()))
-        .arg(env!("CARGO_BIN_EXE_consumer"));
     let settings = [("IDEMPOTENCY_KEY", "body:/orderId")];
-    let mut lambda = Lambda::spawn_command(command, stage.env(&settings)).await;
-    lambda.ready().await;
+    let binary = Path::new(env!("CARGO_BIN_EXE_consumer"));
+    let lambda = callgrind::start(binary, stage.env(&settings), &profile).await;
     for n in 1..=messages {
         let response = lambda.invoke(orders(n..=n), TIME).await.response();
         assert_eq!(response, json!({"batchItemFailures": []}));
     }
-    lambda.polls(messages as usize + 1).await;
-    let pid = lambda.pid().to_string();
-    let ended = std::process::Command::new("kill")
-        .args(["-TERM", &pid])
-        .status();
-    assert!(ended.unwrap().success());
-    lambda.exit().await;
+    callgrind::end(lambda, messages as usize).await;
     let text = std::fs::read_to_string(&profile).unwrap();
     std::fs::remove_file(&profile).unwrap();
     parse(&text)

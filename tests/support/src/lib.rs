@@ -8,6 +8,7 @@
     reason = "a test that cannot set up its surroundings has nothing better to do than panic"
 )]
 
+pub mod callgrind;
 pub mod clock;
 pub mod cloud;
 pub mod consumer;
@@ -29,6 +30,7 @@ pub mod seed;
 pub mod sqs;
 pub mod stage;
 pub mod stopwatch;
+pub mod stub;
 pub mod template;
 pub mod throttle;
 pub mod world;

@@ -10,8 +10,8 @@ use std::{
 
 use axum::{Router, http::header::CONTENT_TYPE, serve::ListenerExt};
 
-pub(crate) struct Stub {
-    pub(crate) endpoint: String,
+pub struct Stub {
+    pub endpoint: String,
     seen: Arc<Seen>,
 }
 
@@ -25,15 +25,15 @@ struct Seen {
 
 /// Counts since the last reset.
 #[derive(Clone, Copy)]
-pub(crate) struct Counts {
-    pub(crate) requests: u64,
+pub struct Counts {
+    pub requests: u64,
     /// Of the requests' bodies.
-    pub(crate) bytes: u64,
-    pub(crate) connections: u64,
+    pub bytes: u64,
+    pub connections: u64,
 }
 
 impl Stub {
-    pub(crate) async fn start() -> Self {
+    pub async fn start() -> Self {
         let seen = Arc::new(Seen::default());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -65,7 +65,7 @@ impl Stub {
     }
 
     /// Sets the delay of every answer, and all counts to 0.
-    pub(crate) fn reset(&self, latency_ms: u64) {
+    pub fn reset(&self, latency_ms: u64) {
         self.seen.latency_ms.store(latency_ms, Relaxed);
         for count in [
             &self.seen.requests,
@@ -76,7 +76,7 @@ impl Stub {
         }
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub fn counts(&self) -> Counts {
         Counts {
             requests: self.seen.requests.load(Relaxed),
             bytes: self.seen.bytes.load(Relaxed),

@@ -1,0 +1,119 @@
+//! What a new message costs the release build: requests, their bytes, and instructions. None depends on how busy the machine
+//! is. Times are in `make bench`.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use support::{
+    callgrind,
+    event::{batch, order, record},
+    runtime_api::{Env, Lambda, consumer},
+    stage::{TIME, env},
+    stub::Stub,
+};
+
+/// What a message may cost in batches of one size.
+struct Limit {
+    messages: usize,
+    requests: f64,
+    /// Of the requests' bodies.
+    bytes: f64,
+    /// Measured on x86-64 with rustc 1.95, plus a tenth.
+    instructions: f64,
+    /// The batches whose number differs between two runs.
+    counted: [usize; 2],
+}
+
+const LIMITS: [Limit; 3] = [
+    Limit {
+        messages: 1,
+        requests: 2.0,
+        bytes: 1_550.0,
+        instructions: 1_670_000.0,
+        counted: [5, 25],
+    },
+    Limit {
+        messages: 10,
+        requests: 0.2,
+        bytes: 1_130.0,
+        instructions: 475_000.0,
+        counted: [2, 8],
+    },
+    Limit {
+        messages: 100,
+        requests: 0.08,
+        bytes: 1_130.0,
+        instructions: 400_000.0,
+        counted: [2, 4],
+    },
+];
+
+fn settings(stub: &Stub) -> Env {
+    env(&stub.endpoint, "sandbox", &[])
+}
+
+/// Runs batches of new orders.
+async fn run(lambda: &Lambda, messages: usize, batches: usize) {
+    for number in 0..batches {
+        let orders = number * messages..(number + 1) * messages;
+        let orders = orders.map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
+        let response: Value = lambda.invoke(batch(orders), 6 * TIME).await.response();
+        assert_eq!(response, json!({"batchItemFailures": []}));
+    }
+}
+
+#[tokio::test]
+async fn requests_and_bytes_of_a_message_have_limits() {
+    let stub = Stub::start().await;
+    for Limit {
+        messages,
+        requests,
+        bytes,
+        ..
+    } in LIMITS
+    {
+        let lambda = Lambda::start(settings(&stub)).await;
+        stub.reset(0);
+        run(&lambda, messages, 10).await;
+        let seen = stub.counts();
+        let of_message = |count: u64| count as f64 / (10 * messages) as f64;
+        assert!(
+            of_message(seen.requests) <= requests,
+            "batch of {messages}: {} requests",
+            seen.requests
+        );
+        let seen = of_message(seen.bytes);
+        assert!(
+            seen <= bytes,
+            "batch of {messages}: {seen:.0} bytes a message"
+        );
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs valgrind, and x86-64 for the limits"]
+async fn instructions_of_a_message_have_limits() {
+    let stub = Stub::start().await;
+    for Limit {
+        messages,
+        instructions,
+        counted,
+        ..
+    } in LIMITS
+    {
+        let mut seen = [0; 2];
+        for (seen, batches) in seen.iter_mut().zip(counted) {
+            let lambda =
+                callgrind::start(&consumer(), settings(&stub), Path::new("/dev/null")).await;
+            run(&lambda, messages, batches).await;
+            *seen = callgrind::end(lambda, batches).await;
+        }
+        let [few, many] = counted;
+        let seen = (seen[1] - seen[0]) as f64 / (messages * (many - few)) as f64;
+        println!("batch of {messages}: {seen:.0} instructions a message");
+        assert!(
+            seen <= instructions,
+            "batch of {messages}: {seen:.0} instructions a message"
+        );
+    }
+}
