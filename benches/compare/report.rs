@@ -25,8 +25,8 @@ pub(crate) fn overview(results: &Results) -> String {
             .join(", "),
     );
     format!(
-        "{OVERVIEW}\n{}\n{CHART}\nMeasured on {} on {machine}, with {versions}. A whole core, unless a row names a memory: then \
-         the part of a vCPU that Lambda gives a function of that memory.\n",
+        "{OVERVIEW}\n{}\n{CHART}\nMeasured on {} on {machine}, with {versions}. A process has a whole core, unless a row\n\
+         names a memory: then it has the part of a vCPU that Lambda gives a function of that memory.\n",
         summary(results),
         today(),
     )
