@@ -83,16 +83,16 @@ use crate::{
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB |
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | concurrent claims and completions share requests; needs `dynamodb:PartiQLInsert` and `PartiQLUpdate` |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table for the events that handlers publish |
-/// | `CONSUMER_CONCURRENCY` | `auto` | how many handlers of a batch run at a time. `auto` is 10; in claim mode without a result bucket, 10 to 100, as memory allows |
-/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | with less time left, a message isn't started. A value above the function's timeout (half of it, with several invocations per process) fails every invocation |
+/// | `CONSUMER_CONCURRENCY` | `auto` | how many of a batch's handlers run at a time. `auto` means 10 or, in claim mode without a result bucket, 10 to 100 depending on memory |
+/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | a message isn't started with less time left than this. A value above the function's timeout (half of it, with several invocations per process) fails every invocation |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` keeps the queue's own timeout |
-/// | `CONSUMER_BACKOFF_BASE` | `10s` | backoff after the first receive; it doubles with each further one. Half of it is random: the first backoff is 5 to 10 seconds |
+/// | `CONSUMER_BACKOFF_BASE` | `10s` | backoff after the first receive. It doubles with each further receive. Half of it is random, so the first backoff is 5 to 10 seconds |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest backoff, at most `11h 30m`. The template derives it from the function's timeout |
 /// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | copies a permanently failed message to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error |
-/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed |
+/// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | after a recorded permanent failure, `continue` runs the rest of the FIFO group, and `stop` reports it as failed |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 failures in a row, for at least 10 keys, messages return without a claim until a probe succeeds |
 /// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the downstream system remembers a call key (`off`: forever). If an attempt has been open for longer, the message fails permanently, unless there is a lookup |
-/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message that may have caused it runs alone, and rests after each further death |
+/// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message that may have caused it runs alone, and waits after each further crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
 ///
 /// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.

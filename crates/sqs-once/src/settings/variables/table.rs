@@ -148,16 +148,16 @@ settings! {
     "`SK` puts the key into the sort key `SK`, in the partition `idempotency#<namespace>`; `SK=TEXT` does so in the partition `TEXT`"
 
     CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "auto";
-    "how many handlers of a batch run at a time. `auto` is 10; in claim mode without a result bucket, 10 to 100, as memory allows"
+    "how many of a batch's handlers run at a time. `auto` means 10 or, in claim mode without a result bucket, 10 to 100 depending on memory"
 
     CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "0s";
-    "with less time left, a message isn't started. A value above the function's timeout (half of it, with several invocations per process) fails every invocation"
+    "a message isn't started with less time left than this. A value above the function's timeout (half of it, with several invocations per process) fails every invocation"
 
     CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "continue";
-    "the rest of a FIFO group after a recorded permanent failure: `continue` runs it, `stop` reports it as failed"
+    "after a recorded permanent failure, `continue` runs the rest of the FIFO group, and `stop` reports it as failed"
 
     CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "on", "; in claim mode only";
-    "after a crash, each message that may have caused it [runs alone](operations.md#isolation-after-a-crash), and rests after each further death"
+    "after a crash, each message that may have caused it [runs alone](operations.md#isolation-after-a-crash), and waits after each further crash"
 
     CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";
     "how long the downstream system remembers a [call key](keys.md#call-keys) (`off`: forever). If an attempt has been open for longer, the message fails permanently, unless there is a lookup"
@@ -169,7 +169,7 @@ settings! {
     "sets the visibility timeout of each failed message; `off` keeps the queue's own timeout"
 
     CONSUMER_BACKOFF_BASE (backoff_base: Duration = backoff): Consumer, "10s";
-    "backoff after the first receive; it doubles with each further one. Half of it is random: the first backoff is 5 to 10 seconds"
+    "backoff after the first receive. It doubles with each further receive. Half of it is random, so the first backoff is 5 to 10 seconds"
 
     CONSUMER_BACKOFF_CAP (backoff_cap: Duration = backoff): Consumer, "15m";
     "longest backoff, at most `11h 30m`. The template [derives it](operations.md#outages-that-messages-survive) from the function's timeout"
