@@ -62,7 +62,7 @@ impl fmt::Display for Outcome {
             Self::Panicked => f.write_str("the handler panicked"),
             Self::OutOfTime => f.write_str("the handler was cut off at the deadline"),
             Self::LeaseLost => f.write_str(
-                "the lease expired before the result was recorded, and another attempt took over",
+                "before the result was recorded, another attempt took over, or the record was deleted",
             ),
             Self::CompletionUnrecorded(error) => write!(
                 f,

@@ -101,8 +101,8 @@ pub enum Outcome {
     Panicked,
     /// The handler was cut off at the deadline. After a claim, the next attempt sees the prior attempt.
     OutOfTime,
-    /// The lease expired before the worker recorded the attempt's result, and another worker took over. The
-    /// record of that worker decides.
+    /// Before the worker recorded the attempt's result, another worker took over, or somebody deleted the record. The
+    /// record of the other worker decides.
     LeaseLost,
     /// The handler succeeded, but its result could not be recorded. The claim stays until its lease expires,
     /// and the next attempt sees the prior attempt.
