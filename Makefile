@@ -79,7 +79,8 @@ PROGRAM  := $(RELEASE) --package programs --bin
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	$(MAKE) --no-print-directory --jobs 2 programs suites
 	python local/suites.py
-	$(MAKE) --no-print-directory --jobs 2 doctests test-aws $(if $(shell command -v valgrind),instructions) ACCOUNT=$(EMULATED) REGION=us-east-1
+	$(if $(shell command -v valgrind),$(MAKE) --no-print-directory instructions)
+	$(MAKE) --no-print-directory --jobs 2 doctests test-aws ACCOUNT=$(EMULATED) REGION=us-east-1
 	$(MAKE) --no-print-directory --jobs 2 runbook local-runs
 
 .PHONY: suites
@@ -261,6 +262,7 @@ typescript: $(VENV) $(LINT) ## Compile the examples in TypeScript, synthesize th
 audit: $(VENV) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
 	$(DENY) check advisories
 
+# Not beside `test-aws`, which builds the program again.
 .PHONY: instructions
 instructions: ## Count the instructions of a message, in batches of 1, 10 and 100 (needs valgrind)
 	$(TEST) --test process instructions -- --ignored --nocapture
