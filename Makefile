@@ -79,7 +79,7 @@ PROGRAM  := $(RELEASE) --package programs --bin
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	$(MAKE) --no-print-directory --jobs 2 programs suites
 	python local/suites.py
-	$(if $(shell command -v valgrind),$(MAKE) --no-print-directory instructions)
+	$(if $(and $(shell command -v valgrind),$(filter x86_64,$(shell uname -m))),$(MAKE) --no-print-directory instructions)
 	$(MAKE) --no-print-directory --jobs 2 doctests test-aws ACCOUNT=$(EMULATED) REGION=us-east-1
 	$(MAKE) --no-print-directory --jobs 2 runbook local-runs
 
