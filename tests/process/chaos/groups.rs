@@ -12,8 +12,7 @@ use serde_json::Value;
 use crate::chaos::write::Write;
 
 /// The name before each placeholder: `'name':?`, `"name"=?`.
-static NAMED: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r#"['"]([a-z_]+)['"][:=]\?"#).unwrap());
+static NAMED: LazyLock<Regex> = LazyLock::new(|| Regex::new(r#"['"]([a-z_]+)['"][:=]\?"#).unwrap());
 
 /// The swap of each statement.
 pub(super) fn writes(body: &Value) -> Vec<Write> {
