@@ -1,6 +1,6 @@
 //! The pages of a run, in Markdown: docs/speed.md for readers, benches/RESULTS.md with every table.
 
-use std::{fmt::Write, fs, process::Command, time::SystemTime};
+use std::{fmt::Write, fs, path::Path, process::Command, time::SystemTime};
 use support::runtime_api::{consumer, program};
 
 use crate::{
@@ -15,20 +15,15 @@ use crate::{
 
 /// The figures that most readers look for.
 pub(crate) fn overview(results: &Results) -> String {
-    let versions = ["rustc", "node"].map(version);
-    let (machine, versions) = (
-        cpu(),
-        versions
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
-            .join(", "),
-    );
+    let node = version("node").map(|version| format!("Node.js {version}"));
+    let versions: Vec<_> = version("rustc").into_iter().chain(node).collect();
     format!(
-        "{OVERVIEW}\n{}\n{CHART}\nMeasured on {} on {machine}, with {versions}. A process has a whole core, unless a row\n\
+        "{OVERVIEW}\n{}\n{CHART}\nMeasured on {} on {}, with {}. A process has a whole core, unless a row\n\
          names a memory: then it has the part of a vCPU that Lambda gives a function of that memory.\n",
         summary(results),
         today(),
+        cpu(),
+        versions.join(", "),
     )
 }
 
@@ -84,35 +79,32 @@ fn summary(results: &Results) -> String {
         "| | raw loop | raw loop, batched | consumer | consumer, single writes | Powertools TypeScript |\n\
          | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
-    let mut row = |label: &str, messages, measure: Measure| {
-        let of = |name| figure(results.of(name, LATENCY_MS, messages, measure));
-        let figures = [RAW, RAW_BATCHES, CONSUMER, SINGLE, TYPESCRIPT].map(of);
+    let mut row = |label: String, value: &dyn Fn(&'static str) -> Option<f64>| {
+        let columns = [RAW, RAW_BATCHES, CONSUMER, SINGLE, TYPESCRIPT];
+        let figures = columns.map(|name| figure(value(name)));
         writeln!(text, "| {label} | {} |", figures.join(" | ")).unwrap();
     };
-    row("batch of 1, p50 in ms", 1, Run::p50_ms);
-    row("batch of 10, p50 in ms", 10, Run::p50_ms);
-    row("batch of 100, p50 in ms", 100, Run::p50_ms);
-    row("batch of 10, CPU in ms per 1,000 messages", 10, Run::cpu_ms);
-    row(
-        "batch of 100, CPU in ms per 1,000 messages",
-        100,
-        Run::cpu_ms,
-    );
-    row(
-        "batch of 10, requests per message",
-        10,
-        Run::requests_per_message,
-    );
-    row(
-        "batch of 100, requests per message",
-        100,
-        Run::requests_per_message,
-    );
-    for messages in LIMITED_BATCHES.map(|(messages, _)| messages) {
-        let of = |name| figure(results.limited(name, TEMPLATE_MB, messages, Run::p50_ms));
-        let figures = [RAW, RAW_BATCHES, CONSUMER, SINGLE, TYPESCRIPT].map(of);
+    let rows: [(&str, Measure, &[usize]); 3] = [
+        ("p50 in ms", Run::p50_ms, &[1, 10, 100]),
+        ("CPU in ms per 1,000 messages", Run::cpu_ms, &[10, 100]),
+        (
+            "requests per message",
+            Run::requests_per_message,
+            &[10, 100],
+        ),
+    ];
+    for (title, measure, sizes) in rows {
+        for messages in sizes.iter().copied() {
+            row(format!("{}, {title}", batch_of(messages)), &|name| {
+                results.of(name, LATENCY_MS, messages, measure)
+            });
+        }
+    }
+    for (messages, _) in LIMITED_BATCHES {
         let label = format!("{}, p50 in ms, {TEMPLATE_MB} MB", batch_of(messages));
-        writeln!(text, "| {label} | {} |", figures.join(" | ")).unwrap();
+        row(label, &|name| {
+            results.limited(name, TEMPLATE_MB, messages, Run::p50_ms)
+        });
     }
     text
 }
@@ -130,15 +122,10 @@ fn cpu() -> String {
     format!("{cpu}, {cores} cores")
 }
 
-/// What the tool says of its version.
+/// Returns what `tool --version` prints.
 fn version(tool: &str) -> Option<String> {
     let ran = Command::new(tool).arg("--version").output().ok()?;
-    let version = String::from_utf8_lossy(&ran.stdout).trim().to_owned();
-    Some(if version.starts_with('v') {
-        format!("{tool} {version}")
-    } else {
-        version
-    })
+    Some(String::from_utf8_lossy(&ran.stdout).trim().to_owned())
 }
 
 fn machine(results: &Results) -> String {
@@ -317,7 +304,7 @@ a call. While the connection opens, the rest of the consumer is built.
 "
     .to_owned();
     table.end(&mut text);
-    let [raw, consumer] = [RAW, CONSUMER].map(binary_mb);
+    let [raw, consumer] = [program("raw_loop"), consumer()].map(|binary| megabytes(&binary));
     writeln!(
         text,
         "\nThe consumer's binary has {consumer:.1} MB, that of the raw loop {raw:.1} MB."
@@ -326,14 +313,9 @@ a call. While the connection opens, the rest of the consumer is built.
     text
 }
 
-/// The size of a program of ours, in MB.
-pub(crate) fn binary_mb(name: &str) -> f64 {
-    let binary = if name == RAW {
-        program("raw_loop")
-    } else {
-        consumer()
-    };
-    fs::metadata(binary).unwrap().len() as f64 / 1e6
+/// Returns the size of a file in MB.
+pub(crate) fn megabytes(file: &Path) -> f64 {
+    fs::metadata(file).unwrap().len() as f64 / 1e6
 }
 
 fn warm() -> impl Iterator<Item = usize> {

@@ -1,11 +1,13 @@
 //! The targets, and whether the measurements reach them.
 
+use support::runtime_api::consumer;
+
 use crate::{
     CUT_OFF, LATENCY_MS, TEMPLATE_MB,
     candidates::{CONSUMER, RAW, RAW_BATCHES, TYPESCRIPT, UNPRIMED},
     numbers::batch_of,
     process::Run,
-    report::binary_mb,
+    report::megabytes,
     results::{Measure, Results},
 };
 
@@ -35,7 +37,7 @@ pub(crate) fn targets(results: &Results) -> Vec<Target> {
 
 fn counts(results: &Results) -> Vec<Target> {
     let of = |name, messages, measure| results.of(name, LATENCY_MS, messages, measure);
-    let consumer = |messages, measure| of(CONSUMER, messages, measure);
+    let ours = |messages, measure| of(CONSUMER, messages, measure);
     let instructions = |messages, to| {
         let of = |name| results.instructions(name, messages);
         quotient(of(CONSUMER), of(to))
@@ -50,13 +52,13 @@ fn counts(results: &Results) -> Vec<Target> {
             "requests per message, batch of 10",
             "",
             0.2,
-            consumer(10, requests),
+            ours(10, requests),
         ),
         target(
             "requests per message, batch of 100",
             "",
             0.08,
-            consumer(100, requests),
+            ours(100, requests),
         ),
         target(
             "instructions, batch of 1",
@@ -83,26 +85,26 @@ fn counts(results: &Results) -> Vec<Target> {
             of_100,
         ),
         target("bytes per request, batch of 25", TO_BATCHED, 1.8, bytes),
-        target("peak memory, batch of 10", "MiB", 9.5, consumer(10, PEAK)),
-        target(
-            "peak memory, batch of 100",
-            "MiB",
-            11.6,
-            consumer(100, PEAK),
-        ),
+        target("peak memory, batch of 10", "MiB", 9.5, ours(10, PEAK)),
+        target("peak memory, batch of 100", "MiB", 11.6, ours(100, PEAK)),
         target(
             "peak memory, batch of 10,000",
             "MiB",
             64.0,
-            consumer(10_000, PEAK),
+            ours(10_000, PEAK),
         ),
         target(
             "connections, batch of 10,000",
             "",
             8.0,
-            consumer(10_000, CONNECTIONS),
+            ours(10_000, CONNECTIONS),
         ),
-        target("size of the binary", "MB", 6.0, Some(binary_mb(CONSUMER))),
+        target(
+            "size of the binary",
+            "MB",
+            6.0,
+            Some(megabytes(&consumer())),
+        ),
     ]
 }
 

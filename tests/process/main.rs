@@ -11,7 +11,6 @@
 )]
 
 mod chaos;
-mod counts;
 mod edges;
 mod inbox;
 mod metrics;

@@ -1,5 +1,6 @@
 //! The release binary behind a Runtime API: batches, crashes, a slow gateway, and a missing table.
 
+mod counts;
 mod straight_way;
 
 use std::time::Duration;

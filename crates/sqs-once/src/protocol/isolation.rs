@@ -111,8 +111,8 @@ pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
 
 /// Returns whether a message that is [`Standing::Crashed`] gets one last lookup, if the handler has one.
 ///
-/// The lookup runs alone and counts as an attempt alone. So if the process dies once more, the count is
-/// higher than this function admits, and the message is `crashed` without another lookup.
+/// The lookup runs alone, as an attempt alone. If the process dies once more, the count exceeds what this function
+/// admits, and the message is `crashed` without another lookup.
 #[doc(hidden)]
 #[must_use]
 pub fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
