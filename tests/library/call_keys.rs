@@ -333,7 +333,7 @@ async fn attempt_open_for_too_long_is_not_repeated() {
             let why = outcome.to_string();
             assert!(why.contains("too old to repeat: look by hand"), "{why}");
             assert!(why.contains(&key().call_key(0)), "{why}");
-            assert!(why.contains("record delete test#o-1"), "{why}");
+            assert!(why.contains("record decline test#o-1"), "{why}");
             advance(MINUTE);
         }
         assert_eq!(world.asked().len(), 1, "{memory:?}");

@@ -77,6 +77,7 @@ impl Handler for Scripted {
                 std::future::pending().await
             }
             "refuse" => Err(Failure::no_effect("connection refused")),
+            "decline" => Err(Failure::declined("the card is declined")),
             "fail" => Err(Failure::retryable("scripted")),
             "slow" => {
                 tokio::time::sleep(200 * Duration::from_millis(1)).await;
@@ -103,7 +104,27 @@ impl World {
         store: &S,
         messages: Vec<Value>,
     ) -> Option<Vec<String>> {
-        let consumer = Arc::new(self.consumer(store.clone()));
+        self.receive_by(self.consumer(store.clone()), messages)
+            .await
+    }
+
+    /// The same with the order as key, and the body as fingerprint.
+    async fn receive_orders(
+        &self,
+        store: &MemoryStore,
+        messages: Vec<Value>,
+    ) -> Option<Vec<String>> {
+        let consumer = self.consumer(store.clone()).key("body:/id".parse().unwrap());
+        self.receive_by(consumer.fingerprint(FingerprintSource::Body), messages)
+            .await
+    }
+
+    async fn receive_by<S: Store>(
+        &self,
+        consumer: Consumer<Once<S>, Scripted>,
+        messages: Vec<Value>,
+    ) -> Option<Vec<String>> {
+        let consumer = Arc::new(consumer);
         let answer = process(&consumer, batch(messages), within(20 * SECOND));
         tokio::select! {
             answer = answer => Some(answer),
@@ -167,10 +188,11 @@ async fn nine_neighbours_succeed_and_killer_is_crashed() {
     assert_eq!(world.deaths(), 5);
     let crashed = kept(&store, "m-4");
     assert_eq!(
-        (crashed.state, crashed.exclusive_attempts),
-        (State::Failed, 0)
+        (&crashed.state, crashed.exclusive_attempts),
+        (&State::Failed, 0)
     );
-    assert!(crashed.error.unwrap().contains("ran alone"), "no reason");
+    let error = crashed.last_error().unwrap();
+    assert!(error.contains("ran alone"), "no reason");
     for id in ids.iter().filter(|id| *id != "m-4") {
         assert!(
             matches!(kept(&store, id).state, State::Completed { .. }),
@@ -179,6 +201,65 @@ async fn nine_neighbours_succeed_and_killer_is_crashed() {
     }
     let took = start.until(clock());
     assert!(12 * HOUR < took && took < 14 * HOUR, "{took:?}");
+}
+
+/// A message of the order `o`, or of another.
+fn message(id: &str, order: &str, card: u32) -> Value {
+    let what = if card == 0 { "decline" } else { "succeed" };
+    let body = json!({"id": order, "card": card, "do": what});
+    sent_at(record(id, &body), Timestamp::from_millis(1))
+}
+
+/// [A, B] of one group and key: A is declined, B is claimed and its process dies. A comes back first, because no copy of it can
+/// be made.
+#[tokio::test]
+async fn group_goes_on_when_a_failure_returns_before_a_death() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let a = in_group(message("a", "o", 0), "g");
+    let mut killer = in_group(message("b", "o", 1), "g");
+    killer["body"] = json!(json!({"id": "o", "card": 1, "do": "kill"}).to_string());
+    let both = vec![a, killer.clone()];
+    assert_eq!(world.receive_orders(&store, both.clone()).await, None);
+    for _receive in 0..5 {
+        advance(11 * HOUR);
+        let _died = world.receive_orders(&store, both.clone()).await;
+    }
+    let record = kept(&store, "o");
+    assert_eq!((record.state, record.failures.len()), (State::Failed, 2));
+    assert_eq!(world.deaths(), 5);
+    // Both fail for good now, each with its own answer.
+    let failed = world.receive_orders(&store, both).await;
+    assert_eq!(failed, Some(vec!["a".to_owned(), "b".to_owned()]));
+    assert_eq!(world.began().iter().filter(|id| *id == "a").count(), 1);
+}
+
+/// The message behind it may be the only one that can end the attempt that is in the way.
+#[tokio::test]
+async fn message_behind_a_conflict_of_payloads_is_claimed() {
+    for fifo in [false, true] {
+        let (world, store) = (World::default(), MemoryStore::default());
+        let placed = |message: Value| {
+            if fifo { in_group(message, "g") } else { message }
+        };
+        let mut open = message("first", "o", 1);
+        open["body"] = json!(json!({"id": "o", "card": 1, "do": "kill"}).to_string());
+        let mut again = placed(message("first", "o", 1));
+        again["body"] = open["body"].clone();
+        assert_eq!(world.receive_orders(&store, vec![open]).await, None);
+        advance(MINUTE);
+        world.began();
+        let mut corrected = message("corrected", "o", 2);
+        corrected["attributes"]["ApproximateReceiveCount"] = json!("3");
+        let messages = [corrected, message("other", "p", 2), again];
+        let messages = messages.map(placed).into();
+        assert_eq!(world.receive_orders(&store, messages).await, None);
+        let expected: &[_] = if fifo {
+            &["first"]
+        } else {
+            &["other", "first"]
+        };
+        assert_eq!(world.began(), expected, "fifo: {fifo}");
+    }
 }
 
 /// With ten workers, suspects that waited for the rest in a worker's place would wait for ever.

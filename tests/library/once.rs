@@ -12,7 +12,7 @@ use sqs_once::{
     ResultExt,
     internal::{Delivery, History},
     protocol::{
-        AfterFailure, AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
+        AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
         Timestamp,
     },
     store::{Store, Swapped},
@@ -218,16 +218,6 @@ async fn permanent_failure_stays_open_unless_without_effect() {
 }
 
 #[tokio::test]
-async fn permanent_failure_is_replayed_if_set() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
-    let strict = once(&store).after_failure(AfterFailure::Replay);
-    let never = |_| async { unreachable!("it failed before") as Result<(), Failure> };
-    let outcome = strict.run(operation("m-2", "p"), never).await;
-    assert!(matches!(outcome, Outcome::FailedBefore(error) if error == "declined"));
-}
-
-#[tokio::test]
 async fn retryable_failure_keeps_the_record() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
@@ -243,6 +233,7 @@ async fn retryable_failure_keeps_the_record() {
     let open = PriorAttempt {
         first_claimed_at: Some(first),
         last_end: Some(AttemptEnd::Retryable),
+        other_payload: false,
     };
     assert_eq!(runs.last(), History::with_prior(1, open));
 }
@@ -338,7 +329,7 @@ async fn open_attempt_outlives_permanent_failure() {
 }
 
 #[tokio::test]
-async fn other_payload_waits_until_record_is_deleted() {
+async fn other_payload_waits_until_record_is_declined() {
     let (store, runs) = (Lossy::default(), Runs::default());
     let first = now();
     crash(&store, "m-1").await;
@@ -351,12 +342,50 @@ async fn other_payload_waits_until_record_is_deleted() {
     assert!(matches!(after, Outcome::PayloadConflict { open_since } if open_since == Some(first)));
     let text = after.to_string();
     assert!(text.contains("2027-01-15T08:00:00Z"), "{text}");
-    assert!(text.contains("record delete KEY"), "{text}");
+    assert!(text.contains("record decline KEY"), "{text}");
     assert_eq!(runs.count(), 0);
 
-    store.store.put(&key(), None);
-    let forgotten = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(forgotten, Outcome::Completed(_)));
+    let declined = record(&store).declined(now());
+    store.store.put(&key(), declined);
+    let ran = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
+    assert!(matches!(ran, Outcome::Completed(_)));
+    // It is told of nothing, under a new call key.
+    let history = runs.last();
+    assert_eq!((history.prior, history.generation), (None, 1));
+}
+
+/// A corrected order may wait behind the declined one. Each payload has an answer of its own, and both dead letters, redriven
+/// together, end with one charge.
+#[tokio::test]
+async fn each_payload_fails_once_and_the_corrected_one_runs() {
+    let (store, runs) = (Lossy::default(), Runs::default());
+    let sent = |id: &str, payload: &str, sent_at| {
+        let mut operation = operation(id, payload);
+        operation.delivery = Delivery::from(DeliveryMetadata {
+            sent_at: Some(sent_at),
+            ..operation.delivery.facts().clone()
+        });
+        operation
+    };
+    let waiting = now();
+    pass(SECOND);
+    let first = sent("m-1", "card one", waiting);
+    let _ = run(&store, first, &runs, declined()).await;
+    // Both were sent before the failure.
+    let second = run(&store, sent("m-2", "card two", waiting), &runs, declined()).await;
+    assert!(matches!(second, Outcome::PermanentFailure(_)), "{second:?}");
+    for (id, payload) in [("m-1", "card one"), ("m-2", "card two")] {
+        let again = run(&store, sent(id, payload, waiting), &runs, Ok(1)).await;
+        assert!(matches!(again, Outcome::FailedBefore(_)), "{again:?}");
+    }
+    assert_eq!(runs.count(), 2);
+    pass(SECOND);
+    let redriven = run(&store, sent("m-3", "card two", now()), &runs, Ok(1)).await;
+    assert!(matches!(redriven, Outcome::Completed(_)), "{redriven:?}");
+    assert!(runs.last().prior.is_some_and(|open| open.other_payload));
+    let redriven = run(&store, sent("m-4", "card one", now()), &runs, Ok(1)).await;
+    assert!(matches!(redriven, Outcome::KeyReused), "{redriven:?}");
+    assert_eq!(runs.count(), 3);
 }
 
 /// DynamoDB's TTL deletes an expired record. The promises hold while the record is kept.
@@ -422,6 +451,7 @@ async fn crash_is_conflict_until_lease_ends() {
     let crashed = PriorAttempt {
         first_claimed_at: Some(claimed_at),
         last_end: None,
+        other_payload: false,
     };
     assert_eq!(runs.last(), History::with_prior(1, crashed));
 }
@@ -940,5 +970,5 @@ async fn failure_text_keeps_its_causes() {
     let outcome = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
     assert!(matches!(outcome, Outcome::PermanentFailure(_)));
     let error = "the ledger is shut: disk full";
-    assert_eq!(record(&store).error.as_deref(), Some(error));
+    assert_eq!(record(&store).last_error(), Some(error));
 }

@@ -180,7 +180,7 @@ async fn settings_of_other_modes_are_not_read() {
         start_with(&unused.map(|name| (name, "invalid"))).await,
         Ok(())
     );
-    let used = ["IDEMPOTENCY_AFTER_FAILURE", "IDEMPOTENCY_RESULT_BUCKET"];
+    let used = ["IDEMPOTENCY_RETENTION", "IDEMPOTENCY_RESULT_BUCKET"];
     let error = start_with(&used.map(|name| (name, "Invalid"))).await;
     assert_eq!(error.unwrap_err().errors().len(), 2);
 }

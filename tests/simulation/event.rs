@@ -61,6 +61,9 @@ fn body(message: &Message, world: &World) -> (String, Vec<(String, String)>) {
         Kind::Undecodable => json!({"not": "an order"}),
         _ => json!({"order": message.order}),
     };
+    if message.payload > 0 {
+        content["card"] = message.payload.into();
+    }
     let mut attributes = Vec::new();
     if plan.bodies_in_s3 {
         let path = format!("/{BODIES}/{}", message.id);

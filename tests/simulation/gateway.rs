@@ -247,7 +247,7 @@ impl Charge {
             key: attempt.key().to_string(),
             order: order.clone(),
             worker: self.member.worker,
-            told: attempt.prior().is_some(),
+            told: attempt.prior().map(|open| open.other_payload),
             kind,
         });
         let mut end = End {

@@ -183,7 +183,8 @@ pub enum Event {
         key: String,
         order: String,
         worker: Worker,
-        told: bool,
+        /// Of an open attempt, and whether one may have had another payload.
+        told: Option<bool>,
         kind: Kind,
     },
     Charged {

@@ -55,6 +55,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         order: format!("o-{n}"),
         group: None,
         kind: Kind::Good,
+        payload: 0,
         attributes: BTreeMap::new(),
         sent: n.saturating_sub(WAITING) * (HALF_A_DAY / WAITING),
     };

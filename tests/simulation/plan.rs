@@ -204,6 +204,8 @@ pub struct Message {
     pub order: String,
     pub group: Option<String>,
     pub kind: Kind,
+    /// A corrected order, or one that the producer has changed by mistake, has another one.
+    pub payload: u32,
     pub sent: Duration,
     /// Attributes that the consumer has added to a copy.
     pub attributes: BTreeMap<String, String>,
@@ -267,6 +269,13 @@ pub enum Kind {
     Killer,
     /// Its handler ends the process this many times, and then succeeds.
     Kills(u32),
+}
+
+impl Message {
+    /// Returns what its fingerprint tells from others of its order.
+    pub fn content(&self) -> (bool, u32) {
+        (self.kind == Kind::Undecodable, self.payload)
+    }
 }
 
 impl Kind {
@@ -414,6 +423,7 @@ impl Plan {
         plan.draw_surroundings(&mut Dice::new(seed ^ 0x00ac_ce55), span);
         plan.draw_latecomers(&mut Dice::new(seed ^ 0x01a7_ec03));
         plan.draw_outbox(&mut Dice::new(seed ^ 0x0e4e_4715));
+        plan.draw_corrections(&mut Dice::new(seed ^ 0x0c04_4ec7));
         plan
     }
 
@@ -487,6 +497,7 @@ impl Plan {
                 order: format!("o-more-{n}"),
                 group: None,
                 kind: Kind::Good,
+                payload: 0,
                 sent: dice.between(Duration::ZERO, last),
                 attributes: BTreeMap::new(),
             });
@@ -510,6 +521,36 @@ impl Plan {
                 sent: later,
                 ..of
             });
+        }
+        self.messages.sort_by_key(|message| message.sent);
+    }
+
+    /// Draws orders that are sent again with another payload: corrected after a decline, or changed by mistake.
+    fn draw_corrections(&mut self, dice: &mut Dice) {
+        if self.key == KeyFrom::MessageId || !self.mode.claims() || !dice.chance(0.3) {
+            return;
+        }
+        let fails = |message: &&Message| {
+            matches!(message.kind, Kind::Declined | Kind::Undecodable)
+        };
+        let failing: Vec<_> = self.messages.iter().filter(fails).cloned().collect();
+        for n in 0..1 + dice.below(5) {
+            let of = if !failing.is_empty() && dice.chance(0.7) {
+                &failing[dice.below(failing.len())]
+            } else {
+                &self.messages[dice.below(self.messages.len())]
+            };
+            // Many wait in the queue beside the one that they correct.
+            let waits = dice.chance(0.5);
+            let later = if waits { seconds(1) } else { self.healed };
+            let corrected = Message {
+                id: format!("fix-{n}"),
+                kind: Kind::Good,
+                payload: 1 + dice.below(2) as u32,
+                sent: of.sent + dice.between(Duration::ZERO, later),
+                ..of.clone()
+            };
+            self.messages.push(corrected);
         }
         self.messages.sort_by_key(|message| message.sent);
     }
@@ -644,6 +685,7 @@ fn messages(dice: &mut Dice, fifo: bool, span: Duration) -> Vec<Message> {
             order,
             group,
             kind,
+            payload: 0,
             sent,
             attributes: BTreeMap::new(),
         });

@@ -133,7 +133,7 @@ fn renamed() -> Layout {
         ("message_id", "message-id"),
         ("attempts", "number of claims"),
         ("result_omitted", "no.value"),
-        ("error", "status"),
+        ("failures", "status"),
         ("updated_at", ":now"),
     ];
     let names = Layout::native().rename(names).unwrap();
@@ -227,7 +227,7 @@ async fn memory_store_counts_its_records() {
 fn record(changes: &serde_json::Value) -> Record {
     let mut json = serde_json::json!({
         "status": "IN_PROGRESS", "owner": "o-1", "version": 1, "lease_until": 1, "expires_at": 9,
-        "message_id": "m-1", "attempts": 1, "error": "declined", "created_at": 1, "updated_at": 1,
+        "message_id": "m-1", "updated_at": 1,
     });
     for (name, value) in changes.as_object().unwrap() {
         json[name] = value.clone();
@@ -257,7 +257,10 @@ async fn swaps_leave_foreign_attributes() {
             .update_expression("SET note = :note")
             .expression_attribute_values(":note", AttributeValue::S("theirs".into()));
         note.send().await.unwrap();
-        let failed = serde_json::json!({"status": "FAILED", "version": 2, "failed_at": 5});
+        let failed = serde_json::json!({
+            "status": "FAILED", "version": 2,
+            "failures": r#"[{"at": 5, "error": "declined", "message_id": "m-1"}]"#,
+        });
         let next = record(&failed);
         let applied = store
             .swap(&swap(Expect::Unchanged(first), &next), &CONTEXT)
@@ -284,7 +287,6 @@ async fn unreadable_record_is_an_error() {
         ("expires_at", AttributeValue::N("9".into())),
         ("message_id", text("m")),
         ("attempts", AttributeValue::N("1".into())),
-        ("created_at", AttributeValue::N("1".into())),
         ("updated_at", AttributeValue::N("1".into())),
     ]
     .into();

@@ -3,7 +3,7 @@
 use sqs_once::{
     internal::{Standing, StoredRecord, standing},
     protocol::{
-        AfterFailure, Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide,
+        Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide,
     },
 };
 
@@ -32,17 +32,16 @@ pub(crate) enum NextDelivery {
 
 impl NextDelivery {
     /// Returns what the next delivery does, given a record as it was read.
-    pub(crate) fn by(stored: &StoredRecord, after: AfterFailure, now: Timestamp) -> Self {
+    pub(crate) fn by(stored: &StoredRecord, now: Timestamp) -> Self {
         match &stored.record {
             _ if stored.locked_by.is_some() => Self::WaitsForTransaction,
-            Ok(record) => Self::of(record, after, now),
+            Ok(record) => Self::of(record, now),
             Err(_) => Self::Unknown,
         }
     }
 
-    fn of(record: &Record, after: AfterFailure, now: Timestamp) -> Self {
-        let mut claim = Claim::new(Owner::fresh(), "", now, now, record.expires_at);
-        claim.after_failure = after;
+    fn of(record: &Record, now: Timestamp) -> Self {
+        let claim = Claim::new(Owner::fresh(), "", now, now, record.expires_at);
         match decide(Some(record), &claim) {
             Decision::First | Decision::Mine => Self::Runs,
             Decision::Over => match standing(Some(record), &CrashWaits::default()) {
@@ -106,7 +105,7 @@ mod tests {
     const LATER: Timestamp = Timestamp::from_millis(1_800_000_001_001);
 
     fn of(record: &Record, now: Timestamp) -> NextDelivery {
-        NextDelivery::of(record, AfterFailure::Retry, now)
+        NextDelivery::of(record, now)
     }
 
     fn claimed() -> Record {
@@ -132,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn message_after_failure_runs_unless_failures_are_final() {
+    fn message_after_failure_runs() {
         let failed = |effect| {
             let end = End::Failed {
                 error: "declined".into(),
@@ -147,8 +146,6 @@ mod tests {
         assert_eq!(of(&charged, NOW), NextDelivery::StoredFailure);
         let declined = failed(Effect::Declined);
         assert_eq!(of(&declined, LATER), NextDelivery::Runs);
-        let replay = NextDelivery::of(&declined, AfterFailure::Replay, LATER);
-        assert_eq!(replay, NextDelivery::StoredFailure);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use clap::Args;
 use sqs_once::{
     Settings,
     internal::{RecordFilter, RecordPage, StoredRecord},
-    protocol::{AfterFailure, Timestamp},
+    protocol::{Record, Timestamp},
     store::{DynamoStore, StoreError},
 };
 #[cfg(feature = "postgres")]
@@ -33,9 +33,6 @@ pub(crate) struct Table {
     /// PGPASSWORD for the password.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     postgres: Option<String>,
-    /// Effect of a failed record on another message: retry or replay.
-    #[arg(long, env = "IDEMPOTENCY_AFTER_FAILURE", value_name = "EFFECT")]
-    after_failure: Option<String>,
 }
 
 impl Table {
@@ -72,7 +69,6 @@ impl Table {
             ("IDEMPOTENCY_TABLE_NAME", &self.table),
             ("IDEMPOTENCY_ATTRIBUTES", &self.attributes),
             ("IDEMPOTENCY_SORT_KEY", &self.sort_key),
-            ("IDEMPOTENCY_AFTER_FAILURE", &self.after_failure),
         ];
         let given = variables
             .into_iter()
@@ -82,13 +78,6 @@ impl Table {
             .map_err(Error::usage)
     }
 
-    /// Returns how a `FAILED` record affects other messages.
-    pub(crate) fn after_failure(&self) -> AfterFailure {
-        match self.after_failure.as_deref() {
-            Some("replay") => AfterFailure::Replay,
-            _ => AfterFailure::Retry,
-        }
-    }
 }
 
 /// Returns the value of an option. An empty variable is treated as not set, as in the consumer.
@@ -172,16 +161,16 @@ impl Records {
         }
     }
 
-    /// Ends the lease of a record, if the record is still as it was shown.
-    pub(crate) async fn release(
+    /// Replaces a record that is not completed, if it is still as it was shown.
+    pub(crate) async fn replace(
         &self,
         shown: &StoredRecord,
-        now: Timestamp,
+        to: Record,
     ) -> Result<bool, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.release(shown, now).await,
+            Self::DynamoDb(store) => store.replace(shown, to).await,
             #[cfg(feature = "postgres")]
-            Self::Postgres(store) => store.release(shown, now).await,
+            Self::Postgres(store) => store.replace(shown, to).await,
         }
     }
 

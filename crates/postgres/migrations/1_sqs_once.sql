@@ -12,7 +12,7 @@ IF to_regclass('sqs_once_records') IS NULL THEN
         version     bigint NOT NULL,
         lease_until bigint,          -- epoch milliseconds
         expires_at  bigint NOT NULL, -- epoch seconds
-        error       text,
+        failures    text,            -- JSON, one for each payload
         result      text,            -- JSON
         attributes  text NOT NULL    -- JSON: all others
     );

@@ -10,7 +10,7 @@ use sqs_once::{
         Claimed, HandlerEnd, History, ModeOptions, ModeSettings, Published, Records, Start,
         first_fault, guard_now, run_here, to_output,
     },
-    protocol::{AfterFailure, Claim, Key, StoredResult, Timestamp},
+    protocol::{Claim, Key, StoredResult, Timestamp},
     store::Results,
 };
 use tokio::sync::Mutex;
@@ -93,13 +93,6 @@ impl PostgresMode {
         self
     }
 
-    /// Sets how a `FAILED` record affects other messages with the same key.
-    #[must_use]
-    pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
-        self.records.after_failure = after_failure;
-        self
-    }
-
     /// Sets what to ask for short-lived passwords: see [`PostgresStore::password`].
     #[must_use]
     pub fn password<F, E>(
@@ -165,9 +158,7 @@ impl ModeSettings for PostgresMode {
         if options.warm_up {
             self.records.store.warm_up().await;
         }
-        self.after_failure(options.after_failure)
-            .results(options.results)
-            .retention(options.retention)
+        self.results(options.results).retention(options.retention)
     }
 }
 
@@ -186,7 +177,7 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
         let run = self.attempt(operation, claim);
         match run.begin().await {
             Ok((tx, locked)) => {
-                let history = History::of(locked.replaced.as_ref());
+                let history = History::of(locked.replaced.as_ref(), &locked.record);
                 let open = OpenClaim {
                     claim: run.claim,
                     locked,

@@ -17,8 +17,9 @@ use crate::schedules::{
 
 pub async fn claim_call_run(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
+    let operation = operation(&world, worker, delivery);
     let call = |attempt| call(world, worker, attempt);
-    once.run(operation(delivery), call).await
+    once.run(operation, call).await
 }
 
 /// Charges the card under the call key, and then does something else that may fail.
@@ -39,11 +40,17 @@ impl World {
     fn calls(&mut self, worker: usize, generation: u64) -> HandlerEnd {
         let known = self.answered.get(&generation).copied();
         self.workers[worker].receives_answer(known);
+        let payload = self.payload(worker);
         let charged = match known {
-            Some(charged) => charged,
+            // A known key with another body: the gateway says nothing of the first request.
+            Some((other, _)) if other != payload => {
+                self.says(worker, HandlerEnd::Permanent);
+                return HandlerEnd::Permanent;
+            }
+            Some((_, charged)) => charged,
             None => {
                 let charged = self.choose(worker, 2) == 0;
-                self.answered.insert(generation, charged);
+                self.answered.insert(generation, (payload, charged));
                 if charged {
                     self.promises.charges(worker);
                 }
@@ -82,6 +89,15 @@ impl World {
 fn gateway_that_remembers_charges_once() {
     let found = keeps_every_promise(&Scenario::call_keys());
     for outcome in ["permanent_failure", "failed_before", "completed"] {
+        assert!(found.seen.outcomes().contains(outcome), "{outcome}");
+    }
+}
+
+/// An order that fails with one card and is corrected, in whatever order the two come back.
+#[test]
+fn gateway_that_remembers_charges_once_for_two_payloads() {
+    let found = keeps_every_promise(&Scenario::call_keys().payloads());
+    for outcome in ["conflict", "failed_before", "key_reused"] {
         assert!(found.seen.outcomes().contains(outcome), "{outcome}");
     }
 }

@@ -68,8 +68,9 @@ pub async fn change(world: Shared, worker: usize, delivery: Delivery, way: Chang
         world: world.clone(),
         worker,
     };
+    let operation = operation(&world, worker, delivery);
     let work = async |_: Attempt| planned(world, worker, way).await;
-    let mut run = Box::pin(item_mode.run(operation(delivery), work));
+    let mut run = Box::pin(item_mode.run(operation, work));
     poll_fn(move |context| {
         LINE.set(Some(line.clone()));
         run.as_mut().poll(context)

@@ -63,6 +63,27 @@ fn workers_with_batched_writes_keep_every_promise() {
     keeps_every_promise(&Scenario::grouped());
 }
 
+/// A corrected order behind a declined one, a producer's mistake, an open attempt with another payload.
+#[test]
+fn workers_with_two_payloads_keep_every_promise() {
+    let found = keeps_every_promise(&Scenario::claim().payloads());
+    for outcome in ["conflict", "failed_before", "key_reused", "completed"] {
+        assert!(found.seen.outcomes().contains(outcome), "{outcome}");
+    }
+}
+
+/// The group must not stand for ever: [A, B], A failed, the process of B died, and A comes back because no copy can be
+/// made.
+#[test]
+fn workers_with_two_payloads_on_fifo_keep_every_promise() {
+    keeps_every_promise(&Scenario::claim().payloads().fifo());
+}
+
+#[test]
+fn workers_with_two_payloads_after_crash_keep_every_promise() {
+    keeps_every_promise(&Scenario::claim().payloads().after_crash());
+}
+
 /// The promise that each flaw of the table breaks.
 #[test]
 fn explorer_finds_each_flaw() {
@@ -83,6 +104,14 @@ fn explorer_finds_each_flaw() {
         (claim(), Flaw::VersionNotCompared, "P"),
         (claim(), Flaw::InsertOverRecord, "P"),
         (claim().operator(), Flaw::ReleaseTakesVersion, "P"),
+        (claim().payloads(), Flaw::FailureAnswersAll, "P2"),
+        (claim().payloads(), Flaw::FailureReplacesOthers, "P2"),
+        (claim().payloads(), Flaw::PayloadNotSeen, "P"),
+        (
+            claim().payloads().fifo(),
+            Flaw::ConflictBeforeFailures,
+            "ends",
+        ),
     ] {
         println!("{flaw:?}");
         finds(&scenario.with(flaw), promise);

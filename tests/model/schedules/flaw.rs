@@ -48,10 +48,18 @@ pub enum Flaw {
     FailureTakesGeneration,
     /// A claim drops the generation.
     ClaimForgetsGeneration,
+    /// A failure answers the messages of every payload.
+    FailureAnswersAll,
+    /// A failure replaces those of other payloads.
+    FailureReplacesOthers,
+    /// A claim does not see which payload a record has.
+    PayloadNotSeen,
+    /// A claim over an open attempt of another payload is refused before the failures are asked.
+    ConflictBeforeFailures,
 }
 
 impl Flaw {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 26] = [
         Self::InsertOverRecord,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
@@ -74,5 +82,9 @@ impl Flaw {
         Self::DeclineKeepsGeneration,
         Self::FailureTakesGeneration,
         Self::ClaimForgetsGeneration,
+        Self::FailureAnswersAll,
+        Self::FailureReplacesOthers,
+        Self::PayloadNotSeen,
+        Self::ConflictBeforeFailures,
     ];
 }

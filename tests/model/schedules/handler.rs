@@ -7,7 +7,7 @@ use sqs_once::{Attempt, Deadline, Failure, Once, Operation, Outcome, internal::D
 use crate::schedules::{
     clock::{self, since_start},
     line::{Line, pause},
-    world::{FINGERPRINT, KEY, Shared, World, lock},
+    world::{KEY, Shared, World, fingerprint, lock},
 };
 
 /// Time of an invocation.
@@ -24,10 +24,11 @@ pub fn once(world: &Shared, worker: usize) -> Once<Line> {
     once.clock(clock::of_worker).lease_margin(MARGIN)
 }
 
-pub fn operation(delivery: Delivery) -> Operation {
+pub fn operation(world: &Shared, worker: usize, delivery: Delivery) -> Operation {
+    let payload = lock(world).payload(worker);
     Operation::new(
         KEY.clone(),
-        Some(FINGERPRINT.clone()),
+        Some(fingerprint(payload)),
         delivery,
         Deadline::after(clock::of_worker(), BUDGET, RESERVE),
     )
@@ -36,8 +37,9 @@ pub fn operation(delivery: Delivery) -> Operation {
 /// Worker of a message whose effect is outside DynamoDB: `Once::run`.
 pub async fn claim_run_complete(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
+    let operation = operation(&world, worker, delivery);
     let charge = |attempt| charge(world, worker, attempt);
-    once.run(operation(delivery), charge).await
+    once.run(operation, charge).await
 }
 
 /// Charges a card. If informed of an earlier attempt, first looks for its charge.

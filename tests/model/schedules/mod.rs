@@ -31,7 +31,7 @@
 //!
 //! | mode | scenarios | its table |
 //! | --- | --- | --- |
-//! | `Once` (`claim.rs`, `call_keys.rs`) | `claim`, `grouped`, and `claim` frozen, skewed, after a crash, with an operator, deleted; `call_keys`, also frozen | the record (`records.rs`), by the library's rule of a swap |
+//! | `Once` (`claim.rs`, `call_keys.rs`) | `claim`, `grouped`, and `claim` frozen, skewed, after a crash, with an operator, deleted, with two payloads (also on a FIFO queue); `call_keys`, also frozen, and with two payloads | the record (`records.rs`), by the library's rule of a swap |
 //! | `Once` with a lookup (`reconcile.rs`) | `reconciled`, also frozen and skewed | the same, and a gateway at which charges arrive late |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, also frozen, and `inbox` | the same, and the item that the writes change |
 //! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `outdated`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
@@ -44,7 +44,6 @@
 //! - More deviations than the bound.
 //! - Wall clocks that differ by more than the lease margin.
 //! - The end of the retention, but for the deletion of the record.
-//! - Other payloads under the key.
 //! - The SDK's own retries and timeouts: the fates of a call stand for them.
 //! - DynamoDB itself: `tests/wire/swaps.rs` tests its conditions against the same
 //!   rules, `tests/wire/modes` its transactions.
@@ -133,6 +132,7 @@ fn pruning_loses_no_state() {
         Scenario::claim().frozen(),
         Scenario::claim().skew(),
         Scenario::claim().after_crash(),
+        Scenario::claim().payloads(),
         Scenario::commit().frozen(),
         Scenario::inbox(),
     ];

@@ -13,6 +13,7 @@ use crate::schedules::{
 /// Claim, then commit together: `Once` with `Done`.
 pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
+    let operation = operation(&world, worker, delivery);
     let work = async |attempt: Attempt| {
         let enters = move |world: &mut World| {
             let (message, history) = (attempt.message_id(), attempt.history());
@@ -20,16 +21,17 @@ pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery)
         };
         plan(world, worker, enters).await
     };
-    once.run(operation(delivery), work).await
+    once.run(operation, work).await
 }
 
 /// No claim: `Inbox`. Several workers may plan at the same time, and plan a completed operation
 /// again.
 pub async fn plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let inbox = Inbox::new(once(&world, worker));
+    let operation = operation(&world, worker, delivery);
     let begins = move |world: &mut World| world.promises.begins(worker);
     let work = async |_| plan(world, worker, begins).await;
-    inbox.run(operation(delivery), work).await
+    inbox.run(operation, work).await
 }
 
 /// Sells the last piece by a planned write. The handler has no effect itself.

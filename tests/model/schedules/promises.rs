@@ -31,6 +31,7 @@ use crate::schedules::{
     clock::{from_now, of_worker, wall},
     handler::{BUDGET, HandlerEnd, MARGIN},
     items::ItemHistory,
+    world::fingerprint,
 };
 
 /// One run of the handler.
@@ -42,6 +43,7 @@ struct Run {
     lease_until: Timestamp,
     /// Answers of the handler: at its end, and then to refused writes.
     said: Vec<HandlerEnd>,
+    payload: usize,
     /// Its worker has crashed, ended, or cut it off.
     gone: bool,
     /// Its commit was not answered at once.
@@ -72,6 +74,8 @@ pub struct Promises {
     /// Each worker's claim: its time, and the time until which it should be exclusive.
     claims: Vec<(Timestamp, Timestamp)>,
     runs: Vec<Run>,
+    /// Each worker's payload.
+    payloads: Vec<usize>,
     /// Per effect: true if its worker's lease was live.
     effects: Vec<bool>,
     /// Number of effects in the table.
@@ -193,12 +197,18 @@ impl Promises {
             claimed_at,
             lease_until: Timestamp::default(),
             said: Vec::new(),
+            payload: 0,
             gone: true,
             unanswered: false,
             settled: false,
             closed: false,
         });
         self.effects.push(true);
+    }
+
+    /// A message with this payload is delivered to the next worker.
+    pub fn delivered(&mut self, payload: usize) {
+        self.payloads.push(payload);
     }
 
     pub fn effects(&self) -> usize {
@@ -257,6 +267,11 @@ impl Promises {
             self.break_if(history.prior.is_none(), || {
                 format!("P3: w{worker} is not informed of w{other}, whose effect is not recorded")
             });
+            let is_other = run.payload != self.payloads[worker];
+            let told = history.prior.is_some_and(|open| open.other_payload);
+            self.break_if(is_other && !told, || {
+                format!("P3: w{worker} is not told that w{other} had another payload")
+            });
             let since = history.prior.map(|open| open.first_claimed_at);
             let from_then_on = since.flatten().is_some_and(|since| since <= run.claimed_at);
             self.break_if(!from_then_on, || {
@@ -273,6 +288,7 @@ impl Promises {
             claimed_at,
             lease_until,
             said: Vec::new(),
+            payload: self.payloads[worker],
             gone: false,
             unanswered: false,
             settled: false,
@@ -485,6 +501,16 @@ impl Promises {
         self.break_if(failed && !was_recorded, || {
             format!("P5: w{worker} reports a failure of {message} that was not recorded")
         });
+        let own = Some(fingerprint(self.payloads[worker]));
+        let record = record.filter(|_| !self.deleted && recorded.is_some());
+        let is_other = record.is_some_and(|record| record.fingerprint != own);
+        self.break_if(outcome.is_success() && is_other, || {
+            format!("P5: w{worker} reports success, and another payload was processed")
+        });
+        let is_reused = matches!(outcome, Outcome::KeyReused);
+        self.break_if(is_reused && !is_other, || {
+            format!("P5: w{worker} reports a reused key, and no other payload was processed")
+        });
         self.break_if(said.is_some() && said != recorded, || {
             format!("P5: w{worker} passes on another result than the recorded one")
         });
@@ -509,6 +535,7 @@ impl Hash for Promises {
         for run in &self.runs {
             let lease = run.lease_lives().then(|| from_now(run.lease_until));
             (run.worker, &run.said, run.gone, run.settled, lease).hash(state);
+            run.payload.hash(state);
             run.closed.hash(state);
             let open =
                 !run.closed && !run.settled && run.said.last() != Some(&HandlerEnd::NoEffect);

@@ -63,8 +63,8 @@ impl LookUp<(), usize> for Charge {
 pub async fn claim_look_up_run(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
     let once = once(&world, worker);
     let quarantine = lock(&world).quarantine;
+    let mut operation = operation(&world, worker, delivery);
     let charge = Charge { world, worker };
-    let mut operation = operation(delivery);
     operation.quarantine = quarantine;
     let look_up = quarantine.map(|_| &charge as &dyn AnyLookUp<Charge>);
     run_handler(&once, (&charge, look_up), operation, ()).await

@@ -10,7 +10,7 @@ use sqs_once::{
     store::Swapped,
 };
 
-use crate::schedules::{clock::from_now, flaw::Flaw, world::FINGERPRINT};
+use crate::schedules::{clock::from_now, flaw::Flaw, world::{Message, fingerprint}};
 
 /// Returns at once: `network.rs` adds the delays.
 #[derive(Debug, Default)]
@@ -31,7 +31,16 @@ impl Records {
             (Some(Flaw::CompletionNotSeen), State::Completed { .. }) => {
                 record.state = State::Failed
             }
-            (Some(Flaw::FailureNotSeen), _) => record.failed_at = None,
+            (Some(Flaw::FailureNotSeen), _) => record.failures.clear(),
+            (Some(Flaw::FailureAnswersAll), _) => {
+                record.failures.iter_mut().for_each(|failure| failure.fingerprint = None);
+            }
+            (Some(Flaw::PayloadNotSeen), _) => record.fingerprint = None,
+            (Some(Flaw::ConflictBeforeFailures), State::InProgress { .. }) => {
+                // Only the failure of its own payload comes before the conflict.
+                let own = record.fingerprint.clone();
+                record.failures.retain(|failure| failure.fingerprint == own);
+            }
             (Some(Flaw::OpenAttemptNotSeen), _) => record.first_claimed_at = None,
             _ => {}
         }
@@ -45,7 +54,7 @@ impl Records {
             Some(Flaw::ClaimForgetsOpenAttempts) if to.is_claim() => {
                 to.first_claimed_at = Some(to.updated_at);
             }
-            Some(Flaw::ClaimForgetsFailures) if to.is_claim() => to.failed_at = None,
+            Some(Flaw::ClaimForgetsFailures) if to.is_claim() => to.failures.clear(),
             Some(Flaw::ReleaseClosesAttempt)
                 if matches!(to.last_end, Some(AttemptEnd::Retryable | AttemptEnd::Panic)) =>
             {
@@ -55,7 +64,7 @@ impl Records {
                 to.first_claimed_at = None;
             }
             Some(Flaw::FailureAtZero) if to.state == State::Failed => {
-                to.failed_at = Some(Timestamp::default());
+                to.failures[0].at = Timestamp::default();
             }
             Some(Flaw::UndoClosesAttempts) if to.last_end == Some(AttemptEnd::NoEffect) => {
                 to.first_claimed_at = None;
@@ -63,6 +72,7 @@ impl Records {
             Some(Flaw::DeclineKeepsGeneration) => to.generation = 0,
             Some(Flaw::ClaimForgetsGeneration) if to.is_claim() => to.generation = 0,
             Some(Flaw::FailureTakesGeneration) if to.state == State::Failed => to.generation += 1,
+            Some(Flaw::FailureReplacesOthers) => to.failures.truncate(1),
             // Every content of a claim has the version of its first.
             Some(Flaw::VersionReused) => to.stamp.version = 1,
             _ => {}
@@ -99,13 +109,15 @@ impl Records {
     }
 }
 
-/// The messages that this record answers with its failure. `sent` tells when each was sent.
-pub fn failed_messages(record: &Record, sent: &[Option<Timestamp>]) -> BTreeSet<String> {
-    let failed = |sent: &Option<Timestamp>| {
-        record.failed_at.is_some() && sent.is_some_and(|sent| Some(sent) <= record.failed_at)
+/// The messages that this record answers with a failure of their payload.
+pub fn failed_messages(record: &Record, messages: &[Message]) -> BTreeSet<String> {
+    let failed = |message: &Message| {
+        let print = Some(fingerprint(message.payload));
+        let mut own = (record.failures.iter()).filter(|failure| failure.fingerprint == print);
+        own.any(|failure| message.sent.is_some_and(|sent| sent <= failure.at))
     };
-    (sent.iter().enumerate())
-        .filter(|(_, sent)| failed(sent))
+    (messages.iter().enumerate())
+        .filter(|(_, message)| failed(message))
         .map(|(message, _)| format!("m-{message}"))
         .collect()
 }
@@ -117,12 +129,15 @@ pub fn hash(record: &Record, hasher: &mut impl Hasher) {
         State::Completed { result } => format!("{result:?}").hash(hasher),
         State::Failed => 3.hash(hasher),
     }
-    (record.stamp.version, &record.message_id, &record.error).hash(hasher);
+    (record.stamp.version, &record.message_id, record.open_other).hash(hasher);
+    for failure in &record.failures {
+        (&failure.error, &failure.fingerprint).hash(hasher);
+        from_now(failure.at).hash(hasher);
+    }
     (record.attempts == 1, record.last_end, record.generation).hash(hasher);
     record.exclusive_attempts.hash(hasher);
-    record.fingerprint.is_some().hash(hasher);
+    record.fingerprint.hash(hasher);
     record.first_claimed_at.map(from_now).hash(hasher);
-    record.failed_at.map(from_now).hash(hasher);
 }
 
 /// Hashes all that distinguishes a swap from others of its worker.
@@ -144,6 +159,6 @@ pub fn hash_swap(
 pub fn left_by_a_crash(now: Timestamp, lease_until: Timestamp) -> Record {
     let expires_at = lease_until.as_secs_ceil() + 3600;
     let mut claim = Claim::new(Owner::fresh(), "m-0", now, lease_until, expires_at);
-    claim.fingerprint = Some(FINGERPRINT.clone());
+    claim.fingerprint = Some(fingerprint(0));
     Record::claimed(&claim, 1, None, None)
 }

@@ -20,7 +20,7 @@ use crate::schedules::{
     reconcile::{self, ON_ITS_WAY},
     schedule::{Ended, execute},
     timeline::Timeline,
-    world::Shared,
+    world::{Message, Shared},
 };
 
 /// Processing of one delivery, effect included: a mode of the library. Another mode is another
@@ -40,8 +40,12 @@ pub struct Scenario {
     pub operated: bool,
     /// True if the record may be deleted at any time.
     pub deleted: bool,
-    /// Messages with the same key. Each may be delivered at any time, and again.
-    pub messages: usize,
+    /// The payload of each message. All have the same key, and may be delivered at any time, and again.
+    pub payloads: Vec<usize>,
+    /// The messages are a FIFO group. The next one waits until the one before is settled.
+    pub fifo: bool,
+    /// A settled message that comes back must be settled again: its acknowledgement was lost, or no copy can be made.
+    pub returns: bool,
     pub freeze: Freeze,
     /// Quarantine of handlers with a lookup. `None`: the handler does not look up.
     pub quarantine: Option<Duration>,
@@ -87,7 +91,9 @@ impl Scenario {
             groups: false,
             operated: false,
             deleted: false,
-            messages: 2,
+            payloads: vec![0; 2],
+            fifo: false,
+            returns: false,
             freeze: Freeze::Timed,
             quarantine: None,
             clocks_differ: false,
@@ -142,6 +148,36 @@ impl Scenario {
             deleted: true,
             ..self
         }
+    }
+
+    /// The same with a second payload under the key: a corrected order, or a producer's mistake.
+    pub fn payloads(self) -> Self {
+        Self {
+            name: format!("{}_payloads", self.name),
+            payloads: vec![0, 1],
+            returns: true,
+            fewer: 1,
+            ..self
+        }
+    }
+
+    /// The same on a FIFO queue.
+    pub fn fifo(self) -> Self {
+        Self {
+            name: format!("{}_fifo", self.name),
+            fifo: true,
+            ..self
+        }
+    }
+
+    /// The messages, none of which is sent.
+    pub fn messages(&self) -> Vec<Message> {
+        let payloads = self.payloads.iter();
+        let message = |payload: &usize| Message {
+            payload: *payload,
+            sent: None,
+        };
+        payloads.map(message).collect()
     }
 
     /// Claim, call a gateway that remembers its answers by call key, complete.
@@ -273,7 +309,11 @@ impl Scenario {
             Self::claim().after_crash(),
             Self::claim().operator(),
             Self::claim().deletion(),
+            Self::claim().payloads(),
+            Self::claim().payloads().fifo(),
+            Self::claim().payloads().after_crash(),
             Self::call_keys(),
+            Self::call_keys().payloads(),
             Self::call_keys().frozen(),
             Self::reconciled(),
             Self::reconciled().frozen(),

@@ -8,6 +8,7 @@
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    ops::Range,
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
@@ -109,8 +110,8 @@ pub fn execute(
         world: Arc::new(Mutex::new(world)),
         work: Vec::new(),
         current: None,
-        settled: vec![false; scenario.messages],
-        deliveries: vec![0; scenario.messages],
+        settled: vec![false; scenario.payloads.len()],
+        deliveries: vec![0; scenario.payloads.len()],
     };
     let ended = execution.run(seen);
     execution.work.clear();
@@ -158,7 +159,7 @@ impl Execution<'_> {
             Some(_) => deviations.extend(others),
             None => free.extend(others),
         }
-        let unsettled = self.settled.iter().position(|settled| !settled);
+        let unsettled = self.next_unsettled(&world);
         if free.is_empty() {
             free.extend(if live().next().is_some() {
                 Some(Step::TimeIsUp)
@@ -177,7 +178,7 @@ impl Execution<'_> {
         let last = self.current.filter(|last| live().any(|w| w == *last));
         deviations.extend(last.map(Step::Crash));
         if live().count() < AT_WORK {
-            deviations.extend((0..self.scenario.messages).map(Step::Deliver));
+            deviations.extend(self.deliverable().map(Step::Deliver));
         }
         if world.no_takeover_until().is_some() {
             deviations.push(Step::LeaseEnds);
@@ -192,6 +193,24 @@ impl Execution<'_> {
             deviations.push(Step::TimeIsUp);
         }
         (free, deviations)
+    }
+
+    /// Messages that the queue may deliver. Those of a FIFO group wait for the ones before them.
+    fn deliverable(&self) -> Range<usize> {
+        let unsettled = self.settled.iter().position(|settled| !settled);
+        let last = unsettled.filter(|_| self.scenario.fifo).map(|next| next + 1);
+        0..last.unwrap_or(self.settled.len())
+    }
+
+    /// The message that comes next in the ordinary course. Where a conflict may wait for another message, they take turns.
+    fn next_unsettled(&self, world: &World) -> Option<usize> {
+        let mut unsettled = (0..self.settled.len()).filter(|message| !self.settled[*message]);
+        let first = unsettled.next()?;
+        let last = world.workers.last().map(|worker| worker.message);
+        if !self.scenario.returns || self.scenario.fifo || last != Some(first) {
+            return Some(first);
+        }
+        unsettled.next().or(Some(first))
     }
 
     /// Takes a step. Returns the outcome if it was a worker's last step.
@@ -229,6 +248,8 @@ impl Execution<'_> {
         self.deliveries[message] += 1;
         let worker = self.work.len();
         let delivery = self.delivery(message);
+        let payload = self.scenario.payloads[message];
+        lock(&self.world).promises.delivered(payload);
         lock(&self.world).workers.push(Worker {
             message,
             live: true,
@@ -242,23 +263,23 @@ impl Execution<'_> {
 
     fn delivery(&self, message: usize) -> Delivery {
         let mut world = lock(&self.world);
-        if world.sent[message].is_none() {
+        if world.messages[message].sent.is_none() {
             drop(world);
             // A message that is sent later has a later time.
             self.pass(MILLISECOND);
             world = lock(&self.world);
-            world.sent[message] = Some(wall());
+            world.messages[message].sent = Some(wall());
             // By a clock that is ahead, a failure is later than it is.
             let failed = world
                 .record
                 .as_ref()
-                .map(|record| failed_messages(record, &world.sent));
+                .map(|record| failed_messages(record, &world.messages));
             world.promises.fail(failed.unwrap_or_default());
         }
         Delivery::from(DeliveryMetadata {
             message_id: message_id(message),
             receive_count: self.deliveries[message],
-            sent_at: world.sent[message],
+            sent_at: world.messages[message].sent,
             ..DeliveryMetadata::default()
         })
     }
@@ -300,10 +321,11 @@ impl Execution<'_> {
         // so there the message returns until it is in the dead-letter queue.
         let failed = matches!(
             outcome,
-            Outcome::PermanentFailure(_) | Outcome::FailedBefore(_)
+            Outcome::PermanentFailure(_) | Outcome::FailedBefore(_) | Outcome::KeyReused
         );
         let message = world.workers[worker].message;
-        self.settled[message] |= outcome.is_success() || failed;
+        let was_settled = self.settled[message] && !self.scenario.returns;
+        self.settled[message] = was_settled || outcome.is_success() || failed;
         Some(outcome.name())
     }
 
@@ -379,6 +401,10 @@ impl Execution<'_> {
         }
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
+        if self.scenario.returns {
+            let last = world.workers.last().map(|worker| worker.message);
+            last.hash(&mut state);
+        }
         // A later receive begins with a read.
         let received = self.deliveries.iter().map(|receives| *receives > 0);
         received.for_each(|received| received.hash(&mut state));

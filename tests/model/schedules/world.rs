@@ -31,7 +31,18 @@ use crate::schedules::{
 /// The one operation of all messages.
 pub static KEY: LazyLock<Key> =
     LazyLock::new(|| Key::new(&Namespace::new("payments").unwrap(), ["order-1"]).unwrap());
-pub static FINGERPRINT: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::of(b"amount: 1"));
+/// The fingerprint of a payload.
+pub fn fingerprint(payload: usize) -> Fingerprint {
+    Fingerprint::of(format!("amount: {payload}").as_bytes())
+}
+
+/// A message of the one operation.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub payload: usize,
+    /// Since its first delivery.
+    pub sent: Option<Timestamp>,
+}
 
 /// How long the message rests after each death of its process while it ran alone.
 const RESTS: [Duration; 3] = [
@@ -52,8 +63,7 @@ pub fn lock(world: &Shared) -> MutexGuard<'_, World> {
 pub struct World {
     pub chooser: Chooser,
     table: Table,
-    /// When each message was sent.
-    pub sent: Vec<Option<Timestamp>>,
+    pub messages: Vec<Message>,
     /// Content of the table, after the last write.
     pub record: Option<Record>,
     /// The item that changes, in scenarios with the effect on an item.
@@ -71,8 +81,8 @@ pub struct World {
     pub on_their_way: Vec<(usize, Timestamp)>,
     /// The workers whose charges have arrived.
     charged: Vec<usize>,
-    /// The answers of a gateway that remembers: whether it charged, by generation of the call key.
-    pub answered: BTreeMap<u64, bool>,
+    /// The answers of a gateway that remembers: the payload, and whether it charged, by generation of the call key.
+    pub answered: BTreeMap<u64, (usize, bool)>,
     pub deleted: bool,
     pub in_flight: Vec<InFlight>,
     pub workers: Vec<Worker>,
@@ -121,7 +131,7 @@ impl World {
         let mut world = Self {
             chooser,
             table: Table::new(scenario.flaw),
-            sent: vec![None; scenario.messages],
+            messages: scenario.messages(),
             item: scenario.item.clone(),
             meddled: 0,
             flaw: scenario.flaw,
@@ -150,7 +160,7 @@ impl World {
         let lease_until = Timestamp::from_millis(START.as_millis() - 1);
         let now = Timestamp::from_millis(START.as_millis() - 12_000);
         self.table.records.record = Some(left_by_a_crash(now, lease_until));
-        self.sent[0] = Some(now);
+        self.messages[0].sent = Some(now);
         self.record.clone_from(&self.table.records.record);
         self.promises.crashed(now);
     }
@@ -177,6 +187,11 @@ impl World {
         &self.table.effects
     }
 
+    /// The payload of a worker's message.
+    pub fn payload(&self, worker: usize) -> usize {
+        self.messages[self.workers[worker].message].payload
+    }
+
     /// Time until which any worker's claim is exclusive.
     pub fn live_lease(&self) -> Option<Timestamp> {
         match self.record.as_ref()?.state {
@@ -193,7 +208,7 @@ impl World {
             State::Failed if self.quarantine.is_some() => {
                 let record = self.record.as_ref()?;
                 record
-                    .failed_at
+                    .last_failure()
                     .filter(|_| record.first_claimed_at.is_some())
             }
             _ => None,
@@ -292,7 +307,7 @@ impl World {
         let failed = self
             .record
             .as_ref()
-            .map(|record| failed_messages(record, &self.sent));
+            .map(|record| failed_messages(record, &self.messages));
         let (before, after) = (before.as_ref(), self.record.as_ref());
         (self.promises).wrote(before, after, failed.unwrap_or_default(), owner);
         let seen = self.hash_of_answer(&answer);
@@ -359,9 +374,9 @@ impl World {
     /// Hash of the table and of the requests in flight to it.
     pub fn hash_table(&self, hasher: &mut DefaultHasher) {
         self.hash_record(self.record.as_ref(), hasher);
-        self.sent
+        self.messages
             .iter()
-            .map(|sent| sent.map(from_now))
+            .map(|message| message.sent.map(from_now))
             .for_each(|sent| sent.hash(hasher));
         (&self.item, &self.table.effects, &self.charged).hash(hasher);
         (&self.answered, self.deleted).hash(hasher);
@@ -407,7 +422,7 @@ impl World {
             }
             State::Completed { result } => format!("COMPLETED {owner}, {result:?}"),
             State::Failed => {
-                let failed = failed_messages(record, &self.sent).into_iter();
+                let failed = failed_messages(record, &self.messages).into_iter();
                 format!("FAILED {}", failed.collect::<Vec<_>>().join(", "))
             }
         }

@@ -28,8 +28,8 @@ pub(super) struct Fates {
     deleted: BTreeMap<String, Duration>,
     /// Messages given up because their process died each time.
     crashed: BTreeSet<String>,
-    /// When a failure was last recorded for a key, and messages that got such a failure as their answer.
-    failed: BTreeMap<String, Duration>,
+    /// When a failure was last recorded for a key and a payload, and messages that got such a failure as their answer.
+    failed: BTreeMap<(String, (bool, u32)), Duration>,
     failed_before: BTreeSet<String>,
     /// When the handler first ran for a key.
     first_run: BTreeMap<String, Duration>,
@@ -47,8 +47,9 @@ impl Fates {
             }
             Event::Settled { key, is, .. } => {
                 let has_failed = *is == "FAILED" && bench.has_failed(key);
-                if has_failed {
-                    self.failed.insert(key.clone(), at);
+                if has_failed && let Some(id) = bench.claimed_for(key) {
+                    let content = bench.messages[id].content();
+                    self.failed.insert((key.clone(), content), at);
                 }
                 if *is == "COMPLETED" || has_failed {
                     self.settled.extend(bench.claimed_for(key).cloned());
@@ -118,8 +119,8 @@ impl Fates {
                 self.settled.insert(message.clone());
                 // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
                 if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
-                    let key = bench.key(&bench.messages[message]);
-                    self.failed.insert(key, at);
+                    let message = &bench.messages[message];
+                    self.failed.insert((bench.key(message), message.content()), at);
                 }
                 match *outcome {
                     "crashed" => self.crashed.insert(message.clone()),
@@ -134,12 +135,15 @@ impl Fates {
     fn started(&self, id: &str, bench: &mut Bench<'_>) {
         let message = &bench.messages[id];
         let Some(group) = &message.group else { return };
+        let key = bench.key(message);
         let ahead = bench.order.iter().take_while(|other| *other != id);
         let waits_for = |other: &&String| {
             let other = &bench.messages[*other];
             // An undecodable message has no record that its group could wait for.
             other.group.as_ref() == Some(group)
                 && other.kind != Kind::Undecodable
+                // It may wait for an attempt of this one.
+                && (bench.key(other) != key || other.content() == message.content())
                 && !self.settled.contains(&other.id)
                 && !self.completed.contains(&bench.key(other))
                 && !self.failed_after(other, bench)
@@ -180,9 +184,9 @@ impl Fates {
         }
     }
 
-    /// Returns whether a failure was recorded for the key of a message after the message was sent.
+    /// Returns whether a failure was recorded for the key and the payload of a message after the message was sent.
     fn failed_after(&self, message: &Message, bench: &Bench<'_>) -> bool {
-        let failed = self.failed.get(&bench.key(message));
+        let failed = self.failed.get(&(bench.key(message), message.content()));
         failed.is_some_and(|at| *at + bench.skew() >= message.sent)
     }
 
@@ -241,6 +245,24 @@ impl Fates {
             && message.group.is_some()
             && (bench.messages.values())
                 .any(|other| other.group == message.group && other.kind.fails_always());
-        is_too_old || is_declined || has_crashed || has_failed || has_lasted || is_behind
+        // Another payload was processed under its key, or left an attempt open when it was given up.
+        let others = bench.messages.values().filter(|other| {
+            bench.key(other) == bench.key(message) && other.content() != message.content()
+        });
+        let is_second = others.clone().count() > 0
+            && match reason.as_deref() {
+                Some("key_reused") => self.completed.contains(&bench.key(message)),
+                Some(_) => false,
+                None => others.clone().any(|other| {
+                    self.dead.contains_key(&other.id) || self.expired.contains(&other.id)
+                }),
+            };
+        is_too_old
+            || is_declined
+            || has_crashed
+            || has_failed
+            || has_lasted
+            || is_behind
+            || is_second
     }
 }

@@ -27,6 +27,8 @@ pub const CHECKS: &[&str] = &[
     "P2 failed message never runs again",
     "P2 message sent before a failure never runs",
     "P3 told of earlier attempts",
+    "P3 told of another payload",
+    "P3 another payload does not take over",
     "P3 charged again only with a cause",
     "P4 a write is applied once",
     "P4 a write commits with its record",

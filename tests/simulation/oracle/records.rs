@@ -25,8 +25,8 @@ pub(super) struct Records {
 struct OfKey {
     completed: bool,
     failed: BTreeSet<String>,
-    /// Messages that were sent until then do not run.
-    failed_at: Option<Duration>,
+    /// Messages with this content that were sent until then do not run.
+    failed_at: HashMap<Content, Duration>,
     /// Runs that may have had their effect, and whether each has asked the gateway.
     open: BTreeMap<Run, bool>,
     charges: Vec<(Run, Duration)>,
@@ -34,6 +34,9 @@ struct OfKey {
     /// When a request for this key went wrong, or an operator changed its record.
     trouble: Option<Duration>,
 }
+
+/// See [`Message::content`](crate::plan::Message::content).
+type Content = (bool, u32);
 
 /// The last claim of a key.
 struct Claim {
@@ -48,6 +51,7 @@ struct Claim {
 
 struct OfRun {
     key: String,
+    content: Content,
     worker: Worker,
     is_alone: bool,
     began: Duration,
@@ -153,8 +157,19 @@ impl Records {
                 format!("{key} was claimed for {message} while another's lease had {left} ms left")
             });
         }
+        let content = bench.messages[message].content();
         let of_key = self.key(key);
-        if let Some(failed_at) = of_key.failed_at {
+        let other = of_key.claim.as_ref().is_some_and(|before| {
+            bench.messages[&before.message].content() != content
+                && of_key.open.values().any(|asked| *asked)
+        });
+        bench.check(
+            "P3 another payload does not take over",
+            *was != "IN_PROGRESS" || !other,
+            &[key, message],
+            || format!("{key} was claimed for {message} over an open attempt of another payload"),
+        );
+        if let Some(failed_at) = of_key.failed_at.get(&content).copied() {
             let sent = bench.messages[message].sent;
             bench.check(
                 "P2 message sent before a failure is never claimed",
@@ -245,7 +260,10 @@ impl Records {
         } else if is == "FAILED" && bench.has_failed(key) {
             let sent = bench.messages[&claim.message].sent;
             of_key.failed.insert(claim.message.clone());
-            of_key.failed_at = of_key.failed_at.max(bench.failed_at(key)).max(Some(sent));
+            let content = bench.messages[&claim.message].content();
+            let before = of_key.failed_at.get(&content).copied();
+            let at = before.max(bench.failed_at(key)).max(Some(sent));
+            of_key.failed_at.extend(at.map(|at| (content, at)));
             if is_declined {
                 of_key.open.clear();
             }
@@ -258,10 +276,11 @@ impl Records {
         run: Run,
         (message, key): (&str, &str),
         worker: Worker,
-        told: bool,
+        told: Option<bool>,
         bench: &mut Bench<'_>,
     ) {
         let key_of_message = bench.key(&bench.messages[message]);
+        let content = bench.messages[message].content();
         bench.check(
             "a handler gets its message's key",
             key == key_of_message,
@@ -271,7 +290,7 @@ impl Records {
         let of_key = self.keys.entry(key.to_owned()).or_default();
         // Without a claim, a handler may run again. Then its write is not applied.
         if !bench.plan.mode.claims() {
-            self.begin(at, run, key, worker, false);
+            self.begin(at, run, key, worker, false, content);
             return;
         }
         bench.check(
@@ -286,7 +305,7 @@ impl Records {
             &[key, message],
             || format!("{message} ran as run {run} after its failure was recorded"),
         );
-        if let Some(failed_at) = of_key.failed_at {
+        if let Some(failed_at) = of_key.failed_at.get(&content).copied() {
             let sent = bench.messages[message].sent;
             bench.check(
                 "P2 message sent before a failure never runs",
@@ -295,10 +314,23 @@ impl Records {
                 || format!("{message}, sent at {sent:?}, ran as run {run} after a failure at {failed_at:?}"),
             );
         }
-        if let Some((earlier, _)) = of_key.open.iter().find(|(_, asked)| **asked) {
-            bench.check("P3 told of earlier attempts", told, &[key, message], || {
-                format!("run {run} of {key} was not told of run {earlier}")
-            });
+        let open = of_key.open.iter().filter(|(_, asked)| **asked);
+        let mut open = open.map(|(earlier, _)| *earlier);
+        if let Some(earlier) = open.clone().next() {
+            bench.check(
+                "P3 told of earlier attempts",
+                told.is_some(),
+                &[key, message],
+                || format!("run {run} of {key} was not told of run {earlier}"),
+            );
+        }
+        if let Some(other) = open.find(|earlier| self.runs[earlier].content != content) {
+            bench.check(
+                "P3 told of another payload",
+                told == Some(true),
+                &[key, message],
+                || format!("run {run} of {key} was not told that run {other} had another payload"),
+            );
         }
         of_key.open.insert(run, false);
         let mut is_alone = false;
@@ -317,15 +349,24 @@ impl Records {
                 )
             });
         }
-        self.begin(at, run, key, worker, is_alone);
+        self.begin(at, run, key, worker, is_alone, content);
     }
 
-    fn begin(&mut self, at: Duration, run: Run, key: &str, worker: Worker, is_alone: bool) {
+    fn begin(
+        &mut self,
+        at: Duration,
+        run: Run,
+        key: &str,
+        worker: Worker,
+        is_alone: bool,
+        content: Content,
+    ) {
         self.running.entry(worker).or_default().insert(run);
         self.runs.insert(
             run,
             OfRun {
                 key: key.to_owned(),
+                content,
                 worker,
                 is_alone,
                 began: at,

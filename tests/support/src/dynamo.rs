@@ -298,7 +298,6 @@ pub fn record_of_another(id: &str, attributes: &Value) -> Item {
         "expires_at": 4_000_000_000_u64,
         "message_id": "another",
         "attempts": 1,
-        "created_at": 1,
         "updated_at": 1,
     });
     for (name, value) in attributes.as_object().unwrap() {

@@ -68,8 +68,12 @@ impl World {
     pub async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
         let key = Key::new(&namespace(), [key]).unwrap();
         let record = self.dynamo.record(RECORDS, key.as_str()).await?;
-        let error = record.contains_key("error");
-        let error = error.then(|| text(&record, "error").to_owned());
+        let failures = record.contains_key("failures");
+        let failures = failures.then(|| serde_json::from_str(text(&record, "failures")).unwrap());
+        let error = failures.map(|failures: serde_json::Value| {
+            let error = failures[0]["error"].as_str().unwrap();
+            error.to_owned()
+        });
         Some((text(&record, "status").to_owned(), error))
     }
 
@@ -366,7 +370,6 @@ impl World {
             "version": version,
             "message_id": "another",
             "attempts": 7,
-            "created_at": 1,
             "updated_at": 1,
         });
         let record = record.as_object_mut().unwrap();
@@ -432,8 +435,7 @@ async fn claim_is_repeated_over_admitting_record() {
         world.met("Claim").await;
         let failed = json!({
             "status": "FAILED",
-            "error": "declined",
-            "failed_at": 1,
+            "failures": r#"[{"at": 1, "error": "declined", "message_id": "m-1"}]"#,
             "expires_at": 9_999_999_999_u64,
         });
         world.record(8, failed).await;

@@ -1,10 +1,11 @@
-//! `record release` and `record delete`: end a lease or delete a record, after asking.
+//! `record release`, `record decline` and `record delete`: end a lease, close open attempts, or delete a record, after
+//! asking.
 
 use clap::Args;
 use serde_json::json;
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{Record, State, Timestamp},
+    protocol::{Record, Timestamp},
 };
 
 use super::{
@@ -31,19 +32,13 @@ impl Change {
     pub(super) async fn release(self, format: Format) -> Result<End, Error> {
         let records = self.table.open().await?;
         let shown = self.read(&records).await?;
-        let view = View::of(&shown, &self.table, &Part::Size);
-        let lease_until = match &shown.record {
-            Ok(Record {
-                state: State::InProgress { lease_until },
-                ..
-            }) => *lease_until,
-            Ok(record) => {
-                return Err(Error::negative(format!(
-                    "nothing was changed: the record is {} and has no lease",
-                    record.state.name()
-                )));
-            }
-            Err(found) => return Err(unreadable(&self.key, &found.reason)),
+        let view = View::of(&shown, &Part::Size);
+        let record = self.readable(&shown)?;
+        let Some(lease_until) = record.lease_until() else {
+            return Err(Error::negative(format!(
+                "nothing was changed: the record is {} and has no lease",
+                record.state.name()
+            )));
         };
         let now = Timestamp::now();
         if lease_until < now {
@@ -59,15 +54,42 @@ impl Change {
             );
         }
         confirm("Is that worker dead, and shall its lease end?", self.yes)?;
-        let applied = records.release(&shown, Timestamp::now()).await;
+        let released = record.released(Timestamp::now());
+        let applied = records.replace(&shown, released).await;
         self.done(format, "released", applied.map_err(Error::remote)?)
+    }
+
+    pub(super) async fn decline(self, format: Format) -> Result<End, Error> {
+        let records = self.table.open().await?;
+        let shown = self.read(&records).await?;
+        let record = self.readable(&shown)?;
+        let Some(declined) = record.declined(Timestamp::now()) else {
+            return Err(Error::negative(match record.lease_until() {
+                Some(until) => format!(
+                    "nothing was changed: a worker holds the lease until {until}, and may have its effect until then"
+                ),
+                None => "nothing was changed: the operation is completed".to_owned(),
+            }));
+        };
+        if !self.yes {
+            eprintln!("{}\n", clean(&View::of(&shown, &Part::Size).text()));
+            eprintln!(
+                "The next attempt is told of no earlier one, and has a new call key: if one of them had its effect, it happens twice."
+            );
+        }
+        confirm(
+            "Have you looked in the called system, and found no effect?",
+            self.yes,
+        )?;
+        let applied = records.replace(&shown, declined).await;
+        self.done(format, "declined", applied.map_err(Error::remote)?)
     }
 
     pub(super) async fn delete(self, format: Format) -> Result<End, Error> {
         let records = self.table.open().await?;
         let shown = self.read(&records).await?;
         if !self.yes {
-            let view = View::of(&shown, &self.table, &Part::Size);
+            let view = View::of(&shown, &Part::Size);
             eprintln!("{}\n", clean(&view.text()));
             eprintln!(
                 "Without the record, the next message under this key runs as the first one, with its effect."
@@ -99,6 +121,16 @@ impl Change {
         }
     }
 
+    fn readable<'a>(&self, shown: &'a StoredRecord) -> Result<&'a Record, Error> {
+        let found = shown.record.as_ref();
+        found.map_err(|found| {
+            Error::negative(format!(
+                "nothing was changed: the table has no valid record under `{}` ({}); in DynamoDB, check --attributes",
+                self.key, found.reason
+            ))
+        })
+    }
+
     fn done(&self, format: Format, word: &str, applied: bool) -> Result<End, Error> {
         let key = &self.key;
         if !applied {
@@ -113,10 +145,4 @@ impl Change {
         )?;
         Ok(End::Done)
     }
-}
-
-fn unreadable(key: &str, reason: &str) -> Error {
-    Error::negative(format!(
-        "nothing was changed: the table has no valid record under `{key}` ({reason}); in DynamoDB, check --attributes"
-    ))
 }

@@ -114,7 +114,7 @@ impl List {
         let views = || {
             records
                 .iter()
-                .map(|stored| View::of(stored, &self.table, &Part::Unread))
+                .map(|stored| View::of(stored, &Part::Unread))
         };
         let text = || {
             let header = ["KEY", "STATUS", "ATTEMPTS", "UPDATED", "MESSAGE", "ERROR"];

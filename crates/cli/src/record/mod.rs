@@ -38,6 +38,14 @@ transaction of a PostgreSQL consumer is no lease: PostgreSQL ends the transactio
 Exit code 1: nothing was changed. There is no record or no live lease, the record changed after it was
 shown, an open transaction locks it, or the answer was not yes.")]
     Release(Change),
+    /// Closes the open attempts of a record, after you have looked for their effect and found none.
+    #[command(after_help = "\
+Shows the record, and asks. The next message runs, is told of no earlier attempt, and has a call key
+that the called system has never seen. The record changes only if it is then as it was shown.
+
+Exit code 1: nothing was changed. There is no record, it is COMPLETED or has a live lease, it changed
+after it was shown, an open transaction locks it, or the answer was not yes.")]
+    Decline(Change),
     /// Deletes a record, so that the next message under the key runs as the first.
     #[command(after_help = "\
 Shows the record, and asks. The record is deleted only if it is then as it was shown.
@@ -53,6 +61,7 @@ impl Command {
             Self::Show(show) => show.run(format).await,
             Self::List(list) => list.run(format).await,
             Self::Release(change) => change.release(format).await,
+            Self::Decline(change) => change.decline(format).await,
             Self::Delete(change) => change.delete(format).await,
         }
     }

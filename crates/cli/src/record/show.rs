@@ -29,7 +29,7 @@ impl Show {
             Ok(record) if self.result => Part::output_of(record).await?,
             _ => Part::Size,
         };
-        let view = View::of(&stored, &self.table, &part);
+        let view = View::of(&stored, &part);
         view.print(format)?;
         match part {
             Part::Output(Err(why)) => Err(Error::negative(why)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{AttemptEnd, Record, State, StoredResult, Timestamp},
+    protocol::{AttemptEnd, Record, RecordedFailure, State, StoredResult, Timestamp},
     store::{Results, S3Results},
 };
 
@@ -14,7 +14,6 @@ use crate::{
     aws,
     next_delivery::NextDelivery,
     output::{Error, Format, answer, at, distance, first_line, in_words},
-    table::Table,
 };
 
 /// Longest download of an output from S3: 10 MiB at 3 Mbit/s.
@@ -63,11 +62,11 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn of(stored: &'a StoredRecord, table: &Table, part: &'a Part) -> Self {
+    pub(super) fn of(stored: &'a StoredRecord, part: &'a Part) -> Self {
         let now = Timestamp::now();
         Self {
             stored,
-            next_delivery: NextDelivery::by(stored, table.after_failure(), now),
+            next_delivery: NextDelivery::by(stored, now),
             now,
             part,
         }
@@ -126,7 +125,7 @@ impl<'a> View<'a> {
             record.attempts.to_string(),
             distance(record.updated_at, self.now),
             record.message_id.clone(),
-            record.error.as_deref().map(first_line).unwrap_or_default(),
+            record.last_error().map(first_line).unwrap_or_default(),
         ]
     }
 
@@ -156,7 +155,6 @@ impl<'a> View<'a> {
             line("message", Some(record.message_id.clone()));
             line("queue", record.source.clone());
             line("attempts", Some(record.attempts.to_string()));
-            line("created", time(record.created_at));
             line("updated", time(record.updated_at));
             let kept = Timestamp::from_millis(record.expires_at.saturating_mul(1000));
             line("kept until", time(kept));
@@ -168,8 +166,13 @@ impl<'a> View<'a> {
                         State::Failed => "permanent",
                         _ => record.last_end.map_or("not recorded", AttemptEnd::name),
                     };
+                    let other = if record.open_other {
+                        "; one may have had another payload"
+                    } else {
+                        ""
+                    };
                     format!(
-                        "since {since}; end of the last attempt: {end}; it may have had its effect"
+                        "since {since}; end of the last attempt: {end}; it may have had its effect{other}"
                     )
                 }),
             );
@@ -182,7 +185,6 @@ impl<'a> View<'a> {
                         format!("{times}: attempts that ran alone and have no recorded end")
                     }),
             );
-            line("failed", record.failed_at.and_then(time));
             line(
                 "declined",
                 Some(record.generation)
@@ -190,13 +192,22 @@ impl<'a> View<'a> {
                     .map(times),
             );
             line("call key", self.stored.call_key());
-            line("error", record.error.clone());
+            for failure in &record.failures {
+                let RecordedFailure {
+                    at: failed_at,
+                    error,
+                    message_id,
+                    ..
+                } = failure;
+                let failed_at = at(*failed_at, self.now);
+                line("failed", Some(format!("{failed_at}, message {message_id}: {error}")));
+            }
             line("result", self.result_text(record));
         }
         let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
         let but = match self.next_delivery {
             NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt if failed => {
-                "; one that was sent before the failure finds the stored error"
+                "; one with a payload that failed, sent before that, finds the stored error"
             }
             _ => "",
         };
@@ -240,6 +251,13 @@ impl<'a> View<'a> {
             }
         };
         let time = |time: Timestamp| time.to_string();
+        let failures = record.failures.iter().map(|failure| {
+            json!({
+                "failed_at": time(failure.at),
+                "message_id": failure.message_id,
+                "error": failure.error,
+            })
+        });
         let mut shown = json!({
             "key": key,
             "status": record.state.name(),
@@ -250,17 +268,16 @@ impl<'a> View<'a> {
             "message_id": record.message_id,
             "source": record.source,
             "attempts": record.attempts,
-            "created_at": time(record.created_at),
             "updated_at": time(record.updated_at),
             "expires_at": time(Timestamp::from_millis(record.expires_at.saturating_mul(1000))),
             "open_attempt": record.first_claimed_at.is_some(),
             "first_claimed_at": record.first_claimed_at.map(time),
             "last_end": record.last_end.map(AttemptEnd::name),
             "exclusive_attempts": record.exclusive_attempts,
-            "failed_at": record.failed_at.map(time),
+            "open_other": record.open_other,
+            "failures": failures.collect::<Vec<_>>(),
             "generation": record.generation,
             "call_key": self.stored.call_key(),
-            "error": record.error,
             "next_message": self.next_delivery.name(),
         });
         match &record.state {

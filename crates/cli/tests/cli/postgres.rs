@@ -166,7 +166,7 @@ fn key() -> Key {
 }
 
 /// The attributes without a column.
-const ATTRIBUTES: &str = r#"{"message_id":"m-1","attempts":2,"created_at":1,"updated_at":1}"#;
+const ATTRIBUTES: &str = r#"{"message_id":"m-1","attempts":2,"updated_at":1}"#;
 
 fn operation(message: &str) -> Operation {
     let deadline = Deadline::after(Timestamp::now(), MINUTE, Duration::from_secs(1));
@@ -209,7 +209,7 @@ async fn open_claim_of_record_shows_as_lock() {
     world.fail("message-1").await;
     let shown = world.json(&["show", KEY]).await;
     assert_eq!(
-        (&shown["status"], &shown["error"], &shown["next_message"]),
+        (&shown["status"], &shown["failures"][0]["error"], &shown["next_message"]),
         (&json!("FAILED"), &json!("declined"), &json!("runs"))
     );
     let held = world.hold_open("message-2", async |session| {

@@ -74,7 +74,6 @@ pub(crate) fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> 
             "expires_at".to_owned(),
             n(Timestamp::now().as_secs() + 86_400),
         ),
-        ("created_at".to_owned(), before(60)),
         ("updated_at".to_owned(), before(30)),
     ]);
     item.extend(
@@ -82,6 +81,12 @@ pub(crate) fn item(key: &str, status: &str, more: &[(&str, AttributeValue)]) -> 
             .map(|(name, value)| ((*name).to_owned(), value.clone())),
     );
     item
+}
+
+/// A recorded failure, at this time.
+pub(crate) fn failures(at: u64) -> (&'static str, AttributeValue) {
+    let failure = json!([{"at": at, "error": "declined", "message_id": "m-1"}]);
+    ("failures", s(&failure.to_string()))
 }
 
 #[tokio::test]
@@ -124,9 +129,9 @@ async fn show_explains_lease_history_and_next_message() {
 #[tokio::test]
 async fn show_explains_failure_and_who_still_gets_it() {
     let world = World::new().await;
+    let at = Timestamp::now().as_millis() - 125_000;
     let failed = [
-        ("error", s("declined")),
-        ("failed_at", before(125)),
+        failures(at),
         ("generation", n(2)),
         ("source", s("orders")),
     ];
@@ -137,21 +142,20 @@ async fn show_explains_failure_and_who_still_gets_it() {
     for wanted in [
         "version       3",
         "queue         orders",
-        "(2m 5s ago)",
         "declined      2 times",
         &format!("call key      {call_key}"),
-        "error         declined",
-        "the handler runs; one that was sent before the failure finds the stored error",
+        "(2m 5s ago), message m-1: declined",
+        "the handler runs; one with a payload that failed, sent before that, finds the stored error",
     ] {
         assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
     }
     let shown = world.json(&["show", KEY]).await;
-    let at = failed[1].1.as_n().unwrap().parse().unwrap();
     let at = Timestamp::from_millis(at).to_string();
+    let failure = json!([{"failed_at": at, "message_id": "m-1", "error": "declined"}]);
     for (name, wanted) in [
         ("version", json!(3)),
         ("source", json!("orders")),
-        ("failed_at", json!(at)),
+        ("failures", failure),
         ("generation", json!(2)),
         ("call_key", json!(call_key)),
         ("next_message", json!("runs")),
@@ -255,7 +259,7 @@ async fn list_filters_by_status_lease_and_prefix() {
         .await;
     world.put("a#done", "COMPLETED", &[]).await;
     world
-        .put("a#failed", "FAILED", &[("error", s("declined"))])
+        .put("a#failed", "FAILED", &[failures(1)])
         .await;
     world.put("a#old", "FAILED", &[("expires_at", n(1))]).await;
     for (arguments, wanted) in [
@@ -378,15 +382,58 @@ async fn release_ends_lease_and_keeps_record() {
 }
 
 #[tokio::test]
+async fn decline_closes_the_open_attempt() {
+    let world = World::new().await;
+    let open = [
+        ("lease_until", before(125)),
+        ("first_claimed_at", before(155)),
+        ("exclusive_attempts", n(2)),
+        ("fingerprint", s("00:body")),
+        ("open_other", n(1)),
+    ];
+    world.put(KEY, "IN_PROGRESS", &open).await;
+    let unasked = world.record(&["decline", KEY]).await;
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    let declined = world.json(&["decline", KEY, "--yes"]).await;
+    assert_eq!(declined, json!({"key": KEY, "done": "declined"}));
+    let shown = world.json(&["show", KEY]).await;
+    for (name, wanted) in [
+        ("open_attempt", json!(false)),
+        ("open_other", json!(false)),
+        ("last_end", json!("no_effect")),
+        ("exclusive_attempts", json!(0)),
+        ("generation", json!(1)),
+        ("version", json!(4)),
+        ("next_message", json!("runs")),
+    ] {
+        assert_eq!(shown[name], wanted, "{name}");
+    }
+    assert_ne!(shown["owner"], "owner-1");
+    let left = world.dynamo.record(TABLE, KEY).await.unwrap();
+    assert!(!left.contains_key("fingerprint"), "{left:?}");
+
+    for (status, more, why) in [
+        ("IN_PROGRESS", Some(("lease_until", after(600))), "holds the lease"),
+        ("COMPLETED", None, "is completed"),
+    ] {
+        let more: Vec<_> = more.into_iter().collect();
+        world.put(KEY, status, &more).await;
+        let refused = world.record(&["decline", KEY, "--yes"]).await;
+        assert_eq!(refused.code, 1, "{refused:?}");
+        assert!(refused.stderr.contains(why), "{refused:?}");
+    }
+}
+
+#[tokio::test]
 async fn delete_removes_the_record() {
     let world = World::new().await;
-    let declined = [("error", s("declined")), ("generation", n(1))];
+    let declined = [failures(1), ("generation", n(1))];
     world.put(KEY, "FAILED", &declined).await;
     let unasked = world.record(&["delete", KEY]).await;
     assert_eq!(unasked.code, 2, "{unasked:?}");
     let call_key = Key::from_stored(KEY).call_key(1);
     for wanted in [
-        "error         declined",
+        "message m-1: declined",
         &format!("under the call key {call_key}"),
     ] {
         assert!(unasked.stderr.contains(wanted), "{unasked:?}");

@@ -13,7 +13,7 @@ use crate::{
     Ended, TOOL,
     dead_letters::in_a_world,
     program,
-    records::{KEY, TABLE, World, after, item, n, s},
+    records::{KEY, TABLE, World, after, failures, item, n, s},
 };
 
 /// A tool that has asked its question.
@@ -78,7 +78,7 @@ impl World {
 #[tokio::test]
 async fn delete_removes_after_yes_and_only_then() {
     let world = World::new().await;
-    let failed = item(KEY, "FAILED", &[("error", s("declined"))]);
+    let failed = item(KEY, "FAILED", &[failures(1)]);
     world.dynamo.put(TABLE, failed.clone()).await;
     for no in NO {
         let asked = world.asked("delete").await;

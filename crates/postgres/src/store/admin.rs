@@ -21,7 +21,7 @@ use sqs_once::{
         RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord,
         system::{self, timeout},
     },
-    protocol::{Expect, Key, Owner, Stamp, Swap, Timestamp},
+    protocol::{Expect, Key, Owner, Record, Stamp, State, Swap, Timestamp},
     store::StoreError,
 };
 
@@ -151,25 +151,26 @@ impl PostgresStore {
         within("list", &keys, listed).await
     }
 
-    /// Ends the lease of a record in progress, so that the next delivery takes over. If the record is locked
-    /// or has changed since it was read, changes nothing and returns false.
+    /// Replaces a record that is not completed. If it is locked or has changed since it was read, changes nothing and
+    /// returns false.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The lease may have been ended nevertheless.
-    pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
-        // A page of records has no results, and only a record in progress has none to lose.
+    /// [`StoreError`]. The record may have been replaced nevertheless.
+    pub async fn replace(&self, shown: &StoredRecord, to: Record) -> Result<bool, StoreError> {
+        // A page of records has no results, so a completed one would lose its result.
         let record = shown.record.as_ref().ok();
-        let Some(record) = record.filter(|record| record.lease_until().is_some()) else {
+        let is_kept = |record: &&Record| !matches!(record.state, State::Completed { .. });
+        let Some(record) = record.filter(is_kept) else {
             return Ok(false);
         };
         let swap = Swap {
             key: Key::from_stored(&shown.key),
             expect: Expect::Unchanged(record.clone()),
-            to: record.released(now),
+            to,
         };
         let write = async |connection: &mut PgConnection| row::swap(connection, &swap).await;
-        self.change("release", &swap.key, write).await
+        self.change(swap.to.action(), &swap.key, write).await
     }
 
     /// Deletes a record. If the record is locked or has changed since it was read, changes nothing and

@@ -12,7 +12,7 @@ use sqlx::{
 use sqs_once::protocol::{Expect, Key, Record, Stamp, Swap, Timestamp};
 
 /// Attributes of a record that are text columns.
-const TEXTS: [&str; 4] = ["status", "owner", "error", "result"];
+const TEXTS: [&str; 4] = ["status", "owner", "failures", "result"];
 
 /// Attributes of a record that are columns of whole numbers.
 const NUMBERS: [&str; 3] = ["version", "lease_until", "expires_at"];
@@ -24,7 +24,7 @@ macro_rules! columns {
     };
     ($result:literal) => {
         concat!(
-            "status, owner, error, ",
+            "status, owner, failures, ",
             $result,
             ", version, lease_until, expires_at, attributes"
         )

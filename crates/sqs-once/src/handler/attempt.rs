@@ -123,6 +123,7 @@ impl Attempt {
         let prior = PriorAttempt {
             first_claimed_at,
             last_end,
+            other_payload: false,
         };
         Self {
             history: History {
@@ -336,6 +337,7 @@ impl Attempt {
                     attempts = self.history.attempts,
                     first_claimed_at = prior.first_claimed_at.map(tracing::field::display),
                     last_end = prior.last_end.map(AttemptEnd::name),
+                    other_payload = prior.other_payload.then_some(true),
                     concat!($start, ": an earlier attempt may have had its effect")
                 )
             };

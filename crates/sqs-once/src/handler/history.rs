@@ -23,6 +23,8 @@ pub struct PriorAttempt {
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
+    /// Whether one of them may have had a payload other than this message's: a lookup answers for this message's.
+    pub other_payload: bool,
 }
 
 impl History {
@@ -63,7 +65,7 @@ impl History {
 impl History {
     /// Returns the history in the record that a claim replaced.
     #[must_use]
-    pub fn of(replaced: Option<&Record>) -> Self {
+    pub fn of(replaced: Option<&Record>, claimed: &Record) -> Self {
         let Some(record) = replaced else {
             return Self::fresh();
         };
@@ -74,6 +76,7 @@ impl History {
                 State::Failed => Some(AttemptEnd::Permanent),
                 State::InProgress { .. } | State::Completed { .. } => record.last_end,
             },
+            other_payload: claimed.open_other,
         });
         Self {
             attempts: record.attempts,

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{health::Health, output_memory::OutputMemory, records::Records, turns::Turns};
 use crate::{
     handler::Stored,
-    protocol::{AfterFailure, StoredResult, Timestamp, isolation::CrashWaits},
+    protocol::{StoredResult, Timestamp, isolation::CrashWaits},
     store::{Results, Store},
 };
 
@@ -56,7 +56,6 @@ impl<S: Store> Once<S> {
                 store,
                 results: Results::inline(),
                 retention: Duration::from_secs(20 * 24 * 60 * 60),
-                after_failure: AfterFailure::default(),
                 clock: Timestamp::now,
                 outbox: None,
             },
@@ -165,13 +164,6 @@ impl<S: Store> Once<S> {
     #[must_use]
     pub fn stored<O>(&self, result: StoredResult) -> Stored<O> {
         Stored::from_store(result, self.records.results.clone())
-    }
-
-    /// Sets how a `FAILED` record affects other messages with the same key.
-    #[must_use]
-    pub fn after_failure(mut self, after_failure: AfterFailure) -> Self {
-        self.records.after_failure = after_failure;
-        self
     }
 
     /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key

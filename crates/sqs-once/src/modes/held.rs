@@ -76,7 +76,7 @@ impl HeldClaim {
 
     /// Returns what the handler is told of earlier attempts.
     pub(super) fn history(&self) -> History {
-        History::of(self.replaced.as_ref())
+        History::of(self.replaced.as_ref(), &self.record)
     }
 }
 
@@ -197,7 +197,7 @@ impl<S: Store> Once<S> {
         open_since: Timestamp,
     ) -> Outcome {
         let error = format!(
-            "too old to repeat: look by hand. An attempt since {open_since} may have had its effect, and the called system may have forgotten its call key {} (CONSUMER_CALL_KEY_LIFETIME); then `sqs-once record delete {}` lets a redrive run",
+            "too old to repeat: look by hand. An attempt since {open_since} may have had its effect, and the called system may have forgotten its call key {} (CONSUMER_CALL_KEY_LIFETIME). If you find no effect, `sqs-once record decline {}` lets a redrive run",
             operation.key.call_key(held.record.generation),
             operation.key
         );
@@ -297,7 +297,9 @@ impl<S: Store> Once<S> {
 pub(super) fn recorded(record: Record) -> Outcome {
     match record.state {
         State::Completed { result } => Outcome::Completed(result),
-        State::Failed => Outcome::PermanentFailure(record.error.unwrap_or_default()),
+        State::Failed => {
+            Outcome::PermanentFailure(record.last_error().unwrap_or_default().to_owned())
+        }
         State::InProgress { .. } => Outcome::LeaseLost,
     }
 }

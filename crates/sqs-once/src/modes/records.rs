@@ -7,7 +7,7 @@ use crate::{
     flawed::flawed,
     modes::Operation,
     protocol::{
-        AfterFailure, Claim, Effect, End, Key, Owner, StoredResult, Timestamp, record::expires_at,
+        Claim, Effect, End, Key, Owner, StoredResult, Timestamp, record::expires_at,
     },
     store::Results,
 };
@@ -21,8 +21,6 @@ pub struct Records<S> {
     pub results: Results,
     /// How long records are kept.
     pub retention: Duration,
-    /// How a `FAILED` record affects other messages with the same key.
-    pub after_failure: AfterFailure,
     /// The wall clock.
     pub clock: fn() -> Timestamp,
     /// Table for published events.
@@ -54,7 +52,6 @@ impl<S> Records<S> {
             lease_until,
             expires_at: expires_at(now, self.retention, lease_until),
             quarantine,
-            after_failure: self.after_failure,
         }
     }
 

@@ -7,20 +7,8 @@ use crate::flawed::flawed;
 use super::{
     isolation::{CrashWaits, lease_alone},
     key::Fingerprint,
-    record::{Owner, Record, Stamp, State, StoredResult, Timestamp},
+    record::{Owner, Record, RecordedFailure, Stamp, State, StoredResult, Timestamp},
 };
-
-/// How a recorded permanent failure affects messages that were sent after it. A message that was sent before it always gets
-/// the stored error.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum AfterFailure {
-    /// A later message, whether sent anew or redriven from the dead-letter queue, runs the handler.
-    #[default]
-    Retry,
-    /// A later message gets the stored error while the record is kept.
-    Replay,
-}
 
 /// What a worker wants to claim.
 #[derive(Clone, Debug)]
@@ -44,8 +32,6 @@ pub struct Claim {
     /// With a lookup, how long after the end of a lease a request of an earlier attempt may still have its effect: the
     /// margin and the quarantine. `None` without a lookup.
     pub quarantine: Option<Duration>,
-    /// How a failure affects messages that were sent after it.
-    pub after_failure: AfterFailure,
 }
 
 /// What a claim does about the record that it found.
@@ -73,7 +59,7 @@ pub enum Rejection {
     },
     /// The key was used earlier for a different payload. The record stays unchanged.
     KeyReused,
-    /// The message was sent before a permanent failure under its key. Holds the stored error.
+    /// The message was sent before a permanent failure of its payload. Holds the stored error.
     FailedBefore(String),
     /// Another worker holds the claim, or a request of an earlier attempt may still have its effect.
     Conflict {
@@ -97,7 +83,7 @@ pub enum Rejection {
 /// | a record of this claim | mine |
 /// | `COMPLETED`, same payload | duplicate |
 /// | `COMPLETED`, other payload | key reused |
-/// | the message was sent at or before `failed_at`, or failures are final | failed before |
+/// | a failure of the message's payload, which was sent at or before it | failed before |
 /// | `FAILED` with an open attempt whose request may still have its effect | conflict until then |
 /// | `FAILED` | over the record |
 /// | `IN_PROGRESS`, and the lease has not ended | conflict until then |
@@ -118,19 +104,19 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
         owner: record.stamp.owner.clone(),
         until,
     };
-    Decision::Rejected(match &record.state {
-        State::Completed { .. } if flawed("a completed key is claimed") => return Decision::Over,
-        State::Completed { result } if claim.has_payload_of(record) => Rejection::Duplicate {
+    Decision::Rejected(match (&record.state, claim.failure_in(record)) {
+        (State::Completed { .. }, _) if flawed("a completed key is claimed") => {
+            return Decision::Over;
+        }
+        (State::Completed { result }, _) if claim.has_payload_of(record) => Rejection::Duplicate {
             result: result.clone(),
             other_source: record.other_source(claim),
         },
-        State::Completed { .. } => Rejection::KeyReused,
-        _ if claim.has_failed(record) && !flawed("a failed message is claimed again") => {
-            Rejection::FailedBefore(
-                (record.error.clone()).unwrap_or_else(|| "no error was stored".into()),
-            )
+        (State::Completed { .. }, _) => Rejection::KeyReused,
+        (_, Some(failure)) if !flawed("a failed message is claimed again") => {
+            Rejection::FailedBefore(failure.error.clone())
         }
-        State::Failed => match record.failed_at {
+        (State::Failed, _) => match record.last_failure() {
             Some(at)
                 if claim.quarantine.is_some()
                     && record.first_claimed_at.is_some()
@@ -140,15 +126,20 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
             }
             _ => return Decision::Over,
         },
-        State::InProgress { lease_until }
+        (State::InProgress { lease_until }, _)
             if *lease_until + quarantine >= claim.now && !flawed("a live lease is taken over") =>
         {
             conflict(*lease_until + quarantine)
         }
-        State::InProgress { .. } if !claim.has_payload_of(record) => Rejection::PayloadConflict {
-            open_since: record.first_claimed_at,
-        },
-        State::InProgress { .. } => return Decision::Over,
+        (State::InProgress { .. }, _)
+            if !claim.has_payload_of(record)
+                && !flawed("an open attempt of another payload is taken over") =>
+        {
+            Rejection::PayloadConflict {
+                open_since: record.first_claimed_at,
+            }
+        }
+        (State::InProgress { .. }, _) => return Decision::Over,
     })
 }
 
@@ -172,29 +163,27 @@ impl Claim {
             lease_until,
             expires_at,
             quarantine: None,
-            after_failure: AfterFailure::default(),
         }
     }
 
-    /// Compares the payloads. They count as equal if one side has no fingerprint, or if the fingerprints have two different
-    /// known schemes, because then the setting changed during the record's retention.
+    /// Returns whether the record may be of this payload. So it may if one side has no fingerprint, or if the fingerprints
+    /// have two different known schemes, because then the setting changed during the record's retention.
     fn has_payload_of(&self, record: &Record) -> bool {
-        match (&record.fingerprint, &self.fingerprint) {
-            (Some(recorded), Some(claimed)) => !recorded.differs_from(claimed),
-            _ => true,
-        }
+        Fingerprint::may_be_same(&record.fingerprint, &self.fingerprint)
     }
 
-    /// Returns whether a recorded failure is the answer to this message. Where nobody knows when it was sent, its id tells.
-    fn has_failed(&self, record: &Record) -> bool {
-        let Some(failed_at) = record.failed_at else {
-            return false;
+    /// Returns the recorded failure that is the answer to this message. Where nobody knows when it was sent, its id tells.
+    fn failure_in<'a>(&self, record: &'a Record) -> Option<&'a RecordedFailure> {
+        let is_answer = |failure: &&RecordedFailure| {
+            let is_earlier = match self.sent_at {
+                Some(sent_at) => sent_at <= failure.at,
+                None => self.message_id == failure.message_id,
+            };
+            is_earlier
+                && (Fingerprint::may_be_same(&failure.fingerprint, &self.fingerprint)
+                    || flawed("a failure answers every payload"))
         };
-        self.after_failure == AfterFailure::Replay
-            || self.sent_at.map_or_else(
-                || record.state == State::Failed && record.message_id == self.message_id,
-                |sent_at| sent_at <= failed_at,
-            )
+        record.failures.iter().find(is_answer)
     }
 }
 
@@ -240,10 +229,15 @@ impl Record {
                 .or(Some(claim.now)),
             last_end: None,
             exclusive_attempts,
-            failed_at: replaced.and_then(|record| record.failed_at),
+            failures: replaced
+                .filter(|_| !flawed("a claim forgets the failures"))
+                .map_or_else(Vec::new, |record| record.failures.clone()),
             generation: replaced.map_or(0, |record| record.generation),
-            error: replaced.and_then(|record| record.error.clone()),
-            created_at: replaced.map_or(claim.now, |record| record.created_at),
+            open_other: replaced.is_some_and(|record| {
+                record.first_claimed_at.is_some()
+                    && (record.open_other || !claim.has_payload_of(record))
+                    && !flawed("another payload is not told")
+            }),
             updated_at: claim.now,
         }
     }

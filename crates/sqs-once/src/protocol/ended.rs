@@ -2,7 +2,9 @@
 
 use crate::flawed::flawed;
 
-use super::record::{AttemptEnd, MAX_ERROR_BYTES, Record, Stamp, State, StoredResult, Timestamp};
+use super::record::{
+    AttemptEnd, Record, RecordedFailure, Stamp, State, StoredResult, Timestamp,
+};
 
 /// How an attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,8 +95,7 @@ impl Record {
                 record.first_claimed_at = None;
                 record.last_end = None;
                 record.exclusive_attempts = 0;
-                record.failed_at = None;
-                record.error = None;
+                record.failures = Vec::new();
             }
             End::Failed {
                 error,
@@ -102,15 +103,17 @@ impl Record {
                 sent_at,
                 expires_at,
             } => {
-                let cut = error.floor_char_boundary(MAX_ERROR_BYTES);
+                let at = sent_at.map_or(now, |sent_at| now.max(sent_at));
+                let failure = RecordedFailure {
+                    at: if flawed("a failure has no time") { Timestamp::default() } else { at },
+                    error: error.clone(),
+                    fingerprint: self.fingerprint.clone(),
+                    message_id: self.message_id.clone(),
+                };
                 record.state = State::Failed;
                 record.expires_at = *expires_at;
-                record.error = Some(error[..cut].to_owned());
-                record.failed_at = self.failed_at.max(*sent_at).max(Some(now));
+                record.failures = failure.added_to(&self.failures);
                 record.exclusive_attempts = 0;
-                if flawed("a failure has no time") {
-                    record.failed_at = None;
-                }
                 match effect {
                     Effect::Possible => {}
                     Effect::None => record.first_claimed_at = open_before,
@@ -127,6 +130,7 @@ impl Record {
             }
             End::Undone { began } => record.undo(replaced, *began, now),
         }
+        record.open_other &= record.first_claimed_at.is_some();
         record
     }
 
@@ -146,6 +150,7 @@ impl Record {
                 self.fingerprint = before.fingerprint.clone();
                 self.message_id.clone_from(&before.message_id);
                 self.source.clone_from(&before.source);
+                self.open_other = before.open_other;
                 if before.state == State::Failed {
                     self.state = State::Failed;
                     self.last_end = before.last_end;

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 /// Maximum size of a DynamoDB partition key, in bytes (*Amazon DynamoDB Developer Guide*,
@@ -298,11 +299,9 @@ pub enum KeyError {
 /// assert_eq!(print.to_string().len(), 64);
 /// assert_ne!(print, Fingerprint::of(b"{\"amount\":2}"));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint {
-    hex: String,
-    scheme: Option<String>,
-}
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fingerprint(String);
 
 impl Fingerprint {
     /// Returns the fingerprint of `bytes`.
@@ -313,37 +312,49 @@ impl Fingerprint {
 
     /// Returns the fingerprint of what was hashed so far.
     pub(crate) fn of_hash(hash: Sha256) -> Self {
-        Self::from_stored(hex(&hash.finalize()))
+        Self(hex(&hash.finalize()))
     }
 
-    /// Creates a fingerprint without a scheme from the text in a record.
+    /// Creates a fingerprint from the text in a record: hex digits, and the scheme behind a colon.
     #[must_use]
-    pub fn from_stored(text: String) -> Self {
-        Self {
-            hex: text,
-            scheme: None,
-        }
+    pub const fn from_stored(text: String) -> Self {
+        Self(text)
     }
 
     /// Sets the scheme: what was hashed, and how. `None` removes it.
     #[must_use]
     pub fn with_scheme(self, scheme: impl Into<Option<String>>) -> Self {
-        Self {
-            scheme: scheme.into(),
-            ..self
-        }
+        let digits = self.digits();
+        Self(match scheme.into() {
+            Some(scheme) => format!("{digits}:{scheme}"),
+            None => digits.to_owned(),
+        })
+    }
+
+    /// Returns the text as a record stores it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 
     /// Returns the hex digits.
     #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.hex
+    pub fn digits(&self) -> &str {
+        self.0.split_once(':').map_or(&self.0, |(digits, _)| digits)
     }
 
-    /// Returns the scheme: what was hashed, and how. `None` if unknown, as in records of older versions.
+    /// Returns the scheme: what was hashed, and how. `None` if unknown.
     #[must_use]
     pub fn scheme(&self) -> Option<&str> {
-        self.scheme.as_deref()
+        self.0.split_once(':').map(|(_, scheme)| scheme)
+    }
+
+    /// Returns whether two payloads may be the same. So they may if one has no fingerprint.
+    pub(crate) fn may_be_same(one: &Option<Self>, other: &Option<Self>) -> bool {
+        match (one, other) {
+            (Some(one), Some(other)) => !one.differs_from(other),
+            _ => true,
+        }
     }
 
     /// Returns whether the two payloads are known to differ: the hashes differ, and do not come from two
@@ -362,16 +373,16 @@ impl Fingerprint {
     #[must_use]
     pub fn differs_from(&self, other: &Self) -> bool {
         let schemes_differ = matches!(
-            (&self.scheme, &other.scheme),
+            (self.scheme(), other.scheme()),
             (Some(one), Some(other)) if one != other
         );
-        self.hex != other.hex && !schemes_differ
+        self.digits() != other.digits() && !schemes_differ
     }
 }
 
 impl fmt::Display for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.hex)
+        f.write_str(self.digits())
     }
 }
 

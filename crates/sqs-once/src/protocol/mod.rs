@@ -19,13 +19,13 @@ pub(crate) mod key;
 pub(crate) mod record;
 pub(crate) mod request_error_kind;
 
-pub use decide::{AfterFailure, Claim, Decision, Rejection, decide};
+pub use decide::{Claim, Decision, Rejection, decide};
 pub use ended::{Effect, End};
 pub use isolation::CrashWaits;
 pub(crate) use key::KeyBuilder;
 pub use key::{Fingerprint, Key, KeyError, KeyPart, MAX_KEY_BYTES, Namespace};
 pub use record::{
-    AttemptEnd, Expect, MAX_ERROR_BYTES, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record,
+    AttemptEnd, Expect, MAX_ERROR_BYTES, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record, RecordedFailure,
     ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
 };
 #[doc(hidden)]

@@ -35,7 +35,6 @@ fn claim() -> Claim {
         lease_until: NOW + 30 * SECOND,
         expires_at: NOW.as_secs() + 3600,
         quarantine: None,
-        after_failure: AfterFailure::Retry,
     }
 }
 
@@ -57,11 +56,19 @@ fn with(change: impl FnOnce(&mut Record)) -> Record {
     record
 }
 
+fn failure(at: Timestamp, payload: &str) -> RecordedFailure {
+    RecordedFailure {
+        at,
+        error: "declined".into(),
+        fingerprint: print(payload),
+        message_id: "m-1".into(),
+    }
+}
+
 fn failed(at: Timestamp) -> Record {
     with(|record| {
         record.state = State::Failed;
-        record.failed_at = Some(at);
-        record.error = Some("declined".into());
+        record.failures = vec![failure(at, "1")];
     })
 }
 
@@ -138,7 +145,7 @@ fn completed_operation_is_a_duplicate_of_the_same_payload() {
     assert_eq!(rejected(&completed(), &changed), duplicate(None));
     // It decides before an earlier failure.
     let mut after_failure = completed();
-    after_failure.failed_at = Some(NOW);
+    after_failure.failures = failed(NOW).failures;
     assert_eq!(rejected(&after_failure, &claim()), duplicate(None));
     // Another consumer under the same namespace.
     let shipping = Claim {
@@ -168,17 +175,30 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     }
     let earlier = failed(Timestamp::from_millis(sent.as_millis() - 1));
     assert_eq!(decide(Some(&earlier), &claim()), Decision::Over);
-    // Whatever the payload: it may be corrected.
+    // A corrected payload, which may have waited behind the one that failed.
     let corrected = Claim {
         fingerprint: print("2"),
         ..claim()
     };
     assert_eq!(decide(Some(&earlier), &corrected), Decision::Over);
-    let replay = Claim {
-        after_failure: AfterFailure::Replay,
+    assert_eq!(decide(Some(&failed(NOW)), &corrected), Decision::Over);
+    // Each payload has a failure of its own. Those that cannot be compared count as one.
+    let mut both = failed(sent);
+    both.failures.insert(
+        0,
+        RecordedFailure {
+            error: "expired".into(),
+            ..failure(NOW, "2")
+        },
+    );
+    assert_eq!(rejected(&both, &claim()), before);
+    let expired = Rejection::FailedBefore("expired".into());
+    assert_eq!(rejected(&both, &corrected), expired);
+    let no_fingerprint = Claim {
+        fingerprint: None,
         ..claim()
     };
-    assert_eq!(rejected(&earlier, &replay), before);
+    assert_eq!(rejected(&both, &no_fingerprint), expired);
     // Without a time, the id tells.
     let unknown = Claim {
         sent_at: None,
@@ -190,10 +210,6 @@ fn message_sent_at_or_before_a_failure_has_failed() {
         ..unknown
     };
     assert_eq!(rejected(&failed(NOW), &same), before);
-    let mut no_text = failed(NOW);
-    no_text.error = None;
-    let stored = Rejection::FailedBefore("no error was stored".into());
-    assert_eq!(rejected(&no_text, &claim()), stored);
 }
 
 #[test]
@@ -266,11 +282,9 @@ fn with_history() -> Record {
     with(|record| {
         record.attempts = 3;
         record.exclusive_attempts = 1;
-        record.failed_at = Some(ago(MINUTE));
+        record.failures = vec![failure(ago(MINUTE), "1")];
         record.generation = 2;
-        record.error = Some("declined".into());
         record.last_end = Some(AttemptEnd::Panic);
-        record.created_at = ago(2 * MINUTE);
         record.first_claimed_at = Some(ago(2 * MINUTE));
     })
 }
@@ -303,11 +317,80 @@ fn claim_keeps_the_history() {
     assert_eq!(mine.first_claimed_at, Some(NOW));
     let first = Record::claimed(&claim(), 1, None, None);
     assert_eq!((first.attempts, first.first_claimed_at), (1, Some(NOW)));
-    assert_eq!(
-        (first.created_at, first.generation, first.failed_at),
-        (NOW, 0, None)
-    );
-    assert_eq!((first.exclusive_attempts, first.error), (0, None));
+    assert_eq!((first.generation, first.exclusive_attempts), (0, 0));
+    assert!(first.failures.is_empty() && !first.open_other);
+}
+
+#[test]
+fn claim_over_an_open_attempt_of_another_payload_says_so() {
+    let other = Claim {
+        fingerprint: print("2"),
+        ..claim()
+    };
+    let over = |replaced: &Record, claim: &Claim| Record::claimed(claim, 7, Some(replaced), None);
+    let open = failed(ago(SECOND));
+    assert!(!over(&open, &claim()).open_other);
+    let second = over(&open, &other);
+    assert!(second.open_other);
+    // Whatever comes later, until no attempt is open.
+    let fail = |effect| End::Failed {
+        error: "expired".into(),
+        effect,
+        sent_at: None,
+        expires_at: NOW.as_secs() + 99,
+    };
+    for (end, stays) in [
+        (fail(Effect::Possible), true),
+        (fail(Effect::None), true),
+        (fail(Effect::Declined), false),
+        (End::Open(AttemptEnd::Retryable), true),
+        (End::Undone { began: true }, false),
+    ] {
+        let ended = second.ended(Some(&open), &end, 8, NOW);
+        assert_eq!(ended.open_other, stays, "{end:?}");
+    }
+    let failed_too = second.ended(Some(&open), &fail(Effect::Possible), 8, NOW);
+    assert!(over(&failed_too, &other).open_other);
+    // Nothing was open.
+    let closed = Record {
+        first_claimed_at: None,
+        ..open
+    };
+    let only = over(&closed, &other);
+    assert!(!only.open_other);
+    assert!(!only.ended(Some(&closed), &fail(Effect::None), 8, NOW).open_other);
+    assert!(over(&only, &claim()).open_other);
+}
+
+#[test]
+fn declined_record_has_no_open_attempt() {
+    let mut died = with_history();
+    died.open_other = true;
+    let declined = died.declined(NOW).unwrap();
+    let expected = Record {
+        stamp: Stamp {
+            owner: declined.stamp.owner.clone(),
+            version: 2,
+        },
+        fingerprint: None,
+        first_claimed_at: None,
+        open_other: false,
+        last_end: Some(AttemptEnd::NoEffect),
+        exclusive_attempts: 0,
+        generation: 3,
+        updated_at: NOW,
+        ..died.clone()
+    };
+    assert_eq!(declined, expected);
+    assert_ne!(declined.stamp.owner, died.stamp.owner);
+    let corrected = Claim {
+        fingerprint: print("2"),
+        ..claim()
+    };
+    assert_eq!(decide(Some(&declined), &corrected), Decision::Over);
+    assert!(failed(NOW).declined(NOW).is_some());
+    assert_eq!(in_progress(NOW).declined(NOW), None);
+    assert_eq!(completed().declined(NOW), None);
 }
 
 #[test]
@@ -372,10 +455,7 @@ fn end(replaced: Option<&Record>, end: &End) -> (Record, Record) {
         }
     );
     assert_eq!(ended.updated_at, NOW + SECOND);
-    assert_eq!(
-        (ended.attempts, ended.created_at),
-        (mine.attempts, mine.created_at)
-    );
+    assert_eq!(ended.attempts, mine.attempts);
     (mine, ended)
 }
 
@@ -398,8 +478,7 @@ fn completion_removes_the_history() {
         first_claimed_at: None,
         last_end: None,
         exclusive_attempts: 0,
-        failed_at: None,
-        error: None,
+        failures: Vec::new(),
         updated_at: NOW + SECOND,
         ..mine
     };
@@ -434,10 +513,12 @@ fn failure_keeps_or_closes_open_attempts() {
         let (mine, ended) = end(Some(&open), &fail(effect, None));
         assert_eq!(ended.state, State::Failed);
         assert_eq!(
-            (ended.expires_at, ended.error.as_deref()),
+            (ended.expires_at, ended.last_error()),
             (99, Some("expired"))
         );
-        assert_eq!((ended.failed_at, ended.exclusive_attempts), (Some(now), 0));
+        // It replaces the failure of its payload.
+        assert_eq!((ended.failures.len(), ended.failures[0].at), (1, now));
+        assert_eq!(ended.exclusive_attempts, 0);
         assert_eq!(
             (ended.generation, ended.first_claimed_at),
             (generation, over_open)
@@ -459,16 +540,16 @@ fn failure_keeps_or_closes_open_attempts() {
     let sent = |sent_at| {
         end(Some(&open), &fail(Effect::None, Some(sent_at)))
             .1
-            .failed_at
+            .last_failure()
     };
     assert_eq!(sent(now + SECOND), Some(now + SECOND));
     assert_eq!(sent(ago(SECOND)), Some(now));
     let later = Record {
-        failed_at: Some(now + MINUTE),
+        failures: vec![failure(now + MINUTE, "1")],
         ..open
     };
     assert_eq!(
-        end(Some(&later), &fail(Effect::None, None)).1.failed_at,
+        end(Some(&later), &fail(Effect::None, None)).1.last_failure(),
         Some(now + MINUTE)
     );
 }
@@ -481,7 +562,31 @@ fn long_error_is_cut() {
         sent_at: None,
         expires_at: 99,
     };
-    assert_eq!(end(None, &long).1.error.map(|text| text.len()), Some(4096));
+    let failed = end(None, &long).1;
+    assert_eq!(failed.last_error().map(str::len), Some(4096));
+}
+
+#[test]
+fn four_payloads_keep_their_failures() {
+    let mut failures = Vec::new();
+    for payload in ["1", "2", "3", "4", "5", "2"] {
+        let long = RecordedFailure {
+            error: "é".repeat(4096),
+            ..failure(NOW, payload)
+        };
+        failures = long.added_to(&failures);
+    }
+    let kept: Vec<_> = failures.iter().map(|one| one.fingerprint.clone()).collect();
+    assert_eq!(kept, ["2", "5", "4", "3"].map(print));
+    let sizes: Vec<_> = failures.iter().map(|one| one.error.len()).collect();
+    assert_eq!(sizes, [4096, 200, 200, 200]);
+    // Payloads that cannot be compared are one.
+    let unknown = RecordedFailure {
+        fingerprint: None,
+        ..failure(ago(SECOND), "1")
+    };
+    let failures = unknown.added_to(&failures);
+    assert_eq!((failures.len(), failures[0].at), (1, NOW));
 }
 
 #[test]

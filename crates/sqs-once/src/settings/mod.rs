@@ -79,7 +79,6 @@ use crate::{
 /// | `CONSUMER_S3_BUCKETS` | not set | S3 buckets, such as `orders,invoices`, from which to read large bodies; needs the feature `s3` |
 /// | `IDEMPOTENCY_FINGERPRINT` | `body`; not used by `item_mode` | what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off` |
 /// | `IDEMPOTENCY_RETENTION` | `20d` | how long a record, or the key on an item, is kept. Must exceed the retention of the queue and the dead-letter queue together |
-/// | `IDEMPOTENCY_AFTER_FAILURE` | `retry`; not used by `item_mode` | what happens to a message sent after a permanent failure under its key: `retry` runs it, `replay` fails it with the stored error |
 /// | `IDEMPOTENCY_RESULT_BUCKET` | not set; not used by `item_mode` | S3 bucket for outputs over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB |
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | concurrent claims and completions share requests; needs `dynamodb:PartiQLInsert` and `PartiQLUpdate` |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table for the events that handlers publish |
@@ -237,7 +236,6 @@ impl Settings {
         let config = self.config().await;
         let options = ModeOptions {
             retention: shared.values.retention,
-            after_failure: shared.values.after_failure,
             results: shared.results(&config),
             warm_up: self.warm_up,
         };

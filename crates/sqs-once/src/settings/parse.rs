@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     dynamo::store::{Field, Layout},
-    protocol::{AfterFailure, Namespace},
+    protocol::Namespace,
     settings::variables::parse::positive,
     sqs::Visibility,
 };
@@ -77,14 +77,6 @@ pub(crate) fn bucket(name: &str) -> Result<String, String> {
 pub(crate) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
     let parsed = text.parse();
     parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
-}
-
-pub(crate) fn after_failure(text: &str) -> Result<AfterFailure, &'static str> {
-    match text {
-        "retry" => Ok(AfterFailure::Retry),
-        "replay" => Ok(AfterFailure::Replay),
-        _ => Err("must be `retry` or `replay`"),
-    }
 }
 
 /// Parses a number of handlers. `auto` is `None`.

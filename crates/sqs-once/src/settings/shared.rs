@@ -178,7 +178,6 @@ impl Shared {
     pub(super) fn once<S: Store>(&self, store: S, config: &SdkConfig) -> Once<S> {
         let once = Once::new(store)
             .retention(self.values.retention)
-            .after_failure(self.values.after_failure)
             .outbox(self.values.outbox.clone())
             .results(self.results(config))
             .crash_waits(self.crash_waits())

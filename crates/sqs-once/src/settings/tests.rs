@@ -24,7 +24,7 @@ use crate::{
     },
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
     modes::item::Change,
-    protocol::{AfterFailure, isolation::CrashWaits},
+    protocol::isolation::CrashWaits,
     settings::variables::table::{Reader, SETTINGS},
     sqs::{FifoAfterPermanent, FingerprintSource, KeySource},
 };
@@ -183,7 +183,6 @@ fn defaults_match_the_documented_table() {
     assert_eq!(shared.min_time_divisor, None);
     assert_eq!(shared.crash_waits(), CrashWaits::default());
     let values = shared.values;
-    assert_eq!(values.after_failure, AfterFailure::Retry);
     assert_eq!(values.result_bucket, None);
     assert_eq!(values.key, KeySource::MessageId);
     assert_eq!(values.max_body_bytes.get(), 2 << 20);
@@ -229,7 +228,6 @@ async fn errors_are_reported_all_at_once() {
         ("IDEMPOTENCY_KEY", "orderId"),
         ("IDEMPOTENCY_FINGERPRINT", "yes"),
         ("CONSUMER_MAX_BODY_BYTES", "10MB"),
-        ("IDEMPOTENCY_AFTER_FAILURE", "strict"),
         ("IDEMPOTENCY_BATCHED_WRITES", "yes"),
         ("CONSUMER_CRASH_ISOLATION", "20m"),
         ("CONSUMER_CONCURRENCY", "0"),

@@ -32,6 +32,7 @@ use crate::{
     flawed::flawed,
     handler::Handler,
     modes::{Mode, Outcome, Turn},
+    protocol::Key,
     system::{self, Instant, timeout_at},
 };
 
@@ -300,8 +301,13 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                     visibility.expect(&self.messages[index]);
                 }
                 let stops = self.stops(&ended, running.chain.is_fifo_group);
+                let mut behind = running.chain;
+                let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
+                if waits_for_other {
+                    self.keep_key(&mut behind, ended.key.as_ref());
+                }
                 self.end(index, ended);
-                self.continue_chain(stops, running.chain);
+                self.continue_chain(stops && !waits_for_other, behind);
             }
             Ran::Suspect(suspect) => {
                 self.shown.suspects_wait.store(true, Relaxed);
@@ -325,6 +331,21 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 running.began = Some(began);
             }
         }
+    }
+
+    /// Ends the messages of a chain that have another key. An attempt with another payload is in the way of their key, and a
+    /// message behind may be the only one that can end it.
+    fn keep_key(&mut self, chain: &mut Chain, key: Option<&Key>) {
+        let behind = mem::take(&mut chain.messages).into_iter();
+        let (of_key, others) = behind.partition(|index| self.messages[*index].key() == key);
+        chain.messages = of_key;
+        self.continue_chain(
+            true,
+            Chain {
+                messages: others,
+                is_fifo_group: chain.is_fifo_group,
+            },
+        );
     }
 
     /// Lets the messages behind one that has ended start, or ends them.

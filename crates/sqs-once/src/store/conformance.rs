@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{RequestContext, Store, StoreError, Swapped};
 use crate::protocol::{
-    AttemptEnd, Expect, Fingerprint, Key, MAX_RESULT_BYTES, Namespace, Owner, Record,
+    AttemptEnd, Expect, Fingerprint, Key, MAX_RESULT_BYTES, Namespace, Owner, Record, RecordedFailure,
     ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
 };
 
@@ -39,10 +39,9 @@ fn sparse(version: u64) -> Record {
         first_claimed_at: None,
         last_end: None,
         exclusive_attempts: 0,
-        failed_at: None,
+        failures: Vec::new(),
         generation: 0,
-        error: None,
-        created_at: NOW,
+        open_other: false,
         updated_at: NOW,
     }
 }
@@ -59,9 +58,14 @@ fn full(version: u64) -> Record {
         first_claimed_at: Some(NOW),
         last_end: Some(AttemptEnd::Panic),
         exclusive_attempts: 2,
-        failed_at: Some(NOW),
+        failures: vec![RecordedFailure {
+            at: NOW,
+            error: "the card has expired".into(),
+            fingerprint: Some(Fingerprint::of(b"2").with_scheme("body:/a:b".to_owned())),
+            message_id: "m-0".into(),
+        }],
         generation: 3,
-        error: Some("the card has expired".into()),
+        open_other: true,
         updated_at: NOW + Duration::from_secs(1),
         ..sparse(version)
     }

@@ -11,7 +11,7 @@ use super::{DynamoStore, Field, Layout};
 use crate::{
     dynamo::item::{Item, number, string},
     protocol::{
-        Expect, Key, Swap, Timestamp,
+        Expect, Key, Record, Swap, Timestamp,
         record::{COMPLETED, FAILED, IN_PROGRESS},
     },
     store::{
@@ -101,20 +101,19 @@ impl DynamoStore {
         })
     }
 
-    /// Ends the lease of a record in progress, so that the next delivery takes over. If the record has
-    /// changed since it was read, changes nothing and returns false.
+    /// Replaces a record that is not completed. If it has changed since it was read, changes nothing and returns false.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The lease may have been ended nevertheless.
-    pub async fn release(&self, shown: &StoredRecord, now: Timestamp) -> Result<bool, StoreError> {
+    /// [`StoreError`]. The record may have been replaced nevertheless.
+    pub async fn replace(&self, shown: &StoredRecord, to: Record) -> Result<bool, StoreError> {
         let Ok(record) = &shown.record else {
             return Ok(false);
         };
         let swap = Swap {
             key: Key::from_stored(&shown.key),
             expect: Expect::Unchanged(record.clone()),
-            to: record.released(now),
+            to,
         };
         Ok(self.swap_in(None, &swap).await? == Swapped::Applied)
     }

@@ -54,13 +54,11 @@ fields! {
     LeaseUntil "lease_until"
     /// End of the retention, in epoch seconds. The table's TTL attribute.
     ExpiresAt "expires_at"
-    /// Fingerprint of the payload.
+    /// Fingerprint of the payload, and its scheme: which part was hashed, and how.
     Fingerprint "fingerprint"
-    /// The scheme of the fingerprint: which part was hashed, and how.
-    FingerprintScheme "fingerprint_scheme"
     /// Message of the current or last claim.
     MessageId "message_id"
-    /// Number of claims since the record was created.
+    /// Number of claims since the record was created. Absent is 1.
     Attempts "attempts"
     /// Claim time of the earliest open attempt, in epoch milliseconds.
     FirstClaimedAt "first_claimed_at"
@@ -74,18 +72,16 @@ fields! {
     ResultInS3 "result_in_s3"
     /// Why the output was not stored.
     ResultOmitted "result_omitted"
-    /// Text of the last permanent failure.
-    Error "error"
     /// Grows with each content that a worker writes.
     Version "version"
-    /// Time of the latest permanent failure, in epoch milliseconds.
-    FailedAt "failed_at"
+    /// The permanent failures, one for each payload, as JSON.
+    Failures "failures"
+    /// 1 if an open attempt may have had a payload other than the record's.
+    OpenOther "open_other"
     /// How often the called system declined.
     Generation "generation"
     /// Name of the queue of the current or last claim.
     Source "source"
-    /// Creation time of the record, in epoch milliseconds.
-    CreatedAt "created_at"
     /// Time of the record's last change, in epoch milliseconds.
     UpdatedAt "updated_at"
 }

@@ -24,16 +24,15 @@ use crate::{
 };
 
 /// Attributes of type N. All others are of type S.
-const NUMBERS: [&str; 10] = [
+const NUMBERS: [&str; 9] = [
     "version",
     "lease_until",
     "expires_at",
     "attempts",
     "first_claimed_at",
     "exclusive_attempts",
-    "failed_at",
     "generation",
-    "created_at",
+    "open_other",
     "updated_at",
 ];
 
@@ -254,8 +253,9 @@ impl DynamoStore {
         let bytes = size(attributes);
         let (bytes, limit) = match swap.to.state {
             State::InProgress { .. } => {
-                let error = swap.to.error.as_ref().map_or(0, String::len);
-                (bytes - error, MAX_ITEM_BYTES - MAX_RESULT_BYTES)
+                // A completion removes the failures.
+                let failures = swap.to.failures_json().map_or(0, |json| json.len());
+                (bytes - failures, MAX_ITEM_BYTES - MAX_RESULT_BYTES)
             }
             State::Completed { .. } | State::Failed => (bytes, MAX_ITEM_BYTES),
         };

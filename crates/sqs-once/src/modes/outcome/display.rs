@@ -22,12 +22,12 @@ impl fmt::Display for Outcome {
                     .map_or("another program or transaction", Owner::as_str),
             ),
             Self::PayloadConflict { open_since } => {
-                f.write_str("an attempt with a different payload under this key is open")?;
+                f.write_str("an attempt with another payload under this key is open")?;
                 if let Some(since) = open_since {
                     write!(f, " since {since}")?;
                 }
                 f.write_str(
-                    ": check whether that attempt had its effect, then delete the record of this key (`sqs-once record delete KEY`)",
+                    ", and may have had its effect: see `sqs-once record show KEY`. If you find no effect, `sqs-once record decline KEY` lets this message run",
                 )
             }
             Self::RetryableFailure(error) => write!(f, "retryable failure: {error}"),

@@ -18,22 +18,21 @@ pub(super) struct Attributes<'a> {
     lease_until: Option<u64>,
     expires_at: u64,
     fingerprint: Option<Text<'a>>,
-    fingerprint_scheme: Option<Text<'a>>,
     message_id: Text<'a>,
     source: Option<Text<'a>>,
-    attempts: u64,
+    attempts: Option<u64>,
     first_claimed_at: Option<u64>,
     last_end: Option<Text<'a>>,
     #[serde(default)]
     exclusive_attempts: u64,
-    failed_at: Option<u64>,
+    failures: Option<Text<'a>>,
+    #[serde(default)]
+    open_other: u64,
     #[serde(default)]
     generation: u64,
     result: Option<Text<'a>>,
     result_in_s3: Option<Text<'a>>,
     result_omitted: Option<Text<'a>>,
-    error: Option<Text<'a>>,
-    created_at: u64,
     updated_at: u64,
 }
 
@@ -50,7 +49,18 @@ pub(crate) const COMPLETED: &str = "COMPLETED";
 pub(crate) const FAILED: &str = "FAILED";
 
 impl Record {
-    /// Returns the attributes as they are written, in the order of their names. One that would be `None` or 0 is left out.
+    /// Returns the failures as they are written, if there are any.
+    pub(crate) fn failures_json(&self) -> Option<String> {
+        if self.failures.is_empty() {
+            return None;
+        }
+        #[expect(clippy::expect_used, reason = "a failure has texts and a number")]
+        let json = serde_json::to_string(&self.failures).expect("failures are JSON");
+        Some(json)
+    }
+
+    /// Returns the attributes as they are written, in the order of their names. One that would be `None`, 0 or without content is
+    /// left out, and `attempts` of 1.
     pub(crate) fn attributes(&self) -> Vec<(&'static str, Value<'_>)> {
         let text = |text| Some(Value::Text(Text::Borrowed(text)));
         let number = |number| Some(Value::Number(number));
@@ -71,20 +81,15 @@ impl Record {
             Some(StoredResult::Omitted(why)) => omitted = text(why),
         }
         let fingerprint = self.fingerprint.as_ref();
+        let failures = self.failures_json().map(|json| Value::Text(json.into()));
         let attributes = [
-            ("attempts", number(self.attempts)),
-            ("created_at", millis(Some(self.created_at))),
-            ("error", self.error.as_deref().and_then(text)),
+            ("attempts", number(self.attempts).filter(|_| self.attempts != 1)),
             ("exclusive_attempts", above_0(self.exclusive_attempts)),
             ("expires_at", number(self.expires_at)),
-            ("failed_at", millis(self.failed_at)),
+            ("failures", failures),
             (
                 "fingerprint",
                 fingerprint.map(Fingerprint::as_str).and_then(text),
-            ),
-            (
-                "fingerprint_scheme",
-                fingerprint.and_then(Fingerprint::scheme).and_then(text),
             ),
             ("first_claimed_at", millis(self.first_claimed_at)),
             ("generation", above_0(self.generation)),
@@ -94,6 +99,7 @@ impl Record {
             ),
             ("lease_until", millis(self.lease_until())),
             ("message_id", text(&self.message_id)),
+            ("open_other", above_0(u64::from(self.open_other))),
             ("owner", text(self.stamp.owner.as_str())),
             ("result", json),
             ("result_in_s3", in_s3),
@@ -144,7 +150,11 @@ impl TryFrom<Attributes<'_>> for Record {
                 AttemptEnd::from_name(&name).ok_or("attribute `last_end` has an unknown value")?,
             ),
         };
-        let scheme = text(read.fingerprint_scheme);
+        let failures = match read.failures {
+            None => Vec::new(),
+            Some(json) => serde_json::from_str(&json)
+                .map_err(|_| "attribute `failures` is not a list of failures")?,
+        };
         Ok(Self {
             stamp: Stamp {
                 owner: Owner::from_stored(read.owner.into_owned()),
@@ -152,18 +162,16 @@ impl TryFrom<Attributes<'_>> for Record {
             },
             state,
             expires_at: read.expires_at,
-            fingerprint: text(read.fingerprint)
-                .map(|hex| Fingerprint::from_stored(hex).with_scheme(scheme)),
+            fingerprint: text(read.fingerprint).map(Fingerprint::from_stored),
             message_id: read.message_id.into_owned(),
             source: text(read.source),
-            attempts: read.attempts,
+            attempts: read.attempts.unwrap_or(1),
             first_claimed_at: millis(read.first_claimed_at),
             last_end,
             exclusive_attempts: read.exclusive_attempts,
-            failed_at: millis(read.failed_at),
+            failures,
             generation: read.generation,
-            error: text(read.error),
-            created_at: Timestamp::from_millis(read.created_at),
+            open_other: read.open_other > 0,
             updated_at: Timestamp::from_millis(read.updated_at),
         })
     }

@@ -1,6 +1,7 @@
 //! [`Record`]: the table item for one key. [`Swap`]: the only write to it.
 
 mod attributes;
+mod failure;
 mod result;
 mod timestamp;
 
@@ -10,6 +11,7 @@ use serde::Deserialize;
 
 use attributes::Attributes;
 pub(crate) use attributes::{COMPLETED, FAILED, IN_PROGRESS, Value};
+pub use failure::{MAX_ERROR_BYTES, RecordedFailure};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
 
@@ -23,9 +25,6 @@ pub const MAX_ITEM_BYTES: usize = 400 * 1024;
 ///
 /// We leave the rest of [`MAX_ITEM_BYTES`] for the key (at most 2 KB), a message id and the other attributes.
 pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
-
-/// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
-pub const MAX_ERROR_BYTES: usize = 4 * 1024;
 
 /// The owner of a claim: a random token, new for each claim.
 ///
@@ -80,7 +79,7 @@ pub enum State {
         /// The output of the handler.
         result: StoredResult,
     },
-    /// The last attempt failed permanently. [`Record::error`] holds the text.
+    /// The last attempt failed permanently. The first of [`Record::failures`] holds the text.
     Failed,
 }
 
@@ -160,14 +159,12 @@ pub struct Record {
     pub last_end: Option<AttemptEnd>,
     /// Number of attempts in a row that ran alone and have no recorded end.
     pub exclusive_attempts: u64,
-    /// The latest permanent failure: the later of its time and the `SentTimestamp` of its message.
-    pub failed_at: Option<Timestamp>,
+    /// The permanent failures, one for each payload, the latest first. A record in progress keeps them.
+    pub failures: Vec<RecordedFailure>,
     /// How often the called system declined. With the key, it makes the call key.
     pub generation: u64,
-    /// Text of the last permanent failure. A record in progress keeps it.
-    pub error: Option<String>,
-    /// Creation time of the record.
-    pub created_at: Timestamp,
+    /// Whether an open attempt may have had a payload other than the record's.
+    pub open_other: bool,
     /// Time of the record's last change.
     pub updated_at: Timestamp,
 }
@@ -177,6 +174,18 @@ impl Record {
     #[must_use]
     pub const fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at < now.as_secs()
+    }
+
+    /// Returns the time of the latest permanent failure.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<Timestamp> {
+        self.failures.iter().map(|failure| failure.at).max()
+    }
+
+    /// Returns the text of the permanent failure that was recorded last.
+    #[must_use]
+    pub fn last_error(&self) -> Option<&str> {
+        self.failures.first().map(|failure| failure.error.as_str())
     }
 
     /// Returns whether this is the content of a claim, whose lease has not ended.
@@ -207,6 +216,34 @@ impl Record {
             *lease_until = now;
         }
         record
+    }
+
+    /// Returns the record after an operator has looked for the effects of the open attempts by hand and found none. `None`
+    /// if the operation is completed, or its lease has not ended.
+    ///
+    /// It has a new owner, and the next attempt a call key that the called system has never seen. Without an open attempt,
+    /// the next one may have any payload.
+    #[must_use]
+    pub fn declined(&self, now: Timestamp) -> Option<Self> {
+        let is_open = match self.state {
+            State::Failed => true,
+            State::InProgress { lease_until } => lease_until < now,
+            State::Completed { .. } => false,
+        };
+        is_open.then(|| Self {
+            stamp: Stamp {
+                owner: Owner::fresh(),
+                version: self.stamp.version + 1,
+            },
+            fingerprint: None,
+            first_claimed_at: None,
+            open_other: false,
+            last_end: Some(AttemptEnd::NoEffect),
+            exclusive_attempts: 0,
+            generation: self.generation + 1,
+            updated_at: now,
+            ..self.clone()
+        })
     }
 
     /// Returns the end of the lease, if a claim is in progress.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{protocol::AfterFailure, store::Results};
+use crate::store::Results;
 
 /// A mode without leases that another crate brings, such as `sqs_once_postgres::PostgresMode`.
 /// `sqs_once::Settings` builds the consumer around it.
@@ -16,8 +16,6 @@ pub trait ModeSettings: Sized {
 pub struct ModeOptions {
     /// `IDEMPOTENCY_RETENTION`: how long a record is kept.
     pub retention: Duration,
-    /// `IDEMPOTENCY_AFTER_FAILURE`: how a `FAILED` record affects other messages with its key.
-    pub after_failure: AfterFailure,
     /// Where outputs are stored, which `IDEMPOTENCY_RESULT_BUCKET` selects.
     pub results: Results,
     /// Whether to connect at start, to report problems before the first message.

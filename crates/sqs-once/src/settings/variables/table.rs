@@ -14,9 +14,8 @@ use super::{
     parse::{duration, on_or_off, positive},
 };
 use crate::{
-    protocol::AfterFailure,
     settings::parse::{
-        after_failure, backoff, bucket, buckets, bytes, concurrency, lifetime, of_s3, text,
+        backoff, bucket, buckets, bytes, concurrency, lifetime, of_s3, text,
     },
     sqs::{Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
 };
@@ -128,9 +127,6 @@ settings! {
 
     IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "20d";
     "how long a record, or the key on an item, is kept. Must exceed the retention of the queue and the dead-letter queue together"
-
-    IDEMPOTENCY_AFTER_FAILURE (after_failure: AfterFailure = after_failure): Consumer, "retry", "; not used by `item_mode`";
-    "what happens to a message sent after a permanent failure under its key: `retry` runs it, `replay` fails it with the stored error"
 
     IDEMPOTENCY_RESULT_BUCKET (result_bucket: Option<String> = of_s3(|name| bucket(name).map(Some))): Consumer, "", "not set; not used by `item_mode`";
     "S3 bucket for [outputs](large-messages.md#outputs-in-s3) over 64 KB; needs the feature `s3`. Without it, the record holds up to 392 KB"

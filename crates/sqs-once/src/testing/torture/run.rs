@@ -459,7 +459,7 @@ where
             Some(_) => "the handler did not succeed in a run without faults",
             None => "the message was not claimed in a run without faults: check the consumer's key",
         };
-        let error = record.and_then(|record| record.error);
+        let error = record.as_ref().and_then(Record::last_error);
         let error = error.map(|error| format!(" ({error})")).unwrap_or_default();
         Err(Story(format!(
             "{why}{error}:\n\n{}",

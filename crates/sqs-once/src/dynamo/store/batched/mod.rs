@@ -81,7 +81,7 @@ fn shares(swap: &Swap) -> bool {
         } => text.len(),
         _ => 0,
     };
-    bytes + swap.to.error.as_ref().map_or(0, String::len) <= MAX_BYTES
+    bytes <= MAX_BYTES
 }
 
 impl Store for Batched {
