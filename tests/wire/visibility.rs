@@ -289,6 +289,39 @@ async fn sqs_error_does_not_change_response() {
     }
 }
 
+/// The process was frozen after it had signed, or its clock is wrong for a moment.
+#[tokio::test]
+async fn refused_signature_is_repeated_once() {
+    for (refused, calls, waits) in [(1, 2, &[4][..]), (2, 2, &[])] {
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+        // The URL of the queue is known.
+        process(
+            &consumer,
+            batch([order("m-0", "fail", 1)]),
+            within(10 * SECOND),
+        )
+        .await;
+        let change = "ChangeMessageVisibilityBatch";
+        sqs.turn_for(change, SqsBehaviour::RefusingSignature(1 + refused));
+        log::start();
+        process(
+            &consumer,
+            batch([order("m-1", "fail", 1)]),
+            within(10 * SECOND),
+        )
+        .await;
+        assert_eq!(sqs.calls(change).len(), 1 + calls, "{refused}");
+        let errors = not_changed();
+        assert_eq!(errors.is_empty(), !waits.is_empty(), "{errors:?}");
+        assert!(
+            errors
+                .iter()
+                .all(|error| error.contains("the clock of this machine"))
+        );
+    }
+}
+
 /// The limits of this suite are those of a runtime that runs.
 #[tokio::test]
 async fn stopwatch_stops_while_runtime_does_not_run() {

@@ -170,7 +170,7 @@ impl Attributes {
             .attribute_names(QueueAttributeName::MessageRetentionPeriod);
         let permission = "sqs:GetQueueAttributes";
         let answer = (self.queues)
-            .ask(&queue, permission, Bound::Background, call.send())
+            .ask(&queue, permission, Bound::Background, || call.clone().send())
             .await?;
         let attribute = |name| Some(answer.attributes()?.get(&name)?.as_str());
         Facts::of(

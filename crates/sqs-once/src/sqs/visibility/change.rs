@@ -73,7 +73,7 @@ impl Visibility {
             .set_entries(Some(entries.map_err(CallError::not_made)?));
         let permission = "sqs:ChangeMessageVisibility";
         let answer = (self.queues)
-            .ask(queue, permission, bound, call.send())
+            .ask(queue, permission, bound, || call.clone().send())
             .await?;
         for failed in answer.failed() {
             let index = failed.id().parse::<usize>().ok();
