@@ -322,6 +322,48 @@ async fn refused_signature_is_repeated_once() {
     }
 }
 
+/// A gateway is down, and the queue has the three receives of many examples.
+#[tokio::test]
+async fn queue_of_few_receives_warns_once_of_outages() {
+    const FEW: &str = "maxReceiveCount is too low";
+    for (receives, visibility_timeout, survived) in [
+        (3, 60, Some(10)),
+        (130, 420, None),
+        (130, 30, Some(10 + 20 + 126 * 30)),
+    ] {
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        sqs.receives(receives, visibility_timeout);
+        log::start();
+        let visibility = Visibility::new(sqs.client()).clock(clock);
+        let consumer = consumer(MemoryStore::default(), visibility);
+        let read_twice = async {
+            while sqs.calls("GetQueueAttributes").len() < 2 {
+                let event = batch([order("m-1", "fail", 1)]);
+                process(&consumer, event, within(10 * SECOND)).await;
+                later(3600 * SECOND);
+            }
+        };
+        tokio::time::timeout(support::PATIENCE, read_twice)
+            .await
+            .unwrap();
+        // The second read begins after the answer of the first was stored.
+        let lines = log::lines_containing(FEW);
+        let said: Vec<_> = lines
+            .iter()
+            .map(|line| &line["fields"]["survived_outage_s"])
+            .collect();
+        let wanted: Vec<_> = survived.iter().map(|seconds| json!(seconds)).collect();
+        assert_eq!(said, wanted.iter().collect::<Vec<_>>(), "{receives}");
+        for line in &lines {
+            assert_eq!(
+                (&line["level"], &line["fields"]["queue"]),
+                (&json!("WARN"), &json!(QUEUE_ARN))
+            );
+            assert_eq!(line["fields"]["max_receive_count"], receives);
+        }
+    }
+}
+
 /// The limits of this suite are those of a runtime that runs.
 #[tokio::test]
 async fn stopwatch_stops_while_runtime_does_not_run() {

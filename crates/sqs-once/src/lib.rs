@@ -17,9 +17,9 @@
 //!     if order.cents == 0 {
 //!         return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
 //!     }
-//!     // The same key on every attempt, so a gateway with idempotency keys charges once.
+//!     // The same key until the gateway declines, so a gateway that remembers it charges once.
 //!     let receipt = call_gateway(&order, attempt.call_key()).await?; // `?`: retried with backoff
-//!     Ok(receipt) // stored: a duplicate gets it, and `charge` doesn't run
+//!     Ok(receipt) // stored: for a duplicate, `charge` doesn't run
 //! }
 //!
 //! #[tokio::main]
@@ -142,6 +142,7 @@ pub mod internal {
             request_error_kind::RequestErrorKind,
         },
         settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
+        sqs::{LEAST_OUTAGE, survived_outage},
         store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord},
     };
 

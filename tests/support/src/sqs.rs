@@ -117,6 +117,16 @@ impl Sqs {
         *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
     }
 
+    /// Every queue moves a message after so many receives, and has this visibility timeout in seconds.
+    pub fn receives(&self, max_receives: u32, visibility_timeout: u32) {
+        let policy = json!({
+            "deadLetterTargetArn": DEAD_LETTER_QUEUE_ARN, "maxReceiveCount": max_receives,
+        });
+        let mut attributes = self.desk.attributes.lock().unwrap();
+        attributes["Attributes"]["RedrivePolicy"] = json!(policy.to_string());
+        attributes["Attributes"]["VisibilityTimeout"] = json!(visibility_timeout.to_string());
+    }
+
     /// Every queue takes messages of so many bytes.
     pub fn takes(&self, max_bytes: usize) {
         let mut attributes = self.desk.attributes.lock().unwrap();

@@ -34,6 +34,8 @@ impl Visibility {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
         };
+        // Here, because only now the queue's URL is known: one request less.
+        self.attributes.read_in_background(arn, self.backoff);
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
             .for_each_concurrent(CALLS, |changes| {
