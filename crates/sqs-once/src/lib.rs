@@ -127,6 +127,7 @@ pub mod internal {
         handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},
         meter::Meter,
         modes::{
+            held::open_too_long,
             mode::{Claimed, Start, Unsupported, sealed::Sealed},
             records::Records,
             rejected::rejected,

@@ -12,7 +12,7 @@ use sqs_once::{
 use super::OPEN_TRANSACTION;
 use crate::{
     aws,
-    next_delivery::NextDelivery,
+    next_delivery::{NextDelivery, Rules},
     output::{Error, Format, answer, at, distance, first_line, in_words},
     table::Table,
 };
@@ -58,16 +58,29 @@ impl Part {
 pub(super) struct View<'a> {
     stored: &'a StoredRecord,
     next_delivery: NextDelivery,
+    rules: Rules,
     now: Timestamp,
     part: &'a Part,
 }
 
 impl<'a> View<'a> {
+    /// Creates the view, for a consumer with the default settings.
     pub(super) fn of(stored: &'a StoredRecord, table: &Table, part: &'a Part) -> Self {
+        Self::under(Rules::default(), stored, table, part)
+    }
+
+    /// Creates the view, for a consumer with these settings.
+    pub(super) fn under(
+        rules: Rules,
+        stored: &'a StoredRecord,
+        table: &Table,
+        part: &'a Part,
+    ) -> Self {
         let now = Timestamp::now();
         Self {
             stored,
-            next_delivery: NextDelivery::by(stored, table.after_failure(), now),
+            next_delivery: NextDelivery::by(stored, table.after_failure(), &rules, now),
+            rules,
             now,
             part,
         }
@@ -204,6 +217,9 @@ impl<'a> View<'a> {
             "next message",
             format!("{}{but}", self.next_delivery.text()),
         ));
+        if matches!(&self.stored.record, Ok(record) if record.first_claimed_at.is_some()) {
+            lines.push(("by settings", self.rules.text()));
+        }
         let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         lines
             .iter()
@@ -262,6 +278,7 @@ impl<'a> View<'a> {
             "call_key": self.stored.call_key(),
             "error": record.error,
             "next_message": self.next_delivery.name(),
+            "settings": self.rules.json(),
         });
         match &record.state {
             State::InProgress { lease_until } => {
