@@ -101,7 +101,8 @@ pub(crate) enum NextDelivery {
     RunsWithPriorAttempt,
     /// The handler does not run, because its process died alone too often.
     Crashed,
-    /// The handler does not run, unless it has a lookup, because the called system may have forgotten the call key.
+    /// The handler does not run, because the called system may have forgotten the call key of an earlier attempt. If
+    /// the handler has a lookup, that decides. The settings do not say whether it has one.
     TooOld,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
@@ -177,9 +178,8 @@ impl NextDelivery {
                 "fails as `crashed`; the handler does not run, because its process died alone too often"
             }
             Self::TooOld => {
-                "fails permanently as \"too old to repeat\": an earlier attempt may have had its effect, and the \
-                 called system may have forgotten the call key; the handler does not run, unless its lookup \
-                 finds no effect"
+                "fails permanently as \"too old to repeat\", unless a lookup decides: an earlier attempt may have had \
+                 its effect, and the called system may have forgotten the call key"
             }
             Self::Waits => "returns to the queue until the lease ends",
             Self::WaitsForTransaction => {

@@ -208,7 +208,9 @@ impl<'a> View<'a> {
         }
         let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
         let but = match self.next_delivery {
-            NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt if failed => {
+            NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt | NextDelivery::TooOld
+                if failed =>
+            {
                 "; one that was sent before the failure finds the stored error"
             }
             _ => "",

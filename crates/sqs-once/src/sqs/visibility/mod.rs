@@ -173,7 +173,7 @@ impl Visibility {
         Self { jitter, ..self }
     }
 
-    /// Prepares for a message that failed permanently, by reading its queue's attributes.
+    /// Prepares for a message that failed permanently, by reading its queue's attributes before its copy is due.
     pub(super) fn expect(&self, message: &Message) {
         if let Some(receipt) = message.receipt() {
             self.attributes
