@@ -148,7 +148,8 @@ fn take(world: &World, queue: &str, entry: &Value) -> Result<(), &'static str> {
     }
     let in_group = entry["MessageGroupId"].as_str().map(str::to_owned);
     let has_id = entry["MessageDeduplicationId"] == *id;
-    if queue.ends_with(".fifo") != (in_group.is_some() && has_id) {
+    let is_fifo = queue.ends_with(".fifo");
+    if is_fifo != has_id || is_fifo && in_group.is_none() {
         return Err("InvalidParameterValue");
     }
     world.note(Event::Relayed {

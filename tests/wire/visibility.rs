@@ -289,6 +289,81 @@ async fn sqs_error_does_not_change_response() {
     }
 }
 
+/// The process was frozen after it had signed, or its clock is wrong for a moment.
+#[tokio::test]
+async fn refused_signature_is_repeated_once() {
+    for (refused, calls, waits) in [(1, 2, &[4][..]), (2, 2, &[])] {
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        let consumer = consumer(MemoryStore::default(), visibility(&sqs));
+        // The URL of the queue is known.
+        process(
+            &consumer,
+            batch([order("m-0", "fail", 1)]),
+            within(10 * SECOND),
+        )
+        .await;
+        let change = "ChangeMessageVisibilityBatch";
+        sqs.turn_for(change, SqsBehaviour::RefusingSignature(1 + refused));
+        log::start();
+        process(
+            &consumer,
+            batch([order("m-1", "fail", 1)]),
+            within(10 * SECOND),
+        )
+        .await;
+        assert_eq!(sqs.calls(change).len(), 1 + calls, "{refused}");
+        let errors = not_changed();
+        assert_eq!(errors.is_empty(), !waits.is_empty(), "{errors:?}");
+        assert!(
+            errors
+                .iter()
+                .all(|error| error.contains("the clock of this machine"))
+        );
+    }
+}
+
+/// A gateway is down, and the queue has the three receives of many examples.
+#[tokio::test]
+async fn queue_of_few_receives_warns_once_of_outages() {
+    const FEW: &str = "maxReceiveCount is too low";
+    for (receives, visibility_timeout, survived) in [
+        (3, 60, Some(10)),
+        (130, 420, None),
+        (130, 30, Some(10 + 20 + 126 * 30)),
+    ] {
+        let sqs = Sqs::start(SqsBehaviour::Willing).await;
+        sqs.receives(receives, visibility_timeout);
+        log::start();
+        let visibility = Visibility::new(sqs.client()).clock(clock);
+        let consumer = consumer(MemoryStore::default(), visibility);
+        let read_twice = async {
+            while sqs.calls("GetQueueAttributes").len() < 2 {
+                let event = batch([order("m-1", "fail", 1)]);
+                process(&consumer, event, within(10 * SECOND)).await;
+                later(3600 * SECOND);
+            }
+        };
+        tokio::time::timeout(support::PATIENCE, read_twice)
+            .await
+            .unwrap();
+        // The second read begins after the answer of the first was stored.
+        let lines = log::lines_containing(FEW);
+        let said: Vec<_> = lines
+            .iter()
+            .map(|line| &line["fields"]["survived_outage_s"])
+            .collect();
+        let wanted: Vec<_> = survived.iter().map(|seconds| json!(seconds)).collect();
+        assert_eq!(said, wanted.iter().collect::<Vec<_>>(), "{receives}");
+        for line in &lines {
+            assert_eq!(
+                (&line["level"], &line["fields"]["queue"]),
+                (&json!("WARN"), &json!(QUEUE_ARN))
+            );
+            assert_eq!(line["fields"]["max_receive_count"], receives);
+        }
+    }
+}
+
 /// The limits of this suite are those of a runtime that runs.
 #[tokio::test]
 async fn stopwatch_stops_while_runtime_does_not_run() {

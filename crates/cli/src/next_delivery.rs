@@ -1,11 +1,95 @@
 //! [`NextDelivery`]: what a record means for the next delivery of its key.
 
+use std::time::Duration;
+
+use serde_json::{Value, json};
 use sqs_once::{
-    internal::{Standing, StoredRecord, standing},
+    internal::{
+        Standing, StoredRecord, open_too_long, standing,
+        table::{CONSUMER_CALL_KEY_LIFETIME, CONSUMER_CRASH_ISOLATION},
+    },
     protocol::{
         Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide,
     },
 };
+
+use crate::{
+    aws,
+    doctor::account::{Account, Function},
+    output::{Error, in_words},
+};
+
+/// The settings of a consumer that decide about its next delivery.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    /// The function that has these settings. `None` if they are the defaults.
+    function: Option<String>,
+    call_key_lifetime: Option<Duration>,
+    crash_waits: CrashWaits,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        let lifetime = humantime::parse_duration(CONSUMER_CALL_KEY_LIFETIME.default);
+        Self {
+            function: None,
+            call_key_lifetime: lifetime.ok(),
+            crash_waits: CrashWaits::default(),
+        }
+    }
+}
+
+impl Rules {
+    /// Reads the settings of a deployed function.
+    pub(crate) async fn of_function(name: &str) -> Result<Self, Error> {
+        let account = Account::new(aws::config().await?);
+        Ok(Self::of(&account.function(name.to_owned()).await?))
+    }
+
+    fn of(function: &Function) -> Self {
+        let lifetime = &CONSUMER_CALL_KEY_LIFETIME;
+        let is_isolated = function.is_on(CONSUMER_CRASH_ISOLATION.name);
+        Self {
+            function: Some(function.name.clone()),
+            call_key_lifetime: function
+                .is_on(lifetime.name)
+                .then(|| function.span(lifetime)),
+            crash_waits: if is_isolated {
+                CrashWaits::default()
+            } else {
+                CrashWaits::off()
+            },
+        }
+    }
+
+    /// Says which settings these are.
+    pub(crate) fn text(&self) -> String {
+        let lifetime = self
+            .call_key_lifetime
+            .map_or_else(|| "off".to_owned(), in_words);
+        let isolation = if self.crash_waits.is_off() {
+            "off"
+        } else {
+            "on"
+        };
+        let whose = match &self.function {
+            Some(name) => format!("those of function {name}"),
+            None => "the defaults; --function reads those of a function".to_owned(),
+        };
+        format!(
+            "{whose}: {} {lifetime}, {} {isolation}",
+            CONSUMER_CALL_KEY_LIFETIME.name, CONSUMER_CRASH_ISOLATION.name
+        )
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "function": self.function,
+            "call_key_lifetime_s": self.call_key_lifetime.map(|of| of.as_secs()),
+            "crash_isolation": !self.crash_waits.is_off(),
+        })
+    }
+}
 
 /// The fate of a message that is sent now, judging by the record under its key. Ignores the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +101,9 @@ pub(crate) enum NextDelivery {
     RunsWithPriorAttempt,
     /// The handler does not run, because its process died alone too often.
     Crashed,
+    /// The handler does not run, because the called system may have forgotten the call key of an earlier attempt. If
+    /// the handler has a lookup, that decides. The settings do not say whether it has one.
+    TooOld,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
     /// An open transaction locks the record. The message waits until it ends, and then finds the record that
@@ -32,20 +119,21 @@ pub(crate) enum NextDelivery {
 
 impl NextDelivery {
     /// Returns what the next delivery does, given a record as it was read.
-    pub(crate) fn by(stored: &StoredRecord, now: Timestamp) -> Self {
+    pub(crate) fn by(stored: &StoredRecord, rules: &Rules, now: Timestamp) -> Self {
         match &stored.record {
             _ if stored.locked_by.is_some() => Self::WaitsForTransaction,
-            Ok(record) => Self::of(record, now),
+            Ok(record) => Self::of(record, rules, now),
             Err(_) => Self::Unknown,
         }
     }
 
-    fn of(record: &Record, now: Timestamp) -> Self {
+    fn of(record: &Record, rules: &Rules, now: Timestamp) -> Self {
         let claim = Claim::new(Owner::fresh(), "", now, now, record.expires_at);
         match decide(Some(record), &claim) {
             Decision::First | Decision::Mine => Self::Runs,
-            Decision::Over => match standing(Some(record), &CrashWaits::default()) {
+            Decision::Over => match standing(Some(record), &rules.crash_waits) {
                 Standing::Crashed { .. } => Self::Crashed,
+                _ if open_too_long(record, rules.call_key_lifetime, now).is_some() => Self::TooOld,
                 _ if record.first_claimed_at.is_some() => Self::RunsWithPriorAttempt,
                 _ => Self::Runs,
             },
@@ -63,6 +151,7 @@ impl NextDelivery {
             Self::Runs => "runs",
             Self::RunsWithPriorAttempt => "runs_with_prior_attempt",
             Self::Crashed => "crashed",
+            Self::TooOld => "too_old",
             Self::Waits => "waits",
             Self::WaitsForTransaction => "waits_for_transaction",
             Self::Duplicate => "duplicate",
@@ -82,6 +171,10 @@ impl NextDelivery {
             Self::Crashed => {
                 "fails as `crashed`; the handler does not run, because its process died alone too often"
             }
+            Self::TooOld => {
+                "fails permanently as \"too old to repeat\", unless a lookup decides: an earlier attempt may have had \
+                 its effect, and the called system may have forgotten the call key"
+            }
             Self::Waits => "returns to the queue until the lease ends",
             Self::WaitsForTransaction => {
                 "waits for the end of the open transaction, and then finds the record that it leaves"
@@ -95,9 +188,7 @@ impl NextDelivery {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use sqs_once::protocol::{Effect, End, StoredResult};
+    use sqs_once::protocol::{AttemptEnd, Effect, End, StoredResult};
 
     use super::*;
 
@@ -105,7 +196,7 @@ mod tests {
     const LATER: Timestamp = Timestamp::from_millis(1_800_000_001_001);
 
     fn of(record: &Record, now: Timestamp) -> NextDelivery {
-        NextDelivery::of(record, now)
+        NextDelivery::of(record, &Rules::default(), now)
     }
 
     fn claimed() -> Record {
@@ -155,5 +246,26 @@ mod tests {
         assert_eq!(of(&died, LATER), NextDelivery::RunsWithPriorAttempt);
         died.exclusive_attempts = 4;
         assert_eq!(of(&died, LATER), NextDelivery::Crashed);
+    }
+
+    /// An attempt that has been open for a day: gateways forget keys.
+    #[test]
+    fn message_behind_an_old_attempt_is_too_old_to_repeat() {
+        let hours = |hours: u64| NOW + Duration::from_secs(hours * 3600);
+        let mut open = claimed().ended(None, &End::Open(AttemptEnd::Retryable), 2, NOW);
+        open.expires_at = 1_900_000_000;
+        assert_eq!(of(&open, hours(20)), NextDelivery::RunsWithPriorAttempt);
+        assert_eq!(of(&open, hours(21)), NextDelivery::TooOld);
+        let with = |lifetime: &str, at| {
+            let variables = [(CONSUMER_CALL_KEY_LIFETIME.name, lifetime)];
+            let rules = Rules::of(&Function::with("charge", variables));
+            NextDelivery::of(&open, AfterFailure::Retry, &rules, at)
+        };
+        assert_eq!(with("30m", hours(1)), NextDelivery::TooOld);
+        assert_eq!(with(" 2d ", hours(21)), NextDelivery::RunsWithPriorAttempt);
+        assert_eq!(with("off", hours(900)), NextDelivery::RunsWithPriorAttempt);
+        let mut died = open;
+        (died.last_end, died.exclusive_attempts) = (None, 4);
+        assert_eq!(of(&died, hours(21)), NextDelivery::Crashed);
     }
 }

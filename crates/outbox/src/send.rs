@@ -176,11 +176,9 @@ impl Sender {
                     .string_value(value);
                 entry = entry.message_attributes(name, value.build().map_err(not_built)?);
             }
-            if fifo {
-                entry = entry
-                    .message_group_id(&event.group)
-                    .message_deduplication_id(&event.id);
-            }
+            let entry = entry
+                .set_message_group_id(message_group(event, fifo))
+                .set_message_deduplication_id(fifo.then(|| event.id.clone()));
             entry.build().map_err(not_built)
         });
         let answer = self
@@ -216,11 +214,9 @@ impl Sender {
                     .string_value(value);
                 entry = entry.message_attributes(name, value.build().map_err(not_built)?);
             }
-            if fifo {
-                entry = entry
-                    .message_group_id(&event.group)
-                    .message_deduplication_id(&event.id);
-            }
+            let entry = entry
+                .set_message_group_id(message_group(event, fifo))
+                .set_message_deduplication_id(fifo.then(|| event.id.clone()));
             entry.build().map_err(not_built)
         });
         let answer = self
@@ -271,6 +267,12 @@ impl Sender {
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
+}
+
+/// Returns the message group of an entry. On a standard queue or topic it is the tenant of fair queues, so an event that
+/// has no group, and therefore its id as group, gets none there: each event would be a tenant.
+fn message_group(event: &Published, fifo: bool) -> Option<String> {
+    (fifo || event.group != event.id).then(|| event.group.clone())
 }
 
 fn attributes<'a>(parcel: OutgoingEvent<'a>) -> impl Iterator<Item = (&'static str, &'a str)> {

@@ -17,9 +17,9 @@
 //!     if order.cents == 0 {
 //!         return Err(Failure::permanent_no_effect("the amount is 0")); // to the dead-letter queue
 //!     }
-//!     // The same key on every attempt, so a gateway with idempotency keys charges once.
+//!     // The same key until the gateway declines, so a gateway that remembers it charges once.
 //!     let receipt = call_gateway(&order, attempt.call_key()).await?; // `?`: retried with backoff
-//!     Ok(receipt) // stored: a duplicate gets it, and `charge` doesn't run
+//!     Ok(receipt) // stored: for a duplicate, `charge` doesn't run
 //! }
 //!
 //! #[tokio::main]
@@ -127,6 +127,7 @@ pub mod internal {
         handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},
         meter::Meter,
         modes::{
+            held::open_too_long,
             mode::{Claimed, Start, Unsupported, sealed::Sealed},
             records::Records,
             rejected::rejected,
@@ -142,6 +143,7 @@ pub mod internal {
             request_error_kind::RequestErrorKind,
         },
         settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
+        sqs::{LEAST_OUTAGE, survived_outage},
         store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord},
     };
 

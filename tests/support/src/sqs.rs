@@ -45,6 +45,8 @@ pub enum SqsBehaviour {
     RefusingFirst,
     /// Refuses each call whose body has this text, as SQS does for an invalid queue URL.
     Invalid(&'static str),
+    /// Refuses the signature of the first calls of each operation: so many.
+    RefusingSignature(usize),
     /// Does not execute the call, and sends no response for a minute.
     Hanging,
     /// Executes the call, and sends no response for a minute.
@@ -74,6 +76,13 @@ struct SqsState {
     calls: watch::Sender<Vec<Call>>,
     /// Executed entries of `SendMessageBatch`, by queue URL.
     sent: Mutex<Vec<(String, Value)>>,
+}
+
+impl SqsState {
+    fn count(&self, operation: &str) -> usize {
+        let calls = self.calls.borrow();
+        calls.iter().filter(|c| c.operation == operation).count()
+    }
 }
 
 impl Sqs {
@@ -106,6 +115,16 @@ impl Sqs {
     /// many seconds.
     pub fn has(&self, dead_letter_queue: Option<&str>, retention: u64) {
         *self.desk.attributes.lock().unwrap() = attributes(dead_letter_queue, retention);
+    }
+
+    /// Every queue moves a message after so many receives, and has this visibility timeout in seconds.
+    pub fn receives(&self, max_receives: u32, visibility_timeout: u32) {
+        let policy = json!({
+            "deadLetterTargetArn": DEAD_LETTER_QUEUE_ARN, "maxReceiveCount": max_receives,
+        });
+        let mut attributes = self.desk.attributes.lock().unwrap();
+        attributes["Attributes"]["RedrivePolicy"] = json!(policy.to_string());
+        attributes["Attributes"]["VisibilityTimeout"] = json!(visibility_timeout.to_string());
     }
 
     /// Every queue takes messages of so many bytes.
@@ -222,6 +241,11 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
             let error =
                 json!({"__type": "com.amazonaws.sqs#InvalidParameterValue", "message": "no"});
             return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+        }
+        SqsBehaviour::RefusingSignature(first) if desk.count(&operation) <= first => {
+            let error =
+                json!({"__type": "com.amazonaws.sqs#InvalidSignatureException", "message": "no"});
+            return (StatusCode::FORBIDDEN, Json(error)).into_response();
         }
         SqsBehaviour::Hanging => {
             tokio::time::sleep(Duration::from_secs(60)).await;

@@ -20,8 +20,8 @@ use crate::{
 };
 
 /// A function of the stack.
-pub(super) struct Function {
-    pub(super) name: String,
+pub(crate) struct Function {
+    pub(crate) name: String,
     pub(super) arn: String,
     pub(super) role: String,
     pub(super) timeout: Duration,
@@ -29,25 +29,38 @@ pub(super) struct Function {
 }
 
 impl Function {
-    /// Returns the value of a variable. An empty variable is treated as not set.
-    pub(super) fn variable(&self, name: &str) -> Option<&str> {
-        let value = self.variables.get(name).map(String::as_str);
+    /// Returns the value of a variable, without white space at its ends. An empty variable is treated as not set.
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+        let value = self.variables.get(name).map(|value| value.trim());
         value.filter(|value| !value.is_empty())
     }
 
     /// Returns whether a setting that is on by default is on.
-    pub(super) fn is_on(&self, name: &str) -> bool {
+    pub(crate) fn is_on(&self, name: &str) -> bool {
         self.variable(name) != Some("off")
     }
 
     /// Returns the duration of a setting. Without a valid one, the default.
-    pub(super) fn span(&self, setting: &Setting) -> Duration {
+    pub(crate) fn span(&self, setting: &Setting) -> Duration {
         let texts = self
             .variable(setting.name)
             .into_iter()
             .chain([setting.default]);
         let mut spans = texts.filter_map(|text| humantime::parse_duration(text).ok());
         spans.next().unwrap_or_default()
+    }
+
+    /// Creates a function with these variables.
+    #[cfg(test)]
+    pub(crate) fn with<const N: usize>(name: &str, variables: [(&str, &str); N]) -> Self {
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        Self {
+            name: name.to_owned(),
+            arn: String::new(),
+            role: String::new(),
+            timeout: Duration::ZERO,
+            variables: variables.into(),
+        }
     }
 
     /// Returns whether the function has variables of this library.
@@ -110,7 +123,7 @@ impl Attributes {
 }
 
 /// The clients that read a stack.
-pub(super) struct Account {
+pub(crate) struct Account {
     config: SdkConfig,
     cloudformation: aws_sdk_cloudformation::Client,
     lambda: aws_sdk_lambda::Client,
@@ -122,7 +135,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(config: SdkConfig) -> Self {
+    pub(crate) fn new(config: SdkConfig) -> Self {
         Self {
             cloudformation: aws_sdk_cloudformation::Client::new(&config),
             lambda: aws_sdk_lambda::Client::new(&config),
@@ -157,7 +170,7 @@ impl Account {
         Ok(names.collect())
     }
 
-    pub(super) async fn function(&self, name: String) -> Result<Function, Error> {
+    pub(crate) async fn function(&self, name: String) -> Result<Function, Error> {
         let request = self
             .lambda
             .get_function_configuration()

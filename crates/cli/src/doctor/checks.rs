@@ -7,8 +7,11 @@ use aws_sdk_dynamodb::types::{
 };
 use aws_sdk_sqs::types::QueueAttributeName;
 use serde_json::Value;
-use sqs_once::internal::table::{
-    CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_VISIBILITY, IDEMPOTENCY_RETENTION,
+use sqs_once::internal::{
+    LEAST_OUTAGE, survived_outage,
+    table::{
+        CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_VISIBILITY, IDEMPOTENCY_RETENTION,
+    },
 };
 
 use super::{
@@ -18,12 +21,10 @@ use super::{
 };
 use crate::output::{Error, in_words};
 
-/// How long an outage must last before messages may move to the dead-letter queue.
-const SHORTEST_WAY: Duration = Duration::from_secs(12 * 3600);
 /// The visibility timeout that AWS recommends, as a multiple of the function timeout (*AWS Lambda Developer
 /// Guide*, "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
-/// The place of the values that satisfy the shortest way to a dead-letter queue and the retention.
+/// The place of the values with which messages survive an outage, and reach the dead-letter queue before the retention ends.
 const VALUES: &str = "docs/operations.md#outages-that-messages-survive";
 
 /// Checks a consumer, its queues and its tables. Returns what its role needs.
@@ -131,6 +132,7 @@ async fn queue(
         longest += dead.retention();
         let most = &policy["maxReceiveCount"];
         let count = most.as_u64().or_else(|| most.as_str()?.parse().ok());
+        let count = count.and_then(|count| count.try_into().ok());
         receives(function, &queue, window, count.unwrap_or(0), findings);
         // On a FIFO queue the age starts anew in the dead-letter queue.
         if !arn.ends_with(".fifo") {
@@ -230,19 +232,19 @@ fn receives(
     function: &Function,
     queue: &Attributes,
     window: Duration,
-    receives: u64,
+    receives: u32,
     findings: &mut Findings,
 ) {
-    let (shortest, longest) = ways(function, queue, window, receives);
-    if shortest < SHORTEST_WAY {
+    let (survived, longest) = ways(function, queue, window, receives);
+    if survived < LEAST_OUTAGE {
         findings.add(
             Check::Receives,
             format!(
-                "maxReceiveCount is {receives}: a message may be in the dead-letter queue after {}",
-                in_words(shortest)
+                "maxReceiveCount is {receives}: an outage that lasts longer than {} can move good messages to the dead-letter queue",
+                in_words(survived)
             ),
-            "an outage of that length, a broken build or dying workers move good messages to the dead-letter queue",
-            format!("set maxReceiveCount, visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}"),
+            "a broken build or dying workers do the same",
+            format!("set maxReceiveCount to 130, as our template does (47 for a function timeout over 300 s), and visibility timeout and CONSUMER_BACKOFF_CAP as in {VALUES}"),
         );
     }
     let retention = queue.retention();
@@ -262,33 +264,28 @@ fn receives(
     }
 }
 
-/// The shortest and the longest time from the first receive of a message to the dead-letter queue, if
-/// no time passes in the queue. After a failure the message waits for at least half of the backoff.
+/// How long an outage every message survives, and the longest time until a message is in the dead-letter queue if it
+/// never waits for an invocation.
 fn ways(
     function: &Function,
     queue: &Attributes,
     window: Duration,
-    receives: u64,
+    receives: u32,
 ) -> (Duration, Duration) {
     let visibility_timeout = queue.visibility_timeout();
     if !function.is_on(CONSUMER_VISIBILITY.name) {
-        let times = |count: u64| visibility_timeout * u32::try_from(count).unwrap_or(u32::MAX);
+        let times = |count: u32| visibility_timeout * count;
         return (times(receives.saturating_sub(1)), times(receives));
     }
     let base = function.span(&CONSUMER_BACKOFF_BASE);
     let cap = function.span(&CONSUMER_BACKOFF_CAP);
-    let back_off = |receive: u64| {
-        let doubled = u32::try_from(receive - 1)
-            .ok()
-            .and_then(|exponent| 2_u32.checked_pow(exponent));
-        base.saturating_mul(doubled.unwrap_or(u32::MAX)).min(cap)
+    let survived = survived_outage((base, cap), receives, visibility_timeout);
+    let longest = |receive| {
+        let doubled = 2_u32.checked_pow(receive - 1).unwrap_or(u32::MAX);
+        let backoff = base.saturating_mul(doubled).min(cap);
+        visibility_timeout.max(backoff + function.timeout + window)
     };
-    let shortest = |receive| visibility_timeout.min(back_off(receive) / 2);
-    let longest = |receive| visibility_timeout.max(back_off(receive) + function.timeout + window);
-    (
-        (1..receives).map(shortest).sum(),
-        (1..=receives).map(longest).sum(),
-    )
+    (survived, (1..=receives).map(longest).sum())
 }
 
 /// Checks the table of records.

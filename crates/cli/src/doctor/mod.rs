@@ -1,6 +1,6 @@
 //! `sqs-once doctor`: reads a deployed stack, and reports mistakes that break the promises.
 
-mod account;
+pub(crate) mod account;
 mod checks;
 mod permissions;
 

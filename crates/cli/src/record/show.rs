@@ -7,6 +7,7 @@ use super::{
     view::{Part, View},
 };
 use crate::{
+    next_delivery::Rules,
     output::{End, Error, Format},
     table::Table,
 };
@@ -18,6 +19,9 @@ pub(crate) struct Show {
     /// Shows the stored result, also one in S3. It is payload.
     #[arg(long)]
     result: bool,
+    /// Lambda function whose settings decide what the next message does. Without it, the defaults do.
+    #[arg(long, value_name = "NAME")]
+    function: Option<String>,
     #[command(flatten)]
     table: Table,
 }
@@ -29,7 +33,11 @@ impl Show {
             Ok(record) if self.result => Part::output_of(record).await?,
             _ => Part::Size,
         };
-        let view = View::of(&stored, &part);
+        let rules = match &self.function {
+            Some(name) => Rules::of_function(name).await?,
+            None => Rules::default(),
+        };
+        let view = View::under(rules, &stored, &part);
         view.print(format)?;
         match part {
             Part::Output(Err(why)) => Err(Error::negative(why)),

@@ -12,7 +12,7 @@ use sqs_once::{
 use super::OPEN_TRANSACTION;
 use crate::{
     aws,
-    next_delivery::NextDelivery,
+    next_delivery::{NextDelivery, Rules},
     output::{Error, Format, answer, at, distance, first_line, in_words},
 };
 
@@ -57,16 +57,24 @@ impl Part {
 pub(super) struct View<'a> {
     stored: &'a StoredRecord,
     next_delivery: NextDelivery,
+    rules: Rules,
     now: Timestamp,
     part: &'a Part,
 }
 
 impl<'a> View<'a> {
+    /// Creates the view, for a consumer with the default settings.
     pub(super) fn of(stored: &'a StoredRecord, part: &'a Part) -> Self {
+        Self::under(Rules::default(), stored, part)
+    }
+
+    /// Creates the view, for a consumer with these settings.
+    pub(super) fn under(rules: Rules, stored: &'a StoredRecord, part: &'a Part) -> Self {
         let now = Timestamp::now();
         Self {
             stored,
-            next_delivery: NextDelivery::by(stored, now),
+            next_delivery: NextDelivery::by(stored, &rules, now),
+            rules,
             now,
             part,
         }
@@ -206,7 +214,9 @@ impl<'a> View<'a> {
         }
         let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
         let but = match self.next_delivery {
-            NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt if failed => {
+            NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt | NextDelivery::TooOld
+                if failed =>
+            {
                 "; one with a payload that failed, sent before that, finds the stored error"
             }
             _ => "",
@@ -215,6 +225,9 @@ impl<'a> View<'a> {
             "next message",
             format!("{}{but}", self.next_delivery.text()),
         ));
+        if matches!(&self.stored.record, Ok(record) if record.first_claimed_at.is_some()) {
+            lines.push(("by settings", self.rules.text()));
+        }
         let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         lines
             .iter()
@@ -279,6 +292,7 @@ impl<'a> View<'a> {
             "generation": record.generation,
             "call_key": self.stored.call_key(),
             "next_message": self.next_delivery.name(),
+            "settings": self.rules.json(),
         });
         match &record.state {
             State::InProgress { lease_until } => {

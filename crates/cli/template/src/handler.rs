@@ -47,7 +47,7 @@ impl Handler for PlaceOrder {
             .when("attribute_not_exists(#id)")
             .name("#id", "{{ field }}")
             .label("order");
-        let placed = format!("placed {}", order.id); // stored, as the answer to duplicates
+        let placed = format!("placed {}", order.id); // stored; for a duplicate, the handler doesn't run
         Ok(Done::new(placed)
             .with(put)
             .on_condition_failed(|_| Err(Failure::permanent("an order with this id exists"))))
@@ -122,7 +122,7 @@ pub struct Charge(Gateway);
 
 impl Handler for Charge {
     type Message = Order;
-    type Output = String; // stored, as the answer to duplicates
+    type Output = String; // stored; for a duplicate, the handler doesn't run
 
     async fn handle(&self, order: Order, attempt: Attempt) -> Result<String, Failure> {
         if order.cents == 0 {

@@ -725,6 +725,21 @@ async fn finding_names_resource_effect_and_fix() {
     );
 }
 
+/// An existing queue with the three receives of many examples.
+#[tokio::test]
+async fn queue_of_few_receives_is_told_its_outage() {
+    let redrive =
+        json!({"deadLetterTargetArn": arn("sqs", "orders-dead"), "maxReceiveCount": 3}).to_string();
+    let answers = with("/queues/orders/RedrivePolicy", json!(redrive));
+    let ended = doctor(answers, &[]).await;
+    let told = "maxReceiveCount is 3: an outage that lasts longer than 10s can move good messages to the dead-letter queue";
+    assert!(ended.stdout.contains(told), "{ended:?}");
+    assert!(
+        ended.stdout.contains("set maxReceiveCount to 130"),
+        "{ended:?}"
+    );
+}
+
 #[tokio::test]
 async fn mapping_of_an_alias_is_checked() {
     let alias = arn("lambda", "function:shop-consumer:live");

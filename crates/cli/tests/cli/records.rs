@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
+use axum::{Json, Router, routing::get};
 use serde_json::{Value, json};
 use sqs_once::{
     protocol::{Key, Timestamp},
@@ -10,7 +11,7 @@ use sqs_once::{
 };
 use support::dynamo::{Dynamo, Item, number, text};
 
-use crate::{Ended, run};
+use crate::{Ended, run, tool};
 
 pub(crate) const TABLE: &str = "records";
 pub(crate) const KEY: &str = "payments#order-1";
@@ -126,6 +127,67 @@ async fn show_explains_lease_history_and_next_message() {
     assert!((540..=600).contains(&left), "{left}");
 }
 
+/// Gateways forget keys after a day, or sooner.
+#[tokio::test]
+async fn show_knows_what_is_too_old_to_repeat() {
+    let world = World::new().await;
+    let open = [
+        ("lease_until", before(3700)),
+        ("first_claimed_at", before(3700)),
+        ("last_end", s("deadline")),
+    ];
+    world.put(KEY, "IN_PROGRESS", &open).await;
+    let shown = world.record(&["show", KEY]).await;
+    for wanted in [
+        "the handler runs; an earlier attempt",
+        "by settings   the defaults; --function reads those of a function: CONSUMER_CALL_KEY_LIFETIME 20h",
+    ] {
+        assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
+    }
+    let shown = world.json(&["show", KEY]).await;
+    assert_eq!(shown["next_message"], "runs_with_prior_attempt");
+    assert_eq!(shown["settings"]["function"], Value::Null);
+
+    let configuration = json!({
+        "FunctionName": "charge-cards",
+        "Environment": {"Variables": {"CONSUMER_CALL_KEY_LIFETIME": "1h"}},
+    });
+    let lambda = Router::new().route(
+        "/2015-03-31/functions/charge-cards/configuration",
+        get(async move || Json(configuration)),
+    );
+    let lambda = format!("http://{}", support::serve(lambda).await);
+    let show = async |format| {
+        let arguments = [
+            "record",
+            "show",
+            KEY,
+            "--table",
+            TABLE,
+            "--function",
+            "charge-cards",
+            "--output",
+            format,
+        ];
+        let mut command = tool(world.dynamo.endpoint(), &arguments);
+        command.env("AWS_ENDPOINT_URL_LAMBDA", &lambda);
+        Ended::of(command.output().await.unwrap())
+    };
+    let shown = show("json").await.json_of_success();
+    assert_eq!(shown["next_message"], "too_old");
+    let settings = json!({
+        "function": "charge-cards", "call_key_lifetime_s": 3600, "crash_isolation": true,
+    });
+    assert_eq!(shown["settings"], settings);
+    let shown = show("text").await;
+    for wanted in [
+        "too old to repeat",
+        "by settings   those of function charge-cards: CONSUMER_CALL_KEY_LIFETIME 1h",
+    ] {
+        assert!(shown.stdout.contains(wanted), "{wanted}: {}", shown.stdout);
+    }
+}
+
 #[tokio::test]
 async fn show_explains_failure_and_who_still_gets_it() {
     let world = World::new().await;
@@ -162,6 +224,20 @@ async fn show_explains_failure_and_who_still_gets_it() {
     ] {
         assert_eq!(shown[name], wanted, "{name}");
     }
+}
+
+/// docs/settings.md says so of the consumer, which has the same client. Nothing listens at the proxy.
+#[tokio::test]
+async fn sdk_connects_past_a_proxy() {
+    let world = World::new().await;
+    world.put(KEY, "FAILED", &[]).await;
+    let arguments = ["record", "show", KEY, "--table", TABLE];
+    let mut command = tool(world.dynamo.endpoint(), &arguments);
+    command
+        .env("HTTP_PROXY", "http://127.0.0.1:1")
+        .env("http_proxy", "http://127.0.0.1:1");
+    let ended = Ended::of(command.output().await.unwrap());
+    assert_eq!(ended.code, 0, "{ended:?}");
 }
 
 #[tokio::test]

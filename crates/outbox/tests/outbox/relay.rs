@@ -14,6 +14,10 @@ use support::{
     sqs::{Sqs, SqsBehaviour},
     stopwatch::Stopwatch,
 };
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
 
 const SHIPPING: &str = "https://sqs.example/1/shipping.fifo";
 const BILLING: &str = "https://sqs.example/1/billing";
@@ -141,7 +145,68 @@ async fn event_is_sent_with_its_id_and_group() {
         sent["MessageAttributes"]["idempotencyKey"]["StringValue"],
         "orders#b#00"
     );
-    assert!(sent.get("MessageGroupId").is_none() && sent.get("MessageDeduplicationId").is_none());
+    // The tenant of fair queues.
+    assert_eq!(sent["MessageGroupId"], "c-1");
+    assert!(sent.get("MessageDeduplicationId").is_none());
+}
+
+#[tokio::test]
+async fn event_without_group_is_no_tenant_of_its_own() {
+    let sqs = Sqs::start(SqsBehaviour::Willing).await;
+    let records = [
+        event(1, "placed", "orders#a#00", "a"),
+        event(2, "billed", "orders#b#00", "b"),
+        event(3, "lost", "orders#c#00", "c"),
+    ];
+    assert!(send(&relay(&sqs).await, &records).await.is_empty());
+    assert_eq!(sqs.sent_to(SHIPPING)[0]["MessageGroupId"], "orders#a#00");
+    for queue in [BILLING, DEAD] {
+        let [sent] = &sqs.sent_to(queue)[..] else {
+            panic!("{queue}: {:?}", sqs.sent_to(queue));
+        };
+        assert!(sent.get("MessageGroupId").is_none(), "{queue}");
+    }
+}
+
+/// Reads one request, denies it, and returns its text.
+async fn denied_request(listener: &TcpListener) -> String {
+    let (mut connection, _) = listener.accept().await.unwrap();
+    let mut request = Vec::new();
+    loop {
+        connection.read_buf(&mut request).await.unwrap();
+        let text = String::from_utf8_lossy(&request).to_lowercase();
+        let length = |head: &str| -> Option<usize> {
+            let (_, length) = head.split_once("content-length: ")?;
+            length.lines().next()?.parse().ok()
+        };
+        if let Some((head, body)) = text.split_once("\r\n\r\n")
+            && length(head) == Some(body.len())
+        {
+            break;
+        }
+    }
+    let denied = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    connection.write_all(denied).await.unwrap();
+    String::from_utf8(request).unwrap()
+}
+
+/// Reads the request itself, because the topics of our emulator drop the group.
+#[tokio::test]
+async fn standard_topic_gets_the_group_as_tenant() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = support::sdk_config(&format!("http://{}", listener.local_addr().unwrap()));
+    let targets = "placed=arn:aws:sns:eu-central-1:123456789012:placed";
+    let relay = Relay::new(&config, targets.parse().unwrap(), DEAD).unwrap();
+    let records = [
+        event(1, "placed", "c-1", "a"),
+        event(2, "placed", "orders#b#00", "b"),
+    ];
+    let (failed, request) = tokio::join!(send(&relay, &records), denied_request(&listener));
+    assert_eq!(failed, ["1"]);
+    assert_eq!(request.matches(".MessageGroupId=").count(), 1, "{request}");
+    let tenant = "PublishBatchRequestEntries.member.1.MessageGroupId=c-1";
+    assert!(request.contains(tenant), "{request}");
+    assert!(!request.contains("MessageDeduplicationId"), "{request}");
 }
 
 #[tokio::test]

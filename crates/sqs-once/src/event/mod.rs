@@ -87,8 +87,8 @@ impl Event {
     /// Sets the group, such as the customer or the account. The relay sends the events of one group in the
     /// order of their commits. Events without a group have no order.
     ///
-    /// On a FIFO queue or topic, the group is the `MessageGroupId`. There, an event without a group gets a
-    /// message group that no other event shares.
+    /// On queues and topics, the group is the `MessageGroupId`: on standard ones the tenant of fair queues. An
+    /// event without a group has none there, and on a FIFO queue or topic one that no other event shares.
     #[must_use]
     pub fn group(self, group: impl Into<String>) -> Self {
         Self {

@@ -69,15 +69,24 @@ impl HeldClaim {
 
     /// Returns since when an attempt is open, if that is longer than `lifetime`.
     pub(super) fn open_too_long(&self, lifetime: Option<Duration>) -> Option<Timestamp> {
-        let open_since = self.replaced.as_ref()?.first_claimed_at?;
-        let claimed = self.record.updated_at;
-        (open_since.until(claimed) > lifetime?).then_some(open_since)
+        open_too_long(self.replaced.as_ref()?, lifetime, self.record.updated_at)
     }
 
     /// Returns what the handler is told of earlier attempts.
     pub(super) fn history(&self) -> History {
         History::of(self.replaced.as_ref(), &self.record)
     }
+}
+
+/// Returns since when an attempt of `record` is open, if a claim at `now` finds it open for longer than `lifetime`: the
+/// called system may have forgotten the call key.
+pub fn open_too_long(
+    record: &Record,
+    lifetime: Option<Duration>,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    let open_since = record.first_claimed_at?;
+    (open_since.until(now) > lifetime?).then_some(open_since)
 }
 
 /// What became of the swap that ends a claim.

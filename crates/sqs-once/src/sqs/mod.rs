@@ -89,3 +89,5 @@ pub(crate) use read_message::read_message;
 pub use s3_bodies::S3Bodies;
 pub use s3_pointer::{ReadBodies, S3Pointer};
 pub use visibility::Visibility;
+#[doc(hidden)]
+pub use visibility::delay::{LEAST_OUTAGE, survived_outage};

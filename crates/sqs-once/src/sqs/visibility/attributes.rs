@@ -19,14 +19,17 @@ use crate::{
     system::{self, Instant, timeout_at},
 };
 
-use super::queues::{Bound, CallError, Queues, lock};
+use super::{
+    delay::{Backoff, LEAST_OUTAGE, survived_outage},
+    queues::{Bound, CallError, Queues, lock},
+};
 
 /// How long attributes stay valid. A redrive policy may change, so we read it again.
 const VALID: Duration = Duration::from_secs(60 * 60);
 /// Pause after SQS refused to return the attributes.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
 
-/// The attributes of the queues whose messages failed permanently, by ARN.
+/// The attributes of the queues whose messages failed, by ARN.
 #[derive(Debug)]
 pub(super) struct Attributes {
     queues: Arc<Queues>,
@@ -58,6 +61,9 @@ pub(super) struct Facts {
     /// The queue's own limit for the bytes of a message. A dead-letter queue rarely has a lower one.
     pub(super) max_bytes: Option<usize>,
     retention: Option<Duration>,
+    /// Receives after which SQS moves a message to the dead-letter queue.
+    max_receives: Option<u32>,
+    visibility_timeout: Option<Duration>,
 }
 
 impl Attributes {
@@ -111,7 +117,9 @@ impl Attributes {
     /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so the
     /// response to Lambda does not wait. Lambda may freeze the process before SQS responds. Then the next
     /// invocation finds the response, or the SDK repeats the request.
-    pub(super) fn read_in_background(self: &Arc<Self>, arn: &str) {
+    ///
+    /// After the first read, warns if messages with this `backoff` are dead letters too soon.
+    pub(super) fn read_in_background(self: &Arc<Self>, arn: &str, backoff: Backoff) {
         let begins = {
             let mut of_queue = lock(&self.of_queue);
             let look = of_queue.entry(arn.to_owned()).or_default();
@@ -128,7 +136,7 @@ impl Attributes {
             let (this, arn) = (Arc::clone(self), arn.to_owned());
             system::spawn(async move {
                 let read = this.read(&arn).await;
-                this.store(&arn, read);
+                this.store(&arn, read, backoff);
             });
         }
     }
@@ -167,21 +175,25 @@ impl Attributes {
             .queue_url(&queue.url)
             .attribute_names(QueueAttributeName::RedrivePolicy)
             .attribute_names(QueueAttributeName::MaximumMessageSize)
-            .attribute_names(QueueAttributeName::MessageRetentionPeriod);
+            .attribute_names(QueueAttributeName::MessageRetentionPeriod)
+            .attribute_names(QueueAttributeName::VisibilityTimeout);
         let permission = "sqs:GetQueueAttributes";
         let answer = (self.queues)
-            .ask(&queue, permission, Bound::Background, call.send())
+            .ask(&queue, permission, Bound::Background, || {
+                call.clone().send()
+            })
             .await?;
         let attribute = |name| Some(answer.attributes()?.get(&name)?.as_str());
         Facts::of(
             attribute(QueueAttributeName::RedrivePolicy),
             attribute(QueueAttributeName::MaximumMessageSize),
             attribute(QueueAttributeName::MessageRetentionPeriod),
+            attribute(QueueAttributeName::VisibilityTimeout),
         )
         .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
     }
 
-    fn store(&self, arn: &str, read: Result<Facts, CallError>) {
+    fn store(&self, arn: &str, read: Result<Facts, CallError>, backoff: Backoff) {
         let length = match &read {
             Ok(facts) => {
                 self.compare_retention(arn, facts);
@@ -219,6 +231,9 @@ impl Attributes {
                     "the queue has no dead-letter queue: messages that fail permanently are received again until its retention ends"
                 );
             }
+            if look.facts.is_none() {
+                facts.warn_of_short_outage(arn, backoff);
+            }
             look.facts = Some(Arc::new(facts));
         });
     }
@@ -244,20 +259,42 @@ impl Facts {
         redrive_policy: Option<&str>,
         max_bytes: Option<&str>,
         retention: Option<&str>,
+        visibility_timeout: Option<&str>,
     ) -> Option<Self> {
-        let dead_letter_queue = match redrive_policy {
-            None => None,
-            Some(policy) => {
-                let policy: Value = serde_json::from_str(policy).ok()?;
-                Some(policy["deadLetterTargetArn"].as_str()?.to_owned())
-            }
-        };
-        let seconds = retention.and_then(|text| text.parse().ok());
+        let (mut dead_letter_queue, mut max_receives) = (None, None);
+        if let Some(policy) = redrive_policy {
+            let policy: Value = serde_json::from_str(policy).ok()?;
+            dead_letter_queue = Some(policy["deadLetterTargetArn"].as_str()?.to_owned());
+            let count = &policy["maxReceiveCount"];
+            max_receives = (count.as_u64())
+                .or_else(|| count.as_str()?.parse().ok())
+                .and_then(|count| count.try_into().ok());
+        }
+        let span = |text: Option<&str>| text?.parse().ok().map(Duration::from_secs);
         Some(Self {
             dead_letter_queue,
             max_bytes: max_bytes.and_then(|text| text.parse().ok()),
-            retention: seconds.map(Duration::from_secs),
+            retention: span(retention),
+            max_receives,
+            visibility_timeout: span(visibility_timeout),
         })
+    }
+
+    /// Warns if an outage of less than twelve hours moves good messages to the dead-letter queue.
+    fn warn_of_short_outage(&self, queue: &str, Backoff { base, cap }: Backoff) {
+        let Some(receives) = self.max_receives else {
+            return;
+        };
+        let visibility_timeout = self.visibility_timeout.unwrap_or(Duration::MAX);
+        let survived = survived_outage((base, cap), receives, visibility_timeout);
+        if survived < LEAST_OUTAGE {
+            tracing::warn!(
+                queue,
+                max_receive_count = receives,
+                survived_outage_s = survived.as_secs(),
+                "maxReceiveCount is too low: an outage that lasts longer than `survived_outage_s` can move good messages to the dead-letter queue; set it to 130, as our template does (47 for a function timeout over 300 s), and the visibility timeout and CONSUMER_BACKOFF_CAP as in docs/operations.md"
+            );
+        }
     }
 }
 
@@ -274,19 +311,23 @@ mod tests {
                 dead_letter_queue: Some(arn.into()),
                 max_bytes: Some(262_144),
                 retention: Some(Duration::from_secs(345_600)),
+                max_receives: Some(8),
+                visibility_timeout: Some(Duration::from_secs(30)),
             };
-            let of = Facts::of(Some(&policy), Some("262144"), Some("345600"));
+            let of = Facts::of(Some(&policy), Some("262144"), Some("345600"), Some("30"));
             assert_eq!(of, Some(wanted));
         }
         let none = Facts {
             dead_letter_queue: None,
             max_bytes: None,
             retention: None,
+            max_receives: None,
+            visibility_timeout: None,
         };
-        assert_eq!(Facts::of(None, None, None), Some(none));
+        assert_eq!(Facts::of(None, None, None, None), Some(none));
         for unreadable in ["", "{}", r#"{"deadLetterTargetArn":7}"#] {
             assert_eq!(
-                Facts::of(Some(unreadable), None, None),
+                Facts::of(Some(unreadable), None, None, None),
                 None,
                 "{unreadable}"
             );

@@ -34,6 +34,8 @@ impl Visibility {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
         };
+        // Here, because only now the queue's URL is known: one request less.
+        self.attributes.read_in_background(arn, self.backoff);
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
             .for_each_concurrent(CALLS, |changes| {
@@ -73,7 +75,7 @@ impl Visibility {
             .set_entries(Some(entries.map_err(CallError::not_made)?));
         let permission = "sqs:ChangeMessageVisibility";
         let answer = (self.queues)
-            .ask(queue, permission, bound, call.send())
+            .ask(queue, permission, bound, || call.clone().send())
             .await?;
         for failed in answer.failed() {
             let index = failed.id().parse::<usize>().ok();

@@ -193,12 +193,9 @@ impl DeadLetters<'_> {
             .set_entries(Some(entries));
         let answer = self
             .queues
-            .ask(
-                queue,
-                "sqs:SendMessage",
-                Bound::Until(self.until),
-                call.send(),
-            )
+            .ask(queue, "sqs:SendMessage", Bound::Until(self.until), || {
+                call.clone().send()
+            })
             .await?;
         let message_id = |index: &str| Some(copies.get(index.parse::<usize>().ok()?)?.id);
         let successful = answer.successful().iter();

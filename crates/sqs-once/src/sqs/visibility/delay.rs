@@ -57,6 +57,28 @@ impl Backoff {
     }
 }
 
+/// The outage that every message of a queue should survive.
+#[doc(hidden)]
+pub const LEAST_OUTAGE: Duration = Duration::from_secs(12 * 3600);
+
+/// Returns how long an outage every message of a queue survives: the shortest time from its first receive to its last.
+///
+/// `backoff` is the first wait and the longest. A failed message waits for half of its backoff at least, and that of a worker
+/// that dies for the queue's visibility timeout. A message that isn't started at its first receive is visible again
+/// at once.
+#[doc(hidden)]
+#[must_use]
+pub fn survived_outage(
+    (base, cap): (Duration, Duration),
+    receives: u32,
+    visibility_timeout: Duration,
+) -> Duration {
+    let backoff = Backoff { base, cap };
+    (2..receives)
+        .map(|receive| Duration::from_secs(backoff.seconds(receive, |_| 0)).min(visibility_timeout))
+        .sum()
+}
+
 /// For this many receives, a permanent failure is visible again at once if a dead-letter queue may take the
 /// message. Each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;

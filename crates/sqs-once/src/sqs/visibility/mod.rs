@@ -3,7 +3,7 @@
 mod attributes;
 mod change;
 mod dead_letter;
-mod delay;
+pub(super) mod delay;
 mod queues;
 use crate::system::{self, Instant};
 #[cfg(test)]
@@ -38,9 +38,9 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// back after the queue's own visibility timeout. If an endpoint cannot be reached or does not respond within
 /// a second and a half, the consumer does not call it again for five minutes of wall time.
 ///
-/// At the first permanent failure, the consumer reads the queue's redrive policy and retention, and it reads
-/// them again after an hour. The response to Lambda does not wait for them. The consumer warns once of a
-/// queue without a dead-letter queue.
+/// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout, and it
+/// reads them again after an hour, at a failure. The response to Lambda does not wait for them. The consumer warns
+/// once of a queue without a dead-letter queue, and of one whose messages don't survive an outage of twelve hours.
 ///
 /// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
 /// `sqs:ChangeMessageVisibility`. A queue in a different account must allow these. A queue in a different
@@ -173,10 +173,11 @@ impl Visibility {
         Self { jitter, ..self }
     }
 
-    /// Prepares for a message that failed permanently, by reading its queue's attributes.
+    /// Prepares for a message that failed permanently, by reading its queue's attributes before its copy is due.
     pub(super) fn expect(&self, message: &Message) {
         if let Some(receipt) = message.receipt() {
-            self.attributes.read_in_background(receipt.queue_arn);
+            self.attributes
+                .read_in_background(receipt.queue_arn, self.backoff);
         }
     }
 

@@ -17,7 +17,7 @@ use aws_sdk_sqs::{
 use crate::{
     dynamo::explain::{causes, reason_of_denial, refused_signature, unanswered},
     protocol::Timestamp,
-    system::{self, Instant, timeout_at},
+    system::{self, Instant, sleep, timeout_at},
 };
 
 /// A call without a response for this long shows that the endpoint cannot be reached. The first attempt
@@ -27,6 +27,9 @@ const NO_ANSWER: Duration = Duration::from_millis(1500);
 /// Pause after an endpoint could not be reached or did not respond. Without it, every batch in a VPC without
 /// an SQS endpoint would use up the whole budget.
 const PAUSE: Duration = Duration::from_secs(5 * 60);
+
+/// Pause before a call is repeated whose signature was refused.
+const AFTER_REFUSED_SIGNATURE: Duration = Duration::from_millis(250);
 
 /// Time limit of a background call, for an SDK client without timeouts.
 const BACKGROUND: Duration = Duration::from_secs(30);
@@ -152,9 +155,9 @@ impl Queues {
         let look_up = client
             .get_queue_url()
             .queue_name(name)
-            .queue_owner_aws_account_id(account)
-            .send();
-        let found = self.call(region, "sqs:GetQueueUrl", bound, look_up).await?;
+            .queue_owner_aws_account_id(account);
+        let send = || look_up.clone().send();
+        let found = self.call(region, "sqs:GetQueueUrl", bound, send).await?;
         let url = found
             .queue_url
             .ok_or_else(|| CallError::Refused("SQS named no URL".into()))?;
@@ -167,31 +170,33 @@ impl Queues {
         Ok(queue)
     }
 
-    /// Sends a call to `queue`, which needs `permission`.
-    pub(super) async fn ask<T, E>(
+    /// Sends a call to `queue`, which needs `permission`. `send` must be safe to repeat.
+    pub(super) async fn ask<T, E, F>(
         &self,
         queue: &Queue,
         permission: &str,
         bound: Bound,
-        call: impl Future<Output = Result<T, SdkError<E>>>,
+        send: impl Fn() -> F,
     ) -> Result<T, CallError>
     where
+        F: Future<Output = Result<T, SdkError<E>>>,
         E: ProvideErrorMetadata + Error + 'static,
     {
-        self.call(&queue.region, permission, bound, call).await
+        self.call(&queue.region, permission, bound, send).await
     }
 
-    async fn call<T, E>(
+    async fn call<T, E, F>(
         &self,
         region: &str,
         permission: &str,
         bound: Bound,
-        call: impl Future<Output = Result<T, SdkError<E>>>,
+        send: impl Fn() -> F,
     ) -> Result<T, CallError>
     where
+        F: Future<Output = Result<T, SdkError<E>>>,
         E: ProvideErrorMetadata + Error + 'static,
     {
-        let sent = system::instant();
+        let mut sent = system::instant();
         if self.is_region_paused(region) {
             return Err(CallError::Paused);
         }
@@ -202,7 +207,17 @@ impl Queues {
         if sent >= until {
             return Err(CallError::OutOfTime);
         }
-        let cause = match timeout_at(until, call).await {
+        let mut answer = timeout_at(until, send()).await;
+        // A process that was frozen signs with an old clock or old credentials once, and the call is not applied.
+        if let Ok(Err(error)) = &answer
+            && is_signed_with_old(error)
+            && until.saturating_duration_since(system::instant()) > AFTER_REFUSED_SIGNATURE
+        {
+            sleep(AFTER_REFUSED_SIGNATURE).await;
+            sent = system::instant();
+            answer = timeout_at(until, send()).await;
+        }
+        let cause = match answer {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => match no_answer(&error) {
                 Some(cause) => cause,
@@ -239,6 +254,12 @@ fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
         ),
         _ => None,
     }
+}
+
+/// Returns whether a call was refused because it was signed with an old clock or old credentials.
+fn is_signed_with_old<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
+    let code = error.as_service_error().and_then(E::code);
+    code.is_some_and(|code| refused_signature(code).is_some() || code.contains("ExpiredToken"))
 }
 
 /// Returns Region, account and name of `arn:aws:sqs:eu-central-1:123456789012:orders`.
