@@ -29,9 +29,9 @@ pub(super) struct Function {
 }
 
 impl Function {
-    /// Returns the value of a variable. An empty variable is treated as not set.
+    /// Returns the value of a variable, without white space at its ends. An empty variable is treated as not set.
     pub(super) fn variable(&self, name: &str) -> Option<&str> {
-        let value = self.variables.get(name).map(String::as_str);
+        let value = self.variables.get(name).map(|value| value.trim());
         value.filter(|value| !value.is_empty())
     }
 

@@ -126,9 +126,7 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
         },
         State::Completed { .. } => Rejection::KeyReused,
         _ if claim.has_failed(record) && !flawed("a failed message is claimed again") => {
-            Rejection::FailedBefore(
-                (record.error.clone()).unwrap_or_else(|| "no error was stored".into()),
-            )
+            record.failed_before()
         }
         State::Failed => match record.failed_at {
             Some(at)
@@ -150,6 +148,36 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
         },
         State::InProgress { .. } => return Decision::Over,
     })
+}
+
+/// Returns what a record says of a message whose body is gone, so that nobody knows its payload. `None` if the record doesn't
+/// say: the message may have been processed, or not. Nothing may be claimed.
+///
+/// | found | answer |
+/// | --- | --- |
+/// | `COMPLETED` by this message | duplicate |
+/// | `FAILED` by this message | failed before |
+/// | `IN_PROGRESS`, and the lease has not ended | conflict until then |
+/// | everything else | none |
+#[must_use]
+pub fn decide_without_body(found: Option<&Record>, claim: &Claim) -> Option<Rejection> {
+    let record = found.filter(|record| !record.is_expired(claim.now))?;
+    let is_mine = record.message_id == claim.message_id;
+    match &record.state {
+        State::Completed { result } if is_mine => Some(Rejection::Duplicate {
+            result: result.clone(),
+            other_source: record.other_source(claim),
+        }),
+        State::Failed if is_mine => Some(record.failed_before()),
+        State::InProgress { lease_until } => {
+            let until = *lease_until + claim.quarantine.unwrap_or_default();
+            (until >= claim.now).then(|| Rejection::Conflict {
+                owner: record.stamp.owner.clone(),
+                until,
+            })
+        }
+        _ => None,
+    }
 }
 
 impl Claim {
@@ -199,6 +227,11 @@ impl Claim {
 }
 
 impl Record {
+    fn failed_before(&self) -> Rejection {
+        let error = self.error.clone();
+        Rejection::FailedBefore(error.unwrap_or_else(|| "no error was stored".into()))
+    }
+
     fn other_source(&self, claim: &Claim) -> Option<String> {
         let other = claim.source.is_some() && self.source != claim.source;
         self.source.clone().filter(|_| other)
