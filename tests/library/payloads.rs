@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Mode, Settings, SettingsError, handler_fn,
@@ -17,6 +18,11 @@ use support::{
 const ONE_MINUTE: Duration = Duration::from_secs(60);
 
 async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
+    Ok(())
+}
+
+/// Takes every JSON, also with numbers that a `Value` does not have.
+async fn skip(_: IgnoredAny, _: Attempt) -> Result<(), Failure> {
     Ok(())
 }
 
@@ -60,7 +66,7 @@ async fn outcomes<M: Mode<H::Output>, H: Handler>(
 
 /// The outcomes of two bodies, with these settings.
 async fn pair(variables: &[(&str, &str)], bodies: [&str; 2]) -> [String; 2] {
-    let consumer = consumer(handler_fn(take), variables).await.unwrap();
+    let consumer = consumer(handler_fn(skip), variables).await.unwrap();
     let outcomes = outcomes(consumer, &bodies).await;
     let names: Vec<_> = outcomes.into_iter().map(|(name, _)| name).collect();
     names.try_into().unwrap()
@@ -232,7 +238,7 @@ async fn documented_key_of_uploads_tells_them_apart() {
         .collect();
     bodies.push(bodies[0].clone());
     let bodies: Vec<_> = bodies.iter().map(String::as_str).collect();
-    for page in ["handlers", "local-testing", "keys"] {
+    for page in ["keys", "local-testing"] {
         let key = documented_key_of_uploads(page);
         let variables = [("IDEMPOTENCY_KEY", &*key), ("CONSUMER_ENVELOPE", "auto")];
         let consumer = consumer(handler_fn(take), &variables).await.unwrap();
