@@ -9,13 +9,13 @@
 )]
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use aws_lambda_events::sqs::{SqsEvent, SqsMessage};
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once,
     protocol::{Key, MAX_KEY_BYTES, Namespace, State, Timestamp},
@@ -208,8 +208,7 @@ pub(crate) fn body(data: &[u8]) {
                 assert_eq!(done, [Key::new(&namespace(), [id.as_str()]).unwrap()]);
             }
             Some(Value::String(_) | Value::Null) => assert!(!acknowledged, "no key"),
-            // Into JSON held in a string, which occurs nowhere else.
-            None => assert!(json.is_string() || !acknowledged, "no key"),
+            None => assert!(!acknowledged, "no key"),
             Some(_) => {}
         }
     }
@@ -221,7 +220,8 @@ pub(crate) fn body(data: &[u8]) {
     assert!(done.as_str().len() <= MAX_KEY_BYTES, "{done}");
 
     // The same value in another formatting, under the same key, is a duplicate.
-    let other_words = reversed(&json);
+    let text = body.strip_prefix('\u{feff}').unwrap_or(body);
+    let other_words = reversed(serde_json::from_str(text).unwrap());
     let same = serde_json::from_str::<Value>(&other_words).is_ok_and(|again| again == json);
     let id = if key.ends_with("message-id") {
         "m-1"
@@ -239,22 +239,19 @@ pub(crate) fn body(data: &[u8]) {
     assert_eq!(bench.store.len(), 1);
 }
 
-/// A value as JSON with white space, the members of objects backwards.
-fn reversed(value: &Value) -> String {
-    match value {
-        Value::Array(items) => {
-            let items: Vec<_> = items.iter().map(reversed).collect();
-            format!("[ {} ]", items.join("\n, "))
-        }
-        Value::Object(members) => {
-            let member = |(name, value)| format!("{} : {}", Value::String(name), reversed(value));
-            let members: Vec<_> = members
-                .iter()
-                .rev()
-                .map(|(n, v)| member((n.clone(), v)))
-                .collect();
-            format!("{{\t{}\r}}", members.join(" ,"))
-        }
-        other => other.to_string(),
+/// A value as JSON with white space, the members of objects backwards. Numbers stay as they are, since a `Value` rounds
+/// them.
+fn reversed(value: &RawValue) -> String {
+    let text = value.get();
+    if let Ok(items) = serde_json::from_str::<Vec<&RawValue>>(text) {
+        let items: Vec<_> = items.into_iter().map(reversed).collect();
+        format!("[ {} ]", items.join("\n, "))
+    } else if let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) {
+        let members = members.into_iter().rev();
+        let members =
+            members.map(|(name, value)| format!("{} : {}", Value::String(name), reversed(value)));
+        format!("{{\t{}\r}}", members.collect::<Vec<_>>().join(" ,"))
+    } else {
+        text.to_owned()
     }
 }

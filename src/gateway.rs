@@ -14,7 +14,9 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
 };
 use serde_json::{json, value::RawValue};
-use sqs_once::{Attempt, Failure, LookedUp, Settings, SettingsError, protocol::Key};
+use sqs_once::{
+    Attempt, Failure, LookedUp, Settings, SettingsError, protocol::Key, sqs::KeySource,
+};
 
 use crate::order::Order;
 
@@ -49,6 +51,7 @@ impl Gateway {
     /// Reads the variables `PAYMENT_GATEWAY_URL`, `_API_KEY`, `_TIMEOUT`, `_RECONCILE` and
     /// `_RECONCILE_AFTER`.
     pub(crate) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
+        settings.trim("PAYMENT_GATEWAY_");
         if settings.in_memory() {
             settings.set_default("PAYMENT_GATEWAY_URL", "sandbox");
         }
@@ -140,11 +143,13 @@ fn reconcile_after(
     if on != Ok(true) {
         return on.and(after).map(|_| None);
     }
-    let key = settings.optional("IDEMPOTENCY_KEY", "message-id", |key| match key {
-        KEY_OF_ORDER => Ok(()),
-        _ => Err(
+    let key = settings.optional("IDEMPOTENCY_KEY", "message-id", |key| {
+        if key.parse::<KeySource>() == KEY_OF_ORDER.parse() {
+            return Ok(());
+        }
+        Err(
             "must be `body:/orderId` with PAYMENT_GATEWAY_RECONCILE=on: under a different key, a charge of the order may not be the charge of this message",
-        ),
+        )
     });
     let after = after?;
     if timeout.is_some_and(|timeout| after <= timeout) {

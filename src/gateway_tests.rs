@@ -93,6 +93,23 @@ fn without_keys<'a>(
 }
 
 #[test]
+fn white_space_is_no_part_of_a_gateway_setting() {
+    let (settings, gateway) = without_keys([
+        ("PAYMENT_GATEWAY_URL", " https://gateway.example/v1\n"),
+        ("PAYMENT_GATEWAY_API_KEY", "s3cr3t\n"),
+        ("PAYMENT_GATEWAY_TIMEOUT", "7s "),
+        ("PAYMENT_GATEWAY_RECONCILE", "\ton"),
+        ("PAYMENT_GATEWAY_RECONCILE_AFTER", "40s\r\n"),
+        ("IDEMPOTENCY_KEY", " body: /orderId "),
+    ]);
+    let Ok(Gateway::Http(http)) = gateway else {
+        panic!("{settings:?}");
+    };
+    assert_eq!(http.charges.as_str(), "https://gateway.example/v1/charges");
+    assert_eq!(http.reconcile_after, Some(Duration::from_secs(40)));
+}
+
+#[test]
 fn gateway_without_keys_is_looked_up() {
     let (mut settings, gateway) = without_keys([]);
     assert_eq!(
@@ -131,7 +148,7 @@ fn invalid_gateway_settings_are_reported_together() {
     let invalid = [
         ("PAYMENT_GATEWAY_URL", "http://gateway.example"),
         ("PAYMENT_GATEWAY_TIMEOUT", "0s"),
-        ("PAYMENT_GATEWAY_API_KEY", "s3cr3t\n"),
+        ("PAYMENT_GATEWAY_API_KEY", "s3cr3t\ns3cr3t"),
     ];
     let mut settings = Settings::from_vars(invalid);
     assert!(Gateway::read(&mut settings).is_err());

@@ -428,8 +428,9 @@ fn secret_parameter_accepts_names_only() {
     }
 }
 
+/// The binary trims values too, which the template needn't.
 #[test]
-fn key_parameter_accepts_same_as_binary() {
+fn key_parameter_accepts_nothing_that_binary_refuses() {
     let pattern = pattern(&parameters()["IdempotencyKey"]);
     let sources = [
         "message-id",
@@ -439,6 +440,7 @@ fn key_parameter_accepts_same_as_binary() {
         "body:/orderId",
         "body:/",
         "body:/tenant,/orderId",
+        "body:/tenant, /orderId ",
         "body:/Message/orderId",
         "body:/a~1b,/c~0d",
     ];
@@ -447,12 +449,14 @@ fn key_parameter_accepts_same_as_binary() {
         "orderId",
         "/orderId",
         "Message-Id",
-        "message-id ",
-        " message-id",
         "message-ids",
         "message-id:1",
         "attribute",
         "attribute:",
+        "attribute: ",
+        "attribute:a\nb",
+        "body:/tenant,\n/orderId",
+        "body:/a\rb",
         "body",
         "body:",
         "body:orderId",
@@ -461,14 +465,20 @@ fn key_parameter_accepts_same_as_binary() {
         "body:/a~2",
         "body:/a~,/b",
     ];
-    let known = sources.map(|source| (source, true));
-    for (source, accepted) in known.into_iter().chain(others.map(|other| (other, false))) {
-        let parsed = source.parse::<KeySource>().is_ok();
-        assert_eq!(parsed, accepted, "the binary: {source:?}");
-        assert_eq!(
-            pattern.is_match(source),
-            accepted,
-            "the template: {source:?}"
-        );
+    let trimmed = [
+        "message-id ",
+        " message-id",
+        "body: /orderId",
+        "attribute:a\n",
+    ];
+    let sources = sources.iter().map(|source| (source, true, true));
+    let trimmed = trimmed.iter().map(|source| (source, true, false));
+    let others = others.iter().map(|source| (source, false, false));
+    for (source, by_binary, by_template) in sources.chain(trimmed).chain(others) {
+        let mut settings = Settings::from_vars([("IDEMPOTENCY_KEY", *source)]);
+        let read = settings.required("IDEMPOTENCY_KEY", "key", str::parse::<KeySource>);
+        assert_eq!(read.is_ok(), by_binary, "the binary: {source:?}");
+        let is_match = pattern.is_match(source);
+        assert_eq!(is_match, by_template, "the template: {source:?}");
     }
 }

@@ -5,11 +5,12 @@ use std::{collections::BTreeMap, fs, path::Path};
 use regex_lite::Regex;
 
 /// From the bottom to the top. `protocol` has the rules, and imports nothing but `flawed`.
-const LAYERS: [&str; 19] = [
+const LAYERS: [&str; 20] = [
     "flawed",
     "protocol",
     "system",
     "invalid",
+    "entries",
     "unanswered",
     "meter",
     "deadline",

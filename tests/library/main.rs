@@ -23,6 +23,7 @@ mod isolation;
 mod layers;
 mod mistakes;
 mod once;
+mod payloads;
 mod programs;
 mod promises;
 mod reconcile;

@@ -114,10 +114,12 @@ impl Dynamo {
         let Some(shown) = self.show(key) else {
             return false;
         };
-        let record = shown.record.as_ref();
-        let release = self.operator.release(&shown, now);
-        record.is_ok_and(|record| has_lease(record, now))
-            && matches!(release.now_or_never(), Some(Ok(true)))
+        let record = shown.record.as_ref().ok();
+        let Some(record) = record.filter(|record| has_lease(record, now)) else {
+            return false;
+        };
+        let release = self.operator.replace(&shown, record.released(now));
+        matches!(release.now_or_never(), Some(Ok(true)))
     }
 
     pub fn delete(&self, key: &Key) -> bool {

@@ -282,6 +282,39 @@ async fn missing_object_is_a_permanent_failure() {
     assert_eq!(world.s3.requests().len(), 1);
 }
 
+/// A message whose record says what became of it needs no body. The object expired, or a producer deleted it.
+#[tokio::test]
+async fn body_that_is_gone_is_answered_by_the_record() {
+    let message = |id: &str, order: &str, n: u32| {
+        let mut message = received(id, &pointer(order), n);
+        let value = json!({"stringValue": order, "dataType": "String"});
+        message["messageAttributes"] = json!({ "orderId": value });
+        message
+    };
+    for key in ["attribute:orderId", "message-id"] {
+        let world = World::with(|consumer| consumer.key(key.parse().unwrap())).await;
+        world.s3.put_object("o-1", &order("o-1"));
+        let declined = json!({"orderId": "o-2", "act": "decline"});
+        world.s3.put_object("o-2", &declined);
+        world.process([message("m-1", "o-1", 1)]).await;
+        world.process([message("m-2", "o-2", 1)]).await;
+        assert_eq!(names(), ["completed", "permanent_failure"], "{key}");
+        world.s3.put("o-1", S3Answer::Error(404, "NoSuchKey"));
+        world.s3.put("o-2", S3Answer::Error(404, "NoSuchKey"));
+        world.process([message("m-1", "o-1", 2)]).await;
+        world.process([message("m-2", "o-2", 2)]).await;
+        assert_eq!(names(), ["duplicate", "failed_before"], "{key}");
+        // Nothing is known of this message: another may have had its effect.
+        let seen = world.seen.orders();
+        world.process([message("m-3", "o-1", 2)]).await;
+        let (outcome, detail) = one_outcome();
+        assert_eq!(outcome, "invalid", "{key}");
+        assert!(detail.contains("NoSuchKey"), "{detail}");
+        assert!(detail.contains("may have been processed"), "{detail}");
+        assert_eq!(world.seen.orders(), seen);
+    }
+}
+
 #[tokio::test]
 async fn failures_of_s3_are_retryable_and_named() {
     let world = World::start().await;

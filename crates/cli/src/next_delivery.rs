@@ -259,7 +259,7 @@ mod tests {
         let with = |lifetime: &str, at| {
             let variables = [(CONSUMER_CALL_KEY_LIFETIME.name, lifetime)];
             let rules = Rules::of(&Function::with("charge", variables));
-            NextDelivery::of(&open, AfterFailure::Retry, &rules, at)
+            NextDelivery::of(&open, &rules, at)
         };
         assert_eq!(with("30m", hours(1)), NextDelivery::TooOld);
         assert_eq!(with(" 2d ", hours(21)), NextDelivery::RunsWithPriorAttempt);

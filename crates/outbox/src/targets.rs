@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use sqs_once::{InvalidValue, internal::is_name};
+use sqs_once::{
+    InvalidValue,
+    internal::{entries, is_name},
+};
 
 /// The name for every event that no other entry names.
 const ANY: &str = "*";
@@ -72,8 +75,9 @@ impl FromStr for Targets {
 
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let mut targets = BTreeMap::new();
-        for pair in text.split(',').map(str::trim) {
+        for pair in entries(text, "") {
             let parsed = pair.split_once('=').and_then(|(name, target)| {
+                let (name, target) = (name.trim(), target.trim());
                 let known = name == ANY || is_name(name);
                 known.then(|| Some((name.to_owned(), Target::parse(target)?)))?
             });

@@ -215,6 +215,10 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
         }
     }
 
+    async fn without_body(&self, operation: &Operation) -> Option<Outcome> {
+        self.records.without_body(operation).await
+    }
+
     fn now(&self) -> Timestamp {
         self.records.now()
     }

@@ -94,6 +94,7 @@
 pub mod aws;
 mod deadline;
 mod dynamo;
+mod entries;
 mod event;
 mod flawed;
 mod handler;
@@ -122,6 +123,7 @@ pub mod internal {
             explain::{is_contended, unanswered},
             transactional::{Commit, CommitResponse, TransactionalStore},
         },
+        entries::entries,
         event::{Published, first_fault, is_name},
         flawed::flawed,
         handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},

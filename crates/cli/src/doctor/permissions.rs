@@ -1,5 +1,7 @@
 //! Checks what a function's role may do, as IAM simulates its policies.
 
+use sqs_once::internal::entries;
+
 use super::{
     Check, Findings,
     account::{Account, Function},
@@ -49,7 +51,10 @@ pub(super) fn of_buckets(function: &Function) -> Vec<Needed> {
     let arn = |name: &str| format!("arn:{partition}:s3:::{name}");
     let mut needed = Vec::new();
     let bodies = function.variable("CONSUMER_S3_BUCKETS").unwrap_or_default();
-    for name in bodies.split(',').filter(|name| !name.is_empty()) {
+    for name in entries(bodies, "")
+        .into_iter()
+        .filter(|name| !name.is_empty())
+    {
         let unread =
             "messages with a body in the bucket return until they reach the dead-letter queue";
         needed.push(Needed::new(

@@ -64,7 +64,7 @@ pub trait FromMessage: Sized + Send {
 #[diagnostic::do_not_recommend]
 impl<T: DeserializeOwned + Send> FromMessage for T {
     fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
-        serde_json::from_str(without_bom(body)).map_err(|error| InvalidMessage::json(&error))
+        serde_json::from_str(without_bom(body)).map_err(|error| InvalidMessage::body(body, &error))
     }
 }
 

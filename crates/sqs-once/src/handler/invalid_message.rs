@@ -1,7 +1,16 @@
 //! [`InvalidMessage`]: why a message can never be processed.
 
+use serde::de::IgnoredAny;
+
+use super::without_bom;
+
 /// Longest name of a type that an error quotes.
 const MAX_NAME: usize = 64;
+/// Shortest text that looks like base64. A shorter one may be a word.
+const MIN_BASE64: usize = 16;
+/// What to do about a body that is not plain JSON.
+const CURE: &str = "send the JSON as it is, or decode the body in your own `FromMessage`, with a key in code or from an \
+     attribute (examples/own_body.rs)";
 
 /// Why a message can never be processed, without any of its payload. Texts become one by `?`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +48,34 @@ impl InvalidMessage {
         ))
     }
 
+    /// Creates the same error, and names what producers often do: a body that is encoded twice, or in base64.
+    pub(crate) fn body(body: &str, error: &serde_json::Error) -> Self {
+        Self::encoded_twice(body).unwrap_or_else(|| {
+            if !error.is_data() && looks_like_base64(body) {
+                Self(format!("the body isn't JSON and looks like base64: {CURE}"))
+            } else {
+                Self::json(error)
+            }
+        })
+    }
+
+    /// Returns the error of a body that is a JSON string with JSON inside. `None` for other bodies.
+    pub(crate) fn encoded_twice(body: &str) -> Option<Self> {
+        let json = without_bom(body);
+        if !json.trim_start().starts_with('"') {
+            return None;
+        }
+        let inside: String = serde_json::from_str(json).ok()?;
+        let inside = without_bom(&inside);
+        serde_json::from_str::<IgnoredAny>(inside).ok()?;
+        let holds_values = inside.trim_start().starts_with(['{', '[', '"']);
+        holds_values.then(|| {
+            Self(format!(
+                "the body is a JSON string that contains JSON (it was encoded twice): {CURE}"
+            ))
+        })
+    }
+
     /// Returns why JSON can't be read, without any of it.
     pub(super) fn why_not_read(error: &serde_json::Error) -> String {
         let text = error.to_string();
@@ -62,6 +99,14 @@ impl InvalidMessage {
         };
         format!("{what}{place}")
     }
+}
+
+/// Returns whether a text is of the letters of base64 alone, in one of its alphabets, with or without line breaks.
+fn looks_like_base64(text: &str) -> bool {
+    let text = text.trim();
+    let letters = text.trim_end_matches('=');
+    let is_letter = |c: char| c.is_ascii_alphanumeric() || "+/-_\r\n".contains(c);
+    letters.len() >= MIN_BASE64 && text.len() - letters.len() <= 2 && letters.chars().all(is_letter)
 }
 
 /// Returns serde's text about an unknown variant, without the variant's name if that may be payload. `None`

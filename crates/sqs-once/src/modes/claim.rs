@@ -300,6 +300,10 @@ impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
         outcome.found(is_found)
     }
 
+    async fn without_body(&self, operation: &Operation) -> Option<Outcome> {
+        self.records.without_body(operation).await
+    }
+
     fn now(&self) -> Timestamp {
         self.records.now()
     }

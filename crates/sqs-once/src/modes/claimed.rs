@@ -40,6 +40,10 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Onc
         }
     }
 
+    async fn without_body(&self, operation: &Operation) -> Option<Outcome> {
+        self.records.without_body(operation).await
+    }
+
     fn now(&self) -> Timestamp {
         self.records.now()
     }

@@ -24,14 +24,14 @@ use crate::{
         not_written::{NotWritten, UnwrittenOutput, write_until_accepted},
         records::Records,
         rejected::rejected,
-        repeat::{Effort, repeat},
+        repeat::Effort,
         run::run_here,
         work::{HandlerEnd, NoOutput, guard_now},
     },
     protocol::{
         Claim, Decision, Effect, End, Expect, Record, RequestErrorKind, Swap, Timestamp, decide,
     },
-    store::{RequestContext, Results, StoreError},
+    store::{Results, StoreError},
 };
 
 /// The inbox mode: runs operations whose only effect is DynamoDB writes.
@@ -224,13 +224,9 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inb
         let mut found = None;
         // At its first receive, a message has no record.
         if operation.delivery.facts().expects_record() {
-            let (deadline, key) = (operation.deadline, &operation.key);
-            let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-            let effort = Effort::claim(deadline, context);
-            let read = || self.records.store.get(key, effort.context());
-            found = match repeat(&effort, "read", key, read).await {
-                Ok(answered) => answered.answer,
-                Err(given_up) => return Claimed::Ended(Outcome::store_unavailable(given_up.error)),
+            found = match self.records.read(operation).await {
+                Ok(found) => found,
+                Err(outcome) => return Claimed::Ended(outcome),
             };
             if let Decision::Rejected(rejection) = decide(found.as_ref(), &claim) {
                 return Claimed::Ended(rejected(rejection, operation));
@@ -267,6 +263,10 @@ impl<S: TransactionalStore, O: Serialize + Send + 'static> Mode<Done<O>> for Inb
             }
             Err((_, end)) => end.into(),
         }
+    }
+
+    async fn without_body(&self, operation: &Operation) -> Option<Outcome> {
+        self.records.without_body(operation).await
     }
 
     fn now(&self) -> Timestamp {

@@ -1,5 +1,7 @@
 //! [`Mode`]: the common interface of the modes.
 
+use std::future::ready;
+
 use super::{Operation, Outcome, work::HandlerEnd};
 use crate::{
     handler::{Attempt, HandlerOutput, History},
@@ -50,6 +52,14 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         claim: Self::Claim,
         end: HandlerEnd<O>,
     ) -> impl Future<Output = Outcome> + Send;
+
+    /// Returns the outcome of a message whose body is gone, as its record has it. Nothing is claimed. `None` if there are no
+    /// records, or the record doesn't say.
+    #[doc(hidden)]
+    fn without_body(&self, operation: &Operation) -> impl Future<Output = Option<Outcome>> + Send {
+        let _no_records = operation;
+        ready(None)
+    }
 
     /// Returns the time of the mode's wall clock.
     fn now(&self) -> Timestamp;

@@ -2,14 +2,19 @@
 
 use std::time::Duration;
 
+use super::{
+    Operation, Outcome,
+    rejected::rejected,
+    repeat::{Effort, repeat},
+};
 use crate::{
     deadline::Deadline,
     flawed::flawed,
-    modes::Operation,
     protocol::{
-        Claim, Effect, End, Key, Owner, StoredResult, Timestamp, record::expires_at,
+        Claim, Effect, End, Key, Owner, Record, StoredResult, Timestamp, decide_without_body,
+        record::expires_at,
     },
-    store::Results,
+    store::{RequestContext, Results, Store},
 };
 
 /// Store, place of outputs, retention and clock of records.
@@ -53,6 +58,39 @@ impl<S> Records<S> {
             expires_at: expires_at(now, self.retention, lease_until),
             quarantine,
         }
+    }
+
+    /// Reads the record of an operation before its claim.
+    ///
+    /// # Errors
+    ///
+    /// The outcome of the operation, if the store did not answer.
+    pub async fn read(&self, operation: &Operation) -> Result<Option<Record>, Outcome>
+    where
+        S: Store,
+    {
+        let (deadline, key) = (operation.deadline, &operation.key);
+        let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
+        let effort = Effort::claim(deadline, context);
+        let read = || self.store.get(key, effort.context());
+        match repeat(&effort, "read", key, read).await {
+            Ok(answered) => Ok(answered.answer),
+            Err(given_up) => Err(Outcome::store_unavailable(given_up.error)),
+        }
+    }
+
+    /// Returns the outcome of a message whose body is gone, as its record has it. `None` if the record doesn't say.
+    pub async fn without_body(&self, operation: &Operation) -> Option<Outcome>
+    where
+        S: Store,
+    {
+        let found = match self.read(operation).await {
+            Ok(found) => found,
+            Err(outcome) => return Some(outcome),
+        };
+        let claim = self.claim(operation, self.now(), operation.quarantine);
+        let rejection = decide_without_body(found.as_ref(), &claim)?;
+        Some(rejected(rejection, operation))
     }
 
     /// Stores an output, unless it belongs in the record. Returns the result for the record.

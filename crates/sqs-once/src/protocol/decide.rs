@@ -143,6 +143,39 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
     })
 }
 
+/// Returns what a record says of a message whose body is gone, so that nobody knows its payload. `None` if the record doesn't
+/// say: the message may have been processed, or not. Nothing may be claimed.
+///
+/// | found | answer |
+/// | --- | --- |
+/// | `COMPLETED` by this message | duplicate |
+/// | a failure of this message | failed before |
+/// | `IN_PROGRESS`, and the lease has not ended | conflict until then |
+/// | everything else | none |
+#[must_use]
+pub fn decide_without_body(found: Option<&Record>, claim: &Claim) -> Option<Rejection> {
+    let record = found.filter(|record| !record.is_expired(claim.now))?;
+    let mut failures = record.failures.iter();
+    let failure = failures.find(|failure| failure.message_id == claim.message_id);
+    match (&record.state, failure) {
+        (State::Completed { result }, _) if record.message_id == claim.message_id => {
+            Some(Rejection::Duplicate {
+                result: result.clone(),
+                other_source: record.other_source(claim),
+            })
+        }
+        (_, Some(failure)) => Some(Rejection::FailedBefore(failure.error.clone())),
+        (State::InProgress { lease_until }, _) => {
+            let until = *lease_until + claim.quarantine.unwrap_or_default();
+            (until >= claim.now).then(|| Rejection::Conflict {
+                owner: record.stamp.owner.clone(),
+                until,
+            })
+        }
+        _ => None,
+    }
+}
+
 impl Claim {
     /// Creates a claim without a fingerprint, of a message that was sent now. `expires_at` is in seconds since the epoch.
     #[must_use]

@@ -19,7 +19,7 @@ pub(crate) mod key;
 pub(crate) mod record;
 pub(crate) mod request_error_kind;
 
-pub use decide::{Claim, Decision, Rejection, decide};
+pub use decide::{Claim, Decision, Rejection, decide, decide_without_body};
 pub use ended::{Effect, End};
 pub use isolation::CrashWaits;
 pub(crate) use key::KeyBuilder;

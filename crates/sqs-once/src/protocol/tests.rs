@@ -92,6 +92,51 @@ fn rejected(found: &Record, claim: &Claim) -> Rejection {
 }
 
 #[test]
+fn record_of_this_message_answers_without_its_body() {
+    let own = Claim {
+        message_id: "m-1".into(),
+        fingerprint: None,
+        ..claim()
+    };
+    let result = StoredResult::Json("1".into());
+    let duplicate = Rejection::Duplicate {
+        result,
+        other_source: None,
+    };
+    let conflict = |until| Rejection::Conflict {
+        owner: owner("theirs"),
+        until,
+    };
+    let declined = Rejection::FailedBefore("declined".into());
+    let live = in_progress(NOW);
+    for (found, of_own, of_other) in [
+        (Some(completed()), Some(duplicate), None),
+        (Some(failed(NOW)), Some(declined.clone()), None),
+        // Whatever the clocks of SQS and the worker say.
+        (Some(failed(ago(MINUTE))), Some(declined), None),
+        (Some(live.clone()), Some(conflict(NOW)), Some(conflict(NOW))),
+        (Some(in_progress(ago(SECOND))), None, None),
+        (None, None, None),
+    ] {
+        let found = found.as_ref();
+        assert_eq!(decide_without_body(found, &own), of_own, "{found:?}");
+        assert_eq!(decide_without_body(found, &claim()), of_other, "{found:?}");
+        let expired = found.map(|record| Record {
+            expires_at: NOW.as_secs() - 1,
+            ..record.clone()
+        });
+        assert_eq!(decide_without_body(expired.as_ref(), &own), None);
+    }
+    let looked_up = Claim {
+        quarantine: Some(MINUTE),
+        ..own
+    };
+    let until = conflict(ago(SECOND) + MINUTE);
+    let waits = decide_without_body(Some(&in_progress(ago(SECOND))), &looked_up);
+    assert_eq!(waits, Some(until));
+}
+
+#[test]
 fn nothing_and_expired_records_are_replaced() {
     assert_eq!(decide(None, &claim()), Decision::First);
     for state in [completed(), failed(NOW), in_progress(NOW + MINUTE)] {

@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     dynamo::store::{Field, Layout},
+    entries::entries,
     protocol::Namespace,
     settings::variables::parse::positive,
     sqs::Visibility,
@@ -19,21 +20,15 @@ pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
         let (field, name) = pair
             .split_once('=')
             .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
-        let field = field.parse::<Field>().map_err(|error| error.to_string())?;
-        Ok((field, name.to_owned()))
+        let field = field
+            .trim()
+            .parse::<Field>()
+            .map_err(|error| error.to_string())?;
+        Ok((field, name.trim().to_owned()))
     };
-    let names = text.split(',').map(pair);
+    let names = entries(text, "").into_iter().map(pair);
     let names = names.collect::<Result<Vec<_>, String>>()?;
     layout.rename(names).map_err(|error| error.to_string())
-}
-
-/// Parses the namespace. A space around it would make other keys, and nobody would see it.
-pub(super) fn namespace(text: &str) -> Result<Namespace, String> {
-    if text.trim() == text {
-        Namespace::new(text).map_err(|error| error.to_string())
-    } else {
-        Err("must not begin or end with a space".to_owned())
-    }
 }
 
 pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
@@ -59,7 +54,10 @@ pub(crate) fn of_s3<T: Default>(
 
 /// Parses names of S3 buckets, separated by commas.
 pub(crate) fn buckets(text: &str) -> Result<Vec<String>, String> {
-    let names = text.split(',').map(bucket).collect::<Result<_, _>>();
+    let names = entries(text, "")
+        .into_iter()
+        .map(bucket)
+        .collect::<Result<_, _>>();
     names.map_err(|error| format!("{error}; separate names by commas"))
 }
 

@@ -51,7 +51,7 @@ impl Settings {
         let sorted = self.changed(IDEMPOTENCY_SORT_KEY.name, layout, |layout, text| {
             let partition = format!("idempotency#{namespace}");
             let (name, partition) = text.split_once('=').unwrap_or((text, &partition));
-            let layout = layout.sort_key(name, partition);
+            let layout = layout.sort_key(name.trim(), partition.trim());
             layout.map_err(|error| error.to_string())
         });
         renamed.and(sorted)

@@ -4,7 +4,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use aws_config::SdkConfig;
 
-use super::{Settings, SettingsError, parse::namespace};
+use super::{Settings, SettingsError};
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
 use crate::{
@@ -44,7 +44,7 @@ impl Settings {
             IDEMPOTENCY_NAMESPACE.name,
             "first part of every key: name the operation, such as `payments`, and keep that name; \
              under another one, what is done would be done again",
-            namespace,
+            |name| Namespace::new(name),
         );
         let values = Values::read(self).and_then(|values| self.without_calls(values));
         let metrics = self.metrics();
@@ -90,6 +90,7 @@ impl Settings {
     /// The first variable that is missing or invalid. The others stay in the list, as with
     /// [`Variables::required`](crate::settings::variables::Variables::required).
     pub fn metrics(&mut self) -> Result<Option<Metrics>, SettingsError> {
+        self.trim("POWERTOOLS_");
         let on = self.setting(&CONSUMER_METRICS, on_or_off);
         let namespace = self.optional(
             "POWERTOOLS_METRICS_NAMESPACE",

@@ -223,7 +223,7 @@ fn handlers_of_a_batch_fit_into_the_memory() {
 #[tokio::test]
 async fn errors_are_reported_all_at_once() {
     let invalid = [
-        ("IDEMPOTENCY_NAMESPACE", "payments "),
+        ("IDEMPOTENCY_NAMESPACE", "pay\nments"),
         ("IDEMPOTENCY_RETENTION", "a day"),
         ("IDEMPOTENCY_KEY", "orderId"),
         ("IDEMPOTENCY_FINGERPRINT", "yes"),
@@ -400,12 +400,12 @@ fn buckets_are_names_separated_by_commas() {
     };
     assert_eq!(buckets("").unwrap(), [""; 0]);
     assert_eq!(buckets("orders").unwrap(), ["orders"]);
-    assert_eq!(buckets("a.b-1,invoices").unwrap(), ["a.b-1", "invoices"]);
+    assert_eq!(buckets("a.b-1, invoices ").unwrap(), ["a.b-1", "invoices"]);
     let long = "x".repeat(64);
     for invalid in [
         ",",
         "orders,",
-        "orders, invoices",
+        "orders invoices",
         "ab",
         "-orders",
         "orders.",

@@ -181,8 +181,12 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         let Some(next) = self.ready.front().and_then(Chain::next) else {
             return false;
         };
-        let memory = |index: &usize| self.messages[*index].memory();
-        let needed = memory(&next) + self.running.keys().map(memory).sum::<usize>();
+        let in_s3 = &self.consumer.options.s3_bodies;
+        let largest_in_s3 = (in_s3.as_ref()).map_or(0, |bodies| bodies.max_bytes());
+        let largest_in_s3 = usize::try_from(largest_in_s3).unwrap_or(usize::MAX);
+        let memory = |index: &usize| self.messages[*index].memory(largest_in_s3);
+        let running = self.running.keys().map(memory);
+        let needed = running.fold(memory(&next), usize::saturating_add);
         let limit = self.consumer.options.concurrency;
         limit.admits(self.running.len(), needed)
             && system::instant() < self.shown.start_by(self.deadline)

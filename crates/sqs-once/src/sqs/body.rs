@@ -27,14 +27,18 @@ impl Body {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Returns the body of a message. If it is in S3, waits for memory and reads it.
+    /// Returns the body of a message. If it is in S3, waits for memory and reads it. `None` if S3 no longer has it.
     ///
     /// # Errors
     ///
     /// The outcome of the message, if there was no memory in time or S3 did not return the body.
-    pub(super) async fn body(&self, message: &Message, latest: Instant) -> Result<Body, Outcome> {
+    pub(super) async fn body(
+        &self,
+        message: &Message,
+        latest: Instant,
+    ) -> Result<Option<Body>, Outcome> {
         let Some((s3, pointer)) = self.options.s3_bodies.as_ref().zip(message.s3_pointer()) else {
-            return Ok(Body::OfMessage);
+            return Ok(Some(Body::OfMessage));
         };
         let memory = self.process.memory_of_body(s3.max_bytes(), latest).await;
         let Some(memory) = memory.filter(|_| system::instant() < latest) else {
@@ -45,10 +49,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let text = read.map_err(|_elapsed| {
             Outcome::NoEffect("S3 did not return the body before the deadline".into())
         })??;
-        let memory = memory.shrink_to(text.len());
-        Ok(Body::OfS3 {
+        Ok(text.map(|text| Body::OfS3 {
+            _memory: memory.shrink_to(text.len()),
             text,
-            _memory: memory,
-        })
+        }))
     }
 }

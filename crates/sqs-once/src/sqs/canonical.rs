@@ -1,45 +1,22 @@
-//! [`Canonical`]: the canonical form of JSON (RFC 8785).
+//! [`Canonical`]: one text for all spellings of a JSON value.
 
-use std::{fmt, ops::Range, sync::LazyLock};
+use std::{fmt::Write as _, ops::Range};
 
-use serde::{
-    Deserializer,
-    de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
-};
+use serde::de::IgnoredAny;
 
 /// Longest JSON that gets a canonical form, in bytes. Sorting a longer one would take too much memory.
 pub(super) const MAX_CANONICAL_BYTES: usize = 64 * 1024;
-
-/// The member under which serde_json hands over a number, as text, in a program that enables its feature
-/// `arbitrary_precision`.
-const NUMBER: &str = "$serde_json::private::Number";
-
-/// True if this program enables that feature. Otherwise a producer's member may have the name.
-static NUMBERS_ARE_MAPS: LazyLock<bool> = LazyLock::new(|| {
-    let mut number = serde_json::Deserializer::from_str("1");
-    number.deserialize_any(IsMap).unwrap_or(false)
-});
-
-struct IsMap;
-
-impl<'de> Visitor<'de> for IsMap {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number")
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(true)
-    }
-}
+/// Most levels of lists and objects in a canonical form, which bound the stack.
+const MAX_LEVELS: usize = 127;
+/// Most digits of an exponent that is calculated with.
+const MAX_EXPONENT_DIGITS: usize = 9;
+/// Most digits of a whole number that is written without an exponent. All whole numbers below 2^53 are.
+const MAX_PLAIN_DIGITS: usize = 16;
 
 /// A JSON value in canonical form.
+///
+/// Texts and the order of members are as in RFC 8785. Numbers are not, since to it they are doubles: here a number has
+/// its exact decimal value, as its digits without zeros at either end, and an exponent.
 #[derive(Debug)]
 pub(super) struct Canonical {
     pub(super) text: String,
@@ -49,8 +26,8 @@ pub(super) struct Canonical {
 /// What a key needs to know about a JSON value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Content {
-    /// True if no two different numbers look alike in canonical form. That form writes numbers as doubles (RFC 8785,
-    /// section 3.2.2.3), which represent all whole numbers below 2^53.
+    /// True if every number is a whole one below 2^53, written without a fraction and an exponent. Programs that read numbers
+    /// as doubles tell these apart.
     pub(super) is_exact: bool,
     /// True if the value has nothing but null, empty texts, and lists and objects of them.
     pub(super) is_empty: bool,
@@ -58,16 +35,22 @@ pub(super) struct Content {
 
 impl Canonical {
     /// Returns the canonical form. `None` for text of more than [`MAX_CANONICAL_BYTES`], and for JSON with more
-    /// than 127 levels, a number beyond a double or half of a surrogate pair.
+    /// than 127 levels or half of a surrogate pair.
     pub(super) fn of(json: &str) -> Option<Self> {
         if json.len() > MAX_CANONICAL_BYTES {
             return None;
         }
-        let mut text = String::with_capacity(json.len());
-        let mut deserializer = serde_json::Deserializer::from_str(json);
-        let content = Writer(&mut text).deserialize(&mut deserializer).ok()?;
-        deserializer.end().ok()?;
-        Some(Self { text, content })
+        // The writer meets nothing but JSON.
+        serde_json::from_str::<IgnoredAny>(json).ok()?;
+        let mut writer = Writer {
+            rest: json,
+            text: String::with_capacity(json.len()),
+        };
+        let content = writer.value(MAX_LEVELS)?;
+        Some(Self {
+            text: writer.text,
+            content,
+        })
     }
 }
 
@@ -89,122 +72,168 @@ impl Content {
     }
 }
 
-/// Appends one value to the text.
-struct Writer<'t>(&'t mut String);
+/// Reads JSON from its start, and appends it to the text in canonical form. We don't let serde read numbers, because it
+/// makes doubles of them, unless the whole program has its feature `arbitrary_precision`.
+struct Writer<'j> {
+    rest: &'j str,
+    text: String,
+}
 
-impl Writer<'_> {
-    fn number(self, number: f64, is_exact: bool) -> Content {
-        self.0.push_str(ryu_js::Buffer::new().format_finite(number));
-        Content {
-            is_exact,
-            is_empty: false,
+impl<'j> Writer<'j> {
+    /// Writes the next value. `None` if it has more levels than these, or half of a surrogate pair.
+    fn value(&mut self, levels: usize) -> Option<Content> {
+        match self.peek()? {
+            b'{' => self.object(levels.checked_sub(1)?),
+            b'[' => self.list(levels.checked_sub(1)?),
+            b'"' => {
+                let text = self.string()?;
+                self.push_string(&text)?;
+                Some(if text.is_empty() {
+                    Content::NOTHING
+                } else {
+                    Content::SOMETHING
+                })
+            }
+            b'-' | b'0'..=b'9' => self.number(),
+            _ => {
+                let name = self.take_while(|c| c.is_ascii_lowercase());
+                self.text.push_str(name);
+                Some(if name == "null" {
+                    Content::NOTHING
+                } else {
+                    Content::SOMETHING
+                })
+            }
         }
     }
 
-    /// serde_json escapes text as RFC 8785, section 3.2.2.2, says.
-    fn string<E: Error>(&mut self, text: &str) -> Result<(), E> {
-        self.0
-            .push_str(&serde_json::to_string(text).map_err(E::custom)?);
-        Ok(())
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Writer<'_> {
-    type Value = Content;
-
-    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<Content, D::Error> {
-        value.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Writer<'_> {
-    type Value = Content;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-
-    fn visit_unit<E>(self) -> Result<Content, E> {
-        self.0.push_str("null");
-        Ok(Content::NOTHING)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Content, E> {
-        self.0.push_str(if value { "true" } else { "false" });
-        Ok(Content::SOMETHING)
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Content, E> {
-        Ok(self.number(value as f64, value.unsigned_abs() < 1 << 53))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Content, E> {
-        Ok(self.number(value as f64, value < 1 << 53))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Content, E> {
-        Ok(self.number(value, false))
-    }
-
-    fn visit_str<E: Error>(mut self, value: &str) -> Result<Content, E> {
-        self.string(value)?;
-        Ok(if value.is_empty() {
-            Content::NOTHING
-        } else {
-            Content::SOMETHING
+    fn number(&mut self) -> Option<Content> {
+        let number = self.take_while(|c| c.is_ascii_digit() || "+-.eE".contains(c));
+        push_decimal(&mut self.text, number)?;
+        let whole = number.parse::<i64>().ok();
+        let is_exact = whole.is_some_and(|whole| whole.unsigned_abs() < 1 << 53);
+        Some(Content {
+            is_exact: is_exact && number != "-0",
+            is_empty: false,
         })
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+    fn list(&mut self, levels: usize) -> Option<Content> {
+        self.skip('[');
         let mut all = Content::NOTHING;
-        self.0.push('[');
-        while let Some(element) = list.next_element_seed(Writer(&mut *self.0))? {
-            all = all.and(element);
-            self.0.push(',');
+        self.text.push('[');
+        while !self.is_end(']') {
+            all = all.and(self.value(levels)?);
+            self.text.push(',');
         }
-        close(self.0, ']');
-        Ok(all)
+        close(&mut self.text, ']');
+        Some(all)
     }
 
-    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Content, A::Error> {
-        let start = self.0.len();
+    fn object(&mut self, levels: usize) -> Option<Content> {
+        self.skip('{');
+        let start = self.text.len();
         let mut members: Vec<(String, Range<usize>, Content)> = Vec::new();
-        while let Some(name) = map.next_key()? {
-            if name == NUMBER && members.is_empty() && *NUMBERS_ARE_MAPS {
-                let digits = map.next_value::<String>()?;
-                let whole = digits.parse::<i64>();
-                let is_exact = whole.is_ok_and(|whole| whole.unsigned_abs() < 1 << 53);
-                let number = digits
-                    .parse::<f64>()
-                    .ok()
-                    .filter(|number| number.is_finite());
-                return Ok(self.number(
-                    number.ok_or_else(|| A::Error::custom("beyond a double"))?,
-                    is_exact,
-                ));
-            }
-            let from = self.0.len() - start;
-            let content = map.next_value_seed(Writer(&mut *self.0))?;
-            members.push((name, from..self.0.len() - start, content));
+        while !self.is_end('}') {
+            let name = self.string()?;
+            self.skip(':');
+            let from = self.text.len() - start;
+            let content = self.value(levels)?;
+            members.push((name, from..self.text.len() - start, content));
         }
         // RFC 8785, section 3.2.3. The sort is stable.
         members.sort_by(|(one, ..), (other, ..)| one.encode_utf16().cmp(other.encode_utf16()));
-        let values = self.0.split_off(start);
+        let values = self.text.split_off(start);
         let mut all = Content::NOTHING;
-        self.0.push('{');
+        self.text.push('{');
         // Of members with one name, the last wins, as in a tree.
         for same_name in members.chunk_by(|(one, ..), (other, ..)| one == other) {
             if let [.., (name, value, content)] = same_name {
                 all = all.and(*content);
-                self.string(name)?;
-                self.0.push(':');
-                self.0.push_str(&values[value.clone()]);
-                self.0.push(',');
+                self.push_string(name)?;
+                self.text.push(':');
+                self.text.push_str(&values[value.clone()]);
+                self.text.push(',');
             }
         }
-        close(self.0, '}');
-        Ok(all)
+        close(&mut self.text, '}');
+        Some(all)
     }
+
+    /// Takes the next value, a string. `None` if it has half of a surrogate pair.
+    fn string(&mut self) -> Option<String> {
+        let mut strings = serde_json::Deserializer::from_str(self.rest).into_iter();
+        let text = strings.next()?.ok()?;
+        self.rest = &self.rest[strings.byte_offset()..];
+        Some(text)
+    }
+
+    /// serde_json escapes text as RFC 8785, section 3.2.2.2, says.
+    fn push_string(&mut self, text: &str) -> Option<()> {
+        self.text.push_str(&serde_json::to_string(text).ok()?);
+        Some(())
+    }
+
+    /// Returns the first byte behind white space.
+    fn peek(&mut self) -> Option<u8> {
+        self.rest = self.rest.trim_ascii_start();
+        self.rest.bytes().next()
+    }
+
+    /// Skips white space, and this character if it follows. Returns whether it does.
+    fn skip(&mut self, next: char) -> bool {
+        self.peek();
+        let rest = self.rest.strip_prefix(next);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    /// Skips a comma before an element or member, or the end. Returns whether it is the end.
+    fn is_end(&mut self, end: char) -> bool {
+        let is_end = self.skip(end);
+        if !is_end {
+            self.skip(',');
+            self.peek();
+        }
+        is_end
+    }
+
+    fn take_while(&mut self, is_part: impl Fn(char) -> bool) -> &'j str {
+        let end = self.rest.find(|c| !is_part(c));
+        let (taken, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest;
+        taken
+    }
+}
+
+/// Appends a number of JSON so that numbers of one decimal value have one text, and others do not.
+///
+/// The number is never written out: `1e1000000` has few digits. One with an exponent of more than nine digits stays as it
+/// is.
+fn push_decimal(text: &mut String, number: &str) -> Option<()> {
+    let (sign, magnitude) = match number.strip_prefix('-') {
+        Some(magnitude) => ("-", magnitude),
+        None => ("", number),
+    };
+    let (mantissa, exponent) = magnitude.split_once(['e', 'E']).unwrap_or((magnitude, "0"));
+    if exponent.trim_start_matches(['+', '-']).len() > MAX_EXPONENT_DIGITS {
+        text.push_str(number);
+        return Some(());
+    }
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let all = [whole, fraction].concat();
+    let without_start = all.trim_start_matches('0');
+    let digits = without_start.trim_end_matches('0');
+    let length = |text: &str| i64::try_from(text.len()).ok();
+    let exponent = exponent.parse::<i64>().ok()? - length(fraction)? + length(without_start)?
+        - length(digits)?;
+    let zeros = usize::try_from(exponent).ok();
+    match zeros.filter(|zeros| digits.len() + zeros <= MAX_PLAIN_DIGITS) {
+        _ if digits.is_empty() => text.push('0'),
+        Some(zeros) => text.extend([sign, digits, &"0".repeat(zeros)]),
+        None => write!(text, "{sign}{digits}e{exponent}").ok()?,
+    }
+    Some(())
 }
 
 /// Ends a list or object, which has a comma behind each value.
@@ -218,7 +247,7 @@ fn close(text: &mut String, end: char) {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
 
@@ -237,44 +266,114 @@ mod tests {
     }
 
     #[test]
-    fn canonical_form_is_that_of_rfc_8785() {
+    fn texts_and_members_are_as_in_rfc_8785() {
         // Sections 3.2.2 and 3.2.3.
         let example = r#"{
-            "numbers": [333333333.33333329, 1E30, 4.50, 2e-3, 0.000000000000000000000000001],
             "string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
             "literals": [null, true, false]
         }"#;
-        let canonical = r#"{"literals":[null,true,false],"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27],"string":"€$\u000f\nA'B\"\\\\\"/"}"#;
+        let canonical = r#"{"literals":[null,true,false],"string":"€$\u000f\nA'B\"\\\\\"/"}"#;
         assert_eq!(text(example).as_deref(), Some(canonical));
         let names =
             r#"{"\u20ac":1,"\r":2,"\ufb33":3,"1":4,"\ud83d\ude00":5,"\u0080":6,"\u00f6":7}"#;
         let sorted = "{\"\\r\":2,\"1\":4,\"\u{80}\":6,\"ö\":7,\"€\":1,\"😀\":5,\"\u{fb33}\":3}";
         assert_eq!(text(names).as_deref(), Some(sorted));
-        let odd = r#" { "b" : [ ] , "a" : { } , "b" : [ -0 , [ { } ] ] , "," : "," } "#;
-        let canonical = r#"{",":",","a":{},"b":[0,[{}]]}"#;
+        let odd = r#" { "b" : [ ] , "a" : { } , "b" : [ -0 , [ { } ] ] , "," : "]," } "#;
+        let canonical = r#"{",":"],","a":{},"b":[0,[{}]]}"#;
         assert_eq!(text(odd).as_deref(), Some(canonical));
     }
 
     #[test]
+    fn number_has_its_exact_decimal_value() {
+        for (spellings, canonical) in [
+            (&["0", "-0", "0.00", "0e5", "-0E-7"][..], "0"),
+            (&["1", "1.0", "1e0", "10e-1", "0.001E+3"], "1"),
+            (&["-1200", "-12e2", "-1.200e+03"], "-1200"),
+            (&["0.1", "1e-1", "0.10"], "1e-1"),
+            (
+                &["0.1000000000000000055511151231257827021181583404541015625"],
+                "1000000000000000055511151231257827021181583404541015625e-55",
+            ),
+            (
+                &["9007199254740992", "9007199254740992.0"],
+                "9007199254740992",
+            ),
+            (&["9007199254740993"], "9007199254740993"),
+            (&["1e15", "1000000000000000"], "1000000000000000"),
+            (&["1e16", "10000000000000000"], "1e16"),
+            (
+                &["12345678901234567890", "1.2345678901234567890e19"],
+                "1234567890123456789e1",
+            ),
+            (&["1e1000000", "10e999999", "0.1e1000001"], "1e1000000"),
+            (&["1e-1000000", "0.01E-999998"], "1e-1000000"),
+            (&["1e999999999"], "1e999999999"),
+            (&["1E+0999999999"], "1E+0999999999"),
+            (&["0e99999999999"], "0e99999999999"),
+            (&["-1.50E-99999999999"], "-1.50E-99999999999"),
+        ] {
+            for spelling in spellings {
+                assert_eq!(text(spelling).as_deref(), Some(canonical), "{spelling}");
+                let list = text(&format!("[{spelling}, {{\"a\": {spelling}}}]"));
+                assert_eq!(list, Some(format!(r#"[{canonical},{{"a":{canonical}}}]"#)));
+            }
+        }
+        let digits = "1234567890".repeat(6 * 1024);
+        assert_eq!(
+            text(&digits),
+            Some(format!("{}e1", &digits[..digits.len() - 1]))
+        );
+        assert_eq!(
+            text(&format!("0.{digits}")),
+            Some(format!("{}e-61439", &digits[..digits.len() - 1]))
+        );
+        let zeros = format!("1{}", "0".repeat(60 * 1024));
+        assert_eq!(text(&zeros).as_deref(), Some("1e61440"));
+    }
+
+    #[test]
+    fn number_that_a_double_may_not_have_is_not_exact() {
+        for (number, is_exact) in [
+            ("9007199254740991", true),
+            ("-9007199254740991", true),
+            ("9007199254740992", false),
+            ("1.0", false),
+            ("1e2", false),
+            ("-0", false),
+            ("0", true),
+        ] {
+            let canonical = Canonical::of(&format!("[[{number}]]")).unwrap();
+            assert_eq!(canonical.content.is_exact, is_exact, "{number}");
+        }
+    }
+
+    #[test]
     fn value_without_canonical_form_has_none() {
-        let nested = |levels| ["[".repeat(levels), "]".repeat(levels)].concat();
+        let nested =
+            |levels, inner: &str| ["[".repeat(levels), inner.into(), "]".repeat(levels)].concat();
         for (json, has_form) in [
             (format!("\"{}\"", "x".repeat(MAX_CANONICAL_BYTES - 2)), true),
             (
                 format!("\"{}\"", "x".repeat(MAX_CANONICAL_BYTES - 1)),
                 false,
             ),
-            (nested(127), true),
-            (nested(128), false),
+            (nested(127, ""), true),
+            (nested(127, "1.5e3"), true),
+            (nested(128, ""), false),
+            (nested(128, "1.5e3"), false),
+            (nested(10_000, "1"), false),
             (r#""\ud83d""#.into(), false),
             (r#"{"\ud83d":1}"#.into(), false),
-            ("[1e999]".into(), false),
+            ("[1e999]".into(), true),
             ("1 2".into(), false),
+            ("01".into(), false),
             ("plain text".into(), false),
             (String::new(), false),
         ] {
             assert_eq!(text(&json).is_some(), has_form, "{json:.40}");
         }
+        let objects = [r#"{"a":"#.repeat(127), "1".into(), "}".repeat(127)].concat();
+        assert_eq!(text(&objects), Some(objects));
     }
 
     fn value() -> impl Strategy<Value = Value> {
@@ -295,15 +394,45 @@ mod tests {
         })
     }
 
+    /// A number of JSON with this value: the mantissa as `shift` digits before or behind its own point.
+    fn spelled(mantissa: i64, exponent: i64, shift: usize, zeros: usize) -> String {
+        let sign = if mantissa < 0 { "-" } else { "" };
+        let digits = format!(
+            "{:0>1$}{2}",
+            mantissa.unsigned_abs(),
+            shift + 1,
+            "0".repeat(zeros)
+        );
+        let (whole, fraction) = digits.split_at(digits.len() - shift);
+        let whole = whole.trim_start_matches('0');
+        let whole = if whole.is_empty() { "0" } else { whole };
+        let point = if fraction.is_empty() { "" } else { "." };
+        let exponent = exponent + i64::try_from(shift).unwrap() - i64::try_from(zeros).unwrap();
+        format!("{sign}{whole}{point}{fraction}e{exponent:+}")
+    }
+
     proptest! {
         #[test]
-        fn other_implementation_writes_the_same(value in value()) {
-            for json in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
-                prop_assert_eq!(text(&json), serde_json_canonicalizer::to_string(&value).ok());
-            }
-            let twice = json!({"x": value}).to_string().replace(r#"{"x""#, r#"{"x":0.5,"x""#);
-            let once = serde_json_canonicalizer::to_string(&json!({"x": value})).ok();
-            prop_assert_eq!(text(&twice), once);
+        fn value_has_one_canonical_form(value in value()) {
+            let canonical = text(&value.to_string()).unwrap();
+            prop_assert_eq!(&text(&serde_json::to_string_pretty(&value).unwrap()), &Some(canonical.clone()));
+            prop_assert_eq!(&text(&canonical), &Some(canonical.clone()));
+            let twice = format!(r#"{{"x":0.5,"x":{value}}}"#);
+            prop_assert_eq!(text(&twice), Some(format!(r#"{{"x":{canonical}}}"#)));
+        }
+
+        #[test]
+        fn numbers_are_equal_by_value_alone(
+            mantissa in prop_oneof![any::<i64>(), -100..100_i64], exponent in -400..400_i64,
+            (shift, zeros) in (0..30_usize, 0..30_usize), other in -100..100_i64,
+        ) {
+            let one = text(&spelled(mantissa, exponent, 0, 0)).unwrap();
+            prop_assert_eq!(&text(&spelled(mantissa, exponent, shift, zeros)), &Some(one.clone()));
+            let (other_mantissa, other_exponent) = (mantissa.wrapping_add(other), exponent);
+            let differs = other != 0;
+            prop_assert_eq!(text(&spelled(other_mantissa, other_exponent, shift, zeros)) != Some(one.clone()), differs);
+            let moved = text(&spelled(mantissa, exponent + 1, shift, zeros));
+            prop_assert_eq!(moved == Some(one), mantissa == 0);
         }
     }
 }

@@ -83,6 +83,7 @@ impl<M, H> Consumer<M, H> {
             namespace: &self.options.namespace,
             key: &self.options.key,
             fingerprint: &self.options.fingerprint,
+            warned: &self.process.has_named_pointers,
         }
     }
 

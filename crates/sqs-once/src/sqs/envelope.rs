@@ -31,7 +31,7 @@ const MAX_ATTRIBUTES: usize = 100;
 /// | envelope | the body is a JSON object with | the message inside |
 /// | --- | --- | --- |
 /// | SNS notification (*Amazon SNS Developer Guide*, "Fanout to Amazon SQS queues") | `Type` = `Notification`, and the texts `TopicArn`, `MessageId` and `Message` | `Message`, with `MessageAttributes` as message attributes |
-/// | EventBridge event (*Amazon EventBridge User Guide*, "Event structure") | the texts `id`, `source`, `detail-type` and `time`, and the object `detail` | `detail` |
+/// | EventBridge event (*Amazon EventBridge User Guide*, "Event structure") | the texts `id`, `source`, `detail-type` and `time`, and the object `detail` (with a text there, the event stays as it is) | `detail` |
 /// | S3 event notification (*Amazon S3 User Guide*, "Event message structure") | `Records`, a list that is not empty, each an object with `eventSource` = `aws:s3` and an object `s3` | the list `Records`, with object keys URL-decoded |
 ///
 /// Two kinds of messages never reach a handler, not even with [`None`](Self::None):
@@ -155,6 +155,13 @@ pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
     ))))
 }
 
+/// Returns whether a body is an EventBridge event whose `detail` is a text, so that it is no envelope.
+pub(super) fn has_text_as_detail(body: &str) -> bool {
+    let members = object::<Members<'_>>(without_bom(body).trim_start());
+    let event = members.as_ref().and_then(Members::event_bridge);
+    event.is_some_and(|(_, detail)| detail.starts_with('"'))
+}
+
 fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
     let Some(members) = object::<Members<'_>>(without_bom(body).trim_start()) else {
         return Ok(None);
@@ -165,8 +172,18 @@ fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
     if members.is_s3_test() {
         return Err(NoMessage::S3Test);
     }
+    let of_event_bridge = || {
+        let (facts, detail) = members.event_bridge()?;
+        detail.starts_with('{').then(|| {
+            Ok(Content {
+                body: detail.to_owned(),
+                attributes: HashMap::new(),
+                facts,
+            })
+        })
+    };
     (members.sns())
-        .or_else(|| members.event_bridge().map(Ok))
+        .or_else(of_event_bridge)
         .or_else(|| s3_notification::content(members.records?))
         .transpose()
         .map_err(NoMessage::Invalid)
@@ -219,19 +236,15 @@ impl Members<'_> {
         )
     }
 
-    fn event_bridge(&self) -> Option<Content> {
+    /// Returns the facts of an EventBridge event, and its `detail` as JSON.
+    fn event_bridge(&self) -> Option<(EnvelopeMetadata, &str)> {
         let facts = EnvelopeMetadata {
             id: Some(text(self.id)?),
             source: Some(text(self.source)?),
             detail_type: Some(text(self.detail_type)?),
             time: Some(text(self.time)?),
         };
-        let detail = self.detail?.get();
-        detail.starts_with('{').then(|| Content {
-            body: detail.to_owned(),
-            attributes: HashMap::new(),
-            facts,
-        })
+        Some((facts, self.detail?.get()))
     }
 }
 

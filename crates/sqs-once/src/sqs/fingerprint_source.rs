@@ -1,6 +1,6 @@
 //! [`FingerprintSource`]: which part of a message must not change under one key.
 
-use std::str::FromStr;
+use std::{str::FromStr, sync::Once};
 
 use sha2::{Digest as _, Sha256};
 
@@ -16,13 +16,15 @@ use crate::{InvalidValue, handler::without_bom, protocol::Fingerprint};
 /// | setting | compared |
 /// | --- | --- |
 /// | `body` | the whole body |
-/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource). The whole body, if it is not JSON |
+/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource). The whole body, if none of them finds a value |
 /// | `off` | nothing |
 ///
-/// JSON of at most 64 KiB is compared in canonical form (RFC 8785): the order of members and white space do not
-/// matter, and numbers are doubles (beyond 2^53 some whole numbers are equal). Longer JSON, and what has no
-/// canonical form, is compared byte by byte: other text, and JSON with more than 127 levels, with a number beyond
-/// a double, or with half of a surrogate pair. A byte-order mark before the body is left out.
+/// JSON of at most 64 KiB is compared by its values: the order of members and white space do not matter, and numbers
+/// are equal if their exact decimal values are (`1`, `1.0` and `1e0`; an exponent of more than nine digits is compared
+/// as text). All else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or with
+/// half of a surrogate pair. A byte-order mark before the body is left out.
+///
+/// If no pointer finds a value in a message, a warning names the pointers, once in a process: one may be misspelt.
 ///
 /// ```
 /// use sqs_once::sqs::FingerprintSource;
@@ -46,12 +48,14 @@ pub enum FingerprintSource {
 impl FingerprintSource {
     /// Version of the canonical form. Change it with everything that changes the hash of a payload: the form
     /// of JSON, and the length above which we hash bytes.
-    const FORM: u8 = 2;
+    const FORM: u8 = 3;
     /// Longest scheme that names its pointers. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
 
-    pub(super) fn of(&self, body: &str) -> Option<Fingerprint> {
-        let hash = Fingerprint::of_hash(self.hash(without_bom(body))?);
+    /// Returns the fingerprint of a message. `whole` is what stands for the whole body. `warned` tells whether this process
+    /// has named pointers that find nothing.
+    pub(super) fn of(&self, body: &str, whole: &str, warned: &Once) -> Option<Fingerprint> {
+        let hash = Fingerprint::of_hash(self.hash(body, without_bom(whole), warned)?);
         Some(hash.with_scheme(self.scheme()))
     }
 
@@ -78,27 +82,38 @@ impl FingerprintSource {
         }
     }
 
-    fn hash(&self, body: &str) -> Option<Sha256> {
+    fn hash(&self, body: &str, whole: &str, warned: &Once) -> Option<Sha256> {
         let mut hash = Sha256::new();
-        let parts = match self {
-            Self::Off => return None,
-            Self::Body => None,
-            Self::Parts(pointers) => Some(pointers),
-        };
         let _turn = one_at_a_time();
-        match parts.and_then(|pointers| Some((pointers, Document::parse(body).ok()?))) {
-            None => add_to(&mut hash, body),
-            Some((pointers, json)) => {
-                // Each value is in a separate list, so a missing value differs from null.
-                let mut before = "[[";
-                for pointer in pointers.iter() {
-                    hash.update(before);
-                    if let Some(value) = json.find(pointer) {
-                        add_to(&mut hash, &value);
+        match self {
+            Self::Off => return None,
+            Self::Body => add_to(&mut hash, whole),
+            Self::Parts(pointers) => {
+                let mut has_found = false;
+                if let Ok(json) = Document::parse(body) {
+                    // Each value is in a separate list, so a missing value differs from null.
+                    let mut before = "[[";
+                    for pointer in pointers.iter() {
+                        hash.update(before);
+                        if let Some(value) = json.find(pointer) {
+                            has_found = true;
+                            add_to(&mut hash, &value);
+                        }
+                        before = "],[";
                     }
-                    before = "],[";
+                    hash.update("]]");
                 }
-                hash.update("]]");
+                if !has_found {
+                    warned.call_once(|| {
+                        tracing::warn!(
+                            %pointers,
+                            "no pointer of IDEMPOTENCY_FINGERPRINT finds a value in this message, so its whole body is compared: check their names"
+                        );
+                    });
+                    // No lists of parts begin like this.
+                    hash = Sha256::new_with_prefix("body:");
+                    add_to(&mut hash, whole);
+                }
             }
         }
         Some(hash)
@@ -145,16 +160,18 @@ mod tests {
     #[test]
     fn scheme_names_what_was_hashed() {
         let scheme = |source: &str| source.parse::<FingerprintSource>().unwrap().scheme();
-        assert_eq!(scheme("body").as_deref(), Some("body;2"));
-        let parts = scheme("body:/amount,/currency");
-        assert_eq!(parts.as_deref(), Some("body:/amount,/currency;2"));
+        assert_eq!(scheme("body").as_deref(), Some("body;3"));
+        for spelling in ["body:/amount,/currency", "body: /amount , /currency "] {
+            let parts = scheme(spelling);
+            assert_eq!(parts.as_deref(), Some("body:/amount,/currency;3"));
+        }
         let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
         assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
         assert_eq!(scheme("off"), None);
         // Also for a body that is not JSON, so that it differs from one that is.
         let print = identity_by(&facts(), "text", &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
-        assert_eq!(print.scheme(), Some("body;2"));
+        assert_eq!(print.scheme(), Some("body;3"));
     }
 
     #[test]
@@ -170,7 +187,7 @@ mod tests {
     fn fingerprint_without_canonical_form_covers_the_bytes() {
         let deep = ["[".repeat(1_000), "]".repeat(1_000)].concat();
         let long = format!("[{} 1.0]", " ".repeat(MAX_CANONICAL_BYTES));
-        for value in [&*deep, &long, r#""\ud83d""#, r#"{ "\ud83d" : 1}"#, "1e999"] {
+        for value in [&*deep, &long, r#""\ud83d""#, r#"{ "\ud83d" : 1}"#] {
             let of = |hashed: &str| Some(Fingerprint::of(hashed.as_bytes()));
             let body = format!(r#"{{ "a" : {value} }}"#);
             assert_eq!(fingerprint(&body, "body"), of(&body));
@@ -179,11 +196,9 @@ mod tests {
             assert_eq!(fingerprint(&body, "body:/a"), part);
         }
         for text in ["plain text", "[1][2]", "{} x", ""] {
-            for source in ["body", "body:/a,/b"] {
-                assert_eq!(
-                    fingerprint(text, source),
-                    Some(Fingerprint::of(text.as_bytes()))
-                );
+            for (source, prefix) in [("body", ""), ("body:/a,/b", "body:")] {
+                let expected = Fingerprint::of(format!("{prefix}{text}").as_bytes());
+                assert_eq!(fingerprint(text, source), Some(expected));
             }
         }
     }
@@ -215,6 +230,27 @@ mod tests {
             of(r#"{"amount": 1, "currency": null}"#)
         );
         assert_ne!(of(r#"{"amount": 1}"#), of(r#"{"currency": 1}"#));
+    }
+
+    #[test]
+    fn pointers_that_find_nothing_cover_the_whole_body() {
+        let of = |body: &str| fingerprint(body, "body:/ammount,/curency").unwrap();
+        let one = of(r#"{"amount": 1.0, "currency": "EUR"}"#);
+        assert_eq!(one, of(r#"{"currency":"EUR","amount":1}"#));
+        assert_ne!(one, of(r#"{"currency":"EUR","amount":2}"#));
+        // A value that is found, be it null, is a part.
+        assert_eq!(
+            of(r#"{"ammount":null,"x":1}"#),
+            of(r#"{"ammount":null,"x":2}"#)
+        );
+        // A body that looks like the parts of another.
+        for (value, body) in [("1", "[[1],[]]"), (r#""],[""#, r#"[["],["],[]]"#)] {
+            let parts = of(&format!(r#"{{"ammount":{value}}}"#));
+            assert_ne!(parts, of(body));
+            assert_ne!(parts, of(&format!("body:{body}")));
+        }
+        let off = identity_by(&facts(), "{}", &KeySource::MessageId, "body:/a").unwrap();
+        assert_eq!(off.fingerprint.unwrap().scheme(), Some("body:/a;3"));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! [`Identity`]: the key and the fingerprint of a message.
 
+use std::sync::Once;
+
 use super::{fingerprint_source::FingerprintSource, key_fn::NoIdentity, key_source::KeySource};
 use crate::{
     flawed::flawed,
@@ -20,14 +22,17 @@ pub(crate) struct IdentitySources<'a> {
     pub(crate) namespace: &'a Namespace,
     pub(crate) key: &'a KeySource,
     pub(crate) fingerprint: &'a FingerprintSource,
+    /// Whether this process has named pointers of the fingerprint that find nothing.
+    pub(crate) warned: &'a Once,
 }
 
 impl IdentitySources<'_> {
     /// Makes the identity of a message. Of all bodies in work, this takes at most four times the size of the
-    /// largest, and some MB.
+    /// largest, and some MB. `whole` is what a fingerprint of the whole body covers.
     pub(super) fn identity(
         &self,
         body: &str,
+        whole: &str,
         delivery: &DeliveryMetadata,
     ) -> Result<Identity, NoIdentity> {
         Ok(Identity {
@@ -36,7 +41,7 @@ impl IdentitySources<'_> {
             } else {
                 self.key.key(self.namespace, body, delivery)?
             },
-            fingerprint: self.fingerprint.of(body),
+            fingerprint: self.fingerprint.of(body, whole, self.warned),
         })
     }
 }
@@ -63,8 +68,9 @@ pub(super) mod tests {
             namespace: &Namespace::new("ns").unwrap(),
             key,
             fingerprint: &fingerprint.parse().unwrap(),
+            warned: &Once::new(),
         };
-        let identity = sources.identity(body, facts);
+        let identity = sources.identity(body, body, facts);
         identity.map_err(|error| match error {
             NoIdentity::Invalid(InvalidMessage(why)) => why,
             NoIdentity::KeyPanicked => "panicked".into(),

@@ -55,7 +55,7 @@ const AMBIGUOUS: &str =
 /// at the message inside the envelope. With `Envelope::None` they can lead through it: `body:/Message/orderId` for a
 /// message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form (RFC 8785), so the
+/// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form, so the
 /// number 7 and the text `"7"` are two keys, and `0` and `false` are keys.
 ///
 /// A message without a key fails permanently. It has no key if a pointer finds:
@@ -66,7 +66,9 @@ const AMBIGUOUS: &str =
 /// - a number that rounding to a double could make equal to a different one: a fraction, or a number beyond
 ///   2^53 in a list or object. Send such numbers as text.
 ///
-/// A pointer cannot name a member whose name ends with a comma.
+/// White space around a pointer is not part of it, and a pointer cannot name a member whose name ends with a comma.
+///
+/// A message whose whole body is a JSON string with JSON inside (encoded twice) fails permanently.
 ///
 /// # Bodies that are not JSON
 ///
@@ -159,7 +161,7 @@ impl KeySource {
         Self::from_fn(move |body, _| {
             let _turn = one_at_a_time();
             let key = serde_json::from_str(without_bom(body));
-            let key = key.map_err(|error| InvalidMessage::json(&error))?;
+            let key = key.map_err(|error| InvalidMessage::body(body, &error))?;
             Ok::<_, InvalidMessage>(parts(key))
         })
     }
@@ -171,6 +173,11 @@ impl KeySource {
             Self::DeduplicationId => Some("deduplication-id"),
             Self::Attribute(_) | Self::Body(_) | Self::Function(_) => None,
         }
+    }
+
+    /// Returns whether the body is needed to make the key.
+    pub(super) const fn needs_body(&self) -> bool {
+        matches!(self, Self::Body(_) | Self::Function(_))
     }
 
     /// Makes the key of a message.
@@ -194,7 +201,12 @@ impl KeySource {
             Self::Attribute(name) => push(&self.text(delivery.attribute(name))?)?,
             Self::Body(pointers) => {
                 let _turn = one_at_a_time();
-                let json = Document::parse(body).map_err(|error| InvalidMessage::json(&error))?;
+                let json = Document::parse(body);
+                let json = json.map_err(|error| InvalidMessage::body(body, &error))?;
+                // Pointers would lead into it, and the handler would not.
+                if let Some(twice) = InvalidMessage::encoded_twice(body) {
+                    return Err(twice.into());
+                }
                 for pointer in pointers.iter() {
                     push(&self.part(json, pointer)?)?;
                 }
@@ -280,10 +292,12 @@ impl FromStr for KeySource {
             "must be `message-id`, `deduplication-id`, `attribute:NAME`, or `body:` and JSON \
              pointers such as `body:/orderId` or `body:/tenant,/orderId`",
         );
-        match (text, text.split_once(':')) {
+        match (text.trim(), text.trim().split_once(':')) {
             ("message-id", _) => Ok(Self::MessageId),
             ("deduplication-id", _) => Ok(Self::DeduplicationId),
-            (_, Some(("attribute", name))) if !name.is_empty() => Ok(Self::Attribute(name.into())),
+            (_, Some(("attribute", name))) if !name.trim().is_empty() => {
+                Ok(Self::Attribute(name.trim().into()))
+            }
             (_, Some(("body", pointers))) => Pointers::new(pointers).map(Self::Body).ok_or(fault),
             _ => Err(fault),
         }
@@ -610,6 +624,7 @@ mod tests {
             "",
             "Message-Id",
             "attribute:",
+            "attribute: ",
             "body",
             "body:",
             "body:id",

@@ -10,7 +10,6 @@ use super::{
     fingerprint_source::FingerprintSource,
     identity::{Identity, IdentitySources},
     key_fn::NoIdentity,
-    key_source::KeySource,
     make_span::MakeSpan,
     options::MEMORY_OF_OUTPUT,
     record::Record,
@@ -207,23 +206,22 @@ impl Message {
         sources: &IdentitySources<'_>,
     ) -> Result<Identity, NoIdentity> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
-        let facts = self.delivery.facts();
-        let (FingerprintSource::Body, Some(inside)) = (sources.fingerprint, &self.inside) else {
-            return sources.identity(body, facts);
-        };
         // An envelope has an id and a time of its own each time that the message is published.
-        let of_body = IdentitySources {
+        let whole = self.inside.as_deref().unwrap_or(body);
+        sources.identity(body, whole, self.delivery.facts())
+    }
+
+    /// Makes the key of a message whose body is gone. `None` if the key needs it.
+    pub(super) fn identify_without_body(
+        &self,
+        sources: &IdentitySources<'_>,
+    ) -> Option<Result<Identity, NoIdentity>> {
+        let sources = IdentitySources {
             fingerprint: &FingerprintSource::Off,
             ..*sources
         };
-        let of_inside = IdentitySources {
-            key: &KeySource::MessageId,
-            ..*sources
-        };
-        Ok(Identity {
-            key: of_body.identity(body, facts)?.key,
-            fingerprint: of_inside.identity(inside, facts)?.fingerprint,
-        })
+        let needs_body = sources.key.needs_body();
+        (!needs_body).then(|| sources.identity("", "", self.delivery.facts()))
     }
 
     /// Returns the outcome of a message without a key.
@@ -236,7 +234,13 @@ impl Message {
 
     /// Returns the outcome of a message that can never be processed.
     pub(crate) fn invalid(&self, why: &str) -> Outcome {
-        Outcome::Invalid(if self.delivery.facts().envelope.is_some() {
+        let innermost = self.inside.as_deref().or(self.body());
+        Outcome::Invalid(if innermost.is_some_and(envelope::has_text_as_detail) {
+            format!(
+                "{why}; `detail` of this EventBridge event is a text, and CONSUMER_ENVELOPE=auto removes an event \
+                 only from around an object: send an object as its `Detail`, or let pointers begin with `/detail`"
+            )
+        } else if self.delivery.facts().envelope.is_some() {
             format!("{why}; JSON pointers start at the message inside its envelope")
         } else if self.inside.is_some() {
             format!(
@@ -248,9 +252,14 @@ impl Message {
         })
     }
 
-    /// Returns the memory that this message may need while it runs, in bytes: its handler's message, and an output.
-    pub(crate) fn memory(&self) -> usize {
-        MEMORY_OF_OUTPUT + self.body.as_ref().map_or(0, String::len) * 5 / 2
+    /// Returns the memory that this message may need while it runs, in bytes: its body, its handler's message, and an
+    /// output. A body in S3 may have `largest_in_s3` bytes.
+    pub(crate) fn memory(&self, largest_in_s3: usize) -> usize {
+        let body = match self.s3_pointer {
+            Some(_) => largest_in_s3,
+            None => self.body.as_ref().map_or(0, String::len),
+        };
+        MEMORY_OF_OUTPUT.saturating_add(body.saturating_mul(5) / 2)
     }
 
     /// Creates the span of the message's run, whose fields are on the handler's log lines too. Ours is open
@@ -370,6 +379,7 @@ mod tests {
             namespace: &Namespace::new("ns").unwrap(),
             key: &KeySource::default(),
             fingerprint: &FingerprintSource::default(),
+            warned: &std::sync::Once::new(),
         });
         Some(message)
     }

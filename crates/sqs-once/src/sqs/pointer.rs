@@ -2,29 +2,25 @@
 
 use std::fmt;
 
+use crate::entries::entries;
+
 /// One or more JSON pointers, valid by RFC 6901, section 3.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pointers(Vec<String>);
 
 impl Pointers {
-    /// Parses pointers joined with commas. A pointer must not be empty, because the whole body cannot be a
-    /// key.
+    /// Parses pointers joined with commas, without white space around them. A pointer must not be empty, because the
+    /// whole body cannot be a key.
     pub(super) fn new(text: &str) -> Option<Self> {
         // In a list of pointers, a slash follows a comma only between two pointers, or behind a name that
         // ends with a comma.
-        let rest = text.strip_prefix('/')?;
-        let valid = |pointer: &str| {
+        let pointers = entries(text, "/");
+        let is_valid = |pointer: &&str| {
             let mut escapes = pointer.split('~').skip(1);
-            escapes.all(|rest| rest.starts_with(['0', '1']))
+            pointer.starts_with('/') && escapes.all(|rest| rest.starts_with(['0', '1']))
         };
-        let pointers: Vec<String> = rest
-            .split(",/")
-            .map(|pointer| format!("/{pointer}"))
-            .collect();
-        pointers
-            .iter()
-            .all(|pointer| valid(pointer))
-            .then_some(Self(pointers))
+        let valid = pointers.iter().all(is_valid);
+        valid.then(|| Self(pointers.into_iter().map(str::to_owned).collect()))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
@@ -32,7 +28,7 @@ impl Pointers {
     }
 }
 
-/// Shows the pointers as they were written.
+/// Shows the pointers as they were written, without white space between them.
 impl fmt::Display for Pointers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join(","))
@@ -47,7 +43,12 @@ mod tests {
     fn pointers_are_separated_by_commas_and_slashes() {
         let pointers = |text| Pointers::new(text).map(|Pointers(pointers)| pointers);
         let two = ["/tenant", "/order/id"].map(str::to_owned).to_vec();
-        assert_eq!(pointers("/tenant,/order/id"), Some(two));
+        for text in ["/tenant,/order/id", " /tenant , /order/id\t"] {
+            assert_eq!(pointers(text), Some(two.clone()), "{text}");
+        }
+        let name = vec!["/first name".to_owned()];
+        assert_eq!(pointers("/first name "), Some(name));
+        assert_eq!(pointers(""), None);
         assert_eq!(pointers("tenant"), None);
         assert_eq!(pointers("/a~2"), None);
     }

@@ -10,7 +10,8 @@ use crate::{
     system::{Instant, timeout_at},
 };
 
-/// The most memory for bodies from S3. Such a body can be larger than an event.
+/// The memory for bodies from S3. Such a body can be larger than an event. One that is larger than this has the memory
+/// to itself.
 const S3_BODIES: u32 = 20 << 20;
 /// Bytes of a permit.
 const PERMIT: u32 = 1 << 10;
@@ -25,6 +26,8 @@ pub(super) struct Process {
     s3_bodies: Arc<Semaphore>,
     /// Whether the process has said what is wrong with its build.
     pub(super) has_warned: Once,
+    /// Whether the process has named pointers of the fingerprint that find nothing.
+    pub(super) has_named_pointers: Once,
 }
 
 impl Default for Process {
@@ -35,6 +38,7 @@ impl Default for Process {
             breaker: Some(CircuitBreaker::default()),
             s3_bodies: Arc::new(Semaphore::new(permits)),
             has_warned: Once::new(),
+            has_named_pointers: Once::new(),
         }
     }
 }
@@ -51,6 +55,7 @@ impl Process {
             breaker,
             s3_bodies: Arc::clone(&self.s3_bodies),
             has_warned: Once::new(),
+            has_named_pointers: Once::new(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Reads one message as a consumer does, and does not run it: for tests of handlers.
 
-use std::time::Duration;
+use std::{sync::Once, time::Duration};
 
 use aws_lambda_events::sqs::SqsMessage;
 
@@ -31,6 +31,7 @@ pub(crate) fn read_message<T: FromMessage>(
         namespace,
         key: &KeySource::MessageId,
         fingerprint: &FingerprintSource::Body,
+        warned: &Once::new(),
     };
     read(record, &sources, Envelope::None, deadline)
 }

@@ -19,8 +19,10 @@ use super::{
     consumer::Consumer,
     ended::{Began, Ended, HandlerRun},
     identity::Identity,
+    key_fn::NoIdentity,
     long_polls::warn_of_long_polls,
     message::Message,
+    s3_pointer::S3Pointer,
 };
 use crate::{
     deadline::Deadline,
@@ -140,8 +142,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Start::Beside => deadline.start_by(),
             Start::Alone => deadline.start_by().min(system::instant() + S3_ALONE),
         };
-        let body = self.body(message, latest).await?;
-        let operation = self.operation(message, &body, deadline, notes)?;
+        let Some(body) = self.body(message, latest).await? else {
+            return Err(self.without_body(message, deadline, notes).await.into());
+        };
+        let identity = match message.identity() {
+            Some(identity) => identity.clone(),
+            None => message.identify(body.text(message), &self.identity_sources()),
+        };
+        let operation = self.operation(message, identity, deadline, notes)?;
         let mut pause = FIRST_PAUSE;
         loop {
             let outcome = match self.mode.claim(&operation, start).await {
@@ -166,6 +174,25 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             }
             system::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
+        }
+    }
+
+    /// Returns the outcome of a message whose body is gone. Its record has it, if the key needs no body. Nothing is claimed,
+    /// and nobody can be told of a duplicate without its message.
+    async fn without_body(
+        &self,
+        message: &Message,
+        deadline: Deadline,
+        notes: &mut Notes,
+    ) -> Outcome {
+        let gone = message.s3_pointer().map(S3Pointer::gone);
+        let gone = Outcome::Invalid(gone.unwrap_or_default());
+        let Some(identity) = message.identify_without_body(&self.identity_sources()) else {
+            return gone;
+        };
+        match self.operation(message, identity, deadline, notes) {
+            Ok(operation) => self.mode.without_body(&operation).await.unwrap_or(gone),
+            Err(outcome) => outcome,
         }
     }
 
@@ -243,14 +270,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     fn operation(
         &self,
         message: &Message,
-        body: &Body,
+        identity: Result<Identity, NoIdentity>,
         deadline: Deadline,
         notes: &mut Notes,
     ) -> Result<Operation, Outcome> {
-        let identity = match message.identity() {
-            Some(identity) => identity.clone(),
-            None => message.identify(body.text(message), &self.identity_sources()),
-        };
         let Identity { key, fingerprint } = identity.map_err(|none| message.without_key(none))?;
         if message.identity().is_none() {
             Message::add_key_to(&notes.span, &key);

@@ -13,7 +13,7 @@ use crate::{
     s3::{Bucket, ReadError, client},
 };
 
-/// Ten bodies of this size and the handler's values fit into the memory that template.yaml sets.
+/// Ten bodies of this size are read at a time. They and the handler's values fit into the memory that template.yaml sets.
 const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() };
 
 /// Reads the body of a message from S3, if the message is a pointer as the Amazon SQS Extended Client sends
@@ -28,11 +28,13 @@ const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() 
 /// body from S3. A copy in a dead-letter queue carries the pointer.
 ///
 /// The consumer reads a body when its message runs, before the claim. A message that waits to run alone drops
-/// the body and reads it again. At most ten bodies of one batch are in memory.
+/// the body and reads it again. The bodies of all messages in progress take at most 20 MiB together, or the limit for
+/// one if that is more. A message waits for memory for the longest body, so ten of 2 MiB are read at a time.
 ///
 /// | result of the read | outcome |
 /// | --- | --- |
-/// | longer than the limit, not UTF-8, no such object (`NoSuchKey`) | [`Invalid`](Outcome::Invalid) |
+/// | longer than the limit, not UTF-8 | [`Invalid`](Outcome::Invalid) |
+/// | no such object (`NoSuchKey`) | if the key needs no body and the record says what became of this message, that; else [`Invalid`](Outcome::Invalid). Nothing is claimed |
 /// | pointer to a different bucket, access denied, no such bucket, no response in time, every other error | [`NoEffect`](Outcome::NoEffect) |
 ///
 /// The role needs `s3:GetObject` on the objects of the buckets. It also needs `s3:ListBucket` on the buckets,
@@ -90,7 +92,10 @@ impl ReadBodies for S3Bodies {
         self.max_bytes.get()
     }
 
-    fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>> {
+    fn read<'a>(
+        &'a self,
+        pointer: &'a S3Pointer,
+    ) -> BoxFuture<'a, Result<Option<String>, Outcome>> {
         Box::pin(async move {
             let allowed = self.buckets.iter().find(|name| **name == pointer.bucket);
             let bucket = allowed.ok_or_else(|| {
@@ -108,11 +113,18 @@ impl ReadBodies for S3Bodies {
                 setting: "CONSUMER_S3_BUCKETS",
             };
             let read = objects.read(&pointer.key, limit).await;
-            let body = read.map_err(|error| match error {
-                ReadError::Missing => Outcome::Invalid(format!(
-                    "NoSuchKey: the bucket {bucket} has no object under the key of the pointer; keep \
-                     objects longer than messages of the queue and its dead-letter queue"
-                )),
+            let error = match read {
+                Ok(body) => {
+                    return String::from_utf8(body).map(Some).map_err(|_| {
+                        Outcome::Invalid(format!(
+                            "the object in the bucket {bucket} is not UTF-8 text, so it is no message body"
+                        ))
+                    });
+                }
+                Err(error) => error,
+            };
+            Err(match error {
+                ReadError::Missing => return Ok(None),
                 ReadError::TooLong => Outcome::Invalid(format!(
                     "the body in the bucket {bucket} has more than {limit} bytes: \
                      CONSUMER_MAX_BODY_BYTES is {limit}"
@@ -123,11 +135,6 @@ impl ReadBodies for S3Bodies {
                 ReadError::Failed(why) => {
                     Outcome::NoEffect(format!("no body from the bucket {bucket}: {why}").into())
                 }
-            })?;
-            String::from_utf8(body).map_err(|_| {
-                Outcome::Invalid(format!(
-                    "the object in the bucket {bucket} is not UTF-8 text, so it is no message body"
-                ))
             })
         })
     }

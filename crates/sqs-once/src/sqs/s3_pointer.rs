@@ -16,16 +16,17 @@ const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"
 
 /// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
 pub trait ReadBodies: Debug + Send + Sync {
-    /// Returns how many bytes a body may have. The consumer waits for that much memory before it reads one, but not for
-    /// more than the 20 MiB that it has for all of them.
+    /// Returns how many bytes a body may have. The consumer waits for that much memory before it reads one, or for all of
+    /// the 20 MiB that it has for them.
     fn max_bytes(&self) -> u32;
 
-    /// Reads the body behind a pointer.
+    /// Reads the body behind a pointer. `None` if S3 has no such object.
     ///
     /// # Errors
     ///
     /// The outcome of the message. Its text should not contain payload.
-    fn read<'a>(&'a self, pointer: &'a S3Pointer) -> BoxFuture<'a, Result<String, Outcome>>;
+    fn read<'a>(&'a self, pointer: &'a S3Pointer)
+    -> BoxFuture<'a, Result<Option<String>, Outcome>>;
 }
 
 /// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
@@ -84,6 +85,16 @@ impl S3Pointer {
                     .into(),
             )
         }))
+    }
+
+    /// Creates the error of a message whose body is gone.
+    pub(super) fn gone(&self) -> String {
+        format!(
+            "NoSuchKey: the bucket {} has no object under the key of the pointer, and the message may have been \
+             processed: check whether its operation is done, and keep objects longer than messages of the queue and \
+             its dead-letter queue",
+            self.bucket
+        )
     }
 
     /// Creates the error of a pointer that the consumer does not follow. The pointer must not run as if it

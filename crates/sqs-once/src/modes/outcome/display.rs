@@ -44,7 +44,8 @@ impl fmt::Display for Outcome {
             ),
             Self::KeyReused => f.write_str(
                 "the idempotency key was used earlier for a different payload: choose a key that is \
-                 unique to each operation",
+                 unique to each operation. If only a send time or what a tracing agent adds differs, name the parts that \
+                 must not change in IDEMPOTENCY_FINGERPRINT",
             ),
             Self::Invalid(why) => f.write_str(why),
             Self::Ignored => f.write_str("a test event of S3; the handler did not run"),

@@ -14,11 +14,15 @@ use std::{
 pub use mode::{ModeOptions, ModeSettings};
 pub use unknown::UnknownVariable;
 
-use table::Setting;
+use crate::entries::entries;
+use table::{SETTINGS, Setting};
 
 /// Environment variables, and the errors found in them so far.
 ///
 /// [`Settings`](crate::Settings) reads its variables from here, and your own settings can do so too. An empty variable is treated as if it were not set.
+///
+/// White space at both ends of a setting of this library is not part of its value, and a line break inside is an error.
+/// Your own variables stay as they are, since a certificate has line breaks, unless you [`trim`](Self::trim) them.
 ///
 /// ```
 /// use sqs_once::Variables;
@@ -35,6 +39,8 @@ pub struct Variables {
     defaults: BTreeMap<String, String>,
     /// Values that the code fixes, whatever the environment says.
     fixed: BTreeMap<String, String>,
+    /// Prefixes of names whose values are trimmed, beside the settings of this library.
+    trimmed: BTreeSet<String>,
     /// Names that were read, whether or not they were set.
     read: BTreeSet<String>,
     errors: Vec<String>,
@@ -110,6 +116,7 @@ impl Variables {
             set: None,
             defaults: BTreeMap::new(),
             fixed: BTreeMap::new(),
+            trimmed: BTreeSet::new(),
             read: BTreeSet::new(),
             errors: Vec::new(),
         }
@@ -126,6 +133,21 @@ impl Variables {
             set: Some(set.collect()),
             ..Self::from_env()
         }
+    }
+
+    /// Reads all variables whose names begin with `prefix` as the settings of this library are read: white space at both
+    /// ends is not part of the value, and a line break inside is an error.
+    ///
+    /// ```
+    /// # use sqs_once::Settings;
+    /// let mut settings = Settings::from_vars([("PRINTER_HOST", " a "), ("PRINTER_NAME", "a\nb")]);
+    /// settings.trim("PRINTER_");
+    /// assert_eq!(settings.value("PRINTER_HOST").as_deref(), Some("a"));
+    /// let name = settings.required("PRINTER_NAME", "name", str::parse::<String>);
+    /// assert_eq!(name.unwrap_err().errors(), ["PRINTER_NAME has a line break inside: remove it"]);
+    /// ```
+    pub fn trim(&mut self, prefix: impl Into<String>) {
+        self.trimmed.insert(prefix.into());
     }
 
     /// Sets the default of a variable. A later default for the same variable replaces it.
@@ -159,7 +181,9 @@ impl Variables {
     /// ```
     pub fn fix(&mut self, name: impl Into<String>, value: impl Into<String>) {
         let (name, value) = (name.into(), value.into());
-        if self.set_value(&name).is_some_and(|set| set != value) {
+        // White space around a pointer makes no other value.
+        let differs = |set: String| pointers(&set) != pointers(&value);
+        if self.set_value(&name).is_some_and(differs) {
             self.error(format!(
                 "{name}: the code of the function fixes it as `{value}`; remove the variable"
             ));
@@ -189,7 +213,7 @@ impl Variables {
         meaning: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<T, SettingsError> {
-        match self.value(name) {
+        match self.checked_value(name)? {
             Some(value) => self.parse(name, &value, parse),
             None => Err(self.error(format!("{name} is not set ({meaning})"))),
         }
@@ -207,7 +231,8 @@ impl Variables {
         default: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Result<T, SettingsError> {
-        let value = self.value(name).unwrap_or_else(|| default.to_owned());
+        let value = self.checked_value(name)?;
+        let value = value.unwrap_or_else(|| default.to_owned());
         self.parse(name, &value, parse)
     }
 
@@ -246,14 +271,31 @@ impl Variables {
     /// Reads a variable as text. `None` if it is not set and has no default.
     ///
     /// An empty variable is treated as if it were not set, because a template passes an empty parameter as
-    /// one.
+    /// one. So is a setting with a line break inside, and its error stays in the list.
     pub fn value(&mut self, name: &str) -> Option<String> {
+        self.checked_value(name).ok().flatten()
+    }
+
+    /// Reads a variable. A setting with a line break inside is an error, which does not quote it.
+    fn checked_value(&mut self, name: &str) -> Result<Option<String>, SettingsError> {
         self.read.insert(name.to_owned());
-        self.fixed
-            .get(name)
-            .cloned()
+        let value = (self.fixed.get(name).cloned())
             .or_else(|| self.set_value(name))
-            .or_else(|| self.defaults.get(name).cloned())
+            .or_else(|| self.defaults.get(name).cloned());
+        match value {
+            Some(value) if self.is_trimmed(name) => match value.trim() {
+                line if line.contains(['\n', '\r']) => {
+                    Err(self.error(format!("{name} has a line break inside: remove it")))
+                }
+                line => Ok(Some(line.to_owned())),
+            },
+            value => Ok(value),
+        }
+    }
+
+    fn is_trimmed(&self, name: &str) -> bool {
+        SETTINGS.iter().any(|setting| setting.name == name)
+            || self.trimmed.iter().any(|prefix| name.starts_with(prefix))
     }
 
     /// Returns whether the environment sets a variable, whatever its default is.
@@ -267,7 +309,10 @@ impl Variables {
             Some(variables) => variables.get(name).cloned(),
             None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
         };
-        set.filter(|value| !value.is_empty())
+        set.filter(|value| {
+            let is_blank = || self.is_trimmed(name) && value.trim().is_empty();
+            !value.is_empty() && !is_blank()
+        })
     }
 
     /// Returns `base`, or the result of `change` if the variable is set.
@@ -281,7 +326,7 @@ impl Variables {
         base: T,
         change: impl FnOnce(T, &str) -> Result<T, String>,
     ) -> Result<T, SettingsError> {
-        match self.value(name) {
+        match self.checked_value(name)? {
             Some(value) => self.parse(name, &value, |text| change(base, text)),
             None => Ok(base),
         }
@@ -302,9 +347,11 @@ impl Variables {
         self.read.contains(name)
     }
 
-    /// Adds an error to the list and returns it. The error should name its variable.
+    /// Adds an error to the list, unless it is there already, and returns it. The error should name its variable.
     pub fn error(&mut self, error: String) -> SettingsError {
-        self.errors.push(error.clone());
+        if !self.errors.contains(&error) {
+            self.errors.push(error.clone());
+        }
         SettingsError::new(error)
     }
 
@@ -330,13 +377,60 @@ impl Variables {
     }
 }
 
+/// Splits the value of a key or a fingerprint at its pointers.
+fn pointers(value: &str) -> Vec<&str> {
+    let value = value.trim();
+    entries(value.strip_prefix("body:").unwrap_or(value), "/")
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
     fn debug_output_has_no_values() {
         let variables = Variables::from_vars([("A", "SECRET")]);
         assert!(!format!("{variables:?}").contains("SECRET"));
+    }
+
+    #[test]
+    fn own_variable_stays_as_it_is() {
+        let pem = " -----BEGIN\nABC\n-----END\n";
+        let mut variables = Variables::from_vars([("CERTIFICATE", pem), ("CONSUMER_OWN", " ")]);
+        assert_eq!(variables.value("CERTIFICATE").as_deref(), Some(pem));
+        assert_eq!(variables.value("CONSUMER_OWN").as_deref(), Some(" "));
+        assert!(variables.errors().is_empty());
+    }
+
+    fn blanks() -> impl Strategy<Value = String> {
+        "[ \t\n\r\u{a0}]{0,3}"
+    }
+
+    proptest! {
+        #[test]
+        fn every_setting_is_one_line_without_its_ends(
+            before in blanks(), value in "[a-z:/]{1,3}( [a-z]{1,2})?", after in blanks(), line_break in "\r?\n|\r",
+        ) {
+            for setting in SETTINGS {
+                let name = setting.name;
+                let read = |value: String| {
+                    let mut variables = Variables::from_vars([(name, value)]);
+                    let read = variables.setting(setting, str::parse::<String>);
+                    (read, variables)
+                };
+                let (trimmed, _) = read(format!("{before}{value}{after}"));
+                prop_assert_eq!(trimmed.as_deref(), Ok(&*value), "{}", name);
+                let (blank, variables) = read(format!("{before}{after}"));
+                prop_assert_eq!(blank.as_deref(), Ok(setting.default), "{}", name);
+                prop_assert!(!variables.is_set(name));
+                let (broken, mut variables) = read(format!("{before}SECRET{line_break}{value}{after}"));
+                let error = format!("{name} has a line break inside: remove it");
+                prop_assert_eq!(broken.unwrap_err().errors(), std::slice::from_ref(&error));
+                prop_assert_eq!(variables.value(name), None);
+                prop_assert_eq!(variables.errors(), [error]);
+            }
+        }
     }
 }

@@ -1,0 +1,41 @@
+//! [`entries`]: the one splitter of lists in settings.
+
+/// Splits a list at its commas. White space around an entry is no part of it.
+///
+/// Each entry begins with `start`: a comma that is not before one belongs to its entry. So with `/`, names in JSON
+/// pointers may have commas; with an empty text, every comma separates two entries.
+#[must_use]
+pub fn entries<'t>(list: &'t str, start: &str) -> Vec<&'t str> {
+    let mut ends: Vec<_> = list
+        .match_indices(',')
+        .map(|(comma, _)| comma)
+        .filter(|comma| list[comma + 1..].trim_start().starts_with(start))
+        .collect();
+    ends.push(list.len());
+    let mut begin = 0;
+    let entry = |end| list[std::mem::replace(&mut begin, end + 1)..end].trim();
+    ends.into_iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn white_space_is_no_part_of_an_entry() {
+        for (list, start, expected) in [
+            ("", "", &[""][..]),
+            ("a", "", &["a"]),
+            (" a b ,\tc,, d\n", "", &["a b", "c", "", "d"]),
+            (" /a , /b,\t/c ", "/", &["/a", "/b", "/c"]),
+            (
+                "/first name,/a, b ,é,/ü",
+                "/",
+                &["/first name", "/a, b ,é", "/ü"],
+            ),
+            ("/a,", "/", &["/a,"]),
+        ] {
+            assert_eq!(entries(list, start), expected, "{list:?}");
+        }
+    }
+}
