@@ -2,6 +2,9 @@
 
 use std::{any::Any, fmt, panic::Location, sync::Arc};
 
+use serde::Serialize;
+
+use super::json_of;
 use super::run::{Fault, Place, Run};
 
 /// The system that a tortured handler calls, such as a payment gateway: it does nothing twice under one key.
@@ -39,13 +42,15 @@ impl Ledger {
     pub fn effect<T: Any + Clone + Send>(
         &self,
         key: impl fmt::Display,
+        sent: &(impl Serialize + ?Sized),
         effect: impl FnOnce() -> T,
     ) -> impl Future<Output = Result<T, NoAnswer>> {
         let at = Location::caller();
         let key = key.to_string();
+        let sent = json_of(sent);
         async move {
             self.run.meet(self.attempt, Place::BeforeEffect).await;
-            let answer = self.run.have_effect(self.attempt, &key, at, effect);
+            let answer = self.run.have_effect(self.attempt, &key, sent, at, effect);
             match self.run.meet(self.attempt, Place::AfterEffect).await {
                 Fault::AnswerLost => Err(NoAnswer),
                 _ => Ok(answer),

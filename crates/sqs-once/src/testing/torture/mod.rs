@@ -35,7 +35,7 @@ pub use table::Table;
 ///
 /// async fn charge(ledger: Ledger, order: Value, attempt: Attempt) -> Result<String, Failure> {
 ///     let receipt = || format!("receipt of {}", order["orderId"]);
-///     Ok(ledger.effect(attempt.call_key(), receipt).await?)
+///     Ok(ledger.effect(attempt.call_key(), &order, receipt).await?)
 /// }
 ///
 /// let survived = Torture::new(&json!({ "orderId": "o-1" })).run(|world| {
@@ -57,6 +57,7 @@ pub use table::Table;
 #[must_use]
 pub struct Torture {
     body: String,
+    again: Option<String>,
     most_faults: u32,
 }
 
@@ -88,12 +89,27 @@ impl Torture {
     ///
     /// If `body` cannot be written as JSON.
     pub fn new(body: &impl Serialize) -> Self {
-        match serde_json::to_string(body) {
-            Ok(body) => Self {
-                body,
-                most_faults: 2,
-            },
-            Err(error) => panic!("the body cannot be written as JSON: {error}"),
+        Self {
+            body: json_of(body),
+            again: None,
+            most_faults: 2,
+        }
+    }
+
+    /// Sets what the producer sends if it sends the message again, such as the same order with another send time. It must
+    /// have the key and the fingerprint of the message.
+    ///
+    /// Without this, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
+    /// members are in another order. If the fingerprint covers the whole body, only their order and white space differ. With
+    /// a `message-id` key it would be another operation, so it is not sent again.
+    ///
+    /// # Panics
+    ///
+    /// If `body` cannot be written as JSON.
+    pub fn sent_again(self, body: &impl Serialize) -> Self {
+        Self {
+            again: Some(json_of(body)),
+            ..self
         }
     }
 
@@ -122,20 +138,25 @@ impl Torture {
     where
         Once<Table>: Mode<H::Output>,
     {
+        let again = run::sent_again(&self.body, self.again.as_deref(), &make)?;
+        let bodies = (&*self.body, again.as_deref());
         let mut survived = Survived {
             runs: 0,
             receives: 0,
         };
+        let mut places = None;
         // Scripts with fewer faults come first, so the story is one of the shortest.
         let mut scripts = vec![Vec::new()];
         for _ in 0..=self.most_faults {
             let mut with_one_more = Vec::new();
             for script in scripts {
-                let ended = run::execute(&script, &self.body, &make)?;
+                let known = places.as_deref().unwrap_or_default();
+                let ended = run::execute(&script, bodies, known, &make)?;
+                places.get_or_insert(ended.places);
                 survived.runs += 1;
                 survived.receives += ended.receives;
-                for (at, options) in ended.taken.iter().enumerate().skip(script.len()) {
-                    with_one_more.extend((1..*options).map(|other| {
+                for (at, faults) in ended.taken.iter().enumerate().skip(script.len()) {
+                    with_one_more.extend((1..faults.len()).map(|other| {
                         let mut next = script.clone();
                         next.resize(at, 0);
                         next.push(other);
@@ -146,6 +167,13 @@ impl Torture {
             scripts = with_one_more;
         }
         Ok(survived)
+    }
+}
+
+fn json_of(value: &(impl Serialize + ?Sized)) -> String {
+    match serde_json::to_string(value) {
+        Ok(json) => json,
+        Err(error) => panic!("it cannot be written as JSON: {error}"),
     }
 }
 
