@@ -243,6 +243,7 @@ fn handler_that_passes_its_call_key_survives() {
     let survived = survived.unwrap();
     println!("{survived:?}");
     assert!(survived.runs > 100 && survived.receives > survived.runs);
+    assert!(survived.takeovers > 20);
 }
 
 /// A handler as in many a tutorial: a key for each request.

@@ -28,7 +28,8 @@ impl Ledger {
     /// Has the effect under this key, and returns the answer. If the system knows the key, it does nothing, and gives the
     /// same answer again.
     ///
-    /// `effect` must return at once. Two calls at different places of your source are two effects, each of which must happen
+    /// `sent` is what your handler sends, as JSON: all attempts must send the same under one key. `effect` must return at
+    /// once. Two calls at different places of your source are two effects, each of which must happen
     /// once.
     ///
     /// # Errors
@@ -37,7 +38,7 @@ impl Ledger {
     ///
     /// # Panics
     ///
-    /// If an answer under this key had another type.
+    /// If an answer under this key had another type, or `sent` cannot be written as JSON.
     #[track_caller]
     pub fn effect<T: Any + Clone + Send>(
         &self,

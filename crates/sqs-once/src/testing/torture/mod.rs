@@ -1,4 +1,5 @@
-//! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice.
+//! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice or
+//! was lost.
 
 mod ledger;
 mod run;
@@ -23,8 +24,12 @@ pub use table::Table;
 /// The handler's effects go through a [`Ledger`], which stands for the system that it calls: it does nothing twice under one
 /// key. A message is delivered to your consumer again and again until it is done. Meanwhile the worker is killed before and
 /// after each effect and at each write of its record, frozen until another worker takes over, or given the message twice;
-/// answers of the called system and of the table are lost; and a message that failed permanently is redriven. All
-/// combinations of up to two of these are tried, hundreds of runs in less than a second.
+/// answers of the called system and of the table are lost; the producer [sends the message again](Self::sent_again); and a
+/// message that failed permanently is redriven. All combinations of up to two of these are tried, hundreds of runs in less
+/// than a second.
+///
+/// Three things are findings: an effect that happens twice; an effect that is lost, although the record says `COMPLETED`; and
+/// two attempts that send different things under one key, because a gateway refuses a known key with another body.
 ///
 /// A handler that passes the [call key](crate::Attempt::call_key) on survives:
 ///
@@ -68,7 +73,7 @@ pub struct World {
     attempt: usize,
 }
 
-/// A handler survived: its effect never happened twice.
+/// A handler survived: no run had a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survived {
@@ -76,9 +81,11 @@ pub struct Survived {
     pub runs: usize,
     /// Deliveries in all runs.
     pub receives: usize,
+    /// Freezes of a worker that held the claim, after which another worker took over.
+    pub takeovers: usize,
 }
 
-/// How an effect happened twice, as a story with times. `Debug` and `Display` print it.
+/// How an effect happened twice, was lost, or was asked for in two ways, as a story with times. `Debug` and `Display` print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Story(String);
 
@@ -125,8 +132,8 @@ impl Torture {
     ///
     /// # Errors
     ///
-    /// The shortest [`Story`] of an effect that happened twice; or the reason why the handler cannot be tortured: it opens a
-    /// socket, or does not succeed in a run without faults.
+    /// The shortest [`Story`] of a finding; or the reason why the handler cannot be tortured: it opens a socket, does not
+    /// succeed in a run without faults, or has no effect in the ledger there.
     ///
     /// # Panics
     ///
@@ -143,6 +150,7 @@ impl Torture {
         let mut survived = Survived {
             runs: 0,
             receives: 0,
+            takeovers: 0,
         };
         let mut places = None;
         // Scripts with fewer faults come first, so the story is one of the shortest.
@@ -155,6 +163,7 @@ impl Torture {
                 places.get_or_insert(ended.places);
                 survived.runs += 1;
                 survived.receives += ended.receives;
+                survived.takeovers += ended.freezes.iter().filter(|taken| **taken).count();
                 for (at, faults) in ended.taken.iter().enumerate().skip(script.len()) {
                     with_one_more.extend((1..faults.len()).map(|other| {
                         let mut next = script.clone();
