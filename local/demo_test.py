@@ -155,7 +155,7 @@ class Logs(unittest.TestCase):
 @patch("gateway.LATENCY", 0)
 class Troubles(unittest.TestCase):
     def call(self, gateway: Gateway) -> int | None:
-        answer = gateway.charge("key", {"orderId": "o-1"}, CALLER)
+        answer = gateway.charge("key", b'{"orderId": "o-1"}', CALLER)
         return answer and answer[0]
 
     def test_refusal_lasts_until_order_is_accepted(self) -> None:

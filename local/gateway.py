@@ -44,7 +44,7 @@ class Gateway:
         self._workers_of = workers_of
         self._troubles: defaultdict[str, list[Trouble]] = defaultdict(list)
         self._refused: set[str] = set()
-        self._responses: dict[str, tuple[Json, int, Json]] = {}
+        self._responses: dict[str, tuple[bytes, int, Json]] = {}
         self._lock = threading.Lock()
 
     def plan(self, order: str, *troubles: Trouble) -> None:
@@ -66,9 +66,9 @@ class Gateway:
             if left and not (left == [Trouble.REFUSED] and order in self._refused)
         )
 
-    def charge(self, key: str, order: Json, caller: tuple[str, int]) -> tuple[int, Json] | None:
+    def charge(self, key: str, body: bytes, caller: tuple[str, int]) -> tuple[int, Json] | None:
         """The response to one call, or None if the caller was killed."""
-        name = str(order.get("orderId"))
+        name = str(json.loads(body).get("orderId"))
         with self._lock:
             self.calls[name] += 1
             trouble = self._next_trouble(name)
@@ -77,7 +77,7 @@ class Gateway:
             case Trouble.OUT_OF_ORDER:
                 return 503, {"error": "out of order, try again"}
             case Trouble.BOOKED_503:
-                self._book(key, name, order)
+                self._book(key, name, body)
                 return 503, {"error": "out of order, try again"}
             case Trouble.REFUSED:
                 return 400, {"error": "refused"}
@@ -85,10 +85,10 @@ class Gateway:
                 self._kill(caller, name, trouble)
                 return None
             case Trouble.KILLED_AFTER:
-                self._book(key, name, order)
+                self._book(key, name, body)
                 self._kill(caller, name, trouble)
                 return None
-        return self._book(key, name, order)
+        return self._book(key, name, body)
 
     def _next_trouble(self, order: str) -> Trouble | None:
         match self._troubles[order]:
@@ -101,20 +101,21 @@ class Gateway:
             case troubles:
                 return troubles.pop(0)
 
-    def _book(self, key: str, name: str, order: Json) -> tuple[int, Json]:
+    def _book(self, key: str, name: str, body: bytes) -> tuple[int, Json]:
         with self._lock:
             if key in self._responses:
                 booked, status, response = self._responses[key]
-                if booked != order:
+                # Some gateways compare the bytes.
+                if booked != body:
                     return 422, {"error": "this Idempotency-Key was used for another charge"}
                 return status, response
-            if order.get("paymentToken") == "tok_chargeDeclined":
+            if json.loads(body).get("paymentToken") == "tok_chargeDeclined":
                 status, response = 402, {"error": "card declined"}
             else:
                 self.charges[name] += 1
                 number = sum(self.charges.values())
                 status, response = 201, {"chargeId": f"ch_{number:04}", "orderId": name, "status": "succeeded"}
-            self._responses[key] = (order, status, response)
+            self._responses[key] = (body, status, response)
             return status, response
 
     def _kill(self, caller: tuple[str, int], order: str, trouble: Trouble) -> None:
@@ -149,7 +150,7 @@ def serve(workers_of: int) -> Iterator[Gateway]:
                 response = 400, {"error": "POST /charges with an Idempotency-Key"}
             else:
                 host, port = self.client_address[:2]
-                response = gateway.charge(key, json.loads(body), (str(host), port))
+                response = gateway.charge(key, body, (str(host), port))
             if response is None:
                 self.close_connection = True
                 return

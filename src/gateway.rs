@@ -18,7 +18,7 @@ use sqs_once::{
     Attempt, Failure, LookedUp, Settings, SettingsError, protocol::Key, sqs::KeySource,
 };
 
-use crate::order::Order;
+use crate::order::{Order, SENT};
 
 /// Largest response body that is stored.
 pub(crate) const MAX_BODY: usize = 1024 * 1024;
@@ -52,6 +52,7 @@ impl Gateway {
     /// `_RECONCILE_AFTER`.
     pub(crate) fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
         settings.trim("PAYMENT_GATEWAY_");
+        warn_of_fields_left_out(settings);
         if settings.in_memory() {
             settings.set_default("PAYMENT_GATEWAY_URL", "sandbox");
         }
@@ -108,7 +109,7 @@ impl Gateway {
             return sandbox(&key, order);
         };
         let mut request = Request::new(Method::POST, http.charges.clone());
-        *request.body_mut() = Some(order.json.get().to_owned().into());
+        *request.body_mut() = Some(serde_json::to_vec(order)?.into());
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         // With its key, a charge may be sent twice.
@@ -127,6 +128,37 @@ impl Gateway {
             Err(refused(&response, has_keys))
         }
     }
+}
+
+/// Warns if a second message could change, under the same key, what the gateway gets under the same call key.
+fn warn_of_fields_left_out(settings: &mut Settings) {
+    let key = settings.value("IDEMPOTENCY_KEY").unwrap_or_default();
+    let fingerprint = settings.value("IDEMPOTENCY_FINGERPRINT");
+    let left_out = left_out(&key, fingerprint.as_deref().unwrap_or("body"));
+    if !left_out.is_empty() {
+        let fields = left_out.join(", ");
+        tracing::warn!(
+            fields,
+            "IDEMPOTENCY_FINGERPRINT leaves out fields that are sent under the call key. If a second message changes one, the \
+             gateway refuses the key, and the message fails although its order may have been charged. Name them all"
+        );
+    }
+}
+
+/// Returns the fields that are sent to the gateway, and that neither the key nor the fingerprint fixes.
+fn left_out(key: &str, fingerprint: &str) -> Vec<&'static str> {
+    let fixes = |source: &str, field: &str| {
+        let pointers = source.strip_prefix("body:").unwrap_or_default();
+        let mut names = pointers.split(',').map(str::trim);
+        names.any(|name| name.strip_prefix('/') == Some(field))
+    };
+    let is_free = |field: &&str| !fixes(key, field) && !fixes(fingerprint, field);
+    let all = if fingerprint.trim() == "body" {
+        &[][..]
+    } else {
+        &SENT
+    };
+    all.iter().copied().filter(is_free).collect()
 }
 
 /// Reads whether the gateway has no idempotency keys, and how long a charge may then be on its way.
@@ -263,7 +295,7 @@ fn json_of(value: &serde_json::Value) -> Box<RawValue> {
 }
 
 fn sandbox(key: &str, order: &Order) -> Result<Box<RawValue>, Failure> {
-    if order.fields.payment_token.as_deref() == Some(DECLINED) {
+    if order.payment_token.as_deref() == Some(DECLINED) {
         return Err(Failure::declined("the sandbox declined the card"));
     }
     Ok(json_of(

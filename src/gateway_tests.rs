@@ -78,6 +78,52 @@ fn gateway_timeout_sets_the_time_needed_to_start() {
     assert_eq!(minimum(&[timeout, own]), Ok(Duration::from_secs(9)));
 }
 
+#[test]
+fn fields_that_fingerprint_leaves_out_are_named() {
+    const ALL: &str = "body:/orderId,/amount,/currency,/paymentToken";
+    for (key, fingerprint, names) in [
+        ("message-id", "body", &[][..]),
+        ("message-id", ALL, &[]),
+        (
+            "body:/orderId",
+            "body:/currency,/paymentToken, /amount",
+            &[],
+        ),
+        (
+            "body:/tenant,/orderId",
+            "body:/amount,/currency",
+            &["paymentToken"],
+        ),
+        (
+            "attribute:orderId",
+            "body:/amount,/order/currency",
+            &["orderId", "currency", "paymentToken"],
+        ),
+        (
+            "body:/orderId",
+            "off",
+            &["amount", "currency", "paymentToken"],
+        ),
+    ] {
+        assert_eq!(left_out(key, fingerprint), names, "{key}, {fingerprint}");
+    }
+}
+
+#[test]
+fn fields_left_out_are_one_warning_at_start() {
+    support::log::start();
+    for (fingerprint, warnings) in [("", 0), ("body", 0), ("body:/amount", 1), ("off", 1)] {
+        let mut settings = Settings::from_vars([
+            ("PAYMENT_GATEWAY_URL", "sandbox"),
+            ("IDEMPOTENCY_FINGERPRINT", fingerprint),
+        ]);
+        assert!(Gateway::read(&mut settings).is_ok());
+        let lines = support::log::lines_containing("leaves out fields");
+        assert_eq!(lines.len(), warnings, "{fingerprint}: {lines:?}");
+        assert!(lines.iter().all(|line| line["level"] == "WARN"));
+    }
+}
+
 /// Settings of a gateway without idempotency keys.
 fn without_keys<'a>(
     variables: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -336,13 +382,21 @@ async fn charge(gateway: &Gateway) -> Result<Box<RawValue>, Failure> {
 
 /// Charges the order of a message with this X-Ray header.
 async fn charge_in(gateway: &Gateway, trace: Option<&str>) -> Result<Box<RawValue>, Failure> {
+    charge_body(gateway, BODY, trace).await
+}
+
+async fn charge_body(
+    gateway: &Gateway,
+    body: &str,
+    trace: Option<&str>,
+) -> Result<Box<RawValue>, Failure> {
     let delivery = DeliveryMetadata {
         trace_header: trace.map(str::to_owned),
         ..DeliveryMetadata::default()
     };
     let deadline = Deadline::after(Timestamp::now(), Duration::from_secs(60), Duration::ZERO);
     let attempt = Attempt::new(key(), delivery.into(), History::fresh(), deadline);
-    let order = serde_json::from_str(BODY).unwrap();
+    let order = serde_json::from_str(body).unwrap();
     gateway.charge(&order, &attempt).await
 }
 
@@ -537,6 +591,24 @@ async fn echoing(header: &'static str) -> Gateway {
     let app = Router::new().route("/charges", post(echo));
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     gateway(&url, LONG)
+}
+
+/// A gateway refuses a known key with another body, and that says nothing about the first request.
+#[tokio::test]
+async fn order_sent_again_asks_the_gateway_the_same() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new().route("/charges", post(async |body: String| body));
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let gateway = gateway(&url, LONG);
+    for body in [
+        BODY,
+        r#"{"sentAt":"10:00:10","orderId":"o-1","amount":1.00,"currency":"EUR"}"#,
+        r#"{"currency":"EUR","amount":10e-1,"orderId":"o-1","sentAt":"10:00:13"}"#,
+    ] {
+        let sent = charge_body(&gateway, body, None).await.unwrap();
+        assert_eq!(sent.get(), BODY);
+    }
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
 //! Looks up the charges of an order, at a gateway without idempotency keys.
 
-use std::time::SystemTime;
+use std::{collections::HashMap, time::SystemTime};
 
 use reqwest::{Method, Request, StatusCode, Url};
-use serde_json::{Value, value::RawValue};
+use serde_json::value::RawValue;
 use sqs_once::{Failure, LookedUp, protocol::Key};
 
 use crate::{
     gateway::{Http, retry_after},
-    order::Order,
+    order::{Order, plain},
 };
 
 impl Http {
@@ -25,7 +25,7 @@ impl Http {
         key: &Key,
         order: &Order,
     ) -> Result<LookedUp<Box<RawValue>>, Failure> {
-        let url = charges_of(self.charges.clone(), &order.fields.order_id);
+        let url = charges_of(self.charges.clone(), &order.order_id);
         let request = Request::new(Method::GET, url);
         let mut response = self.connections.send(request, true).await?;
         if response.status() != StatusCode::OK {
@@ -67,11 +67,8 @@ fn charges_of(mut charges: Url, order_id: &str) -> Url {
 fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookedUp<Box<RawValue>>, Failure> {
     let charges: Vec<Box<RawValue>> = serde_json::from_slice(body)
         .map_err(|_| "the payment gateway's list of charges is not a JSON array")?;
-    for charge in &charges {
-        let charge = serde_json::from_str(charge.get())?;
-        if !is_of_order(&charge, order) {
-            return Err("the payment gateway lists a charge with a different order, amount or currency: check that it filters by orderId, and check the order by hand".into());
-        }
+    if !charges.iter().all(|charge| is_of_order(charge, order)) {
+        return Err("the payment gateway lists a charge with a different order, amount or currency: check that it filters by orderId, and check the order by hand".into());
     }
     if charges.len() > 1 {
         tracing::error!(%key, charges = charges.len(), "this order was charged more than once");
@@ -83,17 +80,23 @@ fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookedUp<Box<RawValue>
 }
 
 /// Returns whether a charge has the order's id, amount and currency, as far as it names them.
-fn is_of_order(charge: &Value, order: &Order) -> bool {
-    let names = |name: &str, wanted: &str| charge.get(name).is_none_or(|named| named == wanted);
-    let amount = match charge.get("amount") {
-        Some(Value::String(text)) => text.parse().ok(),
-        Some(amount) => amount.as_f64(),
-        None => Some(order.fields.amount),
+fn is_of_order(charge: &RawValue, order: &Order) -> bool {
+    let Ok(fields) = serde_json::from_str::<HashMap<String, &RawValue>>(charge.get()) else {
+        // An id alone names none of them.
+        return charge.get() != "null";
     };
-    !charge.is_null()
-        && amount == Some(order.fields.amount)
-        && names("orderId", &order.fields.order_id)
-        && names("currency", &order.fields.currency)
+    let text = |named: &RawValue| serde_json::from_str::<String>(named.get()).ok();
+    let names = |name: &str, wanted: &str| {
+        let named = fields.get(name);
+        named.is_none_or(|named| text(named).as_deref() == Some(wanted))
+    };
+    let has_amount = |named: &&RawValue| {
+        let spelled = text(named).map_or_else(|| plain(named.get()), |text| plain(&text));
+        spelled.is_some() && spelled.as_deref() == order.amount.as_deref().map(RawValue::get)
+    };
+    fields.get("amount").is_none_or(has_amount)
+        && names("orderId", &order.order_id)
+        && names("currency", &order.currency)
 }
 
 #[cfg(test)]
@@ -139,6 +142,11 @@ mod tests {
         let twice = format!(r#"[{charge},{{"id":"ch_2","amount":"99.99"}}]"#);
         assert_eq!(found_in(&twice), Ok(Some(charge.into())));
         assert_eq!(found_in("[\"ch_1\"]"), Ok(Some("\"ch_1\"".into())));
+        for amount in ["99.990", "9999e-2", "\"99.9900\""] {
+            let spelled = format!(r#"{{"amount":{amount}}}"#);
+            let found = found_in(&format!("[{spelled}]"));
+            assert_eq!(found, Ok(Some(spelled)), "{amount}");
+        }
     }
 
     #[test]
@@ -156,6 +164,8 @@ mod tests {
             "not found",
             r#"{"charges":[]}"#,
             r#"[{"id":"ch_1","amount":9.99,"currency":"EUR"}]"#,
+            // As doubles, they would be equal.
+            r#"[{"id":"ch_1","amount":99.99000000000000001,"currency":"EUR"}]"#,
             r#"[{"id":"ch_1","amount":99.99,"currency":"USD"}]"#,
             r#"[{"id":"ch_1","amount":null,"currency":"EUR"}]"#,
             r#"[{"id":"ch_1","orderId":"o-2","amount":99.99,"currency":"EUR"}]"#,

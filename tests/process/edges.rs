@@ -53,6 +53,35 @@ async fn third_attempt_after_kills_gets_first_claim_time() {
     assert_eq!(outcomes(&survivor, 1).await, [outcome::COMPLETED]);
 }
 
+/// The producer sends an order again, with another send time, after a charge whose answer was lost. A gateway would refuse
+/// the known key with another body.
+#[tokio::test]
+async fn order_sent_again_is_charged_with_the_same_body() {
+    let stage = Stage::set().await;
+    let fingerprint = "body:/orderId,/amount,/currency,/paymentToken";
+    let settings = [
+        ("IDEMPOTENCY_KEY", "body:/key"),
+        ("IDEMPOTENCY_FINGERPRINT", fingerprint),
+    ];
+    let lambda = stage.consumer(&settings).await;
+    stage.gateway.script("o-1", [Reply::Status(504)]);
+    for (message, sent_at, charges, returned) in [
+        ("m-1", 10, 1, &["m-1"][..]),
+        ("m-2", 13, 2, &[]),
+        ("m-1", 10, 2, &[]),
+    ] {
+        let mut order = order("o-1");
+        order["key"] = "k-1".into();
+        order["sentAt"] = sent_at.into();
+        let answer = lambda.invoke(batch([record(message, &order)]), TIME).await;
+        assert_eq!(failed(&answer.response()), returned, "{message}");
+        assert_eq!(stage.charges("o-1"), charges, "{message}");
+    }
+    let calls = stage.gateway.calls_for("o-1");
+    assert_eq!(calls[0].key, calls[1].key);
+    assert_eq!(calls[0].body, calls[1].body);
+}
+
 /// A stack under another name gives its function another name.
 #[tokio::test]
 async fn function_under_another_name_charges_nothing_again() {

@@ -44,7 +44,9 @@ async fn redelivered_batches_charge_each_order_once() {
     for n in 1..=31 {
         let calls = stage.gateway.calls_for(&format!("o-{n}"));
         assert_eq!(calls.len(), 1);
-        assert_eq!(calls[0].body, order(&format!("o-{n}")));
+        // Nothing else of the order.
+        let sent = json!({"orderId": format!("o-{n}"), "amount": 99.99, "currency": "EUR"});
+        assert_eq!(calls[0].body, sent);
         let key = Key::from_stored(format!("{NAMESPACE}#m-{n}"));
         assert_eq!(calls[0].key, Some(key.call_key(0)));
         assert_eq!(stage.status(&format!("m-{n}")).await, "COMPLETED");

@@ -81,6 +81,7 @@ type Case = (&'static str, Value, Option<(&'static str, &'static str)>);
 
 const NO_KEY: Option<(&str, &str)> = Some(("invalid", "no idempotency key"));
 const OTHER_TYPE: Option<(&str, &str)> = Some(("invalid", "not of the expected type"));
+const TOO_LONG: Option<(&str, &str)> = Some(("permanent_failure", "more than 40 digits"));
 const INVALID_JSON: Option<(&str, &str)> = Some(("invalid", "not valid JSON"));
 
 fn bodies() -> Vec<Case> {
@@ -142,17 +143,17 @@ fn bodies() -> Vec<Case> {
             format!("{}\0", order("nul")),
             INVALID_JSON,
         ),
-        body("beyond every number", order_of("1e999999"), OTHER_TYPE),
-        body("100,000 digits", order_of(&digits), OTHER_TYPE),
+        body("beyond every number", order_of("1e999999"), TOO_LONG),
+        body("100,000 digits", order_of(&digits), TOO_LONG),
         body(
             "100,000 digits behind the point",
             order_of(&format!("1.{digits}")),
-            None,
+            TOO_LONG,
         ),
         body(
             "an exponent of 100,000 digits",
             order_of(&format!("1e-{digits}")),
-            Some(("permanent_failure", "not more than 0")),
+            TOO_LONG,
         ),
         body("no number", order_of("NaN"), INVALID_JSON),
         body(

@@ -104,7 +104,8 @@ pub enum Gateway {
 }
 
 impl Gateway {
-    /// Your effect. The system recognizes a repetition by the call key.
+    /// Your effect. The system recognizes a repetition by the call key, and may refuse one with another body: send only
+    /// what the fingerprint covers, such as this struct, and not the body as it came.
     async fn charge(&self, order: &Order, call_key: String) -> Result<String, Failure> {
         let receipt = || format!("charged {}", order.id);
         match self {
@@ -113,7 +114,7 @@ impl Gateway {
                 Ok(receipt())
             }
             #[cfg(test)]
-            Self::Ledger(ledger) => Ok(ledger.effect(call_key, receipt).await?),
+            Self::Ledger(ledger) => Ok(ledger.effect(call_key, order, receipt).await?),
         }
     }
 }
@@ -200,7 +201,8 @@ mod tests {
 {% endif %}
 {% if effect == "outside" %}
 
-    /// Kills the handler before and after its effect and at each write of its record, freezes it, and loses answers.
+    /// Kills the handler before and after its effect and at each write of its record, freezes it, loses answers, and sends the
+    /// message again.
     #[test]
     fn order_is_charged_once_whatever_crashes() {
         let order = Order {

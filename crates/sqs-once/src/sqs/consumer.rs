@@ -88,7 +88,7 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Returns the quarantine of the lookup, if there is one.
-    pub(super) fn quarantine(&self) -> Option<Duration> {
+    pub(crate) fn quarantine(&self) -> Option<Duration> {
         let quarantine = self.asks.as_ref().map(|(_, quarantine)| *quarantine);
         if flawed("nobody waits for a late request") {
             return quarantine.map(|_| Duration::ZERO);

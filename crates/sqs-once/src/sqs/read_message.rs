@@ -11,7 +11,7 @@ use super::{
     message::Message,
 };
 use crate::{
-    Deadline, Operation, Outcome,
+    Deadline, Operation, Outcome, Text,
     handler::{AnyLookUp, FromMessage, Handler},
     protocol::Namespace,
 };
@@ -40,6 +40,17 @@ pub(crate) fn read_message<T: FromMessage>(
 type Called<'a, H> = (&'a H, Option<&'a dyn AnyLookUp<H>>);
 
 impl<M, H: Handler> Consumer<M, H> {
+    /// Reads the operation of a message, whatever the handler makes of its body.
+    pub(crate) fn operation_of(
+        &self,
+        record: SqsMessage,
+        deadline: Deadline,
+    ) -> Result<Operation, Outcome> {
+        let sources = self.identity_sources();
+        let (operation, Text(_)) = read(record, &sources, self.options.envelope, deadline)?;
+        Ok(operation)
+    }
+
     /// Reads a message. Returns what is called for it, its operation and its body. The quarantine of the lookup is over.
     ///
     /// # Panics

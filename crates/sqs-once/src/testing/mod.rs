@@ -5,7 +5,7 @@
 //! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
 //! | [`DryRun`] | runs a handler, or a message in a consumer; records its writes and sends nothing |
 //! | [`settings`] | settings of a consumer that calls nothing |
-//! | [`Torture`] | kills, freezes and repeats a handler at every place, and tells how its effect happened twice |
+//! | [`Torture`] | kills, freezes and repeats a handler at every place, and tells how its effect happened twice or was lost |
 //! | [`output`] | the output of a completed operation |
 //! | [`event`], [`process`] | run a batch through a [`Consumer`], as Lambda delivers it |
 //! | [`attempt`] | an [`Attempt`], to call a handler directly |

@@ -2,6 +2,9 @@
 
 use std::{any::Any, fmt, panic::Location, sync::Arc};
 
+use serde::Serialize;
+
+use super::json_of;
 use super::run::{Fault, Place, Run};
 
 /// The system that a tortured handler calls, such as a payment gateway: it does nothing twice under one key.
@@ -25,7 +28,8 @@ impl Ledger {
     /// Has the effect under this key, and returns the answer. If the system knows the key, it does nothing, and gives the
     /// same answer again.
     ///
-    /// `effect` must return at once. Two calls at different places of your source are two effects, each of which must happen
+    /// `sent` is what your handler sends, as JSON: all attempts must send the same under one key. `effect` must return at
+    /// once. Two calls at different places of your source are two effects, each of which must happen
     /// once.
     ///
     /// # Errors
@@ -34,18 +38,20 @@ impl Ledger {
     ///
     /// # Panics
     ///
-    /// If an answer under this key had another type.
+    /// If an answer under this key had another type, or `sent` cannot be written as JSON.
     #[track_caller]
     pub fn effect<T: Any + Clone + Send>(
         &self,
         key: impl fmt::Display,
+        sent: &(impl Serialize + ?Sized),
         effect: impl FnOnce() -> T,
     ) -> impl Future<Output = Result<T, NoAnswer>> {
         let at = Location::caller();
         let key = key.to_string();
+        let sent = json_of(sent);
         async move {
             self.run.meet(self.attempt, Place::BeforeEffect).await;
-            let answer = self.run.have_effect(self.attempt, &key, at, effect);
+            let answer = self.run.have_effect(self.attempt, &key, sent, at, effect);
             match self.run.meet(self.attempt, Place::AfterEffect).await {
                 Fault::AnswerLost => Err(NoAnswer),
                 _ => Ok(answer),

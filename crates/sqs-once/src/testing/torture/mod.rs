@@ -1,4 +1,5 @@
-//! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice.
+//! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice or
+//! was lost.
 
 mod ledger;
 mod run;
@@ -23,8 +24,12 @@ pub use table::Table;
 /// The handler's effects go through a [`Ledger`], which stands for the system that it calls: it does nothing twice under one
 /// key. A message is delivered to your consumer again and again until it is done. Meanwhile the worker is killed before and
 /// after each effect and at each write of its record, frozen until another worker takes over, or given the message twice;
-/// answers of the called system and of the table are lost; and a message that failed permanently is redriven. All
-/// combinations of up to two of these are tried, hundreds of runs in less than a second.
+/// answers of the called system and of the table are lost; the producer [sends the message again](Self::sent_again); and a
+/// message that failed permanently is redriven. All combinations of up to two of these are tried, hundreds of runs in less
+/// than a second.
+///
+/// Three things are findings: an effect that happens twice; an effect that is lost, although the record says `COMPLETED`; and
+/// two attempts that send different things under one key, because a gateway refuses a known key with another body.
 ///
 /// A handler that passes the [call key](crate::Attempt::call_key) on survives:
 ///
@@ -35,7 +40,7 @@ pub use table::Table;
 ///
 /// async fn charge(ledger: Ledger, order: Value, attempt: Attempt) -> Result<String, Failure> {
 ///     let receipt = || format!("receipt of {}", order["orderId"]);
-///     Ok(ledger.effect(attempt.call_key(), receipt).await?)
+///     Ok(ledger.effect(attempt.call_key(), &order, receipt).await?)
 /// }
 ///
 /// let survived = Torture::new(&json!({ "orderId": "o-1" })).run(|world| {
@@ -57,6 +62,7 @@ pub use table::Table;
 #[must_use]
 pub struct Torture {
     body: String,
+    again: Option<String>,
     most_faults: u32,
 }
 
@@ -67,7 +73,7 @@ pub struct World {
     attempt: usize,
 }
 
-/// A handler survived: its effect never happened twice.
+/// A handler survived: no run had a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survived {
@@ -75,9 +81,11 @@ pub struct Survived {
     pub runs: usize,
     /// Deliveries in all runs.
     pub receives: usize,
+    /// Freezes of a worker that held the claim, after which another worker took over.
+    pub takeovers: usize,
 }
 
-/// How an effect happened twice, as a story with times. `Debug` and `Display` print it.
+/// How an effect happened twice, was lost, or was asked for in two ways, as a story with times. `Debug` and `Display` print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Story(String);
 
@@ -88,12 +96,27 @@ impl Torture {
     ///
     /// If `body` cannot be written as JSON.
     pub fn new(body: &impl Serialize) -> Self {
-        match serde_json::to_string(body) {
-            Ok(body) => Self {
-                body,
-                most_faults: 2,
-            },
-            Err(error) => panic!("the body cannot be written as JSON: {error}"),
+        Self {
+            body: json_of(body),
+            again: None,
+            most_faults: 2,
+        }
+    }
+
+    /// Sets what the producer sends if it sends the message again, such as the same order with another send time. It must
+    /// have the key and the fingerprint of the message.
+    ///
+    /// Without this, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
+    /// members are in another order. If the fingerprint covers the whole body, only their order and white space differ. With
+    /// a `message-id` key it would be another operation, so it is not sent again.
+    ///
+    /// # Panics
+    ///
+    /// If `body` cannot be written as JSON.
+    pub fn sent_again(self, body: &impl Serialize) -> Self {
+        Self {
+            again: Some(json_of(body)),
+            ..self
         }
     }
 
@@ -109,8 +132,8 @@ impl Torture {
     ///
     /// # Errors
     ///
-    /// The shortest [`Story`] of an effect that happened twice; or the reason why the handler cannot be tortured: it opens a
-    /// socket, or does not succeed in a run without faults.
+    /// The shortest [`Story`] of a finding; or the reason why the handler cannot be tortured: it opens a socket, does not
+    /// succeed in a run without faults, or has no effect in the ledger there.
     ///
     /// # Panics
     ///
@@ -122,20 +145,27 @@ impl Torture {
     where
         Once<Table>: Mode<H::Output>,
     {
+        let again = run::sent_again(&self.body, self.again.as_deref(), &make)?;
+        let bodies = (&*self.body, again.as_deref());
         let mut survived = Survived {
             runs: 0,
             receives: 0,
+            takeovers: 0,
         };
+        let mut places = None;
         // Scripts with fewer faults come first, so the story is one of the shortest.
         let mut scripts = vec![Vec::new()];
         for _ in 0..=self.most_faults {
             let mut with_one_more = Vec::new();
             for script in scripts {
-                let ended = run::execute(&script, &self.body, &make)?;
+                let known = places.as_deref().unwrap_or_default();
+                let ended = run::execute(&script, bodies, known, &make)?;
+                places.get_or_insert(ended.places);
                 survived.runs += 1;
                 survived.receives += ended.receives;
-                for (at, options) in ended.taken.iter().enumerate().skip(script.len()) {
-                    with_one_more.extend((1..*options).map(|other| {
+                survived.takeovers += ended.freezes.iter().filter(|taken| **taken).count();
+                for (at, faults) in ended.taken.iter().enumerate().skip(script.len()) {
+                    with_one_more.extend((1..faults.len()).map(|other| {
                         let mut next = script.clone();
                         next.resize(at, 0);
                         next.push(other);
@@ -146,6 +176,13 @@ impl Torture {
             scripts = with_one_more;
         }
         Ok(survived)
+    }
+}
+
+fn json_of(value: &(impl Serialize + ?Sized)) -> String {
+    match serde_json::to_string(value) {
+        Ok(json) => json,
+        Err(error) => panic!("it cannot be written as JSON: {error}"),
     }
 }
 
