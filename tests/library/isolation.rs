@@ -15,7 +15,7 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Outcome,
-    protocol::{AttemptEnd, CrashWaits, Key, Record, State, Timestamp},
+    protocol::{AttemptEnd, CrashWaits, Key, Record, State, StoredResult, Timestamp},
     sqs::FingerprintSource,
     store::{MemoryStore, Store},
 };
@@ -23,6 +23,7 @@ use support::{
     consumer::{namespace, process},
     dynamo::Dynamo,
     event::{batch, in_group, record, sent_at},
+    log,
 };
 use tokio::sync::Notify;
 
@@ -503,6 +504,69 @@ async fn suspect_outside_of_batches_runs_alone() {
     };
     let (_, suspect, _) = tokio::join!(run("m-1"), run("s-1"), run("m-2"));
     assert!(suspect.contains("\"0\""), "{suspect}");
+}
+
+/// Both turns would wait for each other, and after a crash inside the inner operation would never run again.
+#[tokio::test]
+async fn run_inside_itself_is_not_started() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock);
+    let operation = |id: &str| Operation::new(key(id), None, id, within(20 * SECOND));
+    let nested = async |outer: &'static str, inner: &'static str, other: &Once<MemoryStore>| {
+        let work = async |_| {
+            let inner = other.run(operation(inner), async |_| Ok(1)).await;
+            Ok(inner.name())
+        };
+        match once.run(operation(outer), work).await {
+            Outcome::Completed(StoredResult::Json(inner)) => inner.trim_matches('"').to_owned(),
+            outcome => panic!("{outcome:?}"),
+        }
+    };
+    log::start();
+    assert_eq!(nested("o-1", "i-1", &once.clone()).await, "not_started");
+    assert!(store.record(&key("i-1")).is_none());
+    let errors = log::lines_containing("inside itself");
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0]["level"], "ERROR");
+    let fields = &errors[0]["fields"];
+    assert_eq!(
+        (&fields["key"], &fields["outer_key"]),
+        (&json!("test#i-1"), &json!("test#o-1"))
+    );
+    // Two of them don't share their turns.
+    let another = Once::new(store.clone()).clock(clock);
+    assert_eq!(nested("o-2", "i-2", &another).await, "completed");
+    // One after the other is no nesting.
+    assert_eq!(
+        once.run(operation("i-1"), async |_| Ok(1)).await.name(),
+        "completed"
+    );
+}
+
+/// A client that asks again must not wait until the suspect of another client has ended.
+#[tokio::test(start_paused = true)]
+async fn answer_without_a_handler_waits_for_no_turn() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock);
+    let run = async |id: &str, lasts: Duration| {
+        let operation = Operation::new(key(id), None, id, within(60 * SECOND));
+        let work = async |_| {
+            tokio::time::sleep(lasts).await;
+            Ok(1)
+        };
+        once.run(operation, work).await.name()
+    };
+    assert_eq!(run("done", Duration::ZERO).await, "completed");
+    died_in_a_crowd(&store, &["suspect".into()]).await;
+    let again = async {
+        tokio::time::sleep(SECOND).await;
+        let asked = tokio::time::Instant::now();
+        (run("done", Duration::ZERO).await, asked.elapsed())
+    };
+    let (suspect, again) = tokio::join!(run("suspect", 10 * SECOND), again);
+    assert_eq!(suspect, "completed");
+    assert_eq!(again.0, "duplicate");
+    assert!(again.1 < SECOND, "{again:?}");
 }
 
 /// A healthy message sends two requests, as before.
