@@ -1,7 +1,7 @@
 //! Batches: order of execution, isolation of messages, and the response.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     num::NonZeroUsize,
     sync::{
         Arc, Mutex,
@@ -879,7 +879,7 @@ async fn duplicate_without_output_is_acknowledged() {
     let once = Once::new(MemoryStore::default());
     let seen = verbose.clone();
     let consumer = Consumer::without_aws(once, namespace(), verbose.clone());
-    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let consumer = Arc::new(consumer.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     for duplicates in 0..2 {
         let event = batch([record("m-1", "{}")]);
         let failed = process(&consumer, event, within(10 * SECOND)).await;
@@ -914,7 +914,7 @@ async fn handler_can_fail_inspected_duplicate() {
     let once = Once::new(MemoryStore::default());
     let seen = replies.clone();
     let consumer = Consumer::without_aws(once, namespace(), replies.clone());
-    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let consumer = Arc::new(consumer.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     let event = || batch([1, 2, 3].map(|n| record(&format!("m-{n}"), &json!(n))));
     assert_eq!(
         process(&consumer, event(), within(10 * SECOND)).await,
@@ -935,6 +935,56 @@ async fn handler_can_fail_inspected_duplicate() {
         [""; 0]
     );
     assert_eq!(replies.0.lock().unwrap().last(), Some(&8));
+}
+
+/// As with a newer build, whose type is another one.
+#[tokio::test]
+async fn duplicate_that_cannot_be_decoded_is_acknowledged() {
+    struct Picky(u32);
+    impl<'de> Deserialize<'de> for Picky {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let n = u32::deserialize(deserializer)?;
+            assert_ne!(n, 13, "scripted");
+            Ok(Self(n))
+        }
+    }
+    let store = MemoryStore::default();
+    let take = handler_fn(async |_: Value, _: Attempt| Ok::<_, Failure>(1));
+    let older = Consumer::without_aws(Once::new(store.clone()), namespace(), take);
+    let event = || {
+        let text = record("m-1", &json!("text"));
+        batch([text, record("m-2", &json!(13)), record("m-3", &json!(7))])
+    };
+    let failed = process(&Arc::new(older), event(), within(10 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sees = Arc::clone(&seen);
+    let take = handler_fn(async |Picky(n): Picky, _: Attempt| Ok::<_, Failure>(n));
+    let newer = Consumer::without_aws(Once::new(store), namespace(), take);
+    let newer = newer.on_duplicate(move |Picky(n), _: Stored<u32>, _| {
+        sees.lock().unwrap().push(n);
+        async { Ok(()) }
+    });
+    log::start();
+    let failed = process(&Arc::new(newer), event(), within(10 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+    assert_eq!(*seen.lock().unwrap(), [7]);
+    let lines = log::lines();
+    let of = |message: &str, field: &str| {
+        let lines = lines.iter().map(|line| (&line["level"], &line["fields"]));
+        let lines = lines.filter(|(_, fields)| fields["message"] == message);
+        let values = lines.map(|(level, fields)| format!("{level} {}", fields[field]));
+        values.collect::<BTreeSet<_>>()
+    };
+    let warnings = of(
+        "a duplicate can't be read, so on_duplicate was not called",
+        "key",
+    );
+    let warned = ["m-1", "m-2"].map(|id| format!("\"WARN\" \"test#{id}\""));
+    assert_eq!(warnings, warned.into());
+    let outcomes = of("message processed", "outcome");
+    assert_eq!(outcomes, ["\"INFO\" \"duplicate\"".to_owned()].into());
 }
 
 /// Message of one group of a FIFO queue.
@@ -1042,7 +1092,7 @@ async fn fifo_group_stops_at_failed_duplicate() {
     }
     let once = Once::new(MemoryStore::default());
     let consumer = Consumer::without_aws(once, namespace(), Mute);
-    let fails = async |_: Stored<u32>, _: Attempt| Err(Failure::permanent("scripted"));
+    let fails = async |_: u32, _: Stored<u32>, _: Attempt| Err(Failure::permanent("scripted"));
     let consumer = Arc::new(consumer.on_duplicate(fails));
     let number = |id: &str| {
         let mut message = fifo(id, "g", "");

@@ -569,6 +569,31 @@ async fn answer_without_a_handler_waits_for_no_turn() {
     assert!(again.1 < SECOND, "{again:?}");
 }
 
+/// Two workers have a copy of a message whose process died. The second copy gets its turn when the first is done.
+#[tokio::test]
+async fn duplicate_in_the_turn_of_a_suspect_gets_its_reply() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let replies = Arc::new(AtomicUsize::new(0));
+    let replied = Arc::clone(&replies);
+    let consumer = world.consumer(store).on_duplicate(move |_, _, _| {
+        replied.fetch_add(1, SeqCst);
+        async { Ok(()) }
+    });
+    let consumer = Arc::new(consumer);
+    let receive = || {
+        process(
+            &consumer,
+            batch([order("m-1", "slow")]),
+            within(20 * SECOND),
+        )
+    };
+    let failed = tokio::join!(receive(), receive());
+    assert_eq!(failed, (vec![], vec![]));
+    assert_eq!(world.began(), ["m-1"]);
+    assert_eq!(replies.load(SeqCst), 1);
+}
+
 /// A healthy message sends two requests, as before.
 #[tokio::test]
 async fn healthy_message_sends_two_requests() {

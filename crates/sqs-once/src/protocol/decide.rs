@@ -70,6 +70,10 @@ pub enum Rejection {
         result: StoredResult,
         /// The queue of the message that completed it, if this one comes from another.
         other_source: Option<String>,
+        /// How often it was claimed.
+        attempts: u64,
+        /// The generation of the call key under which it was completed.
+        generation: u64,
     },
     /// The key was used earlier for a different payload. The record stays unchanged.
     KeyReused,
@@ -123,6 +127,8 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
         State::Completed { result } if claim.has_payload_of(record) => Rejection::Duplicate {
             result: result.clone(),
             other_source: record.other_source(claim),
+            attempts: record.attempts,
+            generation: record.generation,
         },
         State::Completed { .. } => Rejection::KeyReused,
         _ if claim.has_failed(record) && !flawed("a failed message is claimed again") => {
