@@ -10,14 +10,17 @@ use std::{
     time::Duration,
 };
 
-use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
+use lambda_runtime::{
+    LambdaEvent,
+    tower::{ServiceExt as _, layer::layer_fn, service_fn},
+};
 use proptest::prelude::*;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, ItemMode, Once, Settings,
-    Stored, handler_fn,
-    protocol::{Key, State, StoredResult, Timestamp},
+    Attempt, BatchError, Call, Change, Consumer, Deadline, Failure, Handler, HandlerService,
+    ItemMode, Once, Settings, Stored, handler_fn,
+    protocol::{AttemptEnd, Key, State, StoredResult, Timestamp},
     sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
@@ -987,6 +990,67 @@ async fn duplicate_that_cannot_be_decoded_is_acknowledged() {
     assert_eq!(outcomes, ["\"INFO\" \"duplicate\"".to_owned()].into());
 }
 
+/// A limit in front of a busy gateway, say.
+#[tokio::test(start_paused = true)]
+async fn message_cut_off_in_a_layer_is_undone() {
+    let holding = layer_fn(|handler: HandlerService<_>| {
+        service_fn(move |call: Call<Value>| {
+            let handler = handler.clone();
+            async move {
+                if call.message == "held" {
+                    std::future::pending::<()>().await;
+                }
+                handler.oneshot(call).await
+            }
+        })
+    });
+    let handler = handler_fn(async |order: Value, _: Attempt| Ok::<_, Failure>(order));
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone());
+    let consumer = Consumer::without_aws(once, namespace(), handler.layer(holding));
+    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(20).unwrap()));
+    let held = (0..20).map(|n| record(&format!("held-{n}"), &json!("held")));
+    log::start();
+    let failed = process(&consumer, batch(held), within(SECOND)).await;
+    assert_eq!(failed.len(), 20);
+    let (logged, unfinished) = outcomes_and_unfinished();
+    assert!(
+        logged.values().all(|outcome| outcome == "not_started"),
+        "{logged:?}"
+    );
+    assert_eq!(unfinished.unwrap()["cut_off"], "");
+    let record = store.record(&Key::new(&namespace(), ["held-7"]).unwrap());
+    assert_eq!(record.unwrap().first_claimed_at, None);
+    // They don't open the circuit, which would answer this one.
+    let other = received("m-1", &json!("other"), 2);
+    let failed = process(&consumer, batch([other]), within(SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_is_recorded_if_dropping_the_handler_panics() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("scripted");
+        }
+    }
+    let handler = handler_fn(async |(): (), _: Attempt| {
+        let _bomb = Bomb;
+        std::future::pending::<Result<(), Failure>>().await
+    });
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone());
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler));
+    log::start();
+    let event = batch([record("m-1", &json!(null))]);
+    assert_eq!(process(&consumer, event, within(SECOND)).await, ["m-1"]);
+    let (logged, _) = outcomes_and_unfinished();
+    assert_eq!(logged, outcomes([("m-1", "out_of_time")]));
+    let record = store.record(&Key::new(&namespace(), ["m-1"]).unwrap());
+    assert_eq!(record.unwrap().last_end, Some(AttemptEnd::Deadline));
+}
+
 /// Message of one group of a FIFO queue.
 fn fifo(id: &str, group: &str, order: &str) -> Value {
     in_group(record(id, &json!(order)), group)
@@ -1010,31 +1074,55 @@ async fn fifo_group_continues_after_permanent_failure() {
     }
 }
 
+fn keyed(mut message: Value, key: &str) -> Value {
+    message["messageAttributes"] = json!({
+        "order": {"stringValue": key, "dataType": "String", "stringListValues": [], "binaryListValues": []},
+    });
+    message
+}
+
+/// In claim mode, these never run again.
 #[tokio::test]
-async fn fifo_group_continues_after_recordless_failure() {
+async fn fifo_group_continues_after_recorded_failure() {
     let handler = ScriptedHandler::default();
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
-    let mut keyless = fifo("keyless", "g", "succeed");
-    keyless["messageAttributes"] = json!({});
-    let keyed = |mut message: Value, key: &str| {
-        message["messageAttributes"] = json!({
-            "order": {"stringValue": key, "dataType": "String", "stringListValues": [], "binaryListValues": []},
-        });
-        message
-    };
     let event = batch([
         keyed(fifo("first", "g", "succeed"), "o-1"),
         keyed(undecodable, "o-2"),
-        keyless,
         keyed(fifo("reused", "g", "decline"), "o-1"),
         keyed(fifo("last", "g", "succeed"), "o-3"),
     ]);
     let consumer = consumer(MemoryStore::default(), &handler);
     let consumer = Arc::new(consumer.key("attribute:order".parse().unwrap()));
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed, ["undecodable", "keyless", "reused"]);
+    assert_eq!(failed, ["undecodable", "reused"]);
     assert_eq!(handler.ran(), ["first", "last"]);
+}
+
+/// Another setting or build may run it later, after the messages behind it.
+#[tokio::test]
+async fn fifo_group_stops_at_failure_without_record() {
+    let mut keyless = fifo("bad", "g", "succeed");
+    keyless["messageAttributes"] = json!({});
+    let mut bodiless = keyed(fifo("bad", "g", "succeed"), "o-2");
+    bodiless.as_object_mut().unwrap().remove("body");
+    for bad in [keyless, bodiless] {
+        let handler = ScriptedHandler::default();
+        let event = batch([
+            keyed(fifo("first", "g", "succeed"), "o-1"),
+            bad,
+            keyed(fifo("last", "g", "succeed"), "o-3"),
+            keyed(fifo("other", "h", "succeed"), "o-4"),
+        ]);
+        let consumer = consumer(MemoryStore::default(), &handler);
+        let consumer = Arc::new(consumer.key("attribute:order".parse().unwrap()));
+        let failed = process(&consumer, event, within(10 * SECOND)).await;
+        assert_eq!(failed, ["bad", "last"]);
+        let mut ran = handler.ran();
+        ran.sort_unstable();
+        assert_eq!(ran, ["first", "other"]);
+    }
 }
 
 #[tokio::test]
@@ -1053,7 +1141,7 @@ async fn fifo_group_stops_at_permanent_failure_if_set() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_unrecorded_failure() {
+async fn fifo_group_stops_at_any_failure_in_item_mode() {
     let ran = Arc::new(Mutex::new(Vec::new()));
     let runs = Arc::clone(&ran);
     let decline = move |_: Order, attempt: Attempt| {
@@ -1070,13 +1158,13 @@ async fn fifo_group_stops_at_unrecorded_failure() {
     ));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
-    let event = batch([
-        undecodable,
-        fifo("bad", "g", "decline"),
-        fifo("good", "g", "succeed"),
-    ]);
+    let event = batch([undecodable, fifo("good", "g", "succeed")]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed, ["undecodable", "bad", "good"]);
+    assert_eq!(failed, ["undecodable", "good"]);
+    assert!(ran.lock().unwrap().is_empty());
+    let event = batch([fifo("bad", "g", "decline"), fifo("good", "g", "succeed")]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["bad", "good"]);
     assert_eq!(*ran.lock().unwrap(), ["bad"]);
 }
 

@@ -20,7 +20,7 @@ use sqs_once::{
     store::{MemoryStore, Store},
 };
 use support::{
-    consumer::{namespace, process},
+    consumer::{namespace, process, within as from_now},
     dynamo::Dynamo,
     event::{batch, in_group, record, sent_at},
     log,
@@ -79,6 +79,10 @@ impl Handler for Scripted {
             }
             "refuse" => Err(Failure::no_effect("connection refused")),
             "fail" => Err(Failure::retryable("scripted")),
+            "block" => {
+                std::thread::sleep(2 * SECOND);
+                Ok(1)
+            }
             "slow" => {
                 tokio::time::sleep(200 * Duration::from_millis(1)).await;
                 Ok(1)
@@ -567,6 +571,51 @@ async fn answer_without_a_handler_waits_for_no_turn() {
     assert_eq!(suspect, "completed");
     assert_eq!(again.0, "duplicate");
     assert!(again.1 < SECOND, "{again:?}");
+}
+
+/// An hour ago.
+fn earlier() -> Timestamp {
+    let hour = u64::try_from(HOUR.as_millis()).unwrap();
+    Timestamp::from_millis(Timestamp::now().as_millis() - hour)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suspect_behind_a_blocked_thread_is_not_started() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    for id in ["m-1", "m-2"] {
+        let once = Once::new(store.clone()).clock(earlier);
+        let deadline = Deadline::after(earlier(), SECOND, SECOND / 4);
+        let operation = Operation::new(key(id), None, id, deadline);
+        let dies = once.run(operation, |_| {
+            std::future::pending::<Result<u32, Failure>>()
+        });
+        assert!(dies.now_or_never().is_none());
+    }
+    let once = Once::new(store.clone());
+    let consumer = Consumer::without_aws(once, namespace(), Scripted(world.clone()));
+    let consumer = Arc::new(consumer.fingerprint(FingerprintSource::Off));
+    let event = batch([order("m-1", "block"), order("m-2", "succeed")]);
+    log::start();
+    let failed = process(&consumer, event, from_now(SECOND)).await;
+    assert_eq!(failed, ["m-1", "m-2"]);
+    assert_eq!(world.began(), ["m-1"]);
+    let lines = log::lines();
+    let outcome = |id: &str| {
+        let line = lines.iter().find(|line| line["fields"]["message_id"] == id);
+        line.unwrap()["fields"]["outcome"].clone()
+    };
+    assert_eq!(
+        (outcome("m-1"), outcome("m-2")),
+        ("out_of_time".into(), "not_started".into())
+    );
+    let unfinished = "messages did not finish before the deadline";
+    let mut fields = lines.iter().map(|line| &line["fields"]);
+    let fields = fields.find(|fields| fields["message"] == unfinished);
+    let fields = fields.unwrap();
+    assert_eq!(
+        (&fields["blocking"], &fields["not_started"]),
+        (&json!("m-1"), &json!("m-2"))
+    );
 }
 
 /// Two workers have a copy of a message whose process died. The second copy gets its turn when the first is done.

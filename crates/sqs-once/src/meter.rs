@@ -60,6 +60,8 @@ pub struct Readings {
     pub attempts: u64,
     /// Of a duplicate: the generation of the call key under which the operation was completed.
     pub generation: u64,
+    /// True while a layer holds the message, and has not called the handler.
+    pub in_layer: bool,
     /// The handler's own metrics.
     pub own: Vec<(&'static str, Unit, f64)>,
 }
@@ -85,6 +87,16 @@ impl Meter {
     pub fn completed(&self, attempts: u64, generation: u64) {
         let mut readings = self.lock();
         (readings.attempts, readings.generation) = (attempts, generation);
+    }
+
+    /// Notes whether a layer holds the message, and has not called the handler.
+    pub(crate) fn set_in_layer(&self, in_layer: bool) {
+        self.lock().in_layer = in_layer;
+    }
+
+    /// Returns whether a layer holds the message, and has not called the handler.
+    pub(crate) fn is_in_layer(&self) -> bool {
+        self.lock().in_layer
     }
 
     /// Notes a metric of the handler.

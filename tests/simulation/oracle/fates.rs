@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Service},
+    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Plan, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -115,7 +115,9 @@ impl Fates {
                 outcome: outcome @ ("invalid" | "crashed" | "key_reused" | "failed_before"),
                 ..
             } => {
-                self.settled.insert(message.clone());
+                if *outcome != "invalid" || records_unreadable(bench.plan) {
+                    self.settled.insert(message.clone());
+                }
                 // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
                 if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
                     let key = bench.key(&bench.messages[message]);
@@ -137,9 +139,9 @@ impl Fates {
         let ahead = bench.order.iter().take_while(|other| *other != id);
         let waits_for = |other: &&String| {
             let other = &bench.messages[*other];
-            // An undecodable message has no record that its group could wait for.
+            // The failure of an undecodable message is recorded before its batch tells its outcome.
             other.group.as_ref() == Some(group)
-                && other.kind != Kind::Undecodable
+                && (other.kind != Kind::Undecodable || !records_unreadable(bench.plan))
                 && !self.settled.contains(&other.id)
                 && !self.completed.contains(&bench.key(other))
                 && !self.failed_after(other, bench)
@@ -234,13 +236,22 @@ impl Fates {
         let is_too_old = bench.plan.gateway.keys == Keys::ForADay
             && reason.as_deref() == Some("permanent_failure")
             && first_run.is_some_and(|first| *first + CALL_KEY_LIFETIME <= *at + bench.skew());
-        // An item has no failures, so a message that fails stops its group until its receives are used up, and the
-        // messages behind it are received with it.
+        // A failure that is not recorded stops its group until its receives are used up, and the messages behind it are
+        // received with it.
+        let is_unrecorded = |kind: Kind| match bench.plan.mode {
+            Mode::Item => kind.fails_always(),
+            _ => kind == Kind::Undecodable && !records_unreadable(bench.plan),
+        };
         let is_behind = reason.is_none()
-            && bench.plan.mode == Mode::Item
             && message.group.is_some()
             && (bench.messages.values())
-                .any(|other| other.group == message.group && other.kind.fails_always());
+                .any(|other| other.group == message.group && is_unrecorded(other.kind));
         is_too_old || is_declined || has_crashed || has_failed || has_lasted || is_behind
     }
+}
+
+/// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
+/// failures.
+fn records_unreadable(plan: &Plan) -> bool {
+    plan.mode != Mode::Item && plan.key != KeyFrom::Body
 }

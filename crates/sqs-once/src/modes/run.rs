@@ -178,11 +178,17 @@ pub(crate) async fn call<H: Handler>(
         });
         return end;
     }
-    guard(clock, deadline, async {
+    let meter = attempt.meter().clone();
+    let called = guard(clock, deadline, async {
         handler.handle(message, attempt).await
-    })
-    .await
-    .into()
+    });
+    match called.await {
+        // A layer still held the message, so nothing was sent.
+        Err(NoOutput::OutOfTime) if meter.is_in_layer() => {
+            HandlerEnd::NotStarted(Outcome::NotStarted)
+        }
+        end => end.into(),
+    }
 }
 
 /// Even a permanent failure of a lookup says nothing about the message: only the effect is unknown.

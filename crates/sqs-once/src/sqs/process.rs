@@ -1,6 +1,12 @@
 //! [`Process`]: what the invocations of a process share.
 
-use std::sync::{Arc, Once};
+use std::{
+    sync::{
+        Arc, Once,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -25,6 +31,8 @@ pub(super) struct Process {
     s3_bodies: Arc<Semaphore>,
     /// Whether the process has said what is wrong with its build.
     pub(super) has_warned: Once,
+    /// The longest time that an invocation had, in seconds: the function's timeout, as far as the process knows it.
+    longest: AtomicU64,
 }
 
 impl Default for Process {
@@ -35,6 +43,7 @@ impl Default for Process {
             breaker: Some(CircuitBreaker::default()),
             s3_bodies: Arc::new(Semaphore::new(permits)),
             has_warned: Once::new(),
+            longest: AtomicU64::default(),
         }
     }
 }
@@ -51,7 +60,14 @@ impl Process {
             breaker,
             s3_bodies: Arc::clone(&self.s3_bodies),
             has_warned: Once::new(),
+            longest: AtomicU64::default(),
         }
+    }
+
+    /// Returns the longest time that an invocation of this process had: this many seconds, or more.
+    pub(super) fn longest(&self, seconds: u64) -> Duration {
+        let before = self.longest.fetch_max(seconds, Relaxed);
+        Duration::from_secs(before.max(seconds))
     }
 
     /// Waits for the memory of a body of at most `bytes`. `None` if it takes longer than until `latest`.

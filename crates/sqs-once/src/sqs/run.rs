@@ -209,9 +209,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Err(end) => HandlerEnd::NoOutput(end),
         };
         let duration = system::elapsed(began);
-        notes.handler = Some(HandlerRun { history, duration });
+        let is_called = !operation.meter.is_in_layer();
+        notes.handler = is_called.then_some(HandlerRun { history, duration });
         let outcome = self.mode.finish(operation, claim, end).await;
-        if let (Some(breaker), Some(called)) = (&self.process.breaker, called) {
+        if let (Some(breaker), Some(called), true) = (&self.process.breaker, called, is_called) {
             // The output may panic when it is written as JSON.
             let called = match outcome {
                 Outcome::Panicked => Called::Panicked,
