@@ -12,7 +12,6 @@
 
 mod cdk;
 mod examples;
-mod http_api;
 mod integration;
 mod operations;
 mod parameters;

@@ -1,7 +1,7 @@
 //! Batches: order of execution, isolation of messages, and the response.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     num::NonZeroUsize,
     sync::{
         Arc, Mutex,
@@ -10,14 +10,17 @@ use std::{
     time::Duration,
 };
 
-use lambda_runtime::{LambdaEvent, tower::ServiceExt as _};
+use lambda_runtime::{
+    LambdaEvent,
+    tower::{ServiceExt as _, layer::layer_fn, service_fn},
+};
 use proptest::prelude::*;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Change, Consumer, Deadline, Failure, Handler, ItemMode, Once, Settings,
-    Stored, handler_fn,
-    protocol::{Key, State, StoredResult, Timestamp},
+    Attempt, BatchError, Call, Change, Consumer, Deadline, Failure, Handler, HandlerService,
+    ItemMode, Once, Settings, Stored, handler_fn,
+    protocol::{AttemptEnd, Key, State, StoredResult, Timestamp},
     sqs::{FifoAfterPermanent, KeySource},
     store::{DynamoStore, MemoryStore, Store},
 };
@@ -879,7 +882,7 @@ async fn duplicate_without_output_is_acknowledged() {
     let once = Once::new(MemoryStore::default());
     let seen = verbose.clone();
     let consumer = Consumer::without_aws(once, namespace(), verbose.clone());
-    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let consumer = Arc::new(consumer.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     for duplicates in 0..2 {
         let event = batch([record("m-1", "{}")]);
         let failed = process(&consumer, event, within(10 * SECOND)).await;
@@ -914,7 +917,7 @@ async fn handler_can_fail_inspected_duplicate() {
     let once = Once::new(MemoryStore::default());
     let seen = replies.clone();
     let consumer = Consumer::without_aws(once, namespace(), replies.clone());
-    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let consumer = Arc::new(consumer.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     let event = || batch([1, 2, 3].map(|n| record(&format!("m-{n}"), &json!(n))));
     assert_eq!(
         process(&consumer, event(), within(10 * SECOND)).await,
@@ -935,6 +938,117 @@ async fn handler_can_fail_inspected_duplicate() {
         [""; 0]
     );
     assert_eq!(replies.0.lock().unwrap().last(), Some(&8));
+}
+
+/// As with a newer build, whose type is another one.
+#[tokio::test]
+async fn duplicate_that_cannot_be_decoded_is_acknowledged() {
+    struct Picky(u32);
+    impl<'de> Deserialize<'de> for Picky {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            let n = u32::deserialize(deserializer)?;
+            assert_ne!(n, 13, "scripted");
+            Ok(Self(n))
+        }
+    }
+    let store = MemoryStore::default();
+    let take = handler_fn(async |_: Value, _: Attempt| Ok::<_, Failure>(1));
+    let older = Consumer::without_aws(Once::new(store.clone()), namespace(), take);
+    let event = || {
+        let text = record("m-1", &json!("text"));
+        batch([text, record("m-2", &json!(13)), record("m-3", &json!(7))])
+    };
+    let failed = process(&Arc::new(older), event(), within(10 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sees = Arc::clone(&seen);
+    let take = handler_fn(async |Picky(n): Picky, _: Attempt| Ok::<_, Failure>(n));
+    let newer = Consumer::without_aws(Once::new(store), namespace(), take);
+    let newer = newer.on_duplicate(move |Picky(n), _: Stored<u32>, _| {
+        sees.lock().unwrap().push(n);
+        async { Ok(()) }
+    });
+    log::start();
+    let failed = process(&Arc::new(newer), event(), within(10 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+    assert_eq!(*seen.lock().unwrap(), [7]);
+    let lines = log::lines();
+    let of = |message: &str, field: &str| {
+        let lines = lines.iter().map(|line| (&line["level"], &line["fields"]));
+        let lines = lines.filter(|(_, fields)| fields["message"] == message);
+        let values = lines.map(|(level, fields)| format!("{level} {}", fields[field]));
+        values.collect::<BTreeSet<_>>()
+    };
+    let warnings = of(
+        "a duplicate can't be read, so on_duplicate was not called",
+        "key",
+    );
+    let warned = ["m-1", "m-2"].map(|id| format!("\"WARN\" \"test#{id}\""));
+    assert_eq!(warnings, warned.into());
+    let outcomes = of("message processed", "outcome");
+    assert_eq!(outcomes, ["\"INFO\" \"duplicate\"".to_owned()].into());
+}
+
+/// A limit in front of a busy gateway, say.
+#[tokio::test(start_paused = true)]
+async fn message_cut_off_in_a_layer_is_undone() {
+    let holding = layer_fn(|handler: HandlerService<_>| {
+        service_fn(move |call: Call<Value>| {
+            let handler = handler.clone();
+            async move {
+                if call.message == "held" {
+                    std::future::pending::<()>().await;
+                }
+                handler.oneshot(call).await
+            }
+        })
+    });
+    let handler = handler_fn(async |order: Value, _: Attempt| Ok::<_, Failure>(order));
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone());
+    let consumer = Consumer::without_aws(once, namespace(), handler.layer(holding));
+    let consumer = Arc::new(consumer.concurrency(NonZeroUsize::new(20).unwrap()));
+    let held = (0..20).map(|n| record(&format!("held-{n}"), &json!("held")));
+    log::start();
+    let failed = process(&consumer, batch(held), within(SECOND)).await;
+    assert_eq!(failed.len(), 20);
+    let (logged, unfinished) = outcomes_and_unfinished();
+    assert!(
+        logged.values().all(|outcome| outcome == "not_started"),
+        "{logged:?}"
+    );
+    assert_eq!(unfinished.unwrap()["cut_off"], "");
+    let record = store.record(&Key::new(&namespace(), ["held-7"]).unwrap());
+    assert_eq!(record.unwrap().first_claimed_at, None);
+    // They don't open the circuit, which would answer this one.
+    let other = received("m-1", &json!("other"), 2);
+    let failed = process(&consumer, batch([other]), within(SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_is_recorded_if_dropping_the_handler_panics() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("scripted");
+        }
+    }
+    let handler = handler_fn(async |(): (), _: Attempt| {
+        let _bomb = Bomb;
+        std::future::pending::<Result<(), Failure>>().await
+    });
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone());
+    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler));
+    log::start();
+    let event = batch([record("m-1", &json!(null))]);
+    assert_eq!(process(&consumer, event, within(SECOND)).await, ["m-1"]);
+    let (logged, _) = outcomes_and_unfinished();
+    assert_eq!(logged, outcomes([("m-1", "out_of_time")]));
+    let record = store.record(&Key::new(&namespace(), ["m-1"]).unwrap());
+    assert_eq!(record.unwrap().last_end, Some(AttemptEnd::Deadline));
 }
 
 /// Message of one group of a FIFO queue.
@@ -960,31 +1074,55 @@ async fn fifo_group_continues_after_permanent_failure() {
     }
 }
 
+fn keyed(mut message: Value, key: &str) -> Value {
+    message["messageAttributes"] = json!({
+        "order": {"stringValue": key, "dataType": "String", "stringListValues": [], "binaryListValues": []},
+    });
+    message
+}
+
+/// In claim mode, these never run again.
 #[tokio::test]
-async fn fifo_group_continues_after_recordless_failure() {
+async fn fifo_group_continues_after_recorded_failure() {
     let handler = ScriptedHandler::default();
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
-    let mut keyless = fifo("keyless", "g", "succeed");
-    keyless["messageAttributes"] = json!({});
-    let keyed = |mut message: Value, key: &str| {
-        message["messageAttributes"] = json!({
-            "order": {"stringValue": key, "dataType": "String", "stringListValues": [], "binaryListValues": []},
-        });
-        message
-    };
     let event = batch([
         keyed(fifo("first", "g", "succeed"), "o-1"),
         keyed(undecodable, "o-2"),
-        keyless,
         keyed(fifo("reused", "g", "decline"), "o-1"),
         keyed(fifo("last", "g", "succeed"), "o-3"),
     ]);
     let consumer = consumer(MemoryStore::default(), &handler);
     let consumer = Arc::new(consumer.key("attribute:order".parse().unwrap()));
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed, ["undecodable", "keyless", "reused"]);
+    assert_eq!(failed, ["undecodable", "reused"]);
     assert_eq!(handler.ran(), ["first", "last"]);
+}
+
+/// Another setting or build may run it later, after the messages behind it.
+#[tokio::test]
+async fn fifo_group_stops_at_failure_without_record() {
+    let mut keyless = fifo("bad", "g", "succeed");
+    keyless["messageAttributes"] = json!({});
+    let mut bodiless = keyed(fifo("bad", "g", "succeed"), "o-2");
+    bodiless.as_object_mut().unwrap().remove("body");
+    for bad in [keyless, bodiless] {
+        let handler = ScriptedHandler::default();
+        let event = batch([
+            keyed(fifo("first", "g", "succeed"), "o-1"),
+            bad,
+            keyed(fifo("last", "g", "succeed"), "o-3"),
+            keyed(fifo("other", "h", "succeed"), "o-4"),
+        ]);
+        let consumer = consumer(MemoryStore::default(), &handler);
+        let consumer = Arc::new(consumer.key("attribute:order".parse().unwrap()));
+        let failed = process(&consumer, event, within(10 * SECOND)).await;
+        assert_eq!(failed, ["bad", "last"]);
+        let mut ran = handler.ran();
+        ran.sort_unstable();
+        assert_eq!(ran, ["first", "other"]);
+    }
 }
 
 #[tokio::test]
@@ -1003,7 +1141,7 @@ async fn fifo_group_stops_at_permanent_failure_if_set() {
 }
 
 #[tokio::test]
-async fn fifo_group_stops_at_unrecorded_failure() {
+async fn fifo_group_stops_at_any_failure_in_item_mode() {
     let ran = Arc::new(Mutex::new(Vec::new()));
     let runs = Arc::clone(&ran);
     let decline = move |_: Order, attempt: Attempt| {
@@ -1020,13 +1158,13 @@ async fn fifo_group_stops_at_unrecorded_failure() {
     ));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
-    let event = batch([
-        undecodable,
-        fifo("bad", "g", "decline"),
-        fifo("good", "g", "succeed"),
-    ]);
+    let event = batch([undecodable, fifo("good", "g", "succeed")]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(failed, ["undecodable", "bad", "good"]);
+    assert_eq!(failed, ["undecodable", "good"]);
+    assert!(ran.lock().unwrap().is_empty());
+    let event = batch([fifo("bad", "g", "decline"), fifo("good", "g", "succeed")]);
+    let failed = process(&consumer, event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["bad", "good"]);
     assert_eq!(*ran.lock().unwrap(), ["bad"]);
 }
 
@@ -1042,7 +1180,7 @@ async fn fifo_group_stops_at_failed_duplicate() {
     }
     let once = Once::new(MemoryStore::default());
     let consumer = Consumer::without_aws(once, namespace(), Mute);
-    let fails = async |_: Stored<u32>, _: Attempt| Err(Failure::permanent("scripted"));
+    let fails = async |_: u32, _: Stored<u32>, _: Attempt| Err(Failure::permanent("scripted"));
     let consumer = Arc::new(consumer.on_duplicate(fails));
     let number = |id: &str| {
         let mut message = fifo(id, "g", "");

@@ -234,6 +234,29 @@ async fn declined_order_is_charged_once_after_a_redrive() {
     }
 }
 
+/// Under the first call key, the gateway stored the decline.
+#[tokio::test]
+async fn duplicate_gets_the_call_key_of_the_completion() {
+    let world = declined(Memory::Answers, &order(5)).await;
+    let completed = world.deliver([message("m-2", &order(5))]).await;
+    assert_eq!(completed.name(), "completed");
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sees = Arc::clone(&seen);
+    let consumer = world
+        .consumer()
+        .on_duplicate(move |_, _, attempt: Attempt| {
+            assert_eq!(attempt.prior(), None);
+            lock(&sees).push((attempt.call_key(), attempt.earlier_claims()));
+            async { Ok(()) }
+        });
+    let duplicate = world
+        .deliver_to(consumer, [message("m-3", &order(5))])
+        .await;
+    assert_eq!(duplicate.name(), "duplicate");
+    assert_eq!(*lock(&seen), [(key().call_key(1), 2)]);
+    assert_eq!(world.asked().last(), Some(&key().call_key(1)));
+}
+
 #[tokio::test]
 async fn corrected_order_is_charged_once() {
     for memory in MEMORIES {

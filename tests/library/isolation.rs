@@ -15,14 +15,15 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once, Operation, Outcome,
-    protocol::{AttemptEnd, CrashWaits, Key, Record, State, Timestamp},
+    protocol::{AttemptEnd, CrashWaits, Key, Record, State, StoredResult, Timestamp},
     sqs::FingerprintSource,
     store::{MemoryStore, Store},
 };
 use support::{
-    consumer::{namespace, process},
+    consumer::{namespace, process, within as from_now},
     dynamo::Dynamo,
     event::{batch, in_group, record, sent_at},
+    log,
 };
 use tokio::sync::Notify;
 
@@ -79,6 +80,10 @@ impl Handler for Scripted {
             "refuse" => Err(Failure::no_effect("connection refused")),
             "decline" => Err(Failure::declined("the card is declined")),
             "fail" => Err(Failure::retryable("scripted")),
+            "block" => {
+                std::thread::sleep(2 * SECOND);
+                Ok(1)
+            }
             "slow" => {
                 tokio::time::sleep(200 * Duration::from_millis(1)).await;
                 Ok(1)
@@ -584,6 +589,139 @@ async fn suspect_outside_of_batches_runs_alone() {
     };
     let (_, suspect, _) = tokio::join!(run("m-1"), run("s-1"), run("m-2"));
     assert!(suspect.contains("\"0\""), "{suspect}");
+}
+
+/// Both turns would wait for each other, and after a crash inside the inner operation would never run again.
+#[tokio::test]
+async fn run_inside_itself_is_not_started() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock);
+    let operation = |id: &str| Operation::new(key(id), None, id, within(20 * SECOND));
+    let nested = async |outer: &'static str, inner: &'static str, other: &Once<MemoryStore>| {
+        let work = async |_| {
+            let inner = other.run(operation(inner), async |_| Ok(1)).await;
+            Ok(inner.name())
+        };
+        match once.run(operation(outer), work).await {
+            Outcome::Completed(StoredResult::Json(inner)) => inner.trim_matches('"').to_owned(),
+            outcome => panic!("{outcome:?}"),
+        }
+    };
+    log::start();
+    assert_eq!(nested("o-1", "i-1", &once.clone()).await, "not_started");
+    assert!(store.record(&key("i-1")).is_none());
+    let errors = log::lines_containing("inside itself");
+    assert_eq!(errors.len(), 1);
+    assert_eq!(errors[0]["level"], "ERROR");
+    let fields = &errors[0]["fields"];
+    assert_eq!(
+        (&fields["key"], &fields["outer_key"]),
+        (&json!("test#i-1"), &json!("test#o-1"))
+    );
+    // Two of them don't share their turns.
+    let another = Once::new(store.clone()).clock(clock);
+    assert_eq!(nested("o-2", "i-2", &another).await, "completed");
+    // One after the other is no nesting.
+    assert_eq!(
+        once.run(operation("i-1"), async |_| Ok(1)).await.name(),
+        "completed"
+    );
+}
+
+/// A client that asks again must not wait until the suspect of another client has ended.
+#[tokio::test(start_paused = true)]
+async fn answer_without_a_handler_waits_for_no_turn() {
+    let store = MemoryStore::default();
+    let once = Once::new(store.clone()).clock(clock);
+    let run = async |id: &str, lasts: Duration| {
+        let operation = Operation::new(key(id), None, id, within(60 * SECOND));
+        let work = async |_| {
+            tokio::time::sleep(lasts).await;
+            Ok(1)
+        };
+        once.run(operation, work).await.name()
+    };
+    assert_eq!(run("done", Duration::ZERO).await, "completed");
+    died_in_a_crowd(&store, &["suspect".into()]).await;
+    let again = async {
+        tokio::time::sleep(SECOND).await;
+        let asked = tokio::time::Instant::now();
+        (run("done", Duration::ZERO).await, asked.elapsed())
+    };
+    let (suspect, again) = tokio::join!(run("suspect", 10 * SECOND), again);
+    assert_eq!(suspect, "completed");
+    assert_eq!(again.0, "duplicate");
+    assert!(again.1 < SECOND, "{again:?}");
+}
+
+/// An hour ago.
+fn earlier() -> Timestamp {
+    let hour = u64::try_from(HOUR.as_millis()).unwrap();
+    Timestamp::from_millis(Timestamp::now().as_millis() - hour)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suspect_behind_a_blocked_thread_is_not_started() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    for id in ["m-1", "m-2"] {
+        let once = Once::new(store.clone()).clock(earlier);
+        let deadline = Deadline::after(earlier(), SECOND, SECOND / 4);
+        let operation = Operation::new(key(id), None, id, deadline);
+        let dies = once.run(operation, |_| {
+            std::future::pending::<Result<u32, Failure>>()
+        });
+        assert!(dies.now_or_never().is_none());
+    }
+    let once = Once::new(store.clone());
+    let consumer = Consumer::without_aws(once, namespace(), Scripted(world.clone()));
+    let consumer = Arc::new(consumer.fingerprint(FingerprintSource::Off));
+    let event = batch([order("m-1", "block"), order("m-2", "succeed")]);
+    log::start();
+    let failed = process(&consumer, event, from_now(SECOND)).await;
+    assert_eq!(failed, ["m-1", "m-2"]);
+    assert_eq!(world.began(), ["m-1"]);
+    let lines = log::lines();
+    let outcome = |id: &str| {
+        let line = lines.iter().find(|line| line["fields"]["message_id"] == id);
+        line.unwrap()["fields"]["outcome"].clone()
+    };
+    assert_eq!(
+        (outcome("m-1"), outcome("m-2")),
+        ("out_of_time".into(), "not_started".into())
+    );
+    let unfinished = "messages did not finish before the deadline";
+    let mut fields = lines.iter().map(|line| &line["fields"]);
+    let fields = fields.find(|fields| fields["message"] == unfinished);
+    let fields = fields.unwrap();
+    assert_eq!(
+        (&fields["blocking"], &fields["not_started"]),
+        (&json!("m-1"), &json!("m-2"))
+    );
+}
+
+/// Two workers have a copy of a message whose process died. The second copy gets its turn when the first is done.
+#[tokio::test]
+async fn duplicate_in_the_turn_of_a_suspect_gets_its_reply() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let replies = Arc::new(AtomicUsize::new(0));
+    let replied = Arc::clone(&replies);
+    let consumer = world.consumer(store).on_duplicate(move |_, _, _| {
+        replied.fetch_add(1, SeqCst);
+        async { Ok(()) }
+    });
+    let consumer = Arc::new(consumer);
+    let receive = || {
+        process(
+            &consumer,
+            batch([order("m-1", "slow")]),
+            within(20 * SECOND),
+        )
+    };
+    let failed = tokio::join!(receive(), receive());
+    assert_eq!(failed, (vec![], vec![]));
+    assert_eq!(world.began(), ["m-1"]);
+    assert_eq!(replies.load(SeqCst), 1);
 }
 
 /// A healthy message sends two requests, as before.

@@ -1,4 +1,4 @@
-//! The programs of crates/sqs-once/examples, as their users would test them. `tests/cloud/http_api.rs` has the eighth.
+//! The programs of crates/sqs-once/examples, as their users would test them.
 
 macro_rules! programs {
     ($($name:ident $path:literal)*) => {

@@ -48,7 +48,7 @@ async fn replayed(
     writer: &Writer,
 ) -> Value {
     let seen = writer.clone();
-    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let consumer = Arc::new(consumer.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     for _ in 0..2 {
         let event = batch([record("m-1", &letters)]);
         assert_eq!(process(&consumer, event, within(PATIENCE)).await, [""; 0]);

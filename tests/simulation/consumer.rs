@@ -109,7 +109,7 @@ impl Setup<'_> {
         }
         let world = Arc::clone(self.world);
         self.set_up(
-            consumer.on_duplicate(move |stored: Stored<String>, attempt: Attempt| {
+            consumer.on_duplicate(move |_, stored: Stored<String>, attempt: Attempt| {
                 let world = Arc::clone(&world);
                 async move {
                     let output = stored.output().await?;

@@ -710,6 +710,22 @@ async fn fifo_copy_keeps_group_and_first_id() {
 }
 
 #[tokio::test]
+async fn fifo_group_goes_on_after_copy_of_keyless_message() {
+    let world = World::with(|consumer| consumer.key("body:/key".parse().unwrap())).await;
+    let keyless = order("m-1", "succeed");
+    let keyed = received(
+        "m-2",
+        &json!({"id": "m-2", "act": "succeed", "key": "k"}),
+        1,
+    );
+    let failed = world.process([fifo(keyless), fifo(keyed.clone())]).await;
+    assert_eq!((failed, world.runs()), (vec!["m-2".to_owned()], 0));
+    assert_eq!(world.copied(), ["m-1"]);
+    assert_eq!(world.process([fifo(keyed)]).await, [""; 0]);
+    assert_eq!(world.runs(), 1);
+}
+
+#[tokio::test]
 async fn stopped_fifo_group_is_visible_after_copy() {
     let stop = |consumer: Consumer<_, _>| consumer.fifo_after_permanent(FifoAfterPermanent::Stop);
     let world = World::with(stop).await;

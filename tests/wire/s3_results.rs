@@ -80,7 +80,7 @@ impl World {
     fn consumer(&self, results: Results) -> Consumer<Once<DynamoStore>, Writer> {
         let seen = self.writer.clone();
         Consumer::without_aws(self.once(results), namespace(), self.writer.clone())
-            .on_duplicate(move |stored, _| seen.clone().replay(stored))
+            .on_duplicate(move |_, stored, _| seen.clone().replay(stored))
     }
 
     async fn record(&self) -> support::dynamo::Item {
@@ -262,7 +262,7 @@ async fn setting_bucket_takes_outputs_over_64_kb() {
     ]);
     let consumer = settings.sdk_config(config).once(Ok(world.writer.clone()));
     let (consumer, seen) = (consumer.await.unwrap(), world.writer.clone());
-    let consumer = Arc::new(consumer.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let consumer = Arc::new(consumer.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     // With its quotes, the longest output in a record.
     assert_eq!(deliver(&consumer, 65_534).await, [""; 0]);
     assert!(world.s3.objects().is_empty());

@@ -187,6 +187,12 @@ impl Deadline {
         Self { start_by, ..self }
     }
 
+    /// Returns a deadline by which no handler starts.
+    pub(crate) fn without_starts(self) -> Self {
+        let start_by = system::instant();
+        Self { start_by, ..self }
+    }
+
     /// Returns whether enough time is left to start a handler.
     #[must_use]
     pub fn may_start(&self) -> bool {

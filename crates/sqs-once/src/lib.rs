@@ -30,7 +30,7 @@
 //! # async fn call_gateway(_: &Order, key: String) -> Result<String, std::io::Error> { Ok(key) }
 //! ```
 //!
-//! # Eight programs
+//! # Seven programs
 //!
 //! Each is one screen of [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples), and
 //! a test runs it.
@@ -43,7 +43,6 @@
 //! | `own_errors.rs` | an error type that knows its kind: [`Classify`] |
 //! | `own_body.rs` | a body that isn't JSON: [`FromMessage`] |
 //! | `two_kinds.rs` | two kinds of message in one queue, by attribute |
-//! | `http_api.rs` | one function once behind any trigger: [`Once::wrap`], as a layer of axum |
 //! | `middleware.rs` | `tower` layers around each message: [`Handler::layer`]; a metric of one's own: [`Attempt::metric`] |
 //!
 //! # Layout
@@ -176,8 +175,7 @@ pub use handler::{
 };
 pub use invalid::InvalidValue;
 pub use modes::{
-    Change, Inbox, ItemMode, Mode, NotDone, Once, Operation, Outcome, Retry, RetryableError,
-    Severity, Wrapped,
+    Change, Inbox, ItemMode, Mode, Once, Operation, Outcome, Retry, RetryableError, Severity,
 };
 #[doc(hidden)]
 pub use settings::UnknownVariable;

@@ -1,4 +1,5 @@
-//! [`Meter`]: what is measured of one message: the latency of its store requests, and the handler's own metrics.
+//! [`Meter`]: what is noted of one message while it runs, such as the latency of its store requests, and the handler's own
+//! metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -41,7 +42,7 @@ macro_rules! amounts {
 
 amounts! { u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 }
 
-/// Measures one message. Clones share the readings.
+/// Notes what happens to one message. Clones share the readings.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<Mutex<Readings>>);
 
@@ -55,6 +56,12 @@ pub struct Readings {
     pub batches_ended: bool,
     /// True if a message of another queue completed the operation.
     pub other_queue: bool,
+    /// Of a duplicate: how often the operation was claimed until it was completed.
+    pub attempts: u64,
+    /// Of a duplicate: the generation of the call key under which the operation was completed.
+    pub generation: u64,
+    /// True while a layer holds the message, and has not called the handler.
+    pub in_layer: bool,
     /// The handler's own metrics.
     pub own: Vec<(&'static str, Unit, f64)>,
 }
@@ -74,6 +81,22 @@ impl Meter {
     /// Notes that a message of another queue completed the operation.
     pub fn other_queue(&self) {
         self.lock().other_queue = true;
+    }
+
+    /// Notes how an operation was completed whose duplicate this message is.
+    pub fn completed(&self, attempts: u64, generation: u64) {
+        let mut readings = self.lock();
+        (readings.attempts, readings.generation) = (attempts, generation);
+    }
+
+    /// Notes whether a layer holds the message, and has not called the handler.
+    pub(crate) fn set_in_layer(&self, in_layer: bool) {
+        self.lock().in_layer = in_layer;
+    }
+
+    /// Returns whether a layer holds the message, and has not called the handler.
+    pub(crate) fn is_in_layer(&self) -> bool {
+        self.lock().in_layer
     }
 
     /// Notes a metric of the handler.

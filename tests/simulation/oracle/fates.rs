@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Service},
+    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Plan, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -116,7 +116,9 @@ impl Fates {
                 outcome: outcome @ ("invalid" | "crashed" | "key_reused" | "failed_before"),
                 ..
             } => {
-                self.settled.insert(message.clone());
+                if *outcome != "invalid" || records_unreadable(bench.plan) {
+                    self.settled.insert(message.clone());
+                }
                 // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
                 if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
                     let message = &bench.messages[message];
@@ -139,9 +141,9 @@ impl Fates {
         let ahead = bench.order.iter().take_while(|other| *other != id);
         let waits_for = |other: &&String| {
             let other = &bench.messages[*other];
-            // An undecodable message has no record that its group could wait for.
+            // The failure of an undecodable message is recorded before its batch tells its outcome.
             other.group.as_ref() == Some(group)
-                && other.kind != Kind::Undecodable
+                && (other.kind != Kind::Undecodable || !records_unreadable(bench.plan))
                 // It may wait for an attempt of this one.
                 && (bench.key(other) != key || other.content() == message.content())
                 && !self.settled.contains(&other.id)
@@ -238,13 +240,16 @@ impl Fates {
         let is_too_old = bench.plan.gateway.keys == Keys::ForADay
             && reason.as_deref() == Some("permanent_failure")
             && first_run.is_some_and(|first| *first + CALL_KEY_LIFETIME <= *at + bench.skew());
-        // An item has no failures, so a message that fails stops its group until its receives are used up, and the
-        // messages behind it are received with it.
+        // A failure that is not recorded stops its group until its receives are used up, and the messages behind it are
+        // received with it.
+        let is_unrecorded = |kind: Kind| match bench.plan.mode {
+            Mode::Item => kind.fails_always(),
+            _ => kind == Kind::Undecodable && !records_unreadable(bench.plan),
+        };
         let is_behind = reason.is_none()
-            && bench.plan.mode == Mode::Item
             && message.group.is_some()
             && (bench.messages.values())
-                .any(|other| other.group == message.group && other.kind.fails_always());
+                .any(|other| other.group == message.group && is_unrecorded(other.kind));
         // Another payload was processed under its key, or left an attempt open when it was given up.
         let others = bench.messages.values().filter(|other| {
             bench.key(other) == bench.key(message) && other.content() != message.content()
@@ -265,4 +270,10 @@ impl Fates {
             || is_behind
             || is_second
     }
+}
+
+/// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
+/// failures.
+fn records_unreadable(plan: &Plan) -> bool {
+    plan.mode != Mode::Item && plan.key != KeyFrom::Body
 }

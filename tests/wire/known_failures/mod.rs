@@ -183,7 +183,7 @@ async fn falsy_output_is_replayed_unchanged() {
     }
     let (world, echo) = (World::new().await, Echo::default());
     let (worker, seen) = (world.worker(echo.clone()), echo.clone());
-    let worker = Arc::new(worker.on_duplicate(move |stored, _| seen.clone().replay(stored)));
+    let worker = Arc::new(worker.on_duplicate(move |_, stored, _| seen.clone().replay(stored)));
     let outputs = [
         json!(0),
         json!(false),

@@ -47,6 +47,10 @@ impl Attempt {
         }
     }
 
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
     pub(crate) fn with_meter(self, meter: Meter) -> Self {
         Self { meter, ..self }
     }

@@ -3,10 +3,7 @@
 use std::{
     fmt,
     marker::PhantomData,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
@@ -14,6 +11,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use lambda_runtime::tower::{Service, ServiceExt as _};
 
 use super::{Attempt, Failure, Handler, failure::BoxError};
+use crate::meter::Meter;
 
 /// A message and its attempt: the request that a layer around one message sees ([`Handler::layer`]). A layer can change it, and
 /// can't make a second one of it.
@@ -24,8 +22,8 @@ pub struct Call<M> {
     pub message: M,
     /// The attempt.
     pub attempt: Attempt,
-    /// Set once the handler is called.
-    is_called: Arc<AtomicBool>,
+    /// Notes when the handler is called. That of the attempt, which a layer may replace.
+    meter: Meter,
 }
 
 /// The handler's [`Failure`], as an error that layers can pass on, box and wrap: its kind stays. A layer can make one itself,
@@ -83,7 +81,7 @@ impl<H: Handler> Service<Call<H::Message>> for HandlerService<H> {
     fn call(&mut self, call: Call<H::Message>) -> Self::Future {
         let handler = Arc::clone(&self.0);
         async move {
-            call.is_called.store(true, Relaxed);
+            call.meter.set_in_layer(false);
             Ok(handler.handle(call.message, call.attempt).await?)
         }
         .boxed()
@@ -129,14 +127,15 @@ where
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let is_called = Arc::new(AtomicBool::new(false));
+        let meter = attempt.meter().clone();
+        meter.set_in_layer(true);
         let call = Call {
             message,
             attempt,
-            is_called: Arc::clone(&is_called),
+            meter: meter.clone(),
         };
         let ended = service.oneshot(call).await;
-        ended.map_err(|error| failure(error.into(), is_called.load(Relaxed)))
+        ended.map_err(|error| failure(error.into(), !meter.is_in_layer()))
     }
 }
 

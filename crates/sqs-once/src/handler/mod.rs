@@ -110,7 +110,8 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// The layer runs between the claim and the record of the end, once for each attempt. It sees the message and the
     /// attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]. Any other error is a retryable failure,
-    /// because the handler may have had its effect, unless the layer never called it. Lookup and `on_duplicate` belong to the
+    /// because the handler may have had its effect, unless the layer never called it. If the layer still holds the message at the
+    /// deadline, the outcome is [`NotStarted`](crate::Outcome::NotStarted). Lookup and `on_duplicate` belong to the
     /// [`Consumer`](crate::Consumer), so no layer can lose them.
     ///
     /// ```

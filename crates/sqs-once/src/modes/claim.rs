@@ -41,7 +41,11 @@ impl<S: Store> Once<S> {
     /// panics of `work`, except in a build with `panic = "abort"`.
     ///
     /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
-    /// attempt sees this one as the prior attempt.
+    /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it.
+    ///
+    /// `work` must not call `run` on the same `Once` or a clone of it: such a call ends as
+    /// [`Outcome::NotStarted`](super::Outcome::NotStarted) with an error in the log. In a task that `work` spawns, we can't see
+    /// that: there the call may wait for the turn of its own caller until no time is left. Another `Once` inside is fine.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,

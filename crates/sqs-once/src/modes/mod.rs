@@ -11,8 +11,7 @@
 //! the crate `sqs-once-postgres`. If the process crashes between an effect outside the database and the
 //! completion, the handler runs again, and sees the prior attempt.
 //!
-//! A `Consumer` accepts every mode. Modes do not depend on SQS: [`Once::wrap`] runs an async function once behind any other
-//! trigger. Below it, an operation is run in steps of your own:
+//! A `Consumer` accepts every mode. Modes do not depend on SQS: behind another trigger, [`Once::run`] runs one operation:
 //!
 //! ```
 //! use std::time::Duration;
@@ -56,7 +55,6 @@ pub(crate) mod repeat;
 pub(crate) mod run;
 mod turns;
 pub(crate) mod work;
-mod wrap;
 
 pub use claim_mode::Once;
 pub use inbox::Inbox;
@@ -65,4 +63,3 @@ pub use mode::Mode;
 pub use operation::Operation;
 pub use outcome::{Outcome, Retry, RetryableError, Severity};
 pub(crate) use turns::{Turn, Turns};
-pub use wrap::{NotDone, Wrapped};

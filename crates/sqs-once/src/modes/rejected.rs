@@ -14,7 +14,10 @@ pub fn rejected(rejection: Rejection, operation: &Operation) -> Outcome {
         Rejection::Duplicate {
             result,
             other_source,
+            attempts,
+            generation,
         } => {
+            operation.meter.completed(attempts, generation);
             if let Some(other) = other_source {
                 operation.meter.other_queue();
                 if !LOGGED.swap(true, Relaxed) {

@@ -9,8 +9,13 @@ use crate::{
     deadline::Deadline,
     flawed::flawed,
     handler::{AnyLookUp, Attempt, Failure, Handler, HandlerOutput, History, LookedUp},
-    protocol::Timestamp,
+    protocol::{Key, Timestamp},
 };
+
+tokio::task_local! {
+    /// The operations whose work this task is running, the outermost first, each with the turns of its `Once`.
+    static RUNNING: Vec<(Turns, Key)>;
+}
 
 /// Runs one operation outside a batch, beside all others.
 pub async fn run_here<M: Mode<O>, O: HandlerOutput, F>(
@@ -24,7 +29,8 @@ where
     run_work(mode, &Turns::default(), operation, work).await
 }
 
-/// Runs one operation outside a batch, in its turn.
+/// Runs one operation outside a batch, in its turn. Inside another operation of the same turns it would wait for itself, so it
+/// does not start there.
 pub(super) async fn run_work<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
@@ -34,10 +40,21 @@ pub(super) async fn run_work<M: Mode<O>, O: HandlerOutput, F>(
 where
     F: Future<Output = Result<O, Failure>>,
 {
+    let mut running = RUNNING.try_with(Vec::clone).unwrap_or_default();
+    if let Some((_, outer)) = running.iter().find(|(of_outer, _)| of_outer.are(turns)) {
+        tracing::error!(
+            key = %operation.key,
+            outer_key = %outer,
+            "`Once::run` was called inside itself, and did not start: run the inner operation before or after the outer one, or on a `Once` of its own"
+        );
+        return Outcome::NotStarted;
+    }
+    running.push((turns.clone(), operation.key.clone()));
     let (clock, deadline) = (|| mode.now(), operation.deadline);
     let run = run(mode, turns, operation, |attempt, _| {
         // Making the future runs the application's code too.
-        guard(clock, deadline, async { work(attempt).await })
+        let work = RUNNING.scope(running, async { work(attempt).await });
+        guard(clock, deadline, work)
     });
     // Boxed, because the compiler gives up on a future that is nested too deeply.
     Box::pin(run).await
@@ -73,24 +90,27 @@ where
 {
     let latest = operation.deadline.start_by();
     let mut claimed = mode.claim(&operation, Start::Beside).await;
-    let turn = if matches!(claimed, Claimed::Suspect { .. }) {
-        let Some(turn) = turns.alone(latest).await else {
+    let mut turn = None;
+    if matches!(claimed, Claimed::Suspect { .. }) {
+        turn = turns.alone(latest).await;
+        if turn.is_none() {
             return Outcome::NotStarted;
-        };
+        }
         claimed = mode.claim(&operation, Start::Alone).await;
-        Some(turn)
-    } else {
-        turns.shared(latest).await
-    };
+    }
     let (claim, history, runs_handler) = match claimed {
         Claimed::Run {
             claim,
             history,
             runs_handler,
         } => (claim, history, runs_handler),
+        // What needs no handler needs no turn.
         Claimed::Ended(outcome) => return outcome,
         Claimed::Suspect { .. } => return Outcome::NotStarted,
     };
+    if turn.is_none() {
+        turn = turns.shared(latest).await;
+    }
     let attempt = turn
         .as_ref()
         .and_then(|_| begin(mode, &operation, &claim, &history));
@@ -158,11 +178,17 @@ pub(crate) async fn call<H: Handler>(
         });
         return end;
     }
-    guard(clock, deadline, async {
+    let meter = attempt.meter().clone();
+    let called = guard(clock, deadline, async {
         handler.handle(message, attempt).await
-    })
-    .await
-    .into()
+    });
+    match called.await {
+        // A layer still held the message, so nothing was sent.
+        Err(NoOutput::OutOfTime) if meter.is_in_layer() => {
+            HandlerEnd::NotStarted(Outcome::NotStarted)
+        }
+        end => end.into(),
+    }
 }
 
 /// Even a permanent failure of a lookup says nothing about the message: only the effect is unknown.

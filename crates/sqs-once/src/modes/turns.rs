@@ -21,6 +21,11 @@ enum Held {
 }
 
 impl Turns {
+    /// Returns whether these are the same turns.
+    pub(crate) fn are(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns a turn beside others, unless a suspect has its turn or waits for it.
     pub(crate) fn shared_now(&self) -> Option<Turn> {
         let turn = Arc::clone(&self.0).try_read_owned();

@@ -3,7 +3,7 @@
 use std::{
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    task::Poll,
+    task::{Poll, ready},
 };
 
 use futures_util::FutureExt as _;
@@ -80,16 +80,23 @@ pub(crate) fn guard<T>(
     work: impl Future<Output = Result<T, Failure>>,
 ) -> impl Future<Output = Result<T, NoOutput>> {
     let work = AssertUnwindSafe(work).catch_unwind();
-    let mut work = Box::pin(timeout_at(deadline.handler_cutoff(), work));
+    let mut work = Some(Box::pin(timeout_at(deadline.handler_cutoff(), work)));
     poll_fn(move |context| {
-        if deadline.has_ended(clock()) {
-            return Poll::Ready(Err(NoOutput::OutOfTime));
-        }
-        work.as_mut().poll(context).map(|end| match end {
-            Ok(Ok(answer)) => answer.map_err(NoOutput::Failed),
-            Ok(Err(_panic)) => Err(NoOutput::Panicked),
-            Err(_elapsed) => Err(NoOutput::OutOfTime),
-        })
+        let end = match &mut work {
+            Some(work) if !deadline.has_ended(clock()) => match ready!(work.as_mut().poll(context))
+            {
+                Ok(Ok(answer)) => answer.map_err(NoOutput::Failed),
+                Ok(Err(_panic)) => Err(NoOutput::Panicked),
+                Err(_elapsed) => Err(NoOutput::OutOfTime),
+            },
+            _ => Err(NoOutput::OutOfTime),
+        };
+        // The end is known, even if dropping the work panics.
+        let _panic = guard_now(|| {
+            work = None;
+            Ok(())
+        });
+        Poll::Ready(end)
     })
 }
 

@@ -56,6 +56,10 @@ pub enum Rejection {
         result: StoredResult,
         /// The queue of the message that completed it, if this one comes from another.
         other_source: Option<String>,
+        /// How often it was claimed.
+        attempts: u64,
+        /// The generation of the call key under which it was completed.
+        generation: u64,
     },
     /// The key was used earlier for a different payload. The record stays unchanged.
     KeyReused,
@@ -108,10 +112,9 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
         (State::Completed { .. }, _) if flawed("a completed key is claimed") => {
             return Decision::Over;
         }
-        (State::Completed { result }, _) if claim.has_payload_of(record) => Rejection::Duplicate {
-            result: result.clone(),
-            other_source: record.other_source(claim),
-        },
+        (State::Completed { result }, _) if claim.has_payload_of(record) => {
+            record.duplicate(result, claim)
+        }
         (State::Completed { .. }, _) => Rejection::KeyReused,
         (_, Some(failure)) if !flawed("a failed message is claimed again") => {
             Rejection::FailedBefore(failure.error.clone())
@@ -159,10 +162,7 @@ pub fn decide_without_body(found: Option<&Record>, claim: &Claim) -> Option<Reje
     let failure = failures.find(|failure| failure.message_id == claim.message_id);
     match (&record.state, failure) {
         (State::Completed { result }, _) if record.message_id == claim.message_id => {
-            Some(Rejection::Duplicate {
-                result: result.clone(),
-                other_source: record.other_source(claim),
-            })
+            Some(record.duplicate(result, claim))
         }
         (_, Some(failure)) => Some(Rejection::FailedBefore(failure.error.clone())),
         (State::InProgress { lease_until }, _) => {
@@ -221,6 +221,15 @@ impl Claim {
 }
 
 impl Record {
+    fn duplicate(&self, result: &StoredResult, claim: &Claim) -> Rejection {
+        Rejection::Duplicate {
+            result: result.clone(),
+            other_source: self.other_source(claim),
+            attempts: self.attempts,
+            generation: self.generation,
+        }
+    }
+
     fn other_source(&self, claim: &Claim) -> Option<String> {
         let other = claim.source.is_some() && self.source != claim.source;
         self.source.clone().filter(|_| other)

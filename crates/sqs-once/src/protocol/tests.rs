@@ -166,6 +166,8 @@ fn completed_operation_is_a_duplicate_of_the_same_payload() {
     let duplicate = |other_source: Option<&str>| Rejection::Duplicate {
         result: result.clone(),
         other_source: other_source.map(str::to_owned),
+        attempts: completed().attempts,
+        generation: completed().generation,
     };
     assert_eq!(rejected(&completed(), &claim()), duplicate(None));
     let other = Claim {

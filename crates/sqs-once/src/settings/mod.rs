@@ -83,7 +83,7 @@ use crate::{
 /// | `IDEMPOTENCY_BATCHED_WRITES` | `on`; in claim mode only | concurrent claims and completions share requests; needs `dynamodb:PartiQLInsert` and `PartiQLUpdate` |
 /// | `OUTBOX_TABLE_NAME` | not set; not used by `item_mode` and `PostgresMode` | DynamoDB table for the events that handlers publish |
 /// | `CONSUMER_CONCURRENCY` | `auto` | how many of a batch's handlers run at a time. `auto` means 10 or, in claim mode without a result bucket, 10 to 100 depending on memory |
-/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | a message isn't started with less time left than this. A value above the function's timeout (half of it, with several invocations per process) fails every invocation |
+/// | `CONSUMER_MIN_TIME_TO_START` | `0s` | a message isn't started with less time left than this. With a value above the function's timeout (half of it, with several invocations per process) none is started, and if it's more than 10 s above, every invocation fails |
 /// | `CONSUMER_VISIBILITY` | `on` | sets the visibility timeout of each failed message; `off` keeps the queue's own timeout |
 /// | `CONSUMER_BACKOFF_BASE` | `10s` | backoff after the first receive. It doubles with each further receive. Half of it is random, so the first backoff is 5 to 10 seconds |
 /// | `CONSUMER_BACKOFF_CAP` | `15m` | longest backoff, at most `11h 30m`. The template derives it from the function's timeout |

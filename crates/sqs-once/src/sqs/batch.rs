@@ -368,7 +368,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     fn stops(&self, ended: &Ended, is_fifo_group: bool) -> bool {
         let goes_on = match self.consumer.options.fifo_after_permanent {
             // A different message under the key may succeed.
-            _ if !is_fifo_group => ended.is_recorded_failure(true),
+            _ if !is_fifo_group => ended.is_permanent(),
             FifoAfterPermanent::Continue => {
                 ended.is_recorded_failure(self.consumer.mode.records_failures())
             }
@@ -392,9 +392,9 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// `blocking` messages did not yield, so they could not be cut off.
     fn close(mut self) -> Vec<Ended> {
         self.note_began();
-        let suspects = mem::take(&mut self.suspects).into_iter();
-        self.running
-            .extend(suspects.map(|suspect| (suspect.index, suspect.running)));
+        for suspect in mem::take(&mut self.suspects) {
+            self.not_started(suspect);
+        }
         let mut blocking = Vec::new();
         for index in 0..self.messages.len() {
             if self.ended[index].is_some() {

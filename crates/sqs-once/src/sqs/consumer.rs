@@ -15,6 +15,9 @@ use crate::{
     telemetry::millis,
 };
 
+/// By how much a process may know too short a timeout of its function, because its first invocation comes late.
+const LATE: Duration = Duration::from_secs(10);
+
 /// Processes batches of SQS messages, each message once.
 ///
 /// ```
@@ -147,29 +150,42 @@ impl<M, H> Consumer<M, H> {
         deadline.min_time_to_start(self.options.min_time_to_start)
     }
 
-    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only an invocation shows the
-    /// function's timeout, which counts in seconds.
+    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only invocations show the function's timeout,
+    /// which counts in seconds, and the first of a process may come late. If the setting is longer than what this invocation
+    /// has, no message starts.
     ///
     /// # Errors
     ///
-    /// [`BatchError::MinTimeToStart`].
-    pub(super) fn check_min_time(&self, deadline: &Deadline) -> Result<(), BatchError>
+    /// [`BatchError::MinTimeToStart`], if the setting is longer than can be explained by a late invocation.
+    pub(super) fn check_min_time(&self, deadline: Deadline) -> Result<Deadline, BatchError>
     where
         M: Mode<H::Output>,
         H: Handler,
     {
+        let Some(divisor) = self.options.min_time_divisor else {
+            return Ok(deadline);
+        };
         let left = self.mode.now().until(deadline.invocation_end());
-        let timeout = Duration::from_secs((Timestamp::default() + left).as_secs_ceil());
-        match self.options.min_time_divisor {
-            Some(divisor) if self.options.min_time_to_start > timeout / divisor => {
-                Err(BatchError::MinTimeToStart {
-                    setting: self.options.min_time_to_start,
-                    timeout,
-                    longest: timeout / divisor,
-                })
-            }
-            _ => Ok(()),
+        let left = (Timestamp::default() + left).as_secs_ceil();
+        let timeout = self.process.longest(left);
+        let (setting, longest) = (self.options.min_time_to_start, timeout / divisor);
+        if setting <= longest && setting <= Duration::from_secs(left) {
+            return Ok(deadline);
         }
+        let error = BatchError::MinTimeToStart {
+            setting,
+            timeout,
+            longest,
+        };
+        if setting > longest + LATE {
+            return Err(error);
+        }
+        tracing::error!(
+            %error,
+            time_left_s = left,
+            "this invocation has less time than a handler needs to start, so its messages go back to the queue: if every invocation says so, change the setting"
+        );
+        Ok(deadline.without_starts())
     }
 }
 
@@ -182,32 +198,63 @@ mod tests {
         store::MemoryStore,
     };
 
+    /// Returns whether a handler may start.
+    fn checked<M: Mode<H::Output>, H: Handler>(
+        consumer: &Consumer<M, H>,
+        left: Duration,
+    ) -> Result<bool, BatchError> {
+        let deadline = consumer.deadline(Timestamp::now() + left);
+        let checked = consumer.check_min_time(deadline)?;
+        Ok(checked.may_start())
+    }
+
     #[test]
-    fn min_time_above_the_timeout_is_refused() {
+    fn min_time_far_above_the_timeout_is_refused() {
         let second = Duration::from_secs(1);
-        let checked = |min_time: Duration, divisor, left: Duration| {
+        let consumer = |min_time: Duration, divisor| {
             let once = Once::new(MemoryStore::default());
             let handler = handler_fn(async |(): (), _: Attempt| Ok::<(), Failure>(()));
             let consumer = Consumer::without_aws(once, Namespace::new("test").unwrap(), handler);
             let mut consumer = consumer.min_time_to_start(min_time);
             consumer.options.min_time_divisor = divisor;
-            consumer.check_min_time(&consumer.deadline(Timestamp::now() + left))
+            consumer
         };
         // A little of the timeout is over when the process sees the invocation.
         let left = Duration::from_millis(29_900);
-        for (seconds, divisor, is_refused) in [
-            (30, Some(1), false),
-            (31, Some(1), true),
-            (31, None, false),
-            (15, Some(2), false),
-            (16, Some(2), true),
+        for (seconds, divisor, starts) in [
+            (30, Some(1), Some(true)),
+            (31, Some(1), Some(false)),
+            (40, Some(1), Some(false)),
+            (41, Some(1), None),
+            (41, None, Some(true)),
+            (15, Some(2), Some(true)),
+            (16, Some(2), Some(false)),
+            (26, Some(2), None),
         ] {
-            let checked = checked(seconds * second, divisor, left);
-            assert_eq!(checked.is_err(), is_refused, "{seconds} {divisor:?}");
+            let consumer = consumer(seconds * second, divisor);
+            assert_eq!(
+                checked(&consumer, left).ok(),
+                starts,
+                "{seconds} {divisor:?}"
+            );
         }
-        let error = checked(16 * second, Some(2), left).unwrap_err().to_string();
-        for text in ["CONSUMER_MIN_TIME_TO_START is 16s", "at most 15s"] {
+        let error = checked(&consumer(26 * second, Some(2)), left).unwrap_err();
+        let error = error.to_string();
+        for text in ["CONSUMER_MIN_TIME_TO_START is 26s", "at most 15s"] {
             assert!(error.contains(text), "{error}");
+        }
+
+        // A process that starts late, one invocation that comes late, and others in time.
+        let at_most = consumer(30 * second, Some(1));
+        for (left, starts) in [
+            (28, false),
+            (30, true),
+            (22, false),
+            (15, false),
+            (30, true),
+        ] {
+            let left = left * second - second / 10;
+            assert_eq!(checked(&at_most, left), Ok(starts), "{left:?}");
         }
     }
 }

@@ -64,17 +64,23 @@ impl<M, H> Consumer<M, H> {
     /// Calls `on_duplicate` for each duplicate: a message whose operation is completed. It can send a reply again. By
     /// default nothing happens, and the message is acknowledged.
     ///
+    /// It gets the duplicate's own message, as the handler takes it, the stored output, and an attempt with the call key under
+    /// which the operation was completed. If the message can't be decoded, say by a newer build, it is a duplicate all the same:
+    /// `on_duplicate` is not called, and a warning names the key.
+    ///
     /// It runs for each duplicate, so its effects happen at least once. A failure sends the message back to the
     /// queue, the record stays unchanged, and messages behind it in its message group or under its key do not run. It is
     /// cut off at the deadline, and isolation after a crash does not cover it.
     ///
     /// ```
     /// # use sqs_once::{Attempt, Consumer, Failure, Mode, Stored, Handler};
-    /// # fn replying<M: Mode<u64>, H: Handler<Output = u64>>(consumer: Consumer<M, H>) -> Consumer<M, H> {
-    /// consumer.on_duplicate(async |ticket: Stored<u64>, attempt: Attempt| {
+    /// # #[derive(serde::Deserialize)] struct Order { reply_to: String }
+    /// # fn replying<M, H>(consumer: Consumer<M, H>) -> Consumer<M, H>
+    /// # where M: Mode<u64>, H: Handler<Message = Order, Output = u64> {
+    /// consumer.on_duplicate(async |order: Order, ticket: Stored<u64>, attempt: Attempt| {
     ///     match ticket.output().await? {
-    ///         Some(ticket) => println!("{} had ticket {ticket}", attempt.key()),
-    ///         None => println!("{} had a ticket that was not kept", attempt.key()),
+    ///         Some(ticket) => println!("{}: ticket {ticket}", order.reply_to),
+    ///         None => println!("{}: {} had a ticket that was not kept", order.reply_to, attempt.key()),
     ///     }
     ///     Ok(())
     /// })
@@ -83,7 +89,10 @@ impl<M, H> Consumer<M, H> {
     #[must_use]
     pub fn on_duplicate<F, Fut>(self, on_duplicate: F) -> Self
     where
-        F: Fn(Stored<<H::Output as HandlerOutput>::Result>, Attempt) -> Fut + Send + Sync + 'static,
+        F: Fn(H::Message, Stored<<H::Output as HandlerOutput>::Result>, Attempt) -> Fut
+            + Send
+            + Sync
+            + 'static,
         Fut: Future<Output = Result<(), Failure>> + Send + 'static,
         H: Handler,
     {

@@ -82,13 +82,16 @@ impl Ended {
         self.of_operation().is_some_and(Outcome::is_success)
     }
 
-    /// Returns whether this message failed permanently and never runs again, because the failure is
-    /// recorded or needs no record. `mode_records` says whether the mode records permanent failures.
+    pub(super) fn is_permanent(&self) -> bool {
+        self.of_operation().is_some_and(Outcome::is_permanent)
+    }
+
+    /// Returns whether this message failed permanently and never runs again, because a record says so. `mode_records` says
+    /// whether the mode records permanent failures.
     pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
-        match self.of_operation() {
-            Some(Outcome::PermanentFailure(_)) => mode_records,
-            outcome => outcome.is_some_and(Outcome::is_permanent),
-        }
+        // A message without key or body has no record: another setting or build may run it.
+        let has_record = self.handler.is_some() || !matches!(self.outcome, Outcome::Invalid(_));
+        mode_records && has_record && self.is_permanent()
     }
 
     /// Returns the store's error, if it alone made the message fail. Leaves out throttling, because then the

@@ -16,9 +16,9 @@ use crate::InvalidValue;
 #[non_exhaustive]
 pub enum FifoAfterPermanent {
     /// They run as soon as the failure is recorded. The failed message never runs again, so they do not
-    /// overtake it. They also run after a failure that needs no record (an undecodable body, no key, a reused
-    /// key). A permanent failure on an [item](crate::ItemMode) is not recorded, so it stops the message
-    /// group.
+    /// overtake it. Behind a failure that no record has, they do not run in this batch, because another build or setting may run
+    /// the failed message later: any failure on an [item](crate::ItemMode), and in every mode that of a message without a key or a
+    /// body.
     #[default]
     Continue,
     /// They do not run. They are received again together with the failed message, until they reach the

@@ -108,7 +108,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ) -> Result<SqsBatchResponse, BatchError> {
         self.warn_once();
         let deadline = self.deadline(Timestamp::from_millis(invocation.deadline));
-        self.check_min_time(&deadline).inspect_err(|error| {
+        let deadline = self.check_min_time(deadline).inspect_err(|error| {
             tracing::error!(%error, "the messages go back to the queue");
         })?;
         self.process_batch(records, deadline, Some(&invocation.request_id))
@@ -258,7 +258,7 @@ mod tests {
     #[tokio::test]
     async fn timeout_below_min_time_fails_the_invocation() {
         // Without a deadline, the timeout is taken for 300 s.
-        let consumer = consumer().min_time_to_start(Duration::from_secs(301));
+        let consumer = consumer().min_time_to_start(Duration::from_secs(311));
         let mut refused = consumer.clone();
         refused.options.min_time_divisor = Some(1);
         let error = refused.oneshot(two_messages()).await.unwrap_err();

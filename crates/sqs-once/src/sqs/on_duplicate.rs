@@ -13,33 +13,48 @@ pub(super) struct OnDuplicate<H>(Arc<dyn Call<H>>);
 
 /// The function. Its parameter is the handler, as with [`AnyLookUp`](crate::handler::AnyLookUp).
 trait Call<H>: Send + Sync {
-    fn call(&self, stored: StoredOf<H>, attempt: Attempt) -> BoxFuture<'_, Result<(), Failure>>
+    fn call(
+        &self,
+        message: H::Message,
+        stored: StoredOf<H>,
+        attempt: Attempt,
+    ) -> BoxFuture<'_, Result<(), Failure>>
     where
         H: Handler;
 }
 
 impl<F, Fut, H> Call<H> for F
 where
-    F: Fn(StoredOf<H>, Attempt) -> Fut + Send + Sync,
+    F: Fn(H::Message, StoredOf<H>, Attempt) -> Fut + Send + Sync,
     Fut: Future<Output = Result<(), Failure>> + Send + 'static,
     H: Handler,
 {
-    fn call(&self, stored: StoredOf<H>, attempt: Attempt) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(self(stored, attempt))
+    fn call(
+        &self,
+        message: H::Message,
+        stored: StoredOf<H>,
+        attempt: Attempt,
+    ) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(self(message, stored, attempt))
     }
 }
 
 impl<H: Handler> OnDuplicate<H> {
     pub(super) fn new<F, Fut>(function: F) -> Self
     where
-        F: Fn(StoredOf<H>, Attempt) -> Fut + Send + Sync + 'static,
+        F: Fn(H::Message, StoredOf<H>, Attempt) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         Self(Arc::new(function))
     }
 
-    pub(super) async fn call(&self, stored: StoredOf<H>, attempt: Attempt) -> Result<(), Failure> {
-        self.0.call(stored, attempt).await
+    pub(super) async fn call(
+        &self,
+        message: H::Message,
+        stored: StoredOf<H>,
+        attempt: Attempt,
+    ) -> Result<(), Failure> {
+        self.0.call(message, stored, attempt).await
     }
 }
 

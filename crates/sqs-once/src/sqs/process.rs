@@ -1,6 +1,12 @@
 //! [`Process`]: what the invocations of a process share.
 
-use std::sync::{Arc, Once};
+use std::{
+    sync::{
+        Arc, Once,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -28,6 +34,8 @@ pub(super) struct Process {
     pub(super) has_warned: Once,
     /// Whether the process has named pointers of the fingerprint that find nothing.
     pub(super) has_named_pointers: Once,
+    /// The longest time that an invocation had, in seconds: the function's timeout, as far as the process knows it.
+    longest: AtomicU64,
 }
 
 impl Default for Process {
@@ -39,6 +47,7 @@ impl Default for Process {
             s3_bodies: Arc::new(Semaphore::new(permits)),
             has_warned: Once::new(),
             has_named_pointers: Once::new(),
+            longest: AtomicU64::default(),
         }
     }
 }
@@ -56,7 +65,14 @@ impl Process {
             s3_bodies: Arc::clone(&self.s3_bodies),
             has_warned: Once::new(),
             has_named_pointers: Once::new(),
+            longest: AtomicU64::default(),
         }
+    }
+
+    /// Returns the longest time that an invocation of this process had: this many seconds, or more.
+    pub(super) fn longest(&self, seconds: u64) -> Duration {
+        let before = self.longest.fetch_max(seconds, Relaxed);
+        Duration::from_secs(before.max(seconds))
     }
 
     /// Waits for the memory of a body of at most `bytes`. `None` if it takes longer than until `latest`.

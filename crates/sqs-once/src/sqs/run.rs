@@ -27,7 +27,7 @@ use super::{
 use crate::{
     deadline::Deadline,
     handler::{Attempt, Failure, Handler, History, InvalidMessage, Stored},
-    meter::Meter,
+    meter::{Meter, Readings},
     modes::{
         Mode, Operation, Outcome,
         mode::{Claimed, Start},
@@ -105,10 +105,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let mut notes = Notes::new(of_batch, span.clone());
         let run = async {
             self.admit(message)?;
-            let outcome = self
-                .read_and_run(message, deadline, Start::Beside, &mut notes)
-                .await?;
-            Ok(self.replay(outcome, message, deadline, &mut notes).await)
+            self.read_and_run(message, deadline, Start::Beside, &mut notes)
+                .await
         };
         let ran = pin!(caught(run)).instrument(span).await;
         notes.ran(ran)
@@ -170,7 +168,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             // As long as there is time, it runs again if a different transaction is in the way.
             let is_contended = matches!(outcome, Outcome::Contended(_));
             if !is_contended || system::instant() + pause > notes.of_batch.start_by(deadline) {
-                return Ok(outcome);
+                let text = body.text(message);
+                return Ok(self.replay(outcome, message, text, &operation, notes).await);
             }
             system::sleep(pause).await;
             pause = LONGEST_PAUSE.min(pause * 2);
@@ -237,9 +236,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             Err(end) => HandlerEnd::NoOutput(end),
         };
         let duration = system::elapsed(began);
-        notes.handler = Some(HandlerRun { history, duration });
+        let is_called = !operation.meter.is_in_layer();
+        notes.handler = is_called.then_some(HandlerRun { history, duration });
         let outcome = self.mode.finish(operation, claim, end).await;
-        if let (Some(breaker), Some(called)) = (&self.process.breaker, called) {
+        if let (Some(breaker), Some(called), true) = (&self.process.breaker, called, is_called) {
             // The output may panic when it is written as JSON.
             let called = match outcome {
                 Outcome::Panicked => Called::Panicked,
@@ -290,24 +290,44 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Ok(operation)
     }
 
-    /// Calls `on_duplicate` with the recorded result of a duplicate.
+    /// Calls `on_duplicate`, if the outcome is a duplicate. A message that can't be read or decoded is one all the same.
     async fn replay(
         &self,
         mut outcome: Outcome,
         message: &Message,
-        deadline: Deadline,
+        text: Option<&str>,
+        operation: &Operation,
         notes: &mut Notes,
     ) -> Outcome {
-        let (Outcome::Duplicate(result), Some(on_duplicate), Some(key)) =
-            (&mut outcome, &self.replay, &notes.key)
-        else {
+        let (Outcome::Duplicate(result), Some(on_duplicate)) = (&mut outcome, &self.replay) else {
             return outcome;
         };
+        let decoded = match guard_now(|| Ok(message.parse(text))) {
+            Ok(Ok(decoded)) => decoded,
+            unreadable => {
+                let why = match unreadable {
+                    Ok(Err(InvalidMessage(why))) => why,
+                    _ => "decoding it panicked".to_owned(),
+                };
+                tracing::warn!(key = %operation.key, why, "a duplicate can't be read, so on_duplicate was not called");
+                return outcome;
+            }
+        };
+        let Readings {
+            attempts,
+            generation,
+            ..
+        } = operation.meter.readings();
+        let history = History {
+            attempts,
+            prior: None,
+            generation,
+        };
+        let (key, delivery) = (operation.key.clone(), operation.delivery.clone());
+        let attempt = Attempt::new(key, delivery, history, operation.deadline);
         let stored = Stored::from_store(result.take(), self.mode.results());
-        let delivery = message.delivery().clone();
-        let attempt = Attempt::new(key.clone(), delivery, History::fresh(), deadline);
-        let call = async { on_duplicate.call(stored, attempt).await };
-        match guard(|| self.mode.now(), deadline, call).await {
+        let call = async { on_duplicate.call(decoded, stored, attempt).await };
+        match guard(|| self.mode.now(), operation.deadline, call).await {
             Ok(()) => outcome,
             Err(end) => {
                 notes.of_duplicate = true;

@@ -1,4 +1,4 @@
-//! Name, metric, severity, retry and HTTP status of each [`Outcome`].
+//! Name, metric, severity and retry of each [`Outcome`].
 
 use super::{Outcome, Retry, RetryableError, Severity};
 
@@ -8,7 +8,6 @@ struct Facts {
     metric: &'static str,
     severity: Severity,
     retry: Retry,
-    http_status: u16,
 }
 
 impl Outcome {
@@ -16,38 +15,37 @@ impl Outcome {
     const fn facts(&self) -> Facts {
         use {Retry::*, Severity::*};
         #[rustfmt::skip]
-        let (name, metric, severity, retry, http_status) = match self {
-            Self::Completed(_) => ("completed", "Completed", Info, Never, 200),
-            Self::Duplicate(_) => ("duplicate", "Duplicates", Info, Never, 200),
-            Self::Reconciled(_) => ("reconciled", "Reconciled", Info, Never, 200),
-            Self::Conflict { lease_until, .. } => ("conflict", "Conflicts", Info, At(*lease_until), 409),
-            Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff, 409),
-            Self::RetryableFailure(error) => ("retryable_failure", "RetryableFailures", Warn, error.retry(), 503),
-            Self::NoEffect(error) => ("no_effect", "RetryableFailures", Warn, error.retry(), 503),
-            Self::Contended(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff, 503),
-            Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never, 422),
-            Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never, 422),
-            Self::Crashed(_) => ("crashed", "Crashed", Error, Never, 422),
-            Self::KeyReused => ("key_reused", "KeysReused", Error, Never, 422),
-            Self::Invalid(_) => ("invalid", "Invalid", Error, Never, 400),
-            Self::Ignored => ("ignored", "Ignored", Info, Never, 200),
-            Self::NotStarted => ("not_started", "NotStarted", Info, Now, 503),
-            Self::BehindFailure => ("not_started", "NotStarted", Info, Now, 503),
-            Self::CircuitOpen { next_probe } => ("circuit_open", "CircuitOpen", Info, BackoffUntil(*next_probe), 503),
-            Self::Panicked => ("panicked", "RetryableFailures", Error, Backoff, 503),
-            Self::OutOfTime => ("out_of_time", "RetryableFailures", Error, Backoff, 503),
-            Self::LeaseLost => ("lease_lost", "LeasesLost", Error, Backoff, 503),
-            Self::CompletionUnrecorded(_) => ("completion_unrecorded", "CompletionsUnrecorded", Error, Backoff, 503),
-            Self::FailureUnrecorded { .. } => ("failure_unrecorded", "StoreUnavailable", Error, Backoff, 503),
-            Self::CommitUnknown(_) => ("commit_unknown", "StoreUnavailable", Error, Backoff, 503),
-            Self::StoreUnavailable(_) => ("store_unavailable", "StoreUnavailable", Error, Backoff, 503),
+        let (name, metric, severity, retry) = match self {
+            Self::Completed(_) => ("completed", "Completed", Info, Never),
+            Self::Duplicate(_) => ("duplicate", "Duplicates", Info, Never),
+            Self::Reconciled(_) => ("reconciled", "Reconciled", Info, Never),
+            Self::Conflict { lease_until, .. } => ("conflict", "Conflicts", Info, At(*lease_until)),
+            Self::PayloadConflict { .. } => ("conflict", "Conflicts", Warn, Backoff),
+            Self::RetryableFailure(error) => ("retryable_failure", "RetryableFailures", Warn, error.retry()),
+            Self::NoEffect(error) => ("no_effect", "RetryableFailures", Warn, error.retry()),
+            Self::Contended(_) => ("retryable_failure", "RetryableFailures", Warn, Backoff),
+            Self::PermanentFailure(_) => ("permanent_failure", "PermanentFailures", Error, Never),
+            Self::FailedBefore(_) => ("failed_before", "PermanentFailures", Info, Never),
+            Self::Crashed(_) => ("crashed", "Crashed", Error, Never),
+            Self::KeyReused => ("key_reused", "KeysReused", Error, Never),
+            Self::Invalid(_) => ("invalid", "Invalid", Error, Never),
+            Self::Ignored => ("ignored", "Ignored", Info, Never),
+            Self::NotStarted => ("not_started", "NotStarted", Info, Now),
+            Self::BehindFailure => ("not_started", "NotStarted", Info, Now),
+            Self::CircuitOpen { next_probe } => ("circuit_open", "CircuitOpen", Info, BackoffUntil(*next_probe)),
+            Self::Panicked => ("panicked", "RetryableFailures", Error, Backoff),
+            Self::OutOfTime => ("out_of_time", "RetryableFailures", Error, Backoff),
+            Self::LeaseLost => ("lease_lost", "LeasesLost", Error, Backoff),
+            Self::CompletionUnrecorded(_) => ("completion_unrecorded", "CompletionsUnrecorded", Error, Backoff),
+            Self::FailureUnrecorded { .. } => ("failure_unrecorded", "StoreUnavailable", Error, Backoff),
+            Self::CommitUnknown(_) => ("commit_unknown", "StoreUnavailable", Error, Backoff),
+            Self::StoreUnavailable(_) => ("store_unavailable", "StoreUnavailable", Error, Backoff),
         };
         Facts {
             name,
             metric,
             severity,
             retry,
-            http_status,
         }
     }
 
@@ -78,18 +76,6 @@ impl Outcome {
     #[must_use]
     pub const fn retry(&self) -> Retry {
         self.facts().retry
-    }
-
-    /// Returns the HTTP status for this outcome (RFC 9110). After a 409 or a 503, the client should
-    /// send the request again with the same key.
-    ///
-    /// ```
-    /// # use sqs_once::Outcome;
-    /// assert_eq!(Outcome::KeyReused.http_status(), 422);
-    /// ```
-    #[must_use]
-    pub const fn http_status(&self) -> u16 {
-        self.facts().http_status
     }
 
     /// Returns whether the message is done: its operation is recorded as completed, or it carries no
@@ -189,27 +175,7 @@ mod tests {
         {
             assert_eq!(outcome.retry(), Retry::Never, "{outcome:?}");
             assert_eq!(outcome.severity(), Severity::Info, "{outcome:?}");
-            assert_eq!(outcome.http_status(), 200, "{outcome:?}");
             assert!(!outcome.is_permanent(), "{outcome:?}");
-        }
-    }
-
-    #[test]
-    fn http_status_agrees_with_retry() {
-        for outcome in Outcome::every()
-            .iter()
-            .filter(|outcome| !outcome.is_success())
-        {
-            let statuses: &[u16] = match outcome.retry() {
-                Retry::Never => &[400, 422],
-                Retry::Now
-                | Retry::Backoff
-                | Retry::BackoffAtLeast(_)
-                | Retry::BackoffUntil(_)
-                | Retry::At(_) => &[409, 503],
-            };
-            assert!(statuses.contains(&outcome.http_status()), "{outcome:?}");
-            assert_eq!(outcome.is_permanent(), outcome.retry() == Retry::Never);
         }
     }
 
@@ -246,7 +212,7 @@ mod tests {
             Outcome::every().iter().map(Outcome::name).collect();
         assert_eq!(rows.len(), names.len());
         for outcome in Outcome::every() {
-            let [_, level, _, _, message, metric, status] = row(outcome.name())[..] else {
+            let [_, level, _, _, message, metric] = row(outcome.name())[..] else {
                 panic!("{outcome:?}");
             };
             let returns = match outcome.retry() {
@@ -260,7 +226,6 @@ mod tests {
             assert!(level.contains(&severity), "{outcome:?}");
             assert!(message.contains(returns), "{outcome:?}");
             assert_eq!(metric, format!("`{}`", outcome.metric()), "{outcome:?}");
-            assert_eq!(status, outcome.http_status().to_string(), "{outcome:?}");
         }
     }
 }

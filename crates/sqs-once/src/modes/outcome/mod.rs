@@ -1,4 +1,4 @@
-//! [`Outcome`]: the result of one attempt at an operation, with severity, retry and HTTP status.
+//! [`Outcome`]: the result of one attempt at an operation, with severity and retry.
 
 mod display;
 mod facts;
@@ -19,7 +19,6 @@ use crate::{
 /// | counter in metrics | [`metric`](Self::metric) |
 /// | log level | [`severity`](Self::severity) |
 /// | visibility timeout | [`retry`](Self::retry) |
-/// | HTTP status | [`http_status`](Self::http_status) |
 ///
 /// ```
 /// use sqs_once::{Outcome, Retry, Severity, protocol::StoredResult};

@@ -147,7 +147,7 @@ settings! {
     "how many of a batch's handlers run at a time. `auto` means 10 or, in claim mode without a result bucket, 10 to 100 depending on memory"
 
     CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "0s";
-    "a message isn't started with less time left than this. A value above the function's timeout (half of it, with several invocations per process) fails every invocation"
+    "a message isn't started with less time left than this. With a value above the function's timeout (half of it, with several invocations per process) none is started, and if it's more than 10 s above, every invocation fails"
 
     CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "continue";
     "after a recorded permanent failure, `continue` runs the rest of the FIFO group, and `stop` reports it as failed"
