@@ -9,7 +9,6 @@ use std::{
 use crate::{
     dynamo::store::{Field, Layout},
     entries::entries,
-    protocol::Namespace,
     settings::variables::parse::positive,
     sqs::Visibility,
 };
