@@ -280,7 +280,7 @@ impl<'a> View<'a> {
             "call_key": self.stored.call_key(),
             "error": record.error,
             "next_message": self.next_delivery.name(),
-            "settings": self.rules.json(),
+            "settings": self.rules.text(),
         });
         match &record.state {
             State::InProgress { lease_until } => {
