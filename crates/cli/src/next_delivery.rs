@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
 use sqs_once::{
     internal::{
         Standing, StoredRecord, open_too_long, standing,
-        table::{CONSUMER_CALL_KEY_LIFETIME, CONSUMER_CRASH_ISOLATION},
+        table::{CONSUMER_CALL_KEY_LIFETIME, CONSUMER_CRASH_ISOLATION, Setting},
     },
     protocol::{
         Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide,
@@ -16,78 +15,45 @@ use sqs_once::{
 use crate::{
     aws,
     doctor::account::{Account, Function},
-    output::{Error, in_words},
+    output::Error,
 };
 
-/// The settings of a consumer that decide about its next delivery.
-#[derive(Debug)]
-pub(crate) struct Rules {
-    /// The function that has these settings. `None` if they are the defaults.
-    function: Option<String>,
-    call_key_lifetime: Option<Duration>,
-    crash_waits: CrashWaits,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        let lifetime = humantime::parse_duration(CONSUMER_CALL_KEY_LIFETIME.default);
-        Self {
-            function: None,
-            call_key_lifetime: lifetime.ok(),
-            crash_waits: CrashWaits::default(),
-        }
-    }
-}
+/// The settings of a consumer that decide about its next delivery: a deployed function, or the defaults.
+#[derive(Default)]
+pub(crate) struct Rules(Function);
 
 impl Rules {
     /// Reads the settings of a deployed function.
     pub(crate) async fn of_function(name: &str) -> Result<Self, Error> {
         let account = Account::new(aws::config().await?);
-        Ok(Self::of(&account.function(name.to_owned()).await?))
+        account.function(name.to_owned()).await.map(Self)
     }
 
-    fn of(function: &Function) -> Self {
-        let lifetime = &CONSUMER_CALL_KEY_LIFETIME;
-        let is_isolated = function.is_on(CONSUMER_CRASH_ISOLATION.name);
-        Self {
-            function: Some(function.name.clone()),
-            call_key_lifetime: function
-                .is_on(lifetime.name)
-                .then(|| function.span(lifetime)),
-            crash_waits: if is_isolated {
-                CrashWaits::default()
-            } else {
-                CrashWaits::off()
-            },
+    fn call_key_lifetime(&self) -> Option<Duration> {
+        let setting = &CONSUMER_CALL_KEY_LIFETIME;
+        self.0.is_on(setting.name).then(|| self.0.span(setting))
+    }
+
+    fn crash_waits(&self) -> CrashWaits {
+        if self.0.is_on(CONSUMER_CRASH_ISOLATION.name) {
+            CrashWaits::default()
+        } else {
+            CrashWaits::off()
         }
     }
 
     /// Says which settings these are.
     pub(crate) fn text(&self) -> String {
-        let lifetime = self
-            .call_key_lifetime
-            .map_or_else(|| "off".to_owned(), in_words);
-        let isolation = if self.crash_waits.is_off() {
-            "off"
-        } else {
-            "on"
+        let value = |setting: &Setting| {
+            let value = self.0.variable(setting.name).unwrap_or(setting.default);
+            format!("{} {value}", setting.name)
         };
-        let whose = match &self.function {
-            Some(name) => format!("those of function {name}"),
-            None => "the defaults; --function reads those of a function".to_owned(),
+        let whose = match &*self.0.name {
+            "" => "the defaults; --function reads those of a function".to_owned(),
+            name => format!("those of function {name}"),
         };
-        format!(
-            "{whose}: {} {lifetime}, {} {isolation}",
-            CONSUMER_CALL_KEY_LIFETIME.name, CONSUMER_CRASH_ISOLATION.name
-        )
-    }
-
-    pub(crate) fn json(&self) -> Value {
-        json!({
-            "function": self.function,
-            "call_key_lifetime_s": self.call_key_lifetime.map(|of| of.as_secs()),
-            "crash_isolation": !self.crash_waits.is_off(),
-        })
+        let lifetime = value(&CONSUMER_CALL_KEY_LIFETIME);
+        format!("{whose}: {lifetime}, {}", value(&CONSUMER_CRASH_ISOLATION))
     }
 }
 
@@ -131,9 +97,11 @@ impl NextDelivery {
         let claim = Claim::new(Owner::fresh(), "", now, now, record.expires_at);
         match decide(Some(record), &claim) {
             Decision::First | Decision::Mine => Self::Runs,
-            Decision::Over => match standing(Some(record), &rules.crash_waits) {
+            Decision::Over => match standing(Some(record), &rules.crash_waits()) {
                 Standing::Crashed { .. } => Self::Crashed,
-                _ if open_too_long(record, rules.call_key_lifetime, now).is_some() => Self::TooOld,
+                _ if open_too_long(record, rules.call_key_lifetime(), now).is_some() => {
+                    Self::TooOld
+                }
                 _ if record.first_claimed_at.is_some() => Self::RunsWithPriorAttempt,
                 _ => Self::Runs,
             },
@@ -258,7 +226,7 @@ mod tests {
         assert_eq!(of(&open, hours(21)), NextDelivery::TooOld);
         let with = |lifetime: &str, at| {
             let variables = [(CONSUMER_CALL_KEY_LIFETIME.name, lifetime)];
-            let rules = Rules::of(&Function::with("charge", variables));
+            let rules = Rules(Function::with(variables));
             NextDelivery::of(&open, &rules, at)
         };
         assert_eq!(with("30m", hours(1)), NextDelivery::TooOld);

@@ -20,6 +20,7 @@ use crate::{
 };
 
 /// A function of the stack.
+#[derive(Default)]
 pub(crate) struct Function {
     pub(crate) name: String,
     pub(super) arn: String,
@@ -52,14 +53,11 @@ impl Function {
 
     /// Creates a function with these variables.
     #[cfg(test)]
-    pub(crate) fn with<const N: usize>(name: &str, variables: [(&str, &str); N]) -> Self {
+    pub(crate) fn with<const N: usize>(variables: [(&str, &str); N]) -> Self {
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
         Self {
-            name: name.to_owned(),
-            arn: String::new(),
-            role: String::new(),
-            timeout: Duration::ZERO,
             variables: variables.into(),
+            ..Self::default()
         }
     }
 

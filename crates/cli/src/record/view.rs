@@ -292,7 +292,7 @@ impl<'a> View<'a> {
             "generation": record.generation,
             "call_key": self.stored.call_key(),
             "next_message": self.next_delivery.name(),
-            "settings": self.rules.json(),
+            "settings": self.rules.text(),
         });
         match &record.state {
             State::InProgress { lease_until } => {
