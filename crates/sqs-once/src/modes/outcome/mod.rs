@@ -85,7 +85,8 @@ pub enum Outcome {
     /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and nothing
     /// is recorded.
     Ignored,
-    /// Too little time was left before the deadline. The handler did not run.
+    /// Too little time was left before the deadline, a layer held the message until then, or [`Once::run`](super::Once::run) was
+    /// called inside itself. The handler did not run.
     NotStarted,
     /// A message before this one in its message group, or on a standard queue under its key, failed. The handler did
     /// not run.

@@ -201,7 +201,7 @@ impl Visibility {
             until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
         };
         // If the mode records no failures, nothing has to be recorded first.
-        let failed = |of: &&MessageOutcome<'_>| of.ended.is_recorded_failure(true);
+        let failed = |of: &&MessageOutcome<'_>| of.ended.is_permanent();
         let failed: Vec<_> = batch.iter().filter(failed).collect();
         let ids: HashSet<_> = failed.iter().map(|of| of.message_id).collect();
         let shared = if ids.is_empty() {
@@ -223,7 +223,7 @@ impl Visibility {
         let not_sent = ids.len() - confirmed.len();
         for of in batch {
             of.dead_lettered = confirmed.contains(of.message.id())
-                || flawed("a copy is not confirmed") && of.ended.is_recorded_failure(true);
+                || flawed("a copy is not confirmed") && of.ended.is_permanent();
         }
         not_sent
     }
