@@ -144,7 +144,11 @@ pub mod internal {
             request_error_kind::RequestErrorKind,
         },
         settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
-        sqs::{LEAST_OUTAGE, survived_outage},
+        sqs::{
+            LEAST_OUTAGE,
+            identity::{has_payload, key_of},
+            survived_outage,
+        },
         store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord},
     };
 

@@ -2,10 +2,12 @@
 
 use std::sync::Once;
 
-use super::{fingerprint_source::FingerprintSource, key_fn::NoIdentity, key_source::KeySource};
+use super::{
+    envelope, fingerprint_source::FingerprintSource, key_fn::NoIdentity, key_source::KeySource,
+};
 use crate::{
     flawed::flawed,
-    handler::DeliveryMetadata,
+    handler::{Attribute, AttributeValue, DeliveryMetadata, InvalidMessage},
     protocol::{Fingerprint, Key, Namespace},
 };
 
@@ -46,10 +48,49 @@ impl IdentitySources<'_> {
     }
 }
 
+/// Returns the key of a message without its envelope, as the tool reads it in a dead-letter queue. `texts` are the message
+/// attributes.
+///
+/// # Errors
+///
+/// Why it has no key.
+pub fn key_of(
+    source: &KeySource,
+    namespace: &Namespace,
+    body: &str,
+    texts: impl IntoIterator<Item = (String, String)>,
+    mut delivery: DeliveryMetadata,
+) -> Result<Key, String> {
+    let attribute = |(name, text)| {
+        let data_type = "String".into();
+        let value = AttributeValue::Text(text);
+        (name, Attribute { data_type, value })
+    };
+    delivery.attributes = texts.into_iter().map(attribute).collect();
+    let key = source.key(namespace, body, &delivery);
+    key.map_err(|error| match error {
+        NoIdentity::Invalid(InvalidMessage(why)) => why,
+        NoIdentity::KeyPanicked => "the key function panicked".into(),
+    })
+}
+
+/// Returns whether a message, or the one inside its envelopes, has the payload of a record. `None` if the record's scheme does
+/// not say what was hashed.
+#[must_use]
+pub fn has_payload(body: &str, recorded: &Fingerprint) -> Option<bool> {
+    let (source, _) = recorded.scheme()?.rsplit_once(';')?;
+    let source: FingerprintSource = source.parse().ok()?;
+    let of = |body: &str| source.of(body, body, &Once::new());
+    let made = of(body)?;
+    let inside = envelope::open(body).ok().flatten();
+    let inside = inside.and_then(|content| of(&content.body));
+    (made.scheme() == recorded.scheme())
+        .then(|| made == *recorded || inside.as_ref() == Some(recorded))
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::handler::InvalidMessage;
 
     pub(in crate::sqs) fn facts() -> DeliveryMetadata {
         DeliveryMetadata {
@@ -92,6 +133,29 @@ pub(super) mod tests {
     pub(in crate::sqs) fn fingerprint(body: &str, source: &str) -> Option<Fingerprint> {
         let identity = identity_by(&facts(), body, &KeySource::MessageId, source);
         Some(identity.unwrap().fingerprint?.with_scheme(None))
+    }
+
+    #[test]
+    fn payload_is_compared_by_the_scheme_of_a_record() {
+        let body = r#"{"id":"o-1","amount":1.0}"#;
+        for source in ["body", "body:/id,/amount"] {
+            let identity = identity_by(&facts(), body, &KeySource::MessageId, source).unwrap();
+            let recorded = identity.fingerprint.unwrap();
+            let same = r#"{"amount": 1, "id": "o-1"}"#;
+            let event = serde_json::json!({
+                "id": "e", "source": "shop", "detail-type": "Order", "time": "2026-11-28T08:00:00Z",
+                "detail": {"id": "o-1", "amount": 1},
+            });
+            for same in [same, &event.to_string()] {
+                assert_eq!(has_payload(same, &recorded), Some(true), "{source}: {same}");
+            }
+            let other = r#"{"amount": 2, "id": "o-1"}"#;
+            assert_eq!(has_payload(other, &recorded), Some(false), "{source}");
+            let newer = recorded.clone().with_scheme(format!("{source};99"));
+            for unknown in [newer, recorded.with_scheme("sha256:0123".to_owned())] {
+                assert_eq!(has_payload(body, &unknown), None, "{unknown}");
+            }
+        }
     }
 
     #[test]

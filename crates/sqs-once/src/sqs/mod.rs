@@ -49,7 +49,7 @@ mod ended;
 mod envelope;
 mod fifo_after_permanent;
 mod fingerprint_source;
-mod identity;
+pub(crate) mod identity;
 mod invocation;
 mod key_fn;
 mod key_source;
