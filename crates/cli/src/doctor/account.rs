@@ -146,8 +146,8 @@ impl Account {
         }
     }
 
-    /// Returns the names of the stack's functions.
-    pub(super) async fn functions(&self, stack: &str) -> Result<Vec<String>, Error> {
+    /// Returns the names or ARNs of the stack's resources of a type.
+    pub(super) async fn resources(&self, stack: &str, kind: &str) -> Result<Vec<String>, Error> {
         let resources = self
             .cloudformation
             .list_stack_resources()
@@ -163,9 +163,21 @@ impl Account {
             })?;
         let names = resources
             .into_iter()
-            .filter(|resource| resource.resource_type() == Some("AWS::Lambda::Function"))
-            .filter_map(|function| function.physical_resource_id);
+            .filter(|resource| resource.resource_type() == Some(kind))
+            .filter_map(|resource| resource.physical_resource_id);
         Ok(names.collect())
+    }
+
+    /// Returns how many subscriptions of a topic somebody has confirmed.
+    pub(super) async fn subscriptions(&self, topic: &str) -> Result<u32, Error> {
+        let read = self.sns.get_topic_attributes().topic_arn(topic);
+        let read = read
+            .send()
+            .await
+            .map_err(|error| failed("read its subscriptions", "sns:GetTopicAttributes", &error))?;
+        let attributes = read.attributes.unwrap_or_default();
+        let confirmed = attributes.get("SubscriptionsConfirmed");
+        Ok(confirmed.and_then(|count| count.parse().ok()).unwrap_or(0))
     }
 
     pub(crate) async fn function(&self, name: String) -> Result<Function, Error> {

@@ -78,6 +78,31 @@ pub(super) async fn consumer(
     Ok(needed)
 }
 
+/// Says that nobody gets the messages of a topic. It may be the one of the alarms.
+pub(super) async fn topic(account: &Account, topic: &str, findings: &mut Findings) {
+    match account.subscriptions(topic).await {
+        Ok(0) => findings.note(
+            "nobody has confirmed a subscription: an alarm that goes there tells nobody; confirm the email from AWS",
+        ),
+        Ok(_) => {}
+        Err(error) => findings.skip(error.to_string()),
+    }
+}
+
+/// Says that a mapping rests, or could not deliver.
+fn deliveries(mapping: &Mapping, findings: &mut Findings) {
+    let id = mapping.uuid().unwrap_or_default();
+    if !is_enabled(mapping) {
+        findings.note(format!(
+            "the consumer is paused: the mapping {id} is disabled, and messages wait until it is enabled"
+        ));
+    }
+    let last = mapping.last_processing_result().unwrap_or_default();
+    if last.starts_with("PROBLEM") {
+        findings.note(format!("Lambda says of the mapping {id}: {last}"));
+    }
+}
+
 /// Checks a queue, its event source mapping and its dead-letter queue. Returns what the role needs on both
 /// queues.
 async fn queue(
@@ -90,6 +115,7 @@ async fn queue(
     let queue = account.queue(arn).await?.unwrap_or_default();
     let name = arn.rsplit(':').next().unwrap_or(arn);
     findings.about(format!("queue {name}"));
+    deliveries(mapping, findings);
     partial_responses(
         mapping,
         "Lambda ignores which messages failed, and deletes them: they are lost",

@@ -4,7 +4,7 @@ pub(crate) mod account;
 mod checks;
 mod permissions;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::{
@@ -14,9 +14,14 @@ use crate::{
 use account::{Account, Function};
 
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("checked").required(true).multiple(true))]
 pub(crate) struct Doctor {
     /// Name or ARN of the CloudFormation stack.
-    stack: String,
+    #[arg(group = "checked")]
+    stack: Option<String>,
+    /// Checks this function, also without a stack. Repeat the option for more than one.
+    #[arg(long, group = "checked", value_name = "NAME")]
+    function: Vec<String>,
     /// Omits the findings of a check. Repeat the option for more than one.
     #[arg(long, value_enum, value_name = "CHECK")]
     skip: Vec<Check>,
@@ -100,6 +105,8 @@ struct Findings {
     all: Vec<Finding>,
     /// Resources, and why something about them was not checked.
     not_checked: Vec<(String, String)>,
+    /// Resources, and what is true of them on purpose or for a while, and stops messages or alarms.
+    notes: Vec<(String, String)>,
     resource: String,
 }
 
@@ -126,16 +133,23 @@ impl Findings {
             .push((self.resource.clone(), reason.into()));
     }
 
+    fn note(&mut self, text: impl Into<String>) {
+        self.notes.push((self.resource.clone(), text.into()));
+    }
+
     /// Sets the resource of the next findings.
     fn about(&mut self, resource: impl Into<String>) {
         self.resource = resource.into();
     }
 
     fn not_checked(&self) -> String {
-        let line =
-            |(resource, reason): &(String, String)| format!("\nnot checked: {resource}: {reason}");
-        self.not_checked.iter().map(line).collect()
+        lines("not checked", &self.not_checked)
     }
+}
+
+fn lines(label: &str, about: &[(String, String)]) -> String {
+    let line = |(resource, text): &(String, String)| format!("\n{label}: {resource}: {text}");
+    about.iter().map(line).collect()
 }
 
 impl Doctor {
@@ -143,7 +157,15 @@ impl Doctor {
         let account = Account::new(aws::config().await?);
         let mut findings = Findings::default();
         let mut checked = Vec::new();
-        for name in account.functions(&self.stack).await? {
+        let mut names = self.function.clone();
+        if let Some(stack) = &self.stack {
+            for topic in account.resources(stack, "AWS::SNS::Topic").await? {
+                findings.about(format!("topic {topic}"));
+                checks::topic(&account, &topic, &mut findings).await;
+            }
+            names.extend(account.resources(stack, "AWS::Lambda::Function").await?);
+        }
+        for name in names {
             let function = account.function(name).await?;
             if self.check(&account, &function, &mut findings).await? {
                 checked.push(function.name);
@@ -151,8 +173,7 @@ impl Doctor {
         }
         if checked.is_empty() {
             return Err(Error::negative(format!(
-                "stack `{}` has no function with variables of a consumer or a relay: nothing was checked{}",
-                self.stack,
+                "found no function with variables of a consumer or a relay: nothing was checked{}",
                 findings.not_checked()
             )));
         }
@@ -164,6 +185,7 @@ impl Doctor {
             let mut text: String = all.iter().map(Finding::text).collect();
             let found = count(all.len(), "finding");
             text.push_str(&format!("{}: {found}", checked.join(", ")));
+            text.push_str(&lines("note", &findings.notes));
             text.push_str(&findings.not_checked());
             text
         };
@@ -171,10 +193,13 @@ impl Doctor {
             let not_checked = findings.not_checked.iter();
             let not_checked = not_checked
                 .map(|(resource, reason)| json!({"resource": resource, "reason": reason}));
+            let notes = findings.notes.iter();
+            let notes = notes.map(|(resource, note)| json!({"resource": resource, "note": note}));
             let skipped = self.skip.iter().map(|check| check.name());
             json!({
                 "stack": self.stack,
                 "functions": checked,
+                "notes": notes.collect::<Vec<_>>(),
                 "not_checked": not_checked.collect::<Vec<_>>(),
                 "skipped": skipped.collect::<Vec<_>>(),
                 "findings": all.iter().map(Finding::json).collect::<Vec<_>>(),

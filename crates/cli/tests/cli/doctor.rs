@@ -83,7 +83,9 @@ fn healthy() -> Value {
                 {"AttributeName": "sequence", "AttributeType": "S"},
             ],
         },
-        "topics": [arn("sns", "billing")],
+        "topics": [arn("sns", "billing"), arn("sns", "alarms")],
+        // Subscriptions that somebody has confirmed.
+        "confirmed": 1,
         "buses": [arn("events", "event-bus/shop")],
         "rules": {},
         "aliases": [],
@@ -226,7 +228,8 @@ fn xml(answers: &Value, body: &str) -> (StatusCode, String) {
             if parameter("NextToken") == Some("more") {
                 let name = answers["function"]["FunctionName"].as_str().unwrap();
                 let function = member("AWS::Lambda::Function", "Function", name);
-                format!("<StackResourceSummaries>{function}</StackResourceSummaries>")
+                let topic = member("AWS::SNS::Topic", "Topic", &arn("sns", "alarms"));
+                format!("<StackResourceSummaries>{function}{topic}</StackResourceSummaries>")
             } else {
                 let queue = member(
                     "AWS::SQS::Queue",
@@ -243,7 +246,10 @@ fn xml(answers: &Value, body: &str) -> (StatusCode, String) {
             if !answers["topics"].as_array().unwrap().contains(&topic) {
                 return fails(StatusCode::NOT_FOUND, "NotFound");
             }
-            "<Attributes></Attributes>".to_owned()
+            let confirmed = &answers["confirmed"];
+            format!(
+                "<Attributes><entry><key>SubscriptionsConfirmed</key><value>{confirmed}</value></entry></Attributes>"
+            )
         }
         "SimulatePrincipalPolicy" => {
             assert_eq!(
@@ -283,9 +289,13 @@ fn xml(answers: &Value, body: &str) -> (StatusCode, String) {
 }
 
 async fn doctor(answers: Value, arguments: &[&str]) -> Ended {
+    doctor_of(answers, &[&["shop"], arguments].concat()).await
+}
+
+async fn doctor_of(answers: Value, arguments: &[&str]) -> Ended {
     let app = Router::new().fallback(answer).with_state(Arc::new(answers));
     let endpoint = format!("http://{}", support::serve(app).await);
-    run(&endpoint, &[&["doctor", "shop"], arguments].concat()).await
+    run(&endpoint, &[&["doctor"], arguments].concat()).await
 }
 
 /// The checks that found something.
@@ -341,6 +351,49 @@ async fn other_function_is_named_and_nothing_checked() {
     ] {
         assert!(ended.stderr.contains(told), "{ended:?}");
     }
+}
+
+/// Each is on purpose or for a while, and says why no message or no alarm arrives.
+#[tokio::test]
+async fn resting_consumer_and_silent_alarms_are_noted() {
+    for (pointer, value, told) in [
+        (
+            "/mappings/0/State",
+            json!("Disabled"),
+            "note: queue orders: the consumer is paused: the mapping mapping-1 is disabled",
+        ),
+        (
+            "/mappings/0/LastProcessingResult",
+            json!("PROBLEM: Connection error."),
+            "note: queue orders: Lambda says of the mapping mapping-1: PROBLEM: Connection error.",
+        ),
+        (
+            "/confirmed",
+            json!(0),
+            "note: topic arn:aws:sns:eu-central-1:123456789012:alarms: nobody has confirmed a subscription",
+        ),
+    ] {
+        let ended = doctor(with(pointer, value.clone()), &[]).await;
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert!(ended.stdout.contains(told), "{ended:?}");
+        let json = doctor(with(pointer, value), &["--output", "json"])
+            .await
+            .json();
+        let notes = json["notes"].as_array().unwrap();
+        assert_eq!(notes.len(), 1, "{json}");
+    }
+}
+
+/// Terraform and Pulumi make no stack.
+#[tokio::test]
+async fn function_is_checked_without_a_stack() {
+    let name = ["--function", "shop-consumer"];
+    let ended = doctor_of(healthy(), &name).await;
+    let told = "shop-consumer: 0 findings\n";
+    assert_eq!((ended.code, &*ended.stdout), (0, told), "{ended:?}");
+    let ended = doctor_of(with("/ttl/AttributeName", json!("ttl")), &name).await;
+    assert_eq!(ended.code, 1, "{ended:?}");
+    assert!(ended.stdout.starts_with("ttl: table records"), "{ended:?}");
 }
 
 /// Records in PostgreSQL and items have no table that a variable names.
