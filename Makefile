@@ -276,6 +276,7 @@ features: ## Check the packages as they ship, and the features of the library on
 	for package in consumer sqs-once-cli $(filter-out sqs-once,$(LIBRARIES)); do \
 	  cargo clippy --quiet --locked --package $$package -- -D warnings || exit 1; \
 	done
+	cargo clippy --quiet --locked --package sqs-once-cli --no-default-features -- -D warnings
 	for feature in '' s3 testing; do \
 	  cargo clippy --quiet --locked --package sqs-once --lib --features "$$feature" -- -D warnings || exit 1; \
 	done

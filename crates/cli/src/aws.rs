@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_config::{SdkConfig, timeout::TimeoutConfig};
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_sqs::{
     error::{ProvideErrorMetadata, SdkError},
     operation::RequestId,
@@ -27,14 +28,17 @@ pub(crate) async fn config() -> Result<SdkConfig, Error> {
     Ok(config.into_builder().timeout_config(timeouts).build())
 }
 
+/// Returns the code of the service's error. Empty if the service did not respond.
+pub(crate) fn code<E: ProvideErrorMetadata>(error: &SdkError<E>) -> &str {
+    let code = error.as_service_error().and_then(E::code);
+    code.unwrap_or_default()
+}
+
 /// Returns whether AWS says that the resource does not exist. Services and protocols use different codes.
 pub(crate) fn is_missing<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
-    let code = error.as_service_error().and_then(E::code);
-    code.is_some_and(|code| {
-        ["NonExistent", "NotFound", "DoesNotExist"]
-            .iter()
-            .any(|missing| code.contains(missing))
-    })
+    ["NonExistent", "NotFound", "DoesNotExist"]
+        .iter()
+        .any(|missing| code(error).contains(missing))
 }
 
 /// Explains a request that failed. The text leaves out request and response, which may contain payload.
@@ -65,11 +69,19 @@ where
             format!("{code}{advice} (request id {id})")
         }
         SdkError::TimeoutError(_) => "no answer in time".to_owned(),
+        SdkError::DispatchFailure(_) if lacks_credentials(error) => {
+            "no AWS credentials, or they have expired; sign in (`aws sso login` or `aws login`), or check AWS_PROFILE".to_owned()
+        }
         SdkError::DispatchFailure(_) => {
-            "could not connect or sign; check the credentials, AWS_REGION and the network"
-                .to_owned()
+            "could not connect; check AWS_REGION and the network".to_owned()
         }
         _ => "the request or the response was invalid".to_owned(),
     };
     Error::remote(format!("could not {action}: {reason}"))
+}
+
+/// Returns whether the SDK found no valid credentials to sign with.
+pub(crate) fn lacks_credentials(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| cause.is::<CredentialsError>())
 }

@@ -7,7 +7,7 @@ use aws_sdk_sqs::{
     Client,
     types::{
         ChangeMessageVisibilityBatchRequestEntry as Visible, Message,
-        MessageSystemAttributeName as System,
+        MessageSystemAttributeName as System, QueueAttributeName,
     },
 };
 use sqs_once::protocol::Timestamp;
@@ -20,12 +20,32 @@ use crate::{
 pub(crate) const REASON: &str = "SqsOnceReason";
 pub(crate) const ERROR: &str = "SqsOnceError";
 pub(crate) const KEY: &str = "SqsOnceKey";
+/// The message attribute that holds the id of the dead letter from which a message was copied.
+pub(crate) const REDRIVE_OF: &str = "SqsOnceRedriveOf";
 
 /// The reason of messages without `SqsOnceReason`.
 pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
 
 /// Most messages of one request, a limit of SQS.
 const BATCH: usize = 10;
+/// How long SQS hides a message for each one that a command may receive: time to download it, or to move it.
+const HIDE_EACH: Duration = Duration::from_millis(250);
+/// The longest visibility timeout of SQS.
+const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);
+
+/// Returns how long a command that receives up to `max` messages hides each, so that none comes twice. This matters if the
+/// command is killed; otherwise it makes the messages visible again.
+pub(crate) fn hide(shortest: Duration, max: u32) -> Duration {
+    (HIDE_EACH * max).clamp(shortest, LONGEST_HIDE)
+}
+
+/// What SQS says of a queue. Its counts can lag behind by a minute.
+pub(crate) struct Depth {
+    pub(crate) arn: String,
+    /// Number of messages, hidden ones too.
+    pub(crate) messages: usize,
+    pub(crate) hidden: usize,
+}
 
 /// A queue.
 pub(crate) struct Queue {
@@ -116,11 +136,7 @@ impl Queue {
     /// # Errors
     ///
     /// If SQS did not respond.
-    pub(crate) async fn receive(
-        &self,
-        most: usize,
-        hide: Duration,
-    ) -> Result<Vec<DeadLetter>, Error> {
+    pub(crate) async fn receive(&self, most: usize, hide: Duration) -> Result<Vec<Message>, Error> {
         let received = self
             .client
             .receive_message()
@@ -134,8 +150,38 @@ impl Queue {
             .send()
             .await
             .map_err(|error| failed("receive messages", "sqs:ReceiveMessage", &error))?;
-        let messages = received.messages.unwrap_or_default();
-        Ok(messages.into_iter().map(DeadLetter).collect())
+        Ok(received.messages.unwrap_or_default())
+    }
+
+    /// Reads the ARN of the queue, and how many messages it has.
+    ///
+    /// # Errors
+    ///
+    /// If SQS did not respond.
+    pub(crate) async fn depth(&self) -> Result<Depth, Error> {
+        let (visible, hidden) = (
+            QueueAttributeName::ApproximateNumberOfMessages,
+            QueueAttributeName::ApproximateNumberOfMessagesNotVisible,
+        );
+        let names = [
+            QueueAttributeName::QueueArn,
+            visible.clone(),
+            hidden.clone(),
+        ];
+        let read = self.client.get_queue_attributes().queue_url(&self.url);
+        let read = read.set_attribute_names(Some(names.to_vec())).send().await;
+        let read = read.map_err(|error| {
+            let action = format!("read queue `{}`", self.name());
+            failed(&action, "sqs:GetQueueAttributes", &error)
+        })?;
+        let attributes = read.attributes.unwrap_or_default();
+        let count = |name| attributes.get(name).and_then(|of: &String| of.parse().ok());
+        let hidden: usize = count(&hidden).unwrap_or(0);
+        Ok(Depth {
+            arn: attributes.get(&names[0]).cloned().unwrap_or_default(),
+            messages: count(&visible).unwrap_or(0) + hidden,
+            hidden,
+        })
     }
 
     /// Makes messages visible again. If that fails for a message, it returns when its visibility timeout
@@ -146,7 +192,7 @@ impl Queue {
             let entries = batch.iter().enumerate().map(|(index, dead_letter)| {
                 Visible::builder()
                     .id(index.to_string())
-                    .set_receipt_handle(dead_letter.0.receipt_handle.clone())
+                    .set_receipt_handle(dead_letter.receipt.clone())
                     .visibility_timeout(0)
                     .build()
             });
@@ -177,7 +223,7 @@ impl Queue {
         self.client
             .delete_message()
             .queue_url(&self.url)
-            .set_receipt_handle(dead_letter.0.receipt_handle.clone())
+            .set_receipt_handle(dead_letter.receipt.clone())
             .send()
             .await
             .map_err(|error| failed("delete a message", "sqs:DeleteMessage", &error))?;
@@ -190,55 +236,53 @@ pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
-/// A message of a dead-letter queue.
-pub(crate) struct DeadLetter(pub(crate) Message);
+/// What is kept of a received message. Its body is not: a thousand bodies may be a gigabyte.
+pub(crate) struct DeadLetter {
+    pub(crate) id: String,
+    receipt: Option<String>,
+    pub(crate) group: Option<String>,
+    /// The key that the consumer gave the message, or its hash.
+    key: Option<String>,
+    /// The outcome in `SqsOnceReason`, or [`MOVED_BY_SQS`] if that is missing.
+    pub(crate) reason: String,
+    /// The text in `SqsOnceError`. Without a reason, says whether the body is JSON.
+    pub(crate) error: String,
+    /// Id of the dead letter that a redrive copied.
+    pub(crate) redrive_of: Option<String>,
+    pub(crate) sent_at: Option<Timestamp>,
+    pub(crate) receive_count: Option<String>,
+}
 
 impl DeadLetter {
-    pub(crate) fn id(&self) -> &str {
-        self.0.message_id.as_deref().unwrap_or_default()
-    }
-
-    pub(crate) fn body(&self) -> &str {
-        self.0.body.as_deref().unwrap_or_default()
-    }
-
-    pub(crate) fn attribute(&self, name: &str) -> Option<&str> {
-        let attribute = self.0.message_attributes.as_ref()?.get(name)?;
-        attribute.string_value()
-    }
-
-    pub(crate) fn system(&self, name: &System) -> Option<&str> {
-        let attributes = self.0.attributes.as_ref()?;
-        attributes.get(name).map(String::as_str)
-    }
-
-    /// Returns the outcome in `SqsOnceReason`, or [`MOVED_BY_SQS`] if that is missing.
-    pub(crate) fn reason(&self) -> &str {
-        self.attribute(REASON).unwrap_or(MOVED_BY_SQS)
-    }
-
-    /// Returns the text in `SqsOnceError`. Without a reason, says whether the body is JSON.
-    pub(crate) fn error(&self) -> &str {
-        if self.attribute(REASON).is_some() {
-            self.attribute(ERROR).unwrap_or_default()
-        } else if serde_json::from_str::<serde::de::IgnoredAny>(self.body()).is_ok() {
-            "unknown; the body is JSON"
-        } else {
-            "the body is no JSON"
+    pub(crate) fn of(message: &Message) -> Self {
+        let attributes = message.message_attributes.as_ref();
+        let attribute = |name| attributes?.get(name)?.string_value().map(str::to_owned);
+        let system = |name| message.attributes.as_ref()?.get(&name).cloned();
+        let body = message.body.as_deref().unwrap_or_default();
+        let (reason, error) = match attribute(REASON) {
+            Some(reason) => (reason, attribute(ERROR).unwrap_or_default()),
+            None if serde_json::from_str::<serde::de::IgnoredAny>(body).is_ok() => (
+                MOVED_BY_SQS.to_owned(),
+                "unknown; the body is JSON".to_owned(),
+            ),
+            None => (MOVED_BY_SQS.to_owned(), "the body is no JSON".to_owned()),
+        };
+        let sent = system(System::SentTimestamp).and_then(|sent| sent.parse().ok());
+        Self {
+            id: message.message_id.clone().unwrap_or_default(),
+            receipt: message.receipt_handle.clone(),
+            group: system(System::MessageGroupId),
+            key: attribute(KEY),
+            reason,
+            error,
+            redrive_of: attribute(REDRIVE_OF),
+            sent_at: sent.map(Timestamp::from_millis),
+            receive_count: system(System::ApproximateReceiveCount),
         }
     }
 
     /// Returns the key that the consumer gave the message. `None` if the message has none, or only its hash.
     pub(crate) fn key(&self) -> Option<&str> {
-        self.attribute(KEY).filter(|key| key.contains('#'))
-    }
-
-    pub(crate) fn group(&self) -> Option<&str> {
-        self.system(&System::MessageGroupId)
-    }
-
-    pub(crate) fn sent_at(&self) -> Option<Timestamp> {
-        let sent = self.system(&System::SentTimestamp)?.parse().ok()?;
-        Some(Timestamp::from_millis(sent))
+        self.key.as_deref().filter(|key| key.contains('#'))
     }
 }

@@ -2,19 +2,20 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use aws_sdk_sqs::types::MessageSystemAttributeName as System;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sqs_once::protocol::Timestamp;
 
 use crate::{
     aws,
-    dead_letters::{DeadLetter, Queue},
+    dead_letters::{DeadLetter, Queue, hide},
+    message_move::Cancel,
     output::{End, Error, Format, answer, columns, count, distance, first_line},
     redrive::Redrive,
+    stop::Stop,
 };
 
-/// How long messages stay hidden if the command is killed before it makes them visible again.
+/// How long messages stay hidden, at least, if the command is killed before it makes them visible again.
 const HIDE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
@@ -25,16 +26,25 @@ Example: sqs-once dlq list orders-dead --messages
 
 The exit code is 0 also if the queue is empty.")]
     List(List),
-    /// Moves messages back to the queue they came from: receive, send, delete.
+    /// Moves messages back to the queue they came from.
     #[command(after_help = "\
-Example: sqs-once dlq redrive orders-dead --reason permanent_failure
+Examples: sqs-once dlq redrive orders-dead --reason permanent_failure --dry-run
+          sqs-once dlq redrive orders-dead --all --rate 10
 
-Asks before the first message. If SQS does not answer a send, the command ends: the message stays, and may
-have been sent. On a FIFO queue, a message that stays holds back the later ones of its message group.
+Says what each message will do, by its record, and asks. With --all on a standard queue, SQS moves the messages,
+until it has moved as many as the queue had at the start. Otherwise this command moves one by one: receive, send,
+delete. It ends after a send or a deletion that SQS does not answer, and after a refusal that would repeat. On a
+FIFO queue, a message that stays holds back the later ones of its message group. Ctrl-C ends both ways of moving.
 
 Exit code 1: a selected message stays, a message named by --message was not received, messages may be left
-that were not looked at, or the answer was not yes.")]
-    Redrive(Redrive),
+that were not looked at, the command was interrupted, or the answer was not yes.")]
+    Redrive(Box<Redrive>),
+    /// Ends a move of SQS that `redrive --all` or somebody else has started.
+    #[command(after_help = "\
+Moved messages stay moved.
+
+Exit code 1: SQS moves no messages of this queue.")]
+    Cancel(Cancel),
 }
 
 #[derive(Args, Debug)]
@@ -55,6 +65,7 @@ impl Command {
         match self {
             Self::List(list) => Box::pin(list.run(format)).await,
             Self::Redrive(redrive) => Box::pin(redrive.run(format)).await,
+            Self::Cancel(cancel) => Box::pin(cancel.run(format)).await,
         }
     }
 }
@@ -65,14 +76,14 @@ impl List {
         // By id, with the latest receipt handle: SQS may deliver a message twice.
         let mut dead_letters = BTreeMap::new();
         let (mut rest, mut end) = (self.max as usize, Ok(()));
-        while rest > 0 {
-            match queue.receive(rest, HIDE).await {
+        let stop = Stop::listen();
+        while rest > 0 && !stop.is_set() {
+            match queue.receive(rest, hide(HIDE, self.max)).await {
                 Ok(batch) if batch.is_empty() => break,
                 Ok(batch) => {
                     rest = rest.saturating_sub(batch.len());
-                    let by_id =
-                        |dead_letter: DeadLetter| (dead_letter.id().to_owned(), dead_letter);
-                    dead_letters.extend(batch.into_iter().map(by_id));
+                    let by_id = |dead_letter: DeadLetter| (dead_letter.id.clone(), dead_letter);
+                    dead_letters.extend(batch.iter().map(DeadLetter::of).map(by_id));
                 }
                 Err(error) => {
                     end = Err(error);
@@ -82,6 +93,11 @@ impl List {
         }
         queue.show_again(dead_letters.values()).await;
         end?;
+        if stop.is_set() {
+            return Err(Error::negative(
+                "interrupted: the messages are visible again",
+            ));
+        }
         let (groups, more) = (group(dead_letters.values()), rest == 0);
         answer(
             format,
@@ -114,11 +130,11 @@ impl List {
             let rows = groups.iter().flat_map(|(_, dead_letters)| dead_letters);
             let rows = rows.map(|dead_letter| {
                 [
-                    dead_letter.id().to_owned(),
-                    dead_letter.reason().to_owned(),
+                    dead_letter.id.clone(),
+                    dead_letter.reason.clone(),
                     dead_letter.key().unwrap_or_default().to_owned(),
-                    dead_letter.group().unwrap_or_default().to_owned(),
-                    age(dead_letter.sent_at()),
+                    dead_letter.group.clone().unwrap_or_default(),
+                    age(dead_letter.sent_at),
                 ]
             });
             let header = ["MESSAGE", "REASON", "KEY", "GROUP", "SENT"];
@@ -154,18 +170,16 @@ impl List {
 
 fn message(dead_letter: &DeadLetter) -> Value {
     json!({
-        "message_id": dead_letter.id(),
+        "message_id": dead_letter.id,
         "key": dead_letter.key(),
-        "group": dead_letter.group(),
-        "sent_at": dead_letter.sent_at().map(|time| time.to_string()),
-        "receive_count": dead_letter.system(&System::ApproximateReceiveCount),
+        "group": dead_letter.group,
+        "sent_at": dead_letter.sent_at.map(|time| time.to_string()),
+        "receive_count": dead_letter.receive_count,
     })
 }
 
 fn oldest(dead_letters: &[&DeadLetter]) -> Option<Timestamp> {
-    let sent = dead_letters
-        .iter()
-        .filter_map(|dead_letter| dead_letter.sent_at());
+    let sent = dead_letters.iter().filter_map(|of| of.sent_at);
     sent.min()
 }
 
@@ -177,7 +191,7 @@ type Groups<'a> = Vec<(Cause<'a>, Vec<&'a DeadLetter>)>;
 fn group<'a>(dead_letters: impl Iterator<Item = &'a DeadLetter>) -> Groups<'a> {
     let mut by_cause: BTreeMap<Cause<'_>, Vec<&DeadLetter>> = BTreeMap::new();
     for dead_letter in dead_letters {
-        let cause = (dead_letter.reason(), dead_letter.error());
+        let cause = (&*dead_letter.reason, &*dead_letter.error);
         by_cause.entry(cause).or_default().push(dead_letter);
     }
     let mut groups: Vec<_> = by_cause.into_iter().collect();

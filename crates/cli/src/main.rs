@@ -2,15 +2,33 @@
 //!
 //! Works on AWS and on any other endpoint that you configure for the SDK (`AWS_ENDPOINT_URL`).
 
+#[cfg(feature = "aws")]
 mod aws;
+#[cfg(feature = "aws")]
 mod dead_letters;
+#[cfg(feature = "aws")]
 mod dlq;
+#[cfg(feature = "aws")]
 mod doctor;
+#[cfg(feature = "aws")]
+mod message_move;
 mod new;
+#[cfg(feature = "aws")]
 mod next_delivery;
+#[cfg_attr(
+    not(feature = "aws"),
+    allow(dead_code, reason = "the command `new` needs a part of it")
+)]
 mod output;
+#[cfg(feature = "aws")]
+mod preview;
+#[cfg(feature = "aws")]
 mod record;
+#[cfg(feature = "aws")]
 mod redrive;
+#[cfg(feature = "aws")]
+mod stop;
+#[cfg(feature = "aws")]
 mod table;
 
 use std::process::ExitCode;
@@ -47,33 +65,29 @@ Example: sqs-once new charge-cards
 
 Needs no network and no AWS. When it fails, nothing is left.")]
     New(new::New),
+    #[cfg(feature = "aws")]
     /// Reads and changes records in the idempotency table, in DynamoDB or PostgreSQL.
     #[command(subcommand)]
     Record(record::Command),
+    #[cfg(feature = "aws")]
     /// Lists and moves the messages of a dead-letter queue.
     #[command(subcommand)]
     Dlq(dlq::Command),
-    /// Checks a deployed stack for mistakes that break a promise.
+    #[cfg(feature = "aws")]
+    /// Checks a deployed stack, or single functions, for mistakes that break a promise.
     #[command(after_help = "\
-Example: sqs-once doctor orders-stack
+Examples: sqs-once doctor orders-stack
+          sqs-once doctor --function orders-consumer
 
 Each finding says its effect on messages, and the fix. Nothing is changed.
 
-Exit code 1: there are findings, or the stack has no consumer and no relay.")]
+Exit code 1: there are findings, or there is no consumer and no relay.")]
     Doctor(doctor::Doctor),
 }
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let cli = Cli::parse();
-    let format = cli.output;
-    let end = match cli.command {
-        Command::New(new) => make_project(new, format),
-        Command::Record(command) => command.run(format).await,
-        Command::Dlq(command) => command.run(format).await,
-        Command::Doctor(doctor) => doctor.run(format).await,
-    };
-    match end {
+    match run(cli.command, cli.output) {
         Ok(End::Done) => ExitCode::SUCCESS,
         Ok(End::NotDone) => ExitCode::from(1),
         Err(error) => {
@@ -85,6 +99,22 @@ async fn main() -> ExitCode {
             })
         }
     }
+}
+
+#[cfg(feature = "aws")]
+#[tokio::main(flavor = "current_thread")]
+async fn run(command: Command, format: Format) -> Result<End, Error> {
+    match command {
+        Command::New(new) => make_project(new, format),
+        Command::Record(command) => command.run(format).await,
+        Command::Dlq(command) => command.run(format).await,
+        Command::Doctor(doctor) => doctor.run(format).await,
+    }
+}
+
+#[cfg(not(feature = "aws"))]
+fn run(Command::New(new): Command, format: Format) -> Result<End, Error> {
+    make_project(new, format)
 }
 
 fn make_project(new: new::New, format: Format) -> Result<End, Error> {

@@ -8,6 +8,7 @@ use std::{
 
 use clap::ValueEnum;
 use serde_json::Value;
+#[cfg(feature = "aws")]
 use sqs_once::protocol::Timestamp;
 
 /// The form of the output on standard output.
@@ -145,6 +146,16 @@ pub(crate) fn columns<const N: usize>(
     table.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// Returns an error if there is no terminal to ask on.
+pub(crate) fn can_ask() -> Result<(), Error> {
+    if std::io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(Error::usage(
+        "nothing was changed: standard input is no terminal to ask on; pass --yes to confirm",
+    ))
+}
+
 /// Asks for confirmation on the terminal, unless `yes` is set.
 ///
 /// # Errors
@@ -154,11 +165,7 @@ pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
     if yes {
         return Ok(());
     }
-    if !std::io::stdin().is_terminal() {
-        return Err(Error::usage(
-            "nothing was changed: standard input is no terminal to ask on; pass --yes to confirm",
-        ));
-    }
+    can_ask()?;
     eprint!("{question} [y/N] ");
     let mut line = String::new();
     let read = std::io::stdin().lock().read_line(&mut line);
@@ -188,6 +195,7 @@ pub(crate) fn in_words(span: Duration) -> String {
 }
 
 /// Returns the distance of a time from now: `3m 2s ago`.
+#[cfg(feature = "aws")]
 pub(crate) fn distance(time: Timestamp, now: Timestamp) -> String {
     if time > now {
         format!("in {}", in_words(now.until(time)))
@@ -197,6 +205,7 @@ pub(crate) fn distance(time: Timestamp, now: Timestamp) -> String {
 }
 
 /// Returns a time with its distance from now: `2026-11-21T10:50:00Z (3m 2s ago)`.
+#[cfg(feature = "aws")]
 pub(crate) fn at(time: Timestamp, now: Timestamp) -> String {
     format!("{time} ({})", distance(time, now))
 }
@@ -205,6 +214,7 @@ pub(crate) fn at(time: Timestamp, now: Timestamp) -> String {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "aws")]
     #[test]
     fn time_is_shown_with_distance_from_now() {
         let now = Timestamp::from_millis(1_795_258_200_000);

@@ -1,7 +1,8 @@
-//! `sqs-once dlq redrive`: moves messages from a dead-letter queue by receive, send, delete.
+//! `sqs-once dlq redrive`: moves messages from a dead-letter queue back to their queue.
 //!
-//! Each received message is moved before the next ten are received, so that the next messages of a FIFO
-//! queue's message group become visible. A message that stays is hidden until the command ends.
+//! All messages of a standard queue are moved by SQS (`message_move`). A selection, and the messages of a FIFO queue, are moved
+//! one by one: receive, send, delete. Each received message is moved before the next ten are received, so that the next
+//! messages of a FIFO queue's message group become visible. A message that stays is hidden until the command ends.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -13,26 +14,41 @@ use aws_sdk_sqs::{
     config::retry::RetryConfig,
     error::SdkError,
     types::{
-        MessageAttributeValue as Attribute, MessageSystemAttributeName as System,
+        Message, MessageAttributeValue as Attribute, MessageSystemAttributeName as System,
         MessageSystemAttributeNameForSends as SystemForSends,
         MessageSystemAttributeValue as SystemAttribute,
     },
 };
 use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
+use sqs_once::{internal::system::sleep, protocol::Timestamp};
 
 use crate::{
-    aws::{self, failed},
-    dead_letters::{DeadLetter, ERROR, KEY, Queue, REASON, name_in},
-    output::{End, Error, Format, answer, columns, confirm, count},
+    aws::{self, code, failed},
+    dead_letters::{DeadLetter, Depth, ERROR, KEY, Queue, REASON, REDRIVE_OF, hide, name_in},
+    message_move::Move,
+    next_delivery::Rules,
+    output::{End, Error, Format, answer, can_ask, clean, columns, confirm, count},
+    preview::{Next, Preview},
+    stop::{Progress, Stop},
+    table::Records,
 };
 
-/// The message attribute that holds the id of the dead letter from which a message was copied.
-const REDRIVE_OF: &str = "SqsOnceRedriveOf";
 /// How many attributes SQS allows on a message.
 const MAX_ATTRIBUTES: usize = 10;
-/// How long messages that stay are hidden if the command is killed.
+/// How long messages that stay are hidden, at least, if the command is killed.
 const HIDE: Duration = Duration::from_secs(600);
+/// The same while the command only looks.
+const HIDE_FROM_PREVIEW: Duration = Duration::from_secs(60);
+/// Pauses before a throttled send is sent again.
+const PAUSES: [u64; 5] = [500, 1000, 2000, 4000, 8000];
+/// Codes of SQS for what is wrong with one message, so that the next may be sent.
+const OF_ONE_MESSAGE: [&str; 4] = [
+    "InvalidAttributeValue",
+    "InvalidMessageContents",
+    "InvalidParameterValue",
+    "MessageTooLong",
+];
 
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("selection").required(true).multiple(true))]
@@ -52,15 +68,20 @@ pub(crate) struct Redrive {
     /// Moves all messages.
     #[arg(long, group = "selection")]
     all: bool,
-    /// Number of messages to receive.
+    /// Number of messages to receive, for the preview and for a move one by one. A move by SQS has no such limit.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
-    /// Shows the messages that would be moved, and moves none.
+    /// Messages that SQS moves in a second, with --all.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=500))]
+    rate: u16,
+    /// Shows the messages that would be moved and what each will do, and moves none.
     #[arg(long)]
     dry_run: bool,
     /// Does not ask.
     #[arg(long)]
     yes: bool,
+    #[command(flatten)]
+    preview: Preview,
 }
 
 /// How a selected message ended.
@@ -109,18 +130,36 @@ impl Fate {
     }
 }
 
-/// One redrive between two queues.
+/// A selected message, its key, what it will do, and how it ended.
+struct Selected {
+    key: Option<String>,
+    next: Option<Next>,
+    fate: Fate,
+}
+
+/// One redrive between two queues, or a look at its messages.
 struct Run<'a> {
     with: &'a Redrive,
-    from: Queue,
-    to: Queue,
+    from: &'a Queue,
+    to: &'a Queue,
+    at_start: &'a Depth,
+    /// Moves nothing.
+    is_dry: bool,
+    records: Option<&'a (Records, Rules)>,
+    started: Timestamp,
     received: usize,
-    /// Key and end of each selected message, by its id.
-    selected: BTreeMap<String, (Option<String>, Fate)>,
+    /// The selected messages by id.
+    selected: BTreeMap<String, Selected>,
     /// Received messages that stay, hidden for now.
     left: Vec<DeadLetter>,
     /// Message groups of a FIFO queue from which a message stays.
     stopped: HashSet<String>,
+    /// Number of messages that arrived after the start.
+    arrived: usize,
+    /// Number of messages at the end that were not received.
+    unseen: usize,
+    /// No further message is sent: the next one would end in the same way, or nobody would know how.
+    is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,
 }
@@ -140,26 +179,75 @@ impl Redrive {
                 "--to names the dead-letter queue itself: name another queue",
             ));
         }
-        if !self.dry_run {
-            let (what, from, to) = (self.selection(), from.name(), to.name());
-            confirm(&format!("Move {what} from {from} to {to}?"), self.yes)?;
-        }
-        let mut run = Run {
+        let at_start = from.depth().await?;
+        let records = self.preview.open().await?;
+        let run = |is_dry| Run {
             with: &self,
-            from,
-            to,
+            from: &from,
+            to: &to,
+            at_start: &at_start,
+            is_dry,
+            records: records.as_ref(),
+            started: Timestamp::now(),
             received: 0,
             selected: BTreeMap::new(),
             left: Vec::new(),
             stopped: HashSet::new(),
+            arrived: 0,
+            unseen: 0,
+            is_over: false,
             error: None,
         };
-        let more = run.move_messages().await;
-        run.from.show_again(run.left.iter()).await;
-        match run.error.take() {
-            Some(error) if run.selected.is_empty() => Err(error),
-            error => run.report(format, more, error.as_ref()),
+        if self.dry_run {
+            return run(true).finish(format).await;
         }
+        let mut by_sqs = Move {
+            from: &from,
+            at_start: &at_start,
+            rate: self.rate,
+            before: None,
+        };
+        let one_by_one = |why: &str| eprintln!("Moving one by one, {} at most: {why}.", self.max);
+        let mut is_by_sqs = self.all;
+        if self.all {
+            let probed = if from.is_fifo() {
+                let why = "a move by SQS would not hold back a message group";
+                Err(Error::negative(why))
+            } else {
+                by_sqs.probe().await
+            };
+            match probed {
+                Err(Error::Negative(why)) => {
+                    is_by_sqs = false;
+                    one_by_one(&why);
+                }
+                probed => probed?,
+            }
+        }
+        if !self.yes {
+            can_ask()?;
+            let mut preview = run(true);
+            preview.move_messages(None).await;
+            from.show_again(preview.left.iter()).await;
+            eprintln!("{}", clean(&preview.summary()));
+            if let Some(error) = preview.error {
+                eprintln!("sqs-once: {error}");
+            }
+        }
+        let (what, total) = (self.selection(), count(at_start.messages, "message"));
+        let (name, to_name) = (from.name(), to.name());
+        let question = format!("Move {what} from {name}, which has about {total}, to {to_name}?");
+        confirm(&question, self.yes)?;
+        if is_by_sqs {
+            match by_sqs.start(&to).await {
+                Err(Error::Negative(why)) => one_by_one(&why),
+                started => {
+                    started?;
+                    return by_sqs.finish(&to, format).await;
+                }
+            }
+        }
+        run(false).finish(format).await
     }
 
     /// The queue named by `--to`, or the one queue that has `from` as its dead-letter queue.
@@ -199,8 +287,8 @@ impl Redrive {
 
     fn selects(&self, dead_letter: &DeadLetter) -> bool {
         self.all
-            || self.reason.iter().any(|of| of == dead_letter.reason())
-            || self.message.iter().any(|id| id == dead_letter.id())
+            || self.reason.contains(&dead_letter.reason)
+            || self.message.contains(&dead_letter.id)
     }
 
     fn selection(&self) -> String {
@@ -215,12 +303,41 @@ impl Redrive {
 }
 
 impl Run<'_> {
+    /// Receives and moves messages, and reports.
+    async fn finish(mut self, format: Format) -> Result<End, Error> {
+        let stop = Stop::listen();
+        let mut more = self.move_messages(Some(&stop)).await;
+        // Of a group of a FIFO queue, SQS shows ten messages, until they are deleted.
+        let shows_all = !(self.is_dry && self.from.is_fifo());
+        if shows_all && !more && !self.has_all_named() {
+            self.unseen = self.unseen().await;
+            more = self.unseen > 0;
+        }
+        self.from.show_again(self.left.iter()).await;
+        match self.error.take() {
+            Some(error) if self.selected.is_empty() => Err(error),
+            error => {
+                if stop.is_set() {
+                    eprintln!("sqs-once: interrupted");
+                }
+                self.report(format, more, error.as_ref())
+            }
+        }
+    }
+
     /// Receives and moves messages. Returns whether selected messages may be left in the queue that were not
     /// received.
-    async fn move_messages(&mut self) -> bool {
+    async fn move_messages(&mut self, stop: Option<&Stop>) -> bool {
         let max = self.with.max as usize;
+        let shortest = if self.is_dry { HIDE_FROM_PREVIEW } else { HIDE };
+        let hide = hide(shortest, self.with.max);
+        let is_stopped = || stop.is_some_and(Stop::is_set);
+        let mut progress = Progress::default();
         while self.received < max && !self.has_all_named() {
-            let batch = match self.from.receive(max - self.received, HIDE).await {
+            if is_stopped() {
+                return true;
+            }
+            let batch = match self.from.receive(max - self.received, hide).await {
                 Ok(batch) if batch.is_empty() => return !self.stopped.is_empty(),
                 Ok(batch) => batch,
                 Err(error) => {
@@ -229,14 +346,35 @@ impl Run<'_> {
                 }
             };
             self.received += batch.len();
-            for dead_letter in batch {
-                self.take(dead_letter).await;
+            for message in batch {
+                self.is_over |= is_stopped();
+                self.take(message).await;
             }
-            if self.is_unsure() {
+            if self.is_over {
                 return true;
             }
+            let (received, total) = (self.received, self.at_start.messages);
+            let selected = self.selected.len();
+            progress.say(&format!(
+                "{received} of about {total} messages received, {selected} selected"
+            ));
         }
         !self.has_all_named()
+    }
+
+    /// Returns about how many messages were not received, because another receiver hides them, or because more than 120,000 are
+    /// hidden: then SQS returns none.
+    async fn unseen(&mut self) -> usize {
+        match self.from.depth().await {
+            Ok(depth) if self.received < self.at_start.messages => {
+                depth.messages.saturating_sub(self.left.len())
+            }
+            Ok(_) => 0,
+            Err(error) => {
+                self.error.get_or_insert(error);
+                0
+            }
+        }
     }
 
     /// Returns whether only ids are selected, and all of them were received.
@@ -246,34 +384,40 @@ impl Run<'_> {
         !with.all && with.reason.is_empty() && with.message.iter().all(is_known)
     }
 
-    /// Returns whether SQS has not responded to a send. No further message is sent then: without a connection,
-    /// each of them would be uncertain.
-    fn is_unsure(&self) -> bool {
-        let mut ends = self.selected.values();
-        ends.any(|(_, end)| *end == Fate::Unknown)
-    }
-
     /// Moves a message that was received if it is selected. Otherwise it stays.
-    async fn take(&mut self, dead_letter: DeadLetter) {
-        let id = dead_letter.id();
+    async fn take(&mut self, message: Message) {
+        let dead_letter = DeadLetter::of(&message);
         let is_fifo = self.from.is_fifo();
-        let group = dead_letter.group().filter(|_| is_fifo).map(str::to_owned);
-        let known = self.selected.get(id).map(|(_, end)| *end);
-        let end = if !self.with.selects(&dead_letter) || self.has_come_back(&dead_letter) {
+        let group = dead_letter.group.clone().filter(|_| is_fifo);
+        let known = self.selected.get(&dead_letter.id).map(|of| of.fate);
+        let mut next = None;
+        let fate = if !self.with.selects(&dead_letter) {
             None
-        } else if self.with.dry_run {
+        } else if self.is_dry {
+            let preview = &self.with.preview;
+            match preview.next(self.records, &dead_letter, &message).await {
+                Ok(found) => next = Some(found),
+                Err(error) => {
+                    self.error.get_or_insert(error);
+                    self.is_over = true;
+                }
+            }
             Some(Fate::Selected)
-        } else if self.is_unsure() || group.as_ref().is_some_and(|of| self.stopped.contains(of)) {
+        } else if self.has_come_back(&dead_letter) {
+            self.arrived += 1;
+            None
+        } else if self.is_over || group.as_ref().is_some_and(|of| self.stopped.contains(of)) {
             Some(known.unwrap_or(Fate::NotSent))
         } else {
-            Some(self.move_one(&dead_letter, known).await)
+            Some(self.move_one(&dead_letter, &message, known).await)
         };
-        if let Some(end) = end {
-            let key = dead_letter.attribute(KEY).map(str::to_owned);
-            self.selected.insert(id.to_owned(), (key, end));
+        if let Some(fate) = fate {
+            let key = dead_letter.key().map(str::to_owned);
+            let selected = Selected { key, next, fate };
+            self.selected.insert(dead_letter.id.clone(), selected);
         }
-        if end.is_none_or(|end| !end.was_sent()) {
-            if end != Some(Fate::Selected) {
+        if fate.is_none_or(|fate| !fate.was_sent()) {
+            if fate != Some(Fate::Selected) {
                 self.stopped.extend(group);
             }
             self.left.push(dead_letter);
@@ -281,71 +425,96 @@ impl Run<'_> {
     }
 
     /// Returns whether this is a message that this command has moved, and that failed again. It stays: a consumer may be
-    /// faster than this command, which would never end.
+    /// faster than this command, which would never end. If the message had no room for the id of the dead letter, its time
+    /// tells.
     fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {
-        let of = dead_letter.attribute(REDRIVE_OF);
-        let moved = of.and_then(|of| self.selected.get(of));
-        moved.is_some_and(|(_, end)| end.was_sent())
+        let moved = dead_letter.redrive_of.as_ref();
+        let moved = moved.and_then(|of| self.selected.get(of));
+        moved.is_some_and(|of| of.fate.was_sent())
+            || dead_letter.sent_at.is_some_and(|sent| sent > self.started)
     }
 
     /// Sends and deletes a message. SQS may deliver a message again that was `known` to be sent: then only
     /// deletes it.
-    async fn move_one(&mut self, dead_letter: &DeadLetter, known: Option<Fate>) -> Fate {
+    async fn move_one(
+        &mut self,
+        dead_letter: &DeadLetter,
+        message: &Message,
+        known: Option<Fate>,
+    ) -> Fate {
         if !known.is_some_and(Fate::was_sent)
-            && let Err((end, error)) = self.send(dead_letter).await
+            && let Err((fate, error)) = self.send(message, dead_letter).await
         {
             self.error.get_or_insert(error);
-            return end;
+            return fate;
         }
         match self.from.delete(dead_letter).await {
             Ok(()) => Fate::Moved,
             Err(error) => {
                 self.error.get_or_insert(error);
+                self.is_over = true;
                 Fate::SentNotDeleted
             }
         }
     }
 
-    async fn send(&self, dead_letter: &DeadLetter) -> Result<(), (Fate, Error)> {
+    /// Sends a copy of a message, again while SQS throttles. An error that is not about this message ends the command.
+    async fn send(
+        &mut self,
+        message: &Message,
+        dead_letter: &DeadLetter,
+    ) -> Result<(), (Fate, Error)> {
         let mut send = self
             .to
             .client
             .send_message()
             .queue_url(&self.to.url)
-            .message_body(dead_letter.body())
-            .set_message_attributes(Some(attributes(dead_letter)))
-            .set_message_group_id(dead_letter.group().map(str::to_owned));
+            .set_message_body(message.body.clone())
+            .set_message_attributes(Some(attributes(message, &dead_letter.id)))
+            .set_message_group_id(dead_letter.group.clone());
         if self.to.is_fifo() {
             // Within five minutes, SQS drops a second copy.
-            send = send.message_deduplication_id(dead_letter.id());
+            send = send.message_deduplication_id(&dead_letter.id);
         }
-        if let Some(header) = dead_letter.system(&System::AwsTraceHeader) {
+        let system = message.attributes.as_ref();
+        if let Some(header) = system.and_then(|of| of.get(&System::AwsTraceHeader)) {
             let value = SystemAttribute::builder().data_type("String");
             if let Ok(value) = value.string_value(header).build() {
                 send = send.message_system_attributes(SystemForSends::AwsTraceHeader, value);
             }
         }
-        match send.send().await {
-            Ok(sent) if sent.message_id().is_some_and(|id| !id.is_empty()) => Ok(()),
-            // A proxy may respond with 200 in place of SQS.
-            Ok(_) => {
-                let error = "could not send a message: the response names no new message";
-                Err((Fate::Unknown, Error::remote(error)))
+        let mut pauses = PAUSES.into_iter();
+        let error = loop {
+            match send.clone().send().await {
+                Ok(sent) if sent.message_id().is_some_and(|id| !id.is_empty()) => return Ok(()),
+                // A proxy may respond with 200 in place of SQS.
+                Ok(_) => {
+                    self.is_over = true;
+                    let error = "could not send a message: the response names no new message";
+                    return Err((Fate::Unknown, Error::remote(error)));
+                }
+                Err(error) => match pauses.next() {
+                    Some(pause) if code(&error).contains("Throttl") => {
+                        sleep(Duration::from_millis(pause)).await;
+                    }
+                    _ => break error,
+                },
             }
-            Err(error) => {
-                let is_rejected = match &error {
-                    SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
-                    SdkError::ConstructionFailure(_) => true,
-                    _ => false,
-                };
-                let end = if is_rejected {
-                    Fate::NotSent
-                } else {
-                    Fate::Unknown
-                };
-                Err((end, failed("send a message", "sqs:SendMessage", &error)))
-            }
-        }
+        };
+        let is_rejected = match &error {
+            SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
+            // Without credentials, nothing is sent.
+            SdkError::ConstructionFailure(_) => true,
+            _ => aws::lacks_credentials(&error),
+        };
+        let is_of_one = OF_ONE_MESSAGE.iter().any(|of| code(&error).contains(of));
+        self.is_over |= !(is_rejected && is_of_one);
+        let fate = if is_rejected {
+            Fate::NotSent
+        } else {
+            Fate::Unknown
+        };
+        Err((fate, failed("send a message", "sqs:SendMessage", &error)))
     }
 
     fn report(&self, format: Format, more: bool, error: Option<&Error>) -> Result<End, Error> {
@@ -365,10 +534,19 @@ impl Run<'_> {
             };
             eprintln!("sqs-once: message {id} was not received{why}");
         }
-        if more {
+        if self.unseen > 0 {
+            let unseen = count(self.unseen, "message");
+            eprintln!("sqs-once: about {unseen} were not received: another receiver hides them");
+        } else if more {
             eprintln!("sqs-once: not all messages were received: there may be more");
         }
-        let is_done = |(_, end): &(_, Fate)| matches!(end, Fate::Moved | Fate::Selected);
+        if self.arrived > 0 {
+            let arrived = count(self.arrived, "message");
+            eprintln!(
+                "sqs-once: {arrived} arrived after the start, perhaps because they failed again, and stay"
+            );
+        }
+        let is_done = |of: &Selected| matches!(of.fate, Fate::Moved | Fate::Selected);
         let all_done = self.selected.values().all(is_done);
         let done = all_done && absent.is_empty() && !more && error.is_none();
         Ok(if done { End::Done } else { End::NotDone })
@@ -377,26 +555,42 @@ impl Run<'_> {
     /// How many messages have this end.
     fn counts(&self) -> BTreeMap<Fate, usize> {
         let mut counts = BTreeMap::new();
-        for (_, end) in self.selected.values() {
-            *counts.entry(*end).or_default() += 1;
+        for of in self.selected.values() {
+            *counts.entry(of.fate).or_default() += 1;
         }
         counts
     }
 
-    fn text(&self) -> String {
+    /// Says how many messages will do what.
+    fn summary(&self) -> String {
         if self.selected.is_empty() {
             let received = count(self.received, "message");
             return format!("{received} received, and none selected.");
         }
-        if self.with.dry_run {
-            let row = |(id, (key, _)): (&String, &(Option<String>, Fate))| {
-                [id.clone(), key.clone().unwrap_or_default()]
+        let mut counts: BTreeMap<Next, usize> = BTreeMap::new();
+        for next in self.selected.values().filter_map(|of| of.next) {
+            *counts.entry(next).or_default() += 1;
+        }
+        let rows = counts.into_iter();
+        let rows = rows.map(|(next, count)| [count.to_string(), next.0.into(), next.1.into()]);
+        columns(["MESSAGES", "NEXT", "WHAT THE REDRIVEN MESSAGE DOES"], rows)
+    }
+
+    fn text(&self) -> String {
+        if self.selected.is_empty() {
+            return self.summary();
+        }
+        if self.is_dry {
+            let row = |(id, of): (&String, &Selected)| {
+                let next = of.next.map_or("", |next| next.0).to_owned();
+                [id.clone(), of.key.clone().unwrap_or_default(), next]
             };
-            let messages = columns(["MESSAGE", "KEY"], self.selected.iter().map(row));
+            let messages = columns(["MESSAGE", "KEY", "NEXT"], self.selected.iter().map(row));
             let group = " Of each group, SQS shows at most the first ten.";
             let group = if self.from.is_fifo() { group } else { "" };
             let selected = count(self.selected.len(), "message");
-            return format!("{messages}\n\n{selected} would be moved.{group}");
+            let summary = self.summary();
+            return format!("{messages}\n\n{summary}\n\n{selected} would be moved.{group}");
         }
         let counts = self.counts().into_iter();
         let rows = counts.map(|(end, count)| [count.to_string(), end.text().to_owned()]);
@@ -404,19 +598,30 @@ impl Run<'_> {
     }
 
     fn json(&self, absent: &[&String], more: bool) -> Value {
-        let message = |(id, (key, end)): (&String, &(Option<String>, Fate))| json!({"message_id": id, "key": key, "end": end.name()});
+        let message = |(id, of): (&String, &Selected)| {
+            let mut message = json!({"message_id": id, "key": of.key, "end": of.fate.name()});
+            if let Some(Next(next, why)) = of.next {
+                message["next"] = json!(next);
+                message["why"] = json!(why);
+            }
+            message
+        };
         let counts = self.counts();
         let of = |end| counts.get(&end).copied().unwrap_or(0);
         json!({
             "from": self.from.url,
             "to": self.to.url,
-            "dry_run": self.with.dry_run,
+            "dry_run": self.is_dry,
+            "by": "tool",
+            "at_start": self.at_start.messages,
             "sent": of(Fate::Moved) + of(Fate::SentNotDeleted),
             "not_sent": of(Fate::NotSent),
             "unknown": of(Fate::Unknown),
             "not_deleted": of(Fate::SentNotDeleted),
             "messages": self.selected.iter().map(message).collect::<Vec<_>>(),
             "not_found": absent,
+            "arrived": self.arrived,
+            "hidden": self.unseen,
             "more": more,
         })
     }
@@ -424,16 +629,16 @@ impl Run<'_> {
 
 /// Returns the attributes of the copy: those of the message, without the ones that direct dead-lettering or an
 /// earlier redrive added, and with the id of the message if there is room.
-fn attributes(dead_letter: &DeadLetter) -> HashMap<String, Attribute> {
-    let mut attributes = dead_letter.0.message_attributes.clone().unwrap_or_default();
+fn attributes(message: &Message, id: &str) -> HashMap<String, Attribute> {
+    let mut attributes = message.message_attributes.clone().unwrap_or_default();
     for name in [REASON, ERROR, KEY, REDRIVE_OF] {
         attributes.remove(name);
     }
-    let id = Attribute::builder().data_type("String");
+    let redrive_of = Attribute::builder().data_type("String").string_value(id);
     if attributes.len() < MAX_ATTRIBUTES
-        && let Ok(id) = id.string_value(dead_letter.id()).build()
+        && let Ok(redrive_of) = redrive_of.build()
     {
-        attributes.insert(REDRIVE_OF.into(), id);
+        attributes.insert(REDRIVE_OF.into(), redrive_of);
     }
     attributes
 }

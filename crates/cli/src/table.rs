@@ -59,6 +59,10 @@ impl Table {
         }
     }
 
+    pub(crate) fn is_named(&self) -> bool {
+        named(&self.table).or(named(&self.postgres)).is_some()
+    }
+
     fn dynamodb(&self, config: &SdkConfig) -> Result<DynamoStore, Error> {
         if self.sort_key.as_ref().is_some_and(|key| !key.contains('=')) {
             return Err(Error::usage(
@@ -77,7 +81,6 @@ impl Table {
             .store(config)
             .map_err(Error::usage)
     }
-
 }
 
 /// Returns the value of an option. An empty variable is treated as not set, as in the consumer.

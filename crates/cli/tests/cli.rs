@@ -6,10 +6,14 @@
     reason = "in a test, what cannot be set up is a failure"
 )]
 
+#[path = "cli/credentials.rs"]
+mod credentials;
 #[path = "cli/dead_letters.rs"]
 mod dead_letters;
 #[path = "cli/doctor.rs"]
 mod doctor;
+#[path = "cli/message_move.rs"]
+mod message_move;
 #[path = "cli/new.rs"]
 mod new;
 #[path = "cli/outputs.rs"]
@@ -17,6 +21,8 @@ mod outputs;
 #[cfg(feature = "postgres")]
 #[path = "cli/postgres.rs"]
 mod postgres;
+#[path = "cli/preview.rs"]
+mod preview;
 #[path = "cli/records.rs"]
 mod records;
 #[path = "cli/redrive.rs"]
@@ -111,6 +117,16 @@ async fn invalid_command_line_ends_with_2() {
             "--expired-lease",
         ],
         &["dlq", "redrive", "orders-dead"],
+        &["dlq", "redrive", "orders-dead", "--all", "--rate", "501"],
+        &[
+            "dlq",
+            "redrive",
+            "orders-dead",
+            "--all",
+            "--key",
+            "message-id",
+        ],
+        &["doctor"],
         &["doctor", "shop", "--skip", "no-check"],
     ] {
         let ended = run("http://127.0.0.1:1", arguments).await;

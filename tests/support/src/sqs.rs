@@ -76,6 +76,80 @@ struct SqsState {
     calls: watch::Sender<Vec<Call>>,
     /// Executed entries of `SendMessageBatch`, by queue URL.
     sent: Mutex<Vec<(String, Value)>>,
+    moving: Mutex<Moving>,
+}
+
+/// The messages of a dead-letter queue, and SQS's own move of them, which goes on when somebody reads its progress.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Moving {
+    /// Messages that no receiver hides.
+    pub visible: usize,
+    pub hidden: usize,
+    /// Number of messages that move between two reads.
+    pub at_a_time: usize,
+    /// Whether a moved message fails again at once.
+    pub comes_back: bool,
+    pub moved: usize,
+    /// Status of the newest move.
+    pub status: Option<&'static str>,
+    /// How many reads after a start still name the move before it.
+    pub late: usize,
+    pub started: u64,
+}
+
+impl Moving {
+    /// Executes one of the three actions. `None` if SQS refuses it.
+    fn execute(&mut self, operation: &str, body: &Value) -> Option<Value> {
+        let is_running = self.status == Some("RUNNING");
+        match operation {
+            "StartMessageMoveTask" => {
+                assert!(
+                    body["DestinationArn"].is_string(),
+                    "direct copies have no other way back"
+                );
+                if is_running {
+                    return None;
+                }
+                (self.status, self.moved, self.started) = (Some("RUNNING"), 0, self.started + 1);
+                Some(json!({"TaskHandle": "task"}))
+            }
+            "ListMessageMoveTasks" if is_running && self.late > 0 => {
+                self.late -= 1;
+                let before = json!({
+                    "Status": "COMPLETED",
+                    "ApproximateNumberOfMessagesMoved": 7,
+                    "StartedTimestamp": self.started - 1,
+                });
+                Some(json!({"Results": [before]}))
+            }
+            "ListMessageMoveTasks" => {
+                if is_running {
+                    let moved = self.at_a_time.min(self.visible);
+                    self.moved += moved;
+                    self.visible -= if self.comes_back { 0 } else { moved };
+                    self.status = (self.visible > 0)
+                        .then_some("RUNNING")
+                        .or(Some("COMPLETED"));
+                }
+                let task = self.status.map(|status| {
+                    let handle = (status == "RUNNING").then_some("task");
+                    json!({
+                        "Status": status,
+                        "TaskHandle": handle,
+                        "ApproximateNumberOfMessagesMoved": self.moved,
+                        "StartedTimestamp": self.started,
+                        "SourceArn": body["SourceArn"],
+                    })
+                });
+                Some(json!({"Results": Vec::from_iter(task)}))
+            }
+            _ => {
+                assert_eq!(body["TaskHandle"], "task");
+                self.status = is_running.then_some("CANCELLED").or(self.status);
+                is_running.then(|| json!({"ApproximateNumberOfMessagesMoved": self.moved}))
+            }
+        }
+    }
 }
 
 impl SqsState {
@@ -94,6 +168,7 @@ impl Sqs {
             changed: Notify::new(),
             calls: watch::Sender::default(),
             sent: Mutex::default(),
+            moving: Mutex::default(),
         });
         let app = Router::new().fallback(answer).with_state(desk.clone());
         let endpoint = format!("http://{}", super::serve(app).await);
@@ -131,6 +206,15 @@ impl Sqs {
     pub fn takes(&self, max_bytes: usize) {
         let mut attributes = self.desk.attributes.lock().unwrap();
         attributes["Attributes"]["MaximumMessageSize"] = json!(max_bytes.to_string());
+    }
+
+    /// Every queue has these messages.
+    pub fn holds(&self, moving: Moving) {
+        *self.desk.moving.lock().unwrap() = moving;
+    }
+
+    pub fn moving(&self) -> Moving {
+        *self.desk.moving.lock().unwrap()
     }
 
     /// For `AWS_ENDPOINT_URL_SQS`.
@@ -265,6 +349,9 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
         }
         _ => {}
     }
+    let executed = operation
+        .contains("MessageMoveTask")
+        .then(|| desk.moving.lock().unwrap().execute(&operation, &body));
     if operation == "SendMessageBatch" {
         let url = body["QueueUrl"].as_str().unwrap();
         let carried_out = successful
@@ -288,7 +375,25 @@ async fn answer(State(desk): State<Arc<SqsState>>, headers: HeaderMap, body: Byt
             let (account, name) = (text("QueueOwnerAWSAccountId"), text("QueueName"));
             json!({"QueueUrl": format!("https://sqs.example/{account}/{name}")})
         }
-        "GetQueueAttributes" => desk.attributes.lock().unwrap().clone(),
+        "GetQueueAttributes" => {
+            let mut answer = desk.attributes.lock().unwrap().clone();
+            let name = body["QueueUrl"].as_str().unwrap().rsplit('/').next();
+            let moving = desk.moving.lock().unwrap();
+            let attributes = &mut answer["Attributes"];
+            attributes["QueueArn"] =
+                json!(DEAD_LETTER_QUEUE_ARN.replace("orders-dead", name.unwrap()));
+            attributes["ApproximateNumberOfMessages"] = json!(moving.visible.to_string());
+            attributes["ApproximateNumberOfMessagesNotVisible"] = json!(moving.hidden.to_string());
+            answer
+        }
+        operation if operation.contains("MessageMoveTask") => match executed.flatten() {
+            Some(answer) => answer,
+            None => {
+                let error =
+                    json!({"__type": "com.amazonaws.sqs#InvalidParameterValue", "message": "no"});
+                return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+            }
+        },
         _ => json!({
             "Successful": successful.iter().map(confirmed).collect::<Vec<_>>(),
             "Failed": failed,

@@ -112,6 +112,21 @@ impl World {
         self.dead_letter(&body, &attributes, None).await
     }
 
+    /// Sends a dead letter with as many attributes as SQS allows.
+    pub(crate) async fn full_dead_letter(&self) -> String {
+        let names = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"];
+        let attributes = names.map(|name| (name, "1"));
+        self.dead_letter("{}", &attributes, None).await
+    }
+
+    /// Receives so many dead letters, which hides them.
+    pub(crate) async fn hide(&self, n: i32) {
+        let receive = self.sqs.receive_message().queue_url(&self.dead);
+        let receive = receive.max_number_of_messages(n).visibility_timeout(600);
+        let received = receive.send().await.unwrap().messages.unwrap();
+        assert_eq!(received.len(), n as usize);
+    }
+
     /// Receives and deletes until `n` messages arrived, in their order.
     pub(crate) async fn take(&self, url: &str, n: usize) -> Vec<Message> {
         let (mut messages, start) = (Vec::new(), Instant::now());
@@ -180,6 +195,14 @@ impl World {
             .iter()
             .map(|name| attributes[name].parse::<usize>().unwrap())
             .sum()
+    }
+
+    /// Number of hidden dead letters.
+    pub(crate) async fn count_hidden(&self) -> usize {
+        let name = QueueAttributeName::ApproximateNumberOfMessagesNotVisible;
+        let read = self.sqs.get_queue_attributes().queue_url(&self.dead);
+        let read = read.attribute_names(name.clone()).send().await;
+        read.unwrap().attributes.unwrap()[&name].parse().unwrap()
     }
 
     async fn dlq(&self, command: &str, arguments: &[&str]) -> Ended {
@@ -426,12 +449,17 @@ async fn message_that_is_not_selected_holds_back_its_group() {
 #[tokio::test]
 async fn message_full_of_attributes_is_moved() {
     in_a_world(false, async |world| {
-        let names = ["a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"];
-        world
-            .dead_letter("{}", &names.map(|name| (name, "1")), None)
-            .await;
+        world.full_dead_letter().await;
         let redriven = world.redrive(&["--all", "--yes"]).await;
         assert_eq!(redriven.code, 0, "{redriven:?}");
+        // The emulator does not move messages itself.
+        for told in [
+            "Moving one by one",
+            "(InvalidAction)",
+            "1 of about 1 message",
+        ] {
+            assert!(redriven.stderr.contains(told), "{redriven:?}");
+        }
         let arrived = world.take(&world.orders, 1).await;
         assert_eq!(attribute(&arrived[0], "SqsOnceRedriveOf"), None);
         assert_eq!(attribute(&arrived[0], "a9"), Some("1"));

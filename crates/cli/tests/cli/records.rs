@@ -59,7 +59,7 @@ pub(crate) fn after(span: u64) -> AttributeValue {
     n((Timestamp::now() + Duration::from_secs(span)).as_millis())
 }
 
-fn before(span: u64) -> AttributeValue {
+pub(crate) fn before(span: u64) -> AttributeValue {
     n(Timestamp::now().as_millis() - span * 1000)
 }
 
@@ -186,11 +186,7 @@ async fn show_knows_what_is_too_old_to_repeat() {
 async fn show_explains_failure_and_who_still_gets_it() {
     let world = World::new().await;
     let at = Timestamp::now().as_millis() - 125_000;
-    let failed = [
-        failures(at),
-        ("generation", n(2)),
-        ("source", s("orders")),
-    ];
+    let failed = [failures(at), ("generation", n(2)), ("source", s("orders"))];
     world.put(KEY, "FAILED", &failed).await;
     let call_key = Key::from_stored(KEY).call_key(2);
     let shown = world.record(&["show", KEY]).await;
@@ -328,9 +324,7 @@ async fn list_filters_by_status_lease_and_prefix() {
         .put("b#stuck", "IN_PROGRESS", &[("lease_until", before(60))])
         .await;
     world.put("a#done", "COMPLETED", &[]).await;
-    world
-        .put("a#failed", "FAILED", &[failures(1)])
-        .await;
+    world.put("a#failed", "FAILED", &[failures(1)]).await;
     world.put("a#old", "FAILED", &[("expires_at", n(1))]).await;
     for (arguments, wanted) in [
         (
@@ -483,7 +477,11 @@ async fn decline_closes_the_open_attempt() {
     assert!(!left.contains_key("fingerprint"), "{left:?}");
 
     for (status, more, why) in [
-        ("IN_PROGRESS", Some(("lease_until", after(600))), "holds the lease"),
+        (
+            "IN_PROGRESS",
+            Some(("lease_until", after(600))),
+            "holds the lease",
+        ),
         ("COMPLETED", None, "is completed"),
     ] {
         let more: Vec<_> = more.into_iter().collect();

@@ -1,6 +1,9 @@
 //! `sqs-once dlq redrive` while SQS refuses requests or loses answers.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    process::Stdio,
+    sync::{Arc, Mutex},
+};
 
 use axum::{
     Router,
@@ -20,8 +23,12 @@ use tokio::{sync::watch, time::timeout};
 use crate::{
     Ended,
     dead_letters::{World, attribute, ends, in_a_world},
-    run,
+    message_move::signal,
+    run, tool,
 };
+
+/// Refuses one message.
+const REFUSED: Fault = Fault::Code("InvalidMessageContents");
 
 /// A proxy before the emulator, which refuses requests and loses answers.
 struct Line {
@@ -54,6 +61,11 @@ impl Line {
         Self { endpoint, wire }
     }
 
+    fn count_of(&self, operation: &str) -> usize {
+        let arrived = self.wire.arrived.borrow();
+        arrived.get(operation).copied().unwrap_or_default()
+    }
+
     /// Waits for a request.
     async fn arrived(&self, operation: &str) {
         let mut arrived = self.wire.arrived.subscribe();
@@ -79,10 +91,14 @@ async fn relay(State(wire): State<Arc<Wire>>, headers: HeaderMap, body: Bytes) -
 impl World {
     /// Moves all dead letters through this endpoint.
     async fn moves(&self, endpoint: &str) -> Ended {
-        let (dead, orders) = (&self.dead, &self.orders);
-        let queues = ["dlq", "redrive", dead, "--to", orders];
-        let options = ["--all", "--yes", "--output", "json"];
-        run(endpoint, &[queues.as_slice(), &options].concat()).await
+        run(endpoint, &self.redrive_of_all()).await
+    }
+
+    fn redrive_of_all(&self) -> [&str; 9] {
+        let (dead, orders) = (&*self.dead, &*self.orders);
+        [
+            "dlq", "redrive", dead, "--to", orders, "--all", "--yes", "--output", "json",
+        ]
     }
 }
 
@@ -106,23 +122,139 @@ async fn three_dead_letters(world: &World) -> Vec<String> {
     ids
 }
 
+/// A message that is too large for its queue says nothing about the next.
 #[tokio::test]
-async fn refused_sends_are_sent_by_the_next_run() {
+async fn refused_send_is_sent_by_the_next_run() {
+    in_a_world(false, async |world| {
+        let ids = three_dead_letters(world).await;
+        let line = Line::to(world).await;
+        line.wire.faults.fail("SendMessage", REFUSED);
+        let first = world.moves(&line.endpoint).await;
+        assert_eq!(first.code, 1, "{first:?}");
+        assert_eq!(counts(&first), (json!(2), json!(1), json!(0)));
+        let second = world.moves(&line.endpoint).await;
+        assert_eq!(second.code, 0, "{second:?}");
+        world.moved_once(&ids).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn throttled_send_is_repeated() {
+    in_a_world(false, async |world| {
+        let ids = three_dead_letters(world).await;
+        let line = Line::to(world).await;
+        line.wire.faults.fail("SendMessage", Fault::Throttle);
+        line.wire
+            .faults
+            .fail("SendMessage", Fault::Code("RequestThrottled"));
+        let ended = world.moves(&line.endpoint).await;
+        assert_eq!(ended.code, 0, "{ended:?}");
+        world.moved_once(&ids).await;
+    })
+    .await;
+}
+
+/// Each further message would be hidden for nothing.
+#[tokio::test]
+async fn refusal_that_will_repeat_ends_the_redrive() {
     let refused = async |fault| {
         in_a_world(false, async |world| {
             let ids = three_dead_letters(world).await;
             let line = Line::to(world).await;
-            line.wire.faults.fail("SendMessage", fault);
+            line.wire.faults.fail_all("SendMessage", fault);
             let first = world.moves(&line.endpoint).await;
             assert_eq!(first.code, 1, "{fault:?}: {first:?}");
-            assert_eq!(counts(&first), (json!(2), json!(1), json!(0)), "{fault:?}");
+            let (sent, _, unknown) = counts(&first);
+            assert_eq!(
+                (sent, unknown),
+                (json!(0), json!(0)),
+                "{fault:?}: {first:?}"
+            );
+            assert_eq!(line.wire.faults.met("SendMessage"), 1, "{fault:?}");
+            assert_eq!(line.count_of("ReceiveMessage"), 1, "{fault:?}");
+            line.wire.faults.heal().await;
             let second = world.moves(&line.endpoint).await;
             assert_eq!(second.code, 0, "{fault:?}: {second:?}");
             world.moved_once(&ids).await;
         })
         .await;
     };
-    join_all([Fault::Denied, Fault::Throttle].map(refused)).await;
+    let faults = [Fault::Denied, Fault::Code("ExpiredTokenException")];
+    join_all(faults.map(refused)).await;
+}
+
+/// Between a send and its deletion, a message is in both queues.
+#[tokio::test]
+async fn signal_ends_redrive_after_the_current_message() {
+    let interrupted = async |name| {
+        in_a_world(false, async |world| {
+            three_dead_letters(world).await;
+            let line = Line::to(world).await;
+            line.wire.faults.fail("SendMessage", Fault::HoldAnswer);
+            let process = tool(&line.endpoint, &world.redrive_of_all())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            line.arrived("SendMessage").await;
+            signal(&process, name).await;
+            line.wire.faults.heal().await;
+            let ended = Ended::of(process.wait_with_output().await.unwrap());
+            assert_eq!(ended.code, 1, "{name}: {ended:?}");
+            assert!(ended.stderr.contains("interrupted"), "{ended:?}");
+            assert_eq!(with_end(&ended, "moved"), 1, "{ended:?}");
+            assert_eq!(world.count(&world.orders).await, 1);
+            // The others are visible.
+            let rest = world.moves(&line.endpoint).await;
+            assert_eq!((rest.code, with_end(&rest, "moved")), (0, 2), "{rest:?}");
+        })
+        .await;
+    };
+    join_all(["-INT", "-TERM"].map(interrupted)).await;
+}
+
+#[tokio::test]
+async fn hidden_messages_are_said() {
+    in_a_world(false, async |world| {
+        three_dead_letters(world).await;
+        world.hide(2).await;
+        let ended = world.redrive(&["--all", "--yes"]).await;
+        assert_eq!((ended.code, with_end(&ended, "moved")), (1, 1), "{ended:?}");
+        let told = "about 2 messages were not received: another receiver hides them";
+        assert!(ended.stderr.contains(told), "{ended:?}");
+        let nothing = world
+            .redrive(&["--reason", "permanent_failure", "--yes"])
+            .await;
+        assert_eq!(nothing.code, 1, "{nothing:?}");
+        let previewed = world.redrive(&["--all", "--dry-run"]).await;
+        assert_eq!(previewed.code, 1, "{previewed:?}");
+    })
+    .await;
+}
+
+/// The copy of such a message has no room for SqsOnceRedriveOf.
+#[tokio::test]
+async fn full_message_that_fails_again_at_once_is_moved_once() {
+    in_a_world(false, async |world| {
+        world.full_dead_letter().await;
+        let line = Line::to(world).await;
+        line.wire.faults.fail("DeleteMessage", Fault::HoldAnswer);
+        let fails_again = async {
+            line.arrived("DeleteMessage").await;
+            world.take(&world.orders, 1).await;
+            world.full_dead_letter().await;
+            line.wire.faults.heal().await;
+        };
+        let (ended, ()) = tokio::join!(world.moves(&line.endpoint), fails_again);
+        assert_eq!(counts(&ended).0, json!(1), "{ended:?}");
+        assert!(
+            ended.stderr.contains("1 message arrived after the start"),
+            "{ended:?}"
+        );
+        assert_eq!(world.count(&world.dead).await, 1);
+    })
+    .await;
 }
 
 /// The message stays, and no further one is sent. The next redrive sends it, which is a second copy if the
@@ -171,8 +303,9 @@ async fn unanswered_send_is_unknown_and_ends_the_redrive() {
     join_all(faults.map(unanswered)).await;
 }
 
+/// With each further message, the next redrive would send one more a second time.
 #[tokio::test]
-async fn unconfirmed_deletion_is_counted_as_sent() {
+async fn unconfirmed_deletion_is_counted_as_sent_and_ends_the_redrive() {
     let unconfirmed = async |fault| {
         in_a_world(false, async |world| {
             three_dead_letters(world).await;
@@ -180,10 +313,10 @@ async fn unconfirmed_deletion_is_counted_as_sent() {
             line.wire.faults.fail_all("DeleteMessage", fault);
             let ended = world.moves(&line.endpoint).await;
             assert_eq!(ended.code, 1, "{fault:?}: {ended:?}");
-            assert_eq!(counts(&ended), (json!(3), json!(0), json!(0)), "{fault:?}");
-            assert_eq!(with_end(&ended, "sent_not_deleted"), 3, "{ended:?}");
+            assert_eq!(counts(&ended).0, json!(1), "{fault:?}");
+            assert_eq!(with_end(&ended, "sent_not_deleted"), 1, "{ended:?}");
             line.wire.faults.heal().await;
-            assert_eq!(world.count(&world.orders).await, 3, "{fault:?}");
+            assert_eq!(world.count(&world.orders).await, 1, "{fault:?}");
         })
         .await;
     };
@@ -230,7 +363,7 @@ async fn refused_send_stops_its_fifo_group_alone() {
         group(world, "a", 3).await;
         group(world, "b", 3).await;
         let line = Line::to(world).await;
-        line.wire.faults.fail("SendMessage", Fault::Denied);
+        line.wire.faults.fail("SendMessage", REFUSED);
         let ended = world.moves(&line.endpoint).await;
         assert_eq!(ended.code, 1, "{ended:?}");
         assert_eq!(counts(&ended), (json!(3), json!(3), json!(0)), "{ended:?}");

@@ -143,11 +143,15 @@ async fn redrive_moves_after_yes_and_only_then() {
         let arguments = ["dlq", "redrive", dead, "--to", orders, "--all"];
         for no in NO {
             let asked = Asked::by(&world.endpoint, &arguments).await;
-            assert!(
-                asked.shown.contains("Move all messages from"),
-                "{}",
-                asked.shown
-            );
+            for told in [
+                "1         not_read  no table is named",
+                "Move all messages from",
+                "which has about 1 message, to",
+            ] {
+                assert!(asked.shown.contains(told), "{}", asked.shown);
+            }
+            // The preview has made it visible again.
+            assert_eq!(world.count_hidden().await, 0);
             let ended = asked.answer(no).await;
             assert_eq!((ended.code, &*ended.stdout), (1, ""), "{no:?}: {ended:?}");
             assert_eq!((world.count(dead).await, world.count(orders).await), (1, 0));

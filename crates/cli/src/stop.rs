@@ -1,0 +1,66 @@
+//! What a command that takes long tells and hears: its progress, and SIGINT and SIGTERM, after which it finishes its current
+//! step, reports, and ends.
+
+use std::{io, time::Duration};
+
+use sqs_once::internal::system::{Instant, elapsed, instant, spawn};
+use tokio::{signal::ctrl_c, sync::watch};
+
+/// Says on standard error how far a command is: at once, and then every two seconds at most.
+#[derive(Default)]
+pub(crate) struct Progress(Option<Instant>);
+
+impl Progress {
+    pub(crate) fn say(&mut self, text: &str) {
+        if self
+            .0
+            .is_none_or(|last| elapsed(last) >= Duration::from_secs(2))
+        {
+            eprintln!("{text}");
+            self.0 = Some(instant());
+        }
+    }
+}
+
+/// Whether SIGINT or SIGTERM has arrived.
+pub(crate) struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// From now on, the signals no longer end the process.
+    pub(crate) fn listen() -> Self {
+        let (set, is_set) = watch::channel(false);
+        spawn(async move {
+            if arrives().await.is_ok() {
+                set.send_replace(true);
+            }
+            set.closed().await;
+        });
+        Self(is_set)
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits for a signal.
+    pub(crate) async fn wait(&mut self) {
+        // The sender lives as long as this receiver.
+        let _stopped = self.0.wait_for(|is_set| *is_set).await;
+    }
+}
+
+#[cfg(unix)]
+async fn arrives() -> io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        arrived = ctrl_c() => arrived,
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+async fn arrives() -> io::Result<()> {
+    ctrl_c().await
+}
