@@ -209,7 +209,11 @@ async fn open_claim_of_record_shows_as_lock() {
     world.fail("message-1").await;
     let shown = world.json(&["show", KEY]).await;
     assert_eq!(
-        (&shown["status"], &shown["failures"][0]["error"], &shown["next_message"]),
+        (
+            &shown["status"],
+            &shown["failures"][0]["error"],
+            &shown["next_message"]
+        ),
         (&json!("FAILED"), &json!("declined"), &json!("runs"))
     );
     let held = world.hold_open("message-2", async |session| {
@@ -307,7 +311,13 @@ async fn changed_or_locked_row_is_not_changed() {
     world.put_record(KEY, "IN_PROGRESS", Some(600)).await;
     let store = world.store();
     let is_refused = async |shown| {
-        let released = store.release(shown, Timestamp::now()).await.unwrap();
+        let released = store
+            .replace(
+                shown,
+                shown.record.clone().unwrap().released(Timestamp::now()),
+            )
+            .await
+            .unwrap();
         !released && !store.delete_record(shown).await.unwrap()
     };
     let shown = store.show(KEY).await.unwrap().unwrap();

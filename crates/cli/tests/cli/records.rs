@@ -524,7 +524,13 @@ async fn changed_record_is_neither_released_nor_deleted() {
         let shown = store.show(KEY).await.unwrap().unwrap();
         world.dynamo.put(TABLE, change.clone()).await;
         assert!(
-            !store.release(&shown, Timestamp::now()).await.unwrap(),
+            !store
+                .replace(
+                    &shown,
+                    shown.record.clone().unwrap().released(Timestamp::now())
+                )
+                .await
+                .unwrap(),
             "{attribute}"
         );
         assert!(!store.delete_record(&shown).await.unwrap(), "{attribute}");
