@@ -324,24 +324,29 @@ package: linker merged ## Build what is deployed, into .aws-sam/build: make pack
 	sam build --parameter-overrides Architecture=$(ARCH) --template-file $(MERGED) --base-dir . --config-file "$(CURDIR)/samconfig.toml"
 
 # SAM makes a change set, shows it, and asks. YES=1 does not ask, and stops where local/before_deploy.py would ask.
-# BUILT=1 compiles nothing and deploys what is in .aws-sam/build, for a job that has a role of AWS: docs/deploying.md.
+# BUILT=1 compiles nothing. For a job that has a role of AWS, it takes the program from .aws-sam/build/Consumer, and the template
+# from here: docs/deploying.md.
 .PHONY: deploy
 deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(filter gradual,$(OVERLAYS)),Release=$$(date +%s))
 deploy: $(VENV) ## Show what a deployment to AWS changes, ask, and deploy: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [OVERLAYS="fifo ..."] [TAGS="key=value ..."] [YES=1] [BUILT=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	$(if $(BUILT),,@$(MAKE) --no-print-directory package)
+	$(if $(BUILT),@python local/overlay.py --built template.yaml $(OVERLAYS:%=overlays/%.yaml) .aws-sam/build/template.yaml,@$(MAKE) --no-print-directory package)
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
 	@sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
 .PHONY: dist
-dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip and its bill of materials (SBOM) into target/dist: make dist [ARCH=x86_64]
+dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip, the tool, and the bill of materials (SBOM) of each into target/dist: make dist [ARCH=x86_64]
 	cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET) --output-format zip
+	cargo lambda build --locked --release --package sqs-once-cli --bin sqs-once --target $(RUST_TARGET)
 	cargo cyclonedx --format json --describe binaries --target $(RUST_TARGET) --no-build-deps
 	mkdir -p target/dist
 	mv target/lambda/consumer/bootstrap.zip target/dist/consumer-$(ARCH).zip
 	mv consumer_bin.cdx.json target/dist/consumer-$(ARCH).cdx.json
+	mv target/lambda/sqs-once/bootstrap target/lambda/sqs-once/sqs-once
+	tar -czf target/dist/sqs-once-linux-$(ARCH).tar.gz -C target/lambda/sqs-once sqs-once
+	mv crates/cli/*_bin.cdx.json target/dist/sqs-once-linux-$(ARCH).cdx.json
 	find crates tests -name "*.cdx.json" -delete
 
 # Installs the linker that builds for Amazon Linux on any machine.
