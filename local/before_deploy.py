@@ -254,7 +254,9 @@ def moved_alias(aws: Aws, resources: list[Json], template: Json) -> list[str]:
         at = aws.read("lambda", "GetAlias", FunctionName=function, Name=name)["FunctionVersion"]
         if versions and f"{function}:{at}" not in versions:
             made = " or ".join(version.rpartition(":")[2] for version in versions)
-            lines.append(f"make deploy: the alias {name} is at version {at}, and the stack left it at {made}.\n    {MOVED}")
+            lines.append(
+                f"make deploy: the alias {name} is at version {at}, and the stack left it at {made}.\n    {MOVED}"
+            )
     return lines
 
 

@@ -414,7 +414,7 @@ class BeforeDeploy(unittest.TestCase):
         ]
         asked = []
 
-        def answer(request: bytes, version: str) -> tuple[int, str]:
+        def answer(request: bytes) -> tuple[int, str]:
             asked.append(request)
             return 200, json.dumps({"Name": "live", "FunctionVersion": version})
 
@@ -423,11 +423,12 @@ class BeforeDeploy(unittest.TestCase):
             ("42", ("gradual",), ""),
             ("41", (), ""),
         ):
-            with answering(lambda request, at=version: answer(request, at)) as url:
+            with answering(answer) as url:
                 environment = self.cloud.environment() | {"AWS_ENDPOINT_URL": url}
                 with mock.patch.dict(os.environ, environment):
                     lines = before_deploy.moved_alias(before_deploy.Aws(None, None), resources, merged(*overlays))
-            assert expected in "".join(lines) and bool(lines) == bool(expected), lines
+            assert bool(lines) == bool(expected), lines
+            assert expected in "".join(lines), lines
         assert len(asked) == 2
 
     def test_parameters_of_unknown_form_stop(self) -> None:
@@ -471,7 +472,8 @@ class Pages(unittest.TestCase):
     def test_failed_validation_is_found_by_the_recipe(self) -> None:
         section = (ROOT / "docs/deploying.md").read_text().partition("### The first deployment failed")[2]
         section = section.partition("\n### ")[0]
-        assert "describe-events" in section and "VALIDATION_ERROR" in section
+        assert "describe-events" in section
+        assert "VALIDATION_ERROR" in section
         # No event of this kind says why a change set failed.
         assert "describe-stack-events" not in section
 
