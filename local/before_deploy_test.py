@@ -414,15 +414,16 @@ class BeforeDeploy(unittest.TestCase):
         ]
         asked = []
 
-        def answer(request: bytes) -> tuple[int, str]:
-            asked.append(request)
-            return 200, json.dumps({"Name": "live", "FunctionVersion": version})
-
         for version, overlays, expected in (
             ("41", ("gradual",), "the alias live is at version 41, and the stack left it at 42."),
             ("42", ("gradual",), ""),
             ("41", (), ""),
         ):
+
+            def answer(request: bytes, at: str = version) -> tuple[int, str]:
+                asked.append(request)
+                return 200, json.dumps({"Name": "live", "FunctionVersion": at})
+
             with answering(answer) as url:
                 environment = self.cloud.environment() | {"AWS_ENDPOINT_URL": url}
                 with mock.patch.dict(os.environ, environment):

@@ -31,14 +31,14 @@ NOT_NEEDED = {
     r"|BatchWriteItem|(Get|Put|Update|Delete)Item)|kinesis:.*|iam:CreateServiceLinkedRole",
     "the table is kept": "dynamodb:DeleteTable",
     "a key of one's own is in the text": "kms:.*",
-    "code signing, layers, file systems, reserved concurrency": r"lambda:((Put|Delete)FunctionConcurrency|GetLayerVersion"
+    "code signing, layers, files, reserved concurrency": r"lambda:((Put|Delete)FunctionConcurrency|GetLayerVersion"
     r"|(Put|Delete)FunctionCodeSigningConfig|GetCodeSigningConfig|PutRuntimeManagementConfig|PutFunctionRecursionConfig"
     r"|PutFunctionScalingConfig|PassCapacityProvider|(Put|Delete)ProvisionedConcurrencyConfig)|elasticfilesystem:.*|s3files:.*",
     "users and groups": r"iam:\w+(User|Group)Policy",
     "a boundary is in the text": r"iam:(Put|Delete)RolePermissionsBoundary",
     "logs and topics delivered elsewhere, masked, indexed": r"logs:(\w+DataProtectionPolicy|CreateLogDelivery"
-    r"|\w+IndexPolicy|(Put|Delete)ResourcePolicy|PutBearerTokenAuthentication|PutLogGroupDeletionProtection|CreateLogStream|PutLogEvents"
-    r"|DescribeLogStreams)|firehose:.*|sns:PutDataProtectionPolicy|s3:REST.PUT.OBJECT",
+    r"|\w+IndexPolicy|(Put|Delete)ResourcePolicy|PutBearerTokenAuthentication|PutLogGroupDeletionProtection"
+    r"|CreateLogStream|PutLogEvents|DescribeLogStreams)|firehose:.*|sns:PutDataProtectionPolicy|s3:REST.PUT.OBJECT",
     "the function's code has no version in S3": "s3:(GetObjectVersion|GetObjectMetadata)",
     "servers": "codedeploy:RegisterOnPremisesInstance",
 }
