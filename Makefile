@@ -238,7 +238,7 @@ lint-project: $(VENV) $(LINT)
 	$(CHECKOV) --framework cloudformation --file template.yaml .local/merged/*.yaml examples/*.template.yaml
 
 TYPESCRIPT := .local/typescript
-STACK      := $(TYPESCRIPT)/cdk.out/orders.template.json
+CDK_STACK  := $(TYPESCRIPT)/cdk.out/orders.template.json
 
 # In a copy, so that the packages are not installed into the source. The zip takes the place of the function's code.
 # Skipped checks: W3005, because the CDK writes some dependencies twice; those that template.yaml skips; and those that
@@ -254,9 +254,9 @@ typescript: $(VENV) $(LINT) ## Compile the examples in TypeScript, synthesize th
 	cp -R examples/typescript/. $(TYPESCRIPT)
 	cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund
 	cd $(TYPESCRIPT) && python -m zipfile -c $(BOOTSTRAP_ZIP) cdk.json && npx cdk synth --no-notices --quiet
-	! grep -E 'AWS::IAM::Policy"|ManagedPolicyArns' $(STACK) # permissions that the CDK adds by itself
-	cfn-lint --ignore-checks W3005 --template $(STACK)
-	$(CHECKOV) --framework cloudformation --skip-check $(UNCHECKED) --file $(STACK)
+	! grep -E 'AWS::IAM::Policy"|ManagedPolicyArns' $(CDK_STACK) # permissions that the CDK adds by itself
+	cfn-lint --ignore-checks W3005 --template $(CDK_STACK)
+	$(CHECKOV) --framework cloudformation --skip-check $(UNCHECKED) --file $(CDK_STACK)
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
@@ -334,6 +334,10 @@ deploy: $(VENV) ## Show what a deployment to AWS changes, ask, and deploy: make 
 	$(if $(BUILT),@python local/overlay.py --built template.yaml $(OVERLAYS:%=overlays/%.yaml) .aws-sam/build/template.yaml,@$(MAKE) --no-print-directory package)
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
 	@sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
+
+.PHONY: undeploy
+undeploy: $(VENV) ## Delete a stack with its queues, table and logs, after a question: make undeploy [STACK=sqs-once]
+	@python local/undeploy.py $(STACK)
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 

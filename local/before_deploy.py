@@ -272,13 +272,18 @@ def other_kind(resources: list[Json], template: Json) -> list[str]:
     return sorted(names)
 
 
-def warning(words: list[str]) -> str:
-    """The warning before a deployment that drops an overlay, or changes the meaning of messages; else an empty text."""
+def target() -> tuple[Aws, str]:
+    """Where `sam deploy` deploys, and the name of the stack, as samconfig.toml has them."""
     config = tomllib.loads(Path("samconfig.toml").read_text()).get("default", {})
     options: Json = {}
     for command in ("global", "deploy"):
         options |= config.get(command, {}).get("parameters", {})
-    aws, stack = Aws(options.get("profile"), options.get("region")), options["stack_name"]
+    return Aws(options.get("profile"), options.get("region")), options["stack_name"]
+
+
+def warning(words: list[str]) -> str:
+    """The warning before a deployment that drops an overlay, or changes the meaning of messages; else an empty text."""
+    aws, stack = target()
     try:
         template = yaml.load((BUILD / "template.yaml").read_text(), Loader=Template)
     except FileNotFoundError as problem:

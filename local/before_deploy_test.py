@@ -319,6 +319,32 @@ class BeforeDeploy(unittest.TestCase):
         self.cloud.client("sqs").purge_queue(QueueUrl=self.outputs["QueueUrl"])
         assert self.check("FunctionTimeout=900") == (0, "")
 
+    def test_undeploy_asks_and_leaves_nothing(self) -> None:
+        outputs = self.deploy("removed")
+        self.cloud.client("sqs").send_message(QueueUrl=outputs["DeadLetterQueueUrl"], MessageBody="{}")
+        queues = (outputs[name].split("/")[-1] for name in ("QueueUrl", "DeadLetterQueueUrl"))
+        names = (*queues, outputs["TableName"], outputs["LogGroupName"])
+
+        def left() -> list[str]:
+            found = [url.split("/")[-1] for url in self.cloud.client("sqs").list_queues().get("QueueUrls", [])]
+            found += self.cloud.client("dynamodb").list_tables()["TableNames"]
+            groups = self.cloud.client("logs").describe_log_groups()["logGroups"]
+            return [name for name in names if name in (*found, *(group["logGroupName"] for group in groups))]
+
+        command = [sys.executable, str(ROOT / "local" / "undeploy.py")]
+        environment = self.cloud.environment()
+        for answer, status, expected in (("y", 1, list(names)), ("", 1, list(names)), ("removed", 0, [])):
+            ended = subprocess.run(
+                command, cwd=self.folder, env=environment, input=answer, capture_output=True, text=True
+            )
+            assert ended.returncode == status, ended.stdout + ended.stderr
+            for name in names:
+                assert name in ended.stdout, ended.stdout
+            assert "with about 1 messages" in ended.stdout, ended.stdout
+            assert left() == expected, answer
+        stacks = self.cloud.client("cloudformation").list_stacks()["StackSummaries"]
+        assert [s["StackStatus"] for s in stacks if s["StackName"] == "removed"] in ([], ["DELETE_COMPLETE"]), stacks
+
     def test_large_batches_of_a_fifo_queue_are_refused(self) -> None:
         try:
             self.deploy("refused", *OVERLAYS)

@@ -181,6 +181,21 @@ fn unsent_dead_letters_have_a_lasting_alarm() {
     }
 }
 
+/// What somebody reads at three in the morning is the description.
+#[test]
+fn alarms_of_consumers_name_their_section_of_the_runbook() {
+    let runbook = fs::read_to_string(root().join("docs/runbook.md")).unwrap();
+    for path in [CONSUMER, STARTER] {
+        let (_, template) = shipped().into_iter().find(|(of, _)| of == path).unwrap();
+        for (name, alarm) in of_type(&template, ALARM) {
+            let section = format!("/docs/runbook.md#{}", name.to_lowercase());
+            let description = alarm["AlarmDescription"].as_str().unwrap();
+            assert!(description.ends_with(&section), "{path}: {name}");
+            assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
+        }
+    }
+}
+
 /// Own parameters may hold secrets, and SAM CLI shows the others.
 #[test]
 fn deploy_verbs_do_not_echo_parameters() {
