@@ -212,7 +212,7 @@ def queue_changes(aws: Aws, resources: list[Json], template: Json, values: dict[
         attributes = aws.read("sqs", "GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])["Attributes"]
         key, new_key = attributes.get("KmsMasterKeyId", ""), text(planned.get("KmsMasterKeyId", ""), template, values)
         receives = str(json.loads(attributes.get("RedrivePolicy", "{}")).get("maxReceiveCount", ""))
-        fewer = text(planned.get("RedrivePolicy", {}).get("maxReceiveCount", ""), template, values)
+        fewer = text((planned.get("RedrivePolicy") or {}).get("maxReceiveCount", ""), template, values)
         changed = []
         if key and new_key not in (key, COMPUTED):
             changed.append(f"  KmsMasterKeyId is {key!r}, and would be {new_key!r}.\n    {SEALED}")

@@ -322,6 +322,11 @@ fn release_needs_a_green_ci() {
         assert!(waits(job, on), "{job} does not wait for {on}");
     }
     assert_eq!(release["jobs"]["publish"]["environment"], "registry");
+    let built = release["jobs"]["build"]["strategy"]["matrix"]["include"].as_array();
+    assert_eq!(built.unwrap().len(), 2);
+    let dist = expanded("make dist ARCH=x86_64");
+    let tool = "--package sqs-once-cli --bin sqs-once --target x86_64-unknown-linux-gnu";
+    assert!(dist.contains(tool), "{dist}");
     let page = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
     for protection in ["required reviewers", "tag ruleset"] {
         assert!(page.contains(protection), "{protection}");
