@@ -146,6 +146,7 @@ test-aws: ARCH = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
 test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the suites on AWS that need its services, and the deployed template: make test-aws ACCOUNT=123456789012 REGION=eu-west-1; ACCOUNT=000000000000 runs them on an emulator
 	@test -n '$(ACCOUNT)' -a -n '$(REGION)' || { echo 'make test-aws: set ACCOUNT and REGION: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
+	cargo build --locked $(WORKSPACE) --bin sqs-once
 	python local/test_aws.py '$(ACCOUNT)' '$(REGION)' \
 	  $(TEST) --test wire --test model --test cloud -- $(AT_ENDPOINT)
 
@@ -237,7 +238,7 @@ lint-project: $(VENV) $(LINT)
 	$(CHECKOV) --framework cloudformation --file template.yaml .local/merged/*.yaml examples/*.template.yaml
 
 TYPESCRIPT := .local/typescript
-STACK      := $(TYPESCRIPT)/cdk.out/orders.template.json
+CDK_STACK  := $(TYPESCRIPT)/cdk.out/orders.template.json
 
 # In a copy, so that the packages are not installed into the source. The zip takes the place of the function's code.
 # Skipped checks: W3005, because the CDK writes some dependencies twice; those that template.yaml skips; and those that
@@ -253,9 +254,9 @@ typescript: $(VENV) $(LINT) ## Compile the examples in TypeScript, synthesize th
 	cp -R examples/typescript/. $(TYPESCRIPT)
 	cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund
 	cd $(TYPESCRIPT) && python -m zipfile -c $(BOOTSTRAP_ZIP) cdk.json && npx cdk synth --no-notices --quiet
-	! grep -E 'AWS::IAM::Policy"|ManagedPolicyArns' $(STACK) # permissions that the CDK adds by itself
-	cfn-lint --ignore-checks W3005 --template $(STACK)
-	$(CHECKOV) --framework cloudformation --skip-check $(UNCHECKED) --file $(STACK)
+	! grep -E 'AWS::IAM::Policy"|ManagedPolicyArns' $(CDK_STACK) # permissions that the CDK adds by itself
+	cfn-lint --ignore-checks W3005 --template $(CDK_STACK)
+	$(CHECKOV) --framework cloudformation --skip-check $(UNCHECKED) --file $(CDK_STACK)
 
 # Its database of advisories is outside the package registries, so .ci/run does not run this verb.
 .PHONY: audit
@@ -325,24 +326,33 @@ package: linker merged ## Build what is deployed, into .aws-sam/build: make pack
 	sam build --parameter-overrides Architecture=$(ARCH) --template-file $(MERGED) --base-dir . --config-file "$(CURDIR)/samconfig.toml"
 
 # SAM makes a change set, shows it, and asks. YES=1 does not ask, and stops where local/before_deploy.py would ask.
-# BUILT=1 compiles nothing and deploys what is in .aws-sam/build, for a job that has a role of AWS: docs/deploying.md.
+# BUILT=1 compiles nothing. For a job that has a role of AWS, it takes the program from .aws-sam/build/Consumer, and the template
+# from here: docs/deploying.md.
 .PHONY: deploy
 deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(filter gradual,$(OVERLAYS)),Release=$$(date +%s))
 deploy: $(VENV) ## Show what a deployment to AWS changes, ask, and deploy: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [OVERLAYS="fifo ..."] [TAGS="key=value ..."] [YES=1] [BUILT=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	$(if $(BUILT),,@$(MAKE) --no-print-directory package)
+	$(if $(BUILT),@python local/overlay.py --built template.yaml $(OVERLAYS:%=overlays/%.yaml) .aws-sam/build/template.yaml,@$(MAKE) --no-print-directory package)
 	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
 	@sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
+
+.PHONY: undeploy
+undeploy: $(VENV) ## Delete a stack with its queues, table and logs, after a question: make undeploy [STACK=sqs-once]
+	@python local/undeploy.py $(STACK)
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
 .PHONY: dist
-dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip and its bill of materials (SBOM) into target/dist: make dist [ARCH=x86_64]
+dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip, the tool, and the bill of materials (SBOM) of each into target/dist: make dist [ARCH=x86_64]
 	cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET) --output-format zip
+	cargo lambda build --locked --release --package sqs-once-cli --bin sqs-once --target $(RUST_TARGET)
 	cargo cyclonedx --format json --describe binaries --target $(RUST_TARGET) --no-build-deps
 	mkdir -p target/dist
 	mv target/lambda/consumer/bootstrap.zip target/dist/consumer-$(ARCH).zip
 	mv consumer_bin.cdx.json target/dist/consumer-$(ARCH).cdx.json
+	mv target/lambda/sqs-once/bootstrap target/lambda/sqs-once/sqs-once
+	tar -czf target/dist/sqs-once-linux-$(ARCH).tar.gz -C target/lambda/sqs-once sqs-once
+	mv crates/cli/*_bin.cdx.json target/dist/sqs-once-linux-$(ARCH).cdx.json
 	find crates tests -name "*.cdx.json" -delete
 
 # Installs the linker that builds for Amazon Linux on any machine.

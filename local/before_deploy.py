@@ -1,6 +1,6 @@
 """Asks before `make deploy` leaves out an overlay of the running stack, and before it changes how a consumer recognizes
-messages, or replaces its queues, while these hold some. Stops if a program of `.aws-sam/build` was built for another
-processor than that of its function.
+messages, their table, the key or receives of its queues, or replaces these, while they hold some. Stops if a program of
+`.aws-sam/build` was built for another processor than that of its function.
 
     python local/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
 
@@ -45,9 +45,19 @@ REPLACED = """\
 The stack gets new queues. Messages stay in the old ones, and so do those of producers that keep the old URL: no
     function reads them, no alarm watches them, and they expire."""
 
+SEALED = """\
+SQS doesn't encrypt these messages again, and the consumer may use the new key only. It can't receive them, and they
+    expire. SQS doesn't raise an error."""
+FEWER = """\
+At its next receive, SQS moves every message that was received more often than that to the dead-letter queue."""
+
 DROPPED = """\
 The running stack was deployed with OVERLAYS="{running}", and this deployment would leave out {dropped}.
     CloudFormation keeps no overlay, as it keeps parameters: it takes the template without it."""
+
+MOVED = """\
+CodeDeploy would refuse to move it from there, and this deployment would fail and roll back. Deploy without
+    the overlay gradual, or first move the alias back."""
 
 COMPUTED = "a value that CloudFormation computes"
 
@@ -57,6 +67,7 @@ PROCESSORS = {0x3E: "x86_64", 0xB7: "arm64"}
 
 # The settings with which a consumer finds and compares the record of a message: default, and effect of a change.
 SETTINGS = {
+    "IDEMPOTENCY_TABLE_NAME": ("", NOT_FOUND),
     "IDEMPOTENCY_KEY": ("message-id", NOT_FOUND),
     "IDEMPOTENCY_NAMESPACE": ("", NOT_FOUND),
     "IDEMPOTENCY_ATTRIBUTES": ("", NOT_FOUND),
@@ -123,14 +134,21 @@ def given(words: list[str]) -> dict[str, str]:
 
 
 def text(value: Any, template: Json, parameters: dict[str, str]) -> str:
-    """A value of the template, with these values of the parameters."""
+    """A value of the template, with these values of the parameters, and of the stack's resources."""
     match value:
-        case {"Ref": str(parameter)} if parameter in parameters:
-            return parameters[parameter]
-        case {"Fn::If": [condition, given, empty]}:
+        case {"Ref": "AWS::NoValue"}:
+            return ""
+        case {"Ref": str(name)} if name in parameters:
+            return parameters[name]
+        case {"Fn::FindInMap": [str(name), row, str(column)]}:
+            found = template["Mappings"][name].get(text(row, template, parameters), {})
+            return str(found.get(column, COMPUTED))
+        case {"Fn::If": [condition, yes, no]}:
             match template["Conditions"][condition]:
-                case {"Fn::Not": [{"Fn::Equals": [{"Ref": str(parameter)}, ""]}]} if parameter in parameters:
-                    return text(given if parameters[parameter] else empty, template, parameters)
+                case {"Fn::Not": [{"Fn::Equals": [{"Ref": str(name)}, ""]}]} if name in parameters:
+                    return text(yes if parameters[name] else no, template, parameters)
+                case {"Fn::Equals": [{"Ref": str(name)}, ""]} if name in parameters:
+                    return text(no if parameters[name] else yes, template, parameters)
             return COMPUTED
         case dict():
             return COMPUTED
@@ -178,6 +196,33 @@ def changes(aws: Aws, name: str, planned: dict[str, str]) -> list[str]:
     return lines
 
 
+def count(attributes: dict[str, str]) -> int:
+    """The messages in a queue, also in flight or delayed."""
+    return sum(int(attributes[f"ApproximateNumberOfMessages{state}"]) for state in ("", "NotVisible", "Delayed"))
+
+
+def queue_changes(aws: Aws, resources: list[Json], template: Json, values: dict[str, str]) -> list[str]:
+    """The queues with messages that the consumer could not receive any more, or that SQS would move."""
+    lines = []
+    for resource in resources:
+        planned = template["Resources"].get(resource["LogicalResourceId"], {}).get("Properties", {})
+        if resource["ResourceType"] != "AWS::SQS::Queue" or not planned:
+            continue
+        url = resource["PhysicalResourceId"]
+        attributes = aws.read("sqs", "GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        key, new_key = attributes.get("KmsMasterKeyId", ""), text(planned.get("KmsMasterKeyId", ""), template, values)
+        receives = str(json.loads(attributes.get("RedrivePolicy", "{}")).get("maxReceiveCount", ""))
+        fewer = text((planned.get("RedrivePolicy") or {}).get("maxReceiveCount", ""), template, values)
+        changed = []
+        if key and new_key not in (key, COMPUTED):
+            changed.append(f"  KmsMasterKeyId is {key!r}, and would be {new_key!r}.\n    {SEALED}")
+        if receives.isdigit() and fewer.isdigit() and int(fewer) < int(receives):
+            changed.append(f"  maxReceiveCount is {receives!r}, and would be {fewer!r}.\n    {FEWER}")
+        if changed and (messages := count(attributes)):
+            lines += [f"make deploy: {url.split('/')[-1]} holds about {messages} messages.", *changed]
+    return lines
+
+
 def held(aws: Aws, name: str, mappings: list[str]) -> list[str]:
     """The number of messages in each queue of a function, and in its dead-letter queue; empty queues are left out."""
     counts: dict[str, int] = {}
@@ -190,12 +235,29 @@ def held(aws: Aws, name: str, mappings: list[str]) -> list[str]:
             *_, account, queue = arn.split(":")
             url = aws.read("sqs", "GetQueueUrl", QueueName=queue, QueueOwnerAWSAccountId=account)["QueueUrl"]
             attributes = aws.read("sqs", "GetQueueAttributes", QueueUrl=url, AttributeNames=["All"])["Attributes"]
-            states = ("", "NotVisible", "Delayed")
-            counts[arn] = sum(int(attributes[f"ApproximateNumberOfMessages{state}"]) for state in states)
+            counts[arn] = count(attributes)
             arn = json.loads(attributes.get("RedrivePolicy", "{}")).get("deadLetterTargetArn")
     if not counts:
         raise Unknown(f"the stack has no event source mapping of {name} that names a queue")
-    return [f"  {arn.split(':')[-1]} holds about {count} of these messages." for arn, count in counts.items() if count]
+    return [f"  {arn.split(':')[-1]} holds about {held} of these messages." for arn, held in counts.items() if held]
+
+
+def moved_alias(aws: Aws, resources: list[Json], template: Json) -> list[str]:
+    """The aliases that somebody has moved by hand since the stack's last deployment, if CodeDeploy would move them."""
+    functions = (r["Properties"] for r in template["Resources"].values() if r["Type"] == "AWS::Serverless::Function")
+    if not any("DeploymentPreference" in function for function in functions):
+        return []
+    versions = [r["PhysicalResourceId"] for r in resources if r["ResourceType"] == "AWS::Lambda::Version"]
+    lines = []
+    for alias in (r["PhysicalResourceId"] for r in resources if r["ResourceType"] == "AWS::Lambda::Alias"):
+        function, _, name = alias.rpartition(":")
+        at = aws.read("lambda", "GetAlias", FunctionName=function, Name=name)["FunctionVersion"]
+        if versions and f"{function}:{at}" not in versions:
+            made = " or ".join(version.rpartition(":")[2] for version in versions)
+            lines.append(
+                f"make deploy: the alias {name} is at version {at}, and the stack left it at {made}.\n    {MOVED}"
+            )
+    return lines
 
 
 def other_kind(resources: list[Json], template: Json) -> list[str]:
@@ -210,13 +272,18 @@ def other_kind(resources: list[Json], template: Json) -> list[str]:
     return sorted(names)
 
 
-def warning(words: list[str]) -> str:
-    """The warning before a deployment that drops an overlay, or changes the meaning of messages; else an empty text."""
+def target() -> tuple[Aws, str]:
+    """Where `sam deploy` deploys, and the name of the stack, as samconfig.toml has them."""
     config = tomllib.loads(Path("samconfig.toml").read_text()).get("default", {})
     options: Json = {}
     for command in ("global", "deploy"):
         options |= config.get(command, {}).get("parameters", {})
-    aws, stack = Aws(options.get("profile"), options.get("region")), options["stack_name"]
+    return Aws(options.get("profile"), options.get("region")), options["stack_name"]
+
+
+def warning(words: list[str]) -> str:
+    """The warning before a deployment that drops an overlay, or changes the meaning of messages; else an empty text."""
+    aws, stack = target()
     try:
         template = yaml.load((BUILD / "template.yaml").read_text(), Loader=Template)
     except FileNotFoundError as problem:
@@ -234,7 +301,9 @@ def warning(words: list[str]) -> str:
     parameters |= deployed | given(words)
     check_processors(template, parameters)
     summaries = aws.read("cloudformation", "ListStackResources", StackName=stack)["StackResourceSummaries"]
-    resources = [r for r in summaries if "PhysicalResourceId" in r and r["ResourceStatus"] != "DELETE_COMPLETE"]
+    gone = ("DELETE_COMPLETE", "DELETE_SKIPPED")  # deleted, or left behind
+    resources = [r for r in summaries if "PhysicalResourceId" in r and r["ResourceStatus"] not in gone]
+    values = parameters | {r["LogicalResourceId"]: r["PhysicalResourceId"] for r in resources}
     mappings = [r["PhysicalResourceId"] for r in resources if r["ResourceType"] == "AWS::Lambda::EventSourceMapping"]
 
     outputs = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", [])}
@@ -242,16 +311,17 @@ def warning(words: list[str]) -> str:
     merged = template.get("Outputs", {}).get("Overlays", {}).get("Value", "none")
     dropped = [name for name in running.split() if name not in FREE.union(merged.split())]
     lines = [f"make deploy: {DROPPED.format(running=running, dropped=' and '.join(dropped))}"] if dropped else []
-    settings, fifo = False, other_kind(resources, template)
+    settings, fifo = queue_changes(aws, resources, template, values), other_kind(resources, template)
+    lines += [*settings, *moved_alias(aws, resources, template)]
     if fifo:
         lines.append(f"make deploy: {' and '.join(fifo)} would be replaced.\n    {REPLACED}")
     for resource in resources:
         name, function = resource["PhysicalResourceId"], template["Resources"].get(resource["LogicalResourceId"])
         if function and resource["ResourceType"] == "AWS::Lambda::Function":
-            changed = changes(aws, name, planned(template, function, parameters))
+            changed = changes(aws, name, planned(template, function, values))
             if (changed or fifo) and (messages := held(aws, name, mappings)):
-                settings = True
-                lines += [f"make deploy: {name} would treat messages in its queues differently.", *changed, *messages]
+                settings = [f"make deploy: {name} would treat messages in its queues differently.", *changed, *messages]
+                lines += settings
     if settings:
         lines.append(
             "To be safe, stop the producers, let the consumer empty the queue, and redrive or delete dead letters:"

@@ -16,10 +16,12 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
 import before_deploy
 import deployment
 import overlay
+import runbook
 import yaml
 from cloud import ROOT, STATE, Cloud, Json, ministack, unwind_on_signals
 
@@ -236,10 +238,10 @@ class BeforeDeploy(unittest.TestCase):
         assert f"{STACK}-orders holds about 3 of these messages." in output, output
         assert "leave out" not in output, output
 
-    def deploy(self, stack: str, *overlays: str) -> dict[str, str]:
+    def deploy(self, stack: str, *overlays: str, **parameters: str) -> dict[str, str]:
         """Deploys the template with these overlays, and makes it the stack of the checks. Returns its outputs."""
         self.write(merged(*overlays))
-        values = {"PaymentGatewayUrl": "sandbox"}
+        values = {"PaymentGatewayUrl": "sandbox"} | parameters
         values |= {name: value for name, (of, value) in OF_OVERLAYS.items() if of in overlays}
         deployment.adapt(self.build / "template.yaml")
         options = ("--template-file", str(self.build / "template.yaml"), "--capabilities", "CAPABILITY_IAM")
@@ -269,6 +271,79 @@ class BeforeDeploy(unittest.TestCase):
             assert expected in output, output
         self.write(merged("gradual", "vpc", "s3-bodies", "large-batches"))
         assert self.check() == (0, "")
+
+    def test_other_table_stops(self) -> None:
+        table = self.outputs["TableName"]
+        words = ("ExistingTableName=another", "IdempotencyNamespace=payments")
+        status, output = self.check(*words)
+        assert status == 1, output
+        assert f"IDEMPOTENCY_TABLE_NAME is '{table}', and would be 'another'" in output, output
+        assert f"{STACK}-orders holds about 3 of these messages." in output, output
+        # The same table as an existing one: the stack gives it up, and the records stay.
+        assert self.check(f"ExistingTableName={table}", "IdempotencyNamespace=payments") == (0, "")
+
+    def test_stack_that_gets_a_table_of_its_own_stops(self) -> None:
+        values = {"ExistingTableName": self.outputs["TableName"], "IdempotencyNamespace": "payments"}
+        outputs = self.deploy("existing-table", **values)
+        self.cloud.client("sqs").send_message(QueueUrl=outputs["DeadLetterQueueUrl"], MessageBody="{}")
+        assert self.check() == (0, "")
+        status, output = self.check('ExistingTableName=""')
+        assert status == 1, output
+        before = f"IDEMPOTENCY_TABLE_NAME is '{self.outputs['TableName']}'"
+        assert f"{before}, and would be 'a value that CloudFormation computes'" in output, output
+
+    def test_changed_or_removed_key_of_queues_stops(self) -> None:
+        key, other = (f"arn:aws:kms:us-east-1:000000000000:key/{name}" for name in ("first", "second"))
+        assert self.check(f"KmsKeyArn={key}") == (0, "")  # messages in the clear stay readable
+        outputs = self.deploy("with-key", KmsKeyArn=key)
+        queues = (outputs["QueueUrl"], outputs["DeadLetterQueueUrl"])
+        changes = (f"KmsKeyArn={other}", 'KmsKeyArn=""')
+        assert [self.check(word) for word in changes] == [(0, "")] * 2
+        for url in queues:
+            self.cloud.client("sqs").send_message(QueueUrl=url, MessageBody="{}")
+            for word, planned in zip(changes, (other, ""), strict=True):
+                status, output = self.check(word)
+                assert status == 1, output
+                assert f"KmsMasterKeyId is '{key}', and would be '{planned}'" in output, output
+                assert f"{url.split('/')[-1]} holds about 1 message" in output, output
+            assert self.check(f"KmsKeyArn={key}") == (0, "")
+            self.cloud.client("sqs").purge_queue(QueueUrl=url)
+
+    def test_fewer_receives_stop(self) -> None:
+        status, output = self.check("FunctionTimeout=900")
+        assert status == 1, output
+        assert "maxReceiveCount is '130', and would be '47'" in output, output
+        assert f"{STACK}-orders holds about 3 messages" in output, output
+        assert "OrdersDeadLetterQueue" not in output, output
+        assert self.check("FunctionTimeout=60") == (0, "")
+        self.cloud.client("sqs").purge_queue(QueueUrl=self.outputs["QueueUrl"])
+        assert self.check("FunctionTimeout=900") == (0, "")
+
+    def test_undeploy_asks_and_leaves_nothing(self) -> None:
+        outputs = self.deploy("removed")
+        self.cloud.client("sqs").send_message(QueueUrl=outputs["DeadLetterQueueUrl"], MessageBody="{}")
+        queues = (outputs[name].split("/")[-1] for name in ("QueueUrl", "DeadLetterQueueUrl"))
+        names = (*queues, outputs["TableName"], outputs["LogGroupName"])
+
+        def left() -> list[str]:
+            found = [url.split("/")[-1] for url in self.cloud.client("sqs").list_queues().get("QueueUrls", [])]
+            found += self.cloud.client("dynamodb").list_tables()["TableNames"]
+            groups = self.cloud.client("logs").describe_log_groups()["logGroups"]
+            return [name for name in names if name in (*found, *(group["logGroupName"] for group in groups))]
+
+        command = [sys.executable, str(ROOT / "local" / "undeploy.py")]
+        environment = self.cloud.environment()
+        for answer, status, expected in (("y", 1, list(names)), ("", 1, list(names)), ("removed", 0, [])):
+            ended = subprocess.run(
+                command, cwd=self.folder, env=environment, input=answer, capture_output=True, text=True
+            )
+            assert ended.returncode == status, ended.stdout + ended.stderr
+            for name in names:
+                assert name in ended.stdout, ended.stdout
+            assert "with about 1 messages" in ended.stdout, ended.stdout
+            assert left() == expected, answer
+        stacks = self.cloud.client("cloudformation").list_stacks()["StackSummaries"]
+        assert [s["StackStatus"] for s in stacks if s["StackName"] == "removed"] in ([], ["DELETE_COMPLETE"]), stacks
 
     def test_large_batches_of_a_fifo_queue_are_refused(self) -> None:
         try:
@@ -330,7 +405,7 @@ class BeforeDeploy(unittest.TestCase):
             for service, action in (
                 ("CLOUDFORMATION", "cloudformation:DescribeStacks"),
                 ("LAMBDA", "lambda:GetFunctionConfiguration"),
-                ("SQS", "sqs:GetQueueUrl"),
+                ("SQS", "sqs:GetQueueAttributes"),
             ):
                 status, output = self.check(NEW_KEY, but={f"AWS_ENDPOINT_URL_{service}": url})
                 assert status == 1, output
@@ -357,6 +432,32 @@ class BeforeDeploy(unittest.TestCase):
             messages = [str(problem)]
         assert messages == ["the stack has no event source mapping of consumer that names a queue"]
 
+    def test_alias_that_was_moved_by_hand_stops_codedeploy(self) -> None:
+        function = "arn:aws:lambda:us-east-1:000000000000:function:orders-consumer"
+        resources = [
+            {"ResourceType": "AWS::Lambda::Alias", "PhysicalResourceId": f"{function}:live"},
+            {"ResourceType": "AWS::Lambda::Version", "PhysicalResourceId": f"{function}:42"},
+        ]
+        asked = []
+
+        for version, overlays, expected in (
+            ("41", ("gradual",), "the alias live is at version 41, and the stack left it at 42."),
+            ("42", ("gradual",), ""),
+            ("41", (), ""),
+        ):
+
+            def answer(request: bytes, at: str = version) -> tuple[int, str]:
+                asked.append(request)
+                return 200, json.dumps({"Name": "live", "FunctionVersion": at})
+
+            with answering(answer) as url:
+                environment = self.cloud.environment() | {"AWS_ENDPOINT_URL": url}
+                with mock.patch.dict(os.environ, environment):
+                    lines = before_deploy.moved_alias(before_deploy.Aws(None, None), resources, merged(*overlays))
+            assert bool(lines) == bool(expected), lines
+            assert expected in "".join(lines), lines
+        assert len(asked) == 2
+
     def test_parameters_of_unknown_form_stop(self) -> None:
         for word in ("file://parameters.json", "ParameterKey=IdempotencyKey,ParameterValue=message-id"):
             status, output = self.check(word)
@@ -371,6 +472,43 @@ class BeforeDeploy(unittest.TestCase):
             row = re.search(rf"^\| `{setting}` \| (?:`(.*?)`)?", page, re.MULTILINE)
             assert row, setting
             assert (row[1] or "") == default, setting
+
+
+class Pages(unittest.TestCase):
+    """The recipes of docs/deploying.md, read."""
+
+    def test_commands_are_those_of_the_aws_cli(self) -> None:
+        page = (ROOT / "docs/deploying.md").read_text()
+        commands = [block.text for block in runbook.blocks(page) if "aws " in block.text]
+        assert len(commands) >= 6, commands
+        aws = f'aws() {{ "{sys.executable}" "{ROOT}/local/aws_cli.py" "$@"; }}'
+        for command in commands:
+            script = f"set -e; {aws}; make() {{ :; }}; sleep() {{ :; }}\n{command}"
+            environment = os.environ | {"AWS_CLI_CHECK": "1"}
+            ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+            assert ended.returncode == 0, (command, ended.stderr)
+
+    def test_moved_alias_is_followed_by_a_deployment_without_codedeploy(self) -> None:
+        moved = 0
+        for path in (ROOT / "docs").glob("*.md"):
+            for after in path.read_text().split("update-alias")[1:]:
+                assert "deploy the fix without `gradual`" in after.partition("\n#")[0], path
+                moved += 1
+        assert moved == 1
+
+    def test_failed_validation_is_found_by_the_recipe(self) -> None:
+        section = (ROOT / "docs/deploying.md").read_text().partition("### The first deployment failed")[2]
+        section = section.partition("\n### ")[0]
+        assert "describe-events" in section
+        assert "VALIDATION_ERROR" in section
+        # No event of this kind says why a change set failed.
+        assert "describe-stack-events" not in section
+
+    def test_grants_of_a_key_stand_where_it_is_set(self) -> None:
+        row = re.search(r"^\| `KmsKeyArn` \|.*$", (ROOT / "docs/template.md").read_text(), re.MULTILINE)
+        assert row
+        for grantee in ("logs.REGION.amazonaws.com", "producers", "deploying role"):
+            assert grantee in row[0], grantee
 
 
 def main() -> int:

@@ -1,16 +1,19 @@
 """Merges overlays into a template of CloudFormation.
 
     python local/overlay.py TEMPLATE OVERLAY... MERGED
+    python local/overlay.py --built TEMPLATE [OVERLAY...] MERGED    the template that `sam build` would leave
     python local/overlay.py --self-test    how values are merged, and what SAM makes of overlays/gradual.yaml
 
 Mappings are merged, `null` removes a value, and any other value of an overlay replaces that of the template. A
 resource that the template does not have must have a type, so that a renamed one is found. The output Overlays names
-the overlays, for local/before_deploy.py.
+the overlays, for local/before_deploy.py. With `--built`, each function's code is the folder of its name, so that a job
+that has a role of AWS takes nothing but the programs from the job that compiled them.
 """
 
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ def read(file: Path) -> Json:
     return parsed
 
 
-def main(template: str, overlays: list[str], merged: str) -> int:
+def main(template: str, overlays: list[str], merged: str, built: bool = False) -> int:
     parsed = read(Path(template))
     for file in overlays:
         over = read(Path(file))
@@ -53,7 +56,11 @@ def main(template: str, overlays: list[str], merged: str) -> int:
                 return 1
         parsed = merge(parsed, over)
     names = " ".join(Path(file).stem for file in overlays) or "none"
-    parsed = merge(parsed, {"Outputs": {"Overlays": {"Value": names}}})
+    if "Overlays" in parsed["Outputs"]:
+        parsed = merge(parsed, {"Outputs": {"Overlays": {"Value": names}}})
+    for name, resource in parsed["Resources"].items():
+        if built and resource["Type"] == "AWS::Serverless::Function":
+            resource["Properties"]["CodeUri"] = name
     Path(merged).parent.mkdir(parents=True, exist_ok=True)
     Path(merged).write_text(yaml.safe_dump(parsed, sort_keys=False))
     return 0
@@ -94,11 +101,17 @@ def self_test() -> int:
     page = (ROOT / "docs" / "template.md").read_text()
     mine = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["Resources"]
     template: Json = {"a": {"b": 1, "c": 2}, "d": {"e": 3}, "f": {"Ref": "G"}}
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "built.yaml"
+        main(str(ROOT / "template.yaml"), [], str(built), built=True)
+        at = {"Resources": {"Consumer": {"Properties": {"CodeUri": "Consumer"}}}}
+        as_built = read(built) == merge(read(ROOT / "template.yaml"), at)
     expected = {
         "mappings are merged": merge(template, {"a": {"b": 4}})["a"] == {"b": 4, "c": 2},
         "null removes": merge(template, {"a": {"b": None}, "h": None}) == template | {"a": {"c": 2}},
         "a computed value replaces a mapping": merge(template, {"a": {"Ref": "G"}})["a"] == {"Ref": "G"},
         "a mapping replaces a computed value": merge(template, {"f": {"b": 1}})["f"] == {"b": 1},
+        "the built template differs in the place of the program alone": as_built,
         "docs/template.md names resources": set(mine) <= set(read(ROOT / "template.yaml")["Resources"]),
         "the same release is the same version": versions(first) == versions(again),
         "another release is another version": len(versions(first) | versions(second)) == 2,
@@ -114,6 +127,7 @@ def self_test() -> int:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--self-test"]:
         sys.exit(self_test())
-    if len(sys.argv) < 4:
+    words = [word for word in sys.argv[1:] if word != "--built"]
+    if len(words) < 2:
         sys.exit(__doc__)
-    sys.exit(main(sys.argv[1], sys.argv[2:-1], sys.argv[-1]))
+    sys.exit(main(words[0], words[1:-1], words[-1], built="--built" in sys.argv))

@@ -31,7 +31,7 @@ LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
 CHAOS, CHAOS_AT_ONCE = ("chaos::",), 8
 PARTS = {"process": CHAOS}
 # Scripts that build nothing, some of which start clouds. They run one at a time beside the suites.
-SCRIPTS = ("before_deploy_test", "demo_test")
+SCRIPTS = ("before_deploy_test", "policies_test", "demo_test")
 
 # One compilation serves all packages.
 FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"

@@ -1,5 +1,7 @@
 """`make test-aws`: runs suites on AWS or on a local cloud, deploys template.yaml there, and deletes all of it.
 
+On the stack it runs the tool, and reads whether a deployment ends a pause of the consumer.
+
     python local/test_aws.py ACCOUNT REGION COMMAND...       COMMAND runs the suites
     python local/test_aws.py ACCOUNT REGION --delete RUN     deletes what a killed run left
 
@@ -12,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,12 +26,13 @@ import cloud as local_cloud
 import demo
 import deployment
 from botocore.exceptions import BotoCoreError, ClientError
-from cloud import STATE, Cloud, MiniStack, Unavailable, uninterrupted, unwind_on_signals
+from cloud import ROOT, STATE, Cloud, MiniStack, Unavailable, uninterrupted, unwind_on_signals
 from deployment import Failed, say
 
 EMULATED = "0" * 12
 NAME = "sqs-once-test-"
 SETTLE_WITHIN = 180.0
+TOOL = ROOT / "target" / "debug" / "sqs-once"
 PARAMETERS = {
     "PaymentGatewayUrl": "sandbox",
     "LogRetentionDays": "1",
@@ -105,7 +109,8 @@ def deployed(cloud: Cloud, run: str) -> list[str]:
     deadline = time.monotonic() + SETTLE_WITHIN
     while True:
         for letter in deployment.received(cloud, outputs["DeadLetterQueueUrl"]):
-            letters.add((letter["Body"], letter["MessageAttributes"]["SqsOnceReason"]["StringValue"]))
+            reason = letter.get("MessageAttributes", {}).get("SqsOnceReason", {}).get("StringValue", "moved_by_sqs")
+            letters.add((letter["Body"], reason))
         records = deployment.items(cloud, outputs["TableName"])
         found = {
             "records": {(r["id"]["S"].split("#")[-1], r["status"]["S"], r["attempts"]["N"]) for r in records},
@@ -113,11 +118,48 @@ def deployed(cloud: Cloud, run: str) -> list[str]:
             "left in the queue": {sum(deployment.depth(cloud, outputs["QueueUrl"]))},
         }
         if found == expected or time.monotonic() > deadline:
-            return [
-                f"{what}: {found[what]}, expected {expected[what]}"
-                for what in expected
-                if found[what] != expected[what]
-            ]
+            break
+        time.sleep(1)
+    problems = [
+        f"{what}: {found[what]}, expected {expected[what]}" for what in expected if found[what] != expected[what]
+    ]
+    return problems + with_tool(cloud, run, outputs) + paused(cloud, run, outputs)
+
+
+def with_tool(cloud: Cloud, stack: str, outputs: dict[str, str]) -> list[str]:
+    """Where the tool does not find what is there."""
+    say("running sqs-once doctor, dlq list and dlq redrive --dry-run")
+    # MiniStack ignores TTL in a template, and does not know whose dead-letter queue a queue is.
+    skipped, to = ((), ()) if isinstance(cloud, Aws) else (("--skip", "ttl"), ("--to", outputs["QueueUrl"]))
+    dead_letters, problems = outputs["DeadLetterQueueUrl"], []
+    for words in (
+        ("doctor", stack, *skipped),
+        ("dlq", "list", dead_letters),
+        ("dlq", "redrive", dead_letters, "--all", "--dry-run", *to),
+    ):
+        ended = subprocess.run([TOOL, *words], env=cloud.environment(), capture_output=True, text=True, check=False)
+        if ended.returncode != 0:
+            problems.append(f"sqs-once {' '.join(words)}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    return problems
+
+
+def paused(cloud: Cloud, stack: str, outputs: dict[str, str]) -> list[str]:
+    """Whether a deployment that changes the mapping resumes a consumer that somebody has paused."""
+    say("pausing the consumer, and deploying another MaximumConcurrency")
+    functions, mapping = cloud.client("lambda"), outputs["EventSourceMappingId"]
+    functions.update_event_source_mapping(UUID=mapping, Enabled=False)
+    settled(functions, mapping)
+    deployment.deploy(cloud, stack, "--no-resolve-s3", "--s3-bucket", stack, **PARAMETERS | {"MaximumConcurrency": "3"})
+    state = settled(functions, mapping)
+    return [] if state == "Disabled" else [f"a deployment made the paused mapping {state}"]
+
+
+def settled(functions: Any, mapping: str) -> str:
+    deadline = time.monotonic() + SETTLE_WITHIN
+    while True:
+        state: str = functions.get_event_source_mapping(UUID=mapping)["State"]
+        if state in ("Enabled", "Disabled") or time.monotonic() > deadline:
+            return state
         time.sleep(1)
 
 
@@ -126,10 +168,17 @@ def deployed(cloud: Cloud, run: str) -> list[str]:
 
 def delete(cloud: Cloud, run: str) -> None:
     """Deletes all that has the name of the run in its own. A failure does not keep the rest from being deleted."""
-    with contextlib.ExitStack() as steps:
-        # The last one is called first: the function of the stack uses the others, which the stack leaves behind.
-        for step in (delete_bucket, delete_log_groups, delete_queues, delete_tables, delete_stack):
-            steps.callback(step, cloud, run)
+    left = []
+    # The function of the stack uses the others, which the stack leaves behind.
+    for step in (delete_stack, delete_tables, delete_queues, delete_log_groups, delete_bucket):
+        try:
+            step(cloud, run)
+        except (BotoCoreError, ClientError) as problem:
+            left.append(f"{step.__name__}: {problem}")
+    if left:
+        raise Failed(f"what has {run} in its name is left, in part. Run it with --delete {run}\n" + "\n".join(left))
+    if isinstance(cloud, Aws):
+        say("DynamoDB keeps a backup of each deleted table for 35 days. It costs nothing, and deletes itself")
 
 
 def delete_stack(cloud: Cloud, run: str) -> None:
@@ -163,7 +212,7 @@ def delete_queues(cloud: Cloud, run: str) -> None:
 
 def delete_log_groups(cloud: Cloud, run: str) -> None:
     logs = cloud.client("logs")
-    pages = logs.get_paginator("describe_log_groups").paginate()
+    pages = logs.get_paginator("describe_log_groups").paginate(logGroupNamePattern=run)
     for name in [group["logGroupName"] for page in pages for group in page["logGroups"]]:
         if run in name:
             logs.delete_log_group(logGroupName=name)

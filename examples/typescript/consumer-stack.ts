@@ -115,7 +115,6 @@ class ConsumerStack extends Stack {
       maxBatchingWindow: Duration.seconds(0),
       maxConcurrency: 10,
       reportBatchItemFailures: true, // without it, Lambda deletes failed messages too
-      metricsConfig: { metrics: [lambda.MetricType.EVENT_COUNT] },
     });
 
     const topic = props.alarmTopicArn && sns.Topic.fromTopicArn(this, "AlarmTopic", props.alarmTopicArn);

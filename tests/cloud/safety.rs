@@ -181,6 +181,21 @@ fn unsent_dead_letters_have_a_lasting_alarm() {
     }
 }
 
+/// What somebody reads at three in the morning is the description.
+#[test]
+fn alarms_of_consumers_name_their_section_of_the_runbook() {
+    let runbook = fs::read_to_string(root().join("docs/runbook.md")).unwrap();
+    for path in [CONSUMER, STARTER] {
+        let (_, template) = shipped().into_iter().find(|(of, _)| of == path).unwrap();
+        for (name, alarm) in of_type(&template, ALARM) {
+            let section = format!("/docs/runbook.md#{}", name.to_lowercase());
+            let description = alarm["AlarmDescription"].as_str().unwrap();
+            assert!(description.ends_with(&section), "{path}: {name}");
+            assert!(runbook.contains(&format!("\n### {name}\n")), "{name}");
+        }
+    }
+}
+
 /// Own parameters may hold secrets, and SAM CLI shows the others.
 #[test]
 fn deploy_verbs_do_not_echo_parameters() {
@@ -215,6 +230,107 @@ fn jobs() -> Vec<(String, Value)> {
         }
     }
     jobs
+}
+
+/// The job with the role takes the program from the job that ran every build script, and nothing else. `tar` could replace its
+/// Makefile, and a template could name another account.
+#[test]
+fn deploying_job_takes_only_the_program() {
+    let text = fs::read_to_string(root().join("examples/deploy.workflow.yaml")).unwrap();
+    let workflow = parse(&text);
+    let step = |job: &str, action: &str| {
+        let steps = workflow["jobs"][job]["steps"].as_array().unwrap();
+        let uses = |step: &Value| {
+            step["uses"]
+                .as_str()
+                .unwrap_or_default()
+                .starts_with(action)
+        };
+        let at = steps.iter().position(uses).unwrap();
+        (at, steps[at]["with"].clone())
+    };
+    let (_, sent) = step("build", "actions/upload-artifact@");
+    let program = ".aws-sam/build/Consumer/bootstrap";
+    assert_eq!(sent["path"], program);
+    let (received, to) = step("deploy", "actions/download-artifact@");
+    assert_eq!(to["name"], sent["name"]);
+    let folder = to["path"].as_str().unwrap();
+    assert!(folder.starts_with("${{ runner.temp }}/"), "{folder}");
+    let (credentials, _) = step("deploy", "aws-actions/configure-aws-credentials@");
+    let steps = workflow["jobs"]["deploy"]["steps"].as_array().unwrap();
+    let installs = steps.iter().position(|step| {
+        let run = step["run"].as_str().unwrap_or_default();
+        run.starts_with("install ") && run.ends_with(program)
+    });
+    // A link in the artifact could name a file, but here there is no secret yet.
+    assert!(installs.is_some_and(|at| received < at && at < credentials));
+    assert!(!text.contains("tar "), "unpacks an archive");
+    for (makefile, overlay) in [
+        ("Makefile", "local/overlay.py"),
+        (
+            "crates/cli/template/Makefile",
+            "'$(SQS_ONCE)/local/overlay.py'",
+        ),
+    ] {
+        let text = fs::read_to_string(root().join(makefile)).unwrap();
+        let writes = format!("$(if $(BUILT),@python {overlay} --built template.yaml");
+        assert!(text.contains(&writes), "{makefile}");
+    }
+}
+
+/// GitHub refuses a workflow without an event, or with a job or step of another form.
+#[test]
+fn workflows_have_what_github_requires() {
+    let mut found = 0;
+    for (name, job) in jobs() {
+        let path = name.split(": ").next().unwrap();
+        let workflow = parse(&fs::read_to_string(path).unwrap());
+        assert!(workflow["on"].is_object(), "{path}: no event");
+        assert!(workflow["name"].is_string(), "{path}");
+        let Some(steps) = job["steps"].as_array() else {
+            continue;
+        };
+        assert!(job["runs-on"].is_string(), "{name}");
+        for step in steps {
+            assert!(
+                step["uses"].is_string() != step["run"].is_string(),
+                "{name}"
+            );
+        }
+        for needed in list(&job["needs"]).into_iter().filter(|job| !job.is_null()) {
+            assert!(
+                workflow["jobs"][needed.as_str().unwrap()].is_object(),
+                "{name}: {needed}"
+            );
+        }
+        found += 1;
+    }
+    assert!(found >= 12, "{found} jobs");
+}
+
+/// A red CI must not leave programs with an attestation.
+#[test]
+fn release_needs_a_green_ci() {
+    let release = parse(&fs::read_to_string(root().join(".github/workflows/release.yml")).unwrap());
+    let waits = |job: &str, on: &str| list(&release["jobs"][job]["needs"]).contains(&&json!(on));
+    for (job, on) in [
+        ("publish", "ci"),
+        ("publish", "tag"),
+        ("release", "ci"),
+        ("release", "tag"),
+    ] {
+        assert!(waits(job, on), "{job} does not wait for {on}");
+    }
+    assert_eq!(release["jobs"]["publish"]["environment"], "registry");
+    let built = release["jobs"]["build"]["strategy"]["matrix"]["include"].as_array();
+    assert_eq!(built.unwrap().len(), 2);
+    let dist = expanded("make dist ARCH=x86_64");
+    let tool = "--package sqs-once-cli --bin sqs-once --target x86_64-unknown-linux-gnu";
+    assert!(dist.contains(tool), "{dist}");
+    let page = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    for protection in ["required reviewers", "tag ruleset"] {
+        assert!(page.contains(protection), "{protection}");
+    }
 }
 
 /// The commands that a `make` command would run, one a line.

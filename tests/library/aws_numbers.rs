@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use regex_lite::Regex;
 
 /// The first cell of a row in docs/aws-numbers.md, and the sentences that repeat the first number of its second cell.
-const COPIES: [(&str, &str); 14] = [
+const COPIES: [(&str, &str); 15] = [
     (
         "messages in flight",
         r"(?i)(?:about |the queue's )(\d{2,3},000)\b",
@@ -37,6 +37,10 @@ const COPIES: [(&str, &str); 14] = [
     (
         "write units of a table",
         r"quota of a table \| ([\d,]+) write",
+    ),
+    (
+        "point-in-time recovery",
+        r"restore them for (\d+) more days",
     ),
     ("backup of a deleted table", r"keeps for (\d+) days"),
     ("stream record", r"(\d+) hours for which the stream"),

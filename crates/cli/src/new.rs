@@ -12,6 +12,9 @@ use clap::{
 };
 use minijinja::{Environment, UndefinedBehavior, context, syntax::SyntaxConfig};
 
+/// The commit of this source. Empty if the build found none.
+const COMMIT: &str = env!("SQS_ONCE_COMMIT");
+
 /// Makes a project of your own: a handler with its tests, and the template that deploys it.
 #[derive(Debug, Args)]
 pub(crate) struct New {
@@ -64,6 +67,11 @@ pub(crate) enum NewError {
     Exists(PathBuf),
     #[error("could not write {path}: {source}")]
     Write { path: PathBuf, source: io::Error },
+    #[error(
+        "this program doesn't know its commit, from which a project gets its library and tools; build it from a clone or \
+         a published package, or name a clone with --source"
+    )]
+    NoCommit,
     #[error("the template cannot be rendered: {0}")]
     Render(#[from] minijinja::Error),
 }
@@ -86,6 +94,9 @@ impl New {
     ///
     /// If the folder exists or cannot be written. Then nothing is left of the project.
     pub(crate) fn run(self) -> Result<PathBuf, NewError> {
+        if COMMIT.is_empty() && !matches!(self.source, Source::Checkout(_)) {
+            return Err(NewError::NoCommit);
+        }
         let project = self.dir.join(&self.name);
         let files = self.render()?;
         fs::create_dir(&project).map_err(|source| match source.kind() {
@@ -128,6 +139,8 @@ impl New {
             suffix => if self.fifo { ".fifo" } else { "" },
             dependency => self.source.to_string(),
             checkout,
+            commit => COMMIT,
+            version => env!("CARGO_PKG_VERSION"),
         };
         let render = |(name, text): (&'static str, &str)| {
             let rendered = jinja.render_str(text, &answers)?;
@@ -158,7 +171,10 @@ impl fmt::Display for Effect {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Git => f.write_str(r#"git = "https://github.com/sqs-once/sqs-once""#),
+            Self::Git => write!(
+                f,
+                r#"git = "https://github.com/sqs-once/sqs-once", rev = "{COMMIT}""#
+            ),
             Self::Registry => f.write_str(r#"version = "0.1""#),
             Self::Checkout(path) => write!(f, r#"path = "{path}/crates/sqs-once""#),
         }

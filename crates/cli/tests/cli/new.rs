@@ -134,6 +134,59 @@ async fn check_files(project: &Path, effect: &str, key: &str, fifo: bool) {
     assert!(read("samconfig.toml").contains(&stack_name));
 }
 
+/// The tools of a project run with the credentials of whoever deploys, so they are those of one commit, and a clone that is
+/// elsewhere goes there.
+#[tokio::test]
+async fn tools_of_a_project_are_of_one_commit() {
+    let folder = empty_folder();
+    for source in ["git", "registry"] {
+        let ended = new(&folder, &[source, "--source", source]).await;
+        assert_eq!(ended.code, 0, "{ended:?}");
+        let project = folder.join(source);
+        let makefile = fs::read_to_string(project.join("Makefile")).unwrap();
+        let (_, commit) = makefile.split_once("COMMIT   := ").unwrap();
+        let commit = commit.lines().next().unwrap();
+        let object = format!("{commit}^{{commit}}");
+        output_of("git", &["cat-file", "-e", &object], template::root()).await;
+        assert_eq!(commit.len(), 40);
+        assert!(!makefile.contains("git clone"));
+        let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
+        let pinned = manifest.contains(&format!("rev = \"{commit}\""));
+        assert_eq!(pinned, source == "git", "{manifest}");
+        // This clone takes the place of the one on GitHub, and `true` that of make.
+        let ours = format!("url.file://{}.insteadOf", template::root().display());
+        let elsewhere = "https://github.com/sqs-once/sqs-once";
+        let tools = "make MAKE=true tools && git -C .local/sqs-once rev-parse HEAD";
+        let tools = format!(
+            "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0='{ours}' GIT_CONFIG_VALUE_0={elsewhere}; {tools}"
+        );
+        for _fresh_and_again in 0..2 {
+            let head = output_of("sh", &["-c", &tools], &project).await;
+            assert_eq!(head.trim(), commit);
+            // What a later `git pull` would leave.
+            let moved = "git -C .local/sqs-once -c user.name=a -c user.email=a@b.c commit --quiet --allow-empty -m other";
+            output_of("sh", &["-c", moved], &project).await;
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// SAM passes no `--locked`.
+#[tokio::test]
+async fn deployed_program_has_the_locked_dependencies() {
+    let template = Path::new(env!("CARGO_MANIFEST_DIR")).join("template/Makefile");
+    for makefile in [template, template::root().join("Makefile")] {
+        let text = fs::read_to_string(&makefile).unwrap();
+        let (_, recipe) = text.split_once("\npackage: ").unwrap();
+        let (before, _) = recipe.split_once("sam build").unwrap();
+        let before = before.rsplit("\npackage: ").next().unwrap();
+        assert!(
+            before.contains("cargo fetch --quiet --locked"),
+            "{makefile:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn answers_that_the_template_does_not_know_are_refused() {
     let folder = empty_folder();

@@ -102,6 +102,8 @@ fn record_of_this_message_answers_without_its_body() {
     let duplicate = Rejection::Duplicate {
         result,
         other_source: None,
+        attempts: completed().attempts,
+        generation: completed().generation,
     };
     let conflict = |until| Rejection::Conflict {
         owner: owner("theirs"),
