@@ -119,7 +119,9 @@ impl World {
         store: &MemoryStore,
         messages: Vec<Value>,
     ) -> Option<Vec<String>> {
-        let consumer = self.consumer(store.clone()).key("body:/id".parse().unwrap());
+        let consumer = self
+            .consumer(store.clone())
+            .key("body:/id".parse().unwrap());
         self.receive_by(consumer.fingerprint(FingerprintSource::Body), messages)
             .await
     }
@@ -244,7 +246,11 @@ async fn message_behind_a_conflict_of_payloads_is_claimed() {
     for fifo in [false, true] {
         let (world, store) = (World::default(), MemoryStore::default());
         let placed = |message: Value| {
-            if fifo { in_group(message, "g") } else { message }
+            if fifo {
+                in_group(message, "g")
+            } else {
+                message
+            }
         };
         let mut open = message("first", "o", 1);
         open["body"] = json!(json!({"id": "o", "card": 1, "do": "kill"}).to_string());

@@ -12,8 +12,7 @@ use sqs_once::{
     ResultExt,
     internal::{Delivery, History},
     protocol::{
-        AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult,
-        Timestamp,
+        AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult, Timestamp,
     },
     store::{Store, Swapped},
 };

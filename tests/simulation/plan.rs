@@ -530,9 +530,7 @@ impl Plan {
         if self.key == KeyFrom::MessageId || !self.mode.claims() || !dice.chance(0.3) {
             return;
         }
-        let fails = |message: &&Message| {
-            matches!(message.kind, Kind::Declined | Kind::Undecodable)
-        };
+        let fails = |message: &&Message| matches!(message.kind, Kind::Declined | Kind::Undecodable);
         let failing: Vec<_> = self.messages.iter().filter(fails).cloned().collect();
         for n in 0..1 + dice.below(5) {
             let of = if !failing.is_empty() && dice.chance(0.7) {

@@ -7,9 +7,7 @@ use sqs_once::{
         Standing, StoredRecord, open_too_long, standing,
         table::{CONSUMER_CALL_KEY_LIFETIME, CONSUMER_CRASH_ISOLATION, Setting},
     },
-    protocol::{
-        Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide,
-    },
+    protocol::{Claim, CrashWaits, Decision, Owner, Record, Rejection, Timestamp, decide},
 };
 
 use crate::{

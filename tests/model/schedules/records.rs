@@ -10,7 +10,11 @@ use sqs_once::{
     store::Swapped,
 };
 
-use crate::schedules::{clock::from_now, flaw::Flaw, world::{Message, fingerprint}};
+use crate::schedules::{
+    clock::from_now,
+    flaw::Flaw,
+    world::{Message, fingerprint},
+};
 
 /// Returns at once: `network.rs` adds the delays.
 #[derive(Debug, Default)]
@@ -33,7 +37,10 @@ impl Records {
             }
             (Some(Flaw::FailureNotSeen), _) => record.failures.clear(),
             (Some(Flaw::FailureAnswersAll), _) => {
-                record.failures.iter_mut().for_each(|failure| failure.fingerprint = None);
+                record
+                    .failures
+                    .iter_mut()
+                    .for_each(|failure| failure.fingerprint = None);
             }
             (Some(Flaw::PayloadNotSeen), _) => record.fingerprint = None,
             (Some(Flaw::ConflictBeforeFailures), State::InProgress { .. }) => {

@@ -198,7 +198,9 @@ impl Execution<'_> {
     /// Messages that the queue may deliver. Those of a FIFO group wait for the ones before them.
     fn deliverable(&self) -> Range<usize> {
         let unsettled = self.settled.iter().position(|settled| !settled);
-        let last = unsettled.filter(|_| self.scenario.fifo).map(|next| next + 1);
+        let last = unsettled
+            .filter(|_| self.scenario.fifo)
+            .map(|next| next + 1);
         0..last.unwrap_or(self.settled.len())
     }
 

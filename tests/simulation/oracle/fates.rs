@@ -122,7 +122,8 @@ impl Fates {
                 // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
                 if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
                     let message = &bench.messages[message];
-                    self.failed.insert((bench.key(message), message.content()), at);
+                    self.failed
+                        .insert((bench.key(message), message.content()), at);
                 }
                 match *outcome {
                     "crashed" => self.crashed.insert(message.clone()),

@@ -111,11 +111,7 @@ impl List {
         next: Option<&str>,
         cost: &Cost,
     ) -> Result<(), Error> {
-        let views = || {
-            records
-                .iter()
-                .map(|stored| View::of(stored, &Part::Unread))
-        };
+        let views = || records.iter().map(|stored| View::of(stored, &Part::Unread));
         let text = || {
             let header = ["KEY", "STATUS", "ATTEMPTS", "UPDATED", "MESSAGE", "ERROR"];
             let mut text = String::new();

@@ -208,7 +208,10 @@ impl<'a> View<'a> {
                     ..
                 } = failure;
                 let failed_at = at(*failed_at, self.now);
-                line("failed", Some(format!("{failed_at}, message {message_id}: {error}")));
+                line(
+                    "failed",
+                    Some(format!("{failed_at}, message {message_id}: {error}")),
+                );
             }
             line("result", self.result_text(record));
         }

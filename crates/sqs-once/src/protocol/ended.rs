@@ -2,9 +2,7 @@
 
 use crate::flawed::flawed;
 
-use super::record::{
-    AttemptEnd, Record, RecordedFailure, Stamp, State, StoredResult, Timestamp,
-};
+use super::record::{AttemptEnd, Record, RecordedFailure, Stamp, State, StoredResult, Timestamp};
 
 /// How an attempt ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +103,11 @@ impl Record {
             } => {
                 let at = sent_at.map_or(now, |sent_at| now.max(sent_at));
                 let failure = RecordedFailure {
-                    at: if flawed("a failure has no time") { Timestamp::default() } else { at },
+                    at: if flawed("a failure has no time") {
+                        Timestamp::default()
+                    } else {
+                        at
+                    },
                     error: error.clone(),
                     fingerprint: self.fingerprint.clone(),
                     message_id: self.message_id.clone(),

@@ -25,8 +25,8 @@ pub use isolation::CrashWaits;
 pub(crate) use key::KeyBuilder;
 pub use key::{Fingerprint, Key, KeyError, KeyPart, MAX_KEY_BYTES, Namespace};
 pub use record::{
-    AttemptEnd, Expect, MAX_ERROR_BYTES, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record, RecordedFailure,
-    ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
+    AttemptEnd, Expect, MAX_ERROR_BYTES, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record,
+    RecordedFailure, ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
 };
 #[doc(hidden)]
 pub use request_error_kind::RequestErrorKind;

@@ -407,7 +407,11 @@ fn claim_over_an_open_attempt_of_another_payload_says_so() {
     };
     let only = over(&closed, &other);
     assert!(!only.open_other);
-    assert!(!only.ended(Some(&closed), &fail(Effect::None), 8, NOW).open_other);
+    assert!(
+        !only
+            .ended(Some(&closed), &fail(Effect::None), 8, NOW)
+            .open_other
+    );
     assert!(over(&only, &claim()).open_other);
 }
 
@@ -598,7 +602,9 @@ fn failure_keeps_or_closes_open_attempts() {
         ..open
     };
     assert_eq!(
-        end(Some(&later), &fail(Effect::None, None)).1.last_failure(),
+        end(Some(&later), &fail(Effect::None, None))
+            .1
+            .last_failure(),
         Some(now + MINUTE)
     );
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::{RequestContext, Store, StoreError, Swapped};
 use crate::protocol::{
-    AttemptEnd, Expect, Fingerprint, Key, MAX_RESULT_BYTES, Namespace, Owner, Record, RecordedFailure,
-    ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
+    AttemptEnd, Expect, Fingerprint, Key, MAX_RESULT_BYTES, Namespace, Owner, Record,
+    RecordedFailure, ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
 };
 
 const NOW: Timestamp = Timestamp::from_millis(1_800_000_000_123);

@@ -83,7 +83,10 @@ impl Record {
         let fingerprint = self.fingerprint.as_ref();
         let failures = self.failures_json().map(|json| Value::Text(json.into()));
         let attributes = [
-            ("attempts", number(self.attempts).filter(|_| self.attempts != 1)),
+            (
+                "attempts",
+                number(self.attempts).filter(|_| self.attempts != 1),
+            ),
             ("exclusive_attempts", above_0(self.exclusive_attempts)),
             ("expires_at", number(self.expires_at)),
             ("failures", failures),

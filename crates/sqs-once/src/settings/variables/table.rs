@@ -14,9 +14,7 @@ use super::{
     parse::{duration, on_or_off, positive},
 };
 use crate::{
-    settings::parse::{
-        backoff, bucket, buckets, bytes, concurrency, lifetime, of_s3, text,
-    },
+    settings::parse::{backoff, bucket, buckets, bytes, concurrency, lifetime, of_s3, text},
     sqs::{Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
 };
 
