@@ -9,7 +9,10 @@ use std::{
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
     Deadline, Failure, Once, Outcome,
-    protocol::{Claim, CrashWaits, Expect, Owner, Record, State, StoredResult, Swap, Timestamp},
+    protocol::{
+        Claim, CrashWaits, Expect, Owner, Record, RecordedFailure, State, StoredResult, Swap,
+        Timestamp,
+    },
     store::{Store, StoreError, Swapped},
     testing::conformance,
 };
@@ -38,7 +41,12 @@ async fn control_characters_are_restored() {
     let claim = Claim::new(owner, NAME, now, now + SECOND, now.as_secs() + 60);
     let claimed = Record {
         source: Some(NAME.to_owned()),
-        error: Some(NAME.to_owned()),
+        failures: vec![RecordedFailure {
+            at: now,
+            error: NAME.to_owned(),
+            fingerprint: None,
+            message_id: NAME.to_owned(),
+        }],
         ..Record::claimed(&claim, 1, None, None)
     };
     let mut completed = claimed.clone();
@@ -192,16 +200,18 @@ async fn released_claim_is_not_fenced() {
             let shown = store.show(key.as_str()).await.unwrap().unwrap();
             let before = shown.record.clone().unwrap();
             let now = Timestamp::now();
-            assert!(store.release(&shown, now).await.unwrap());
+            let released = before.released(now);
+            assert!(store.replace(&shown, released.clone()).await.unwrap());
             let after = store.get(&key, &CONTEXT).await.unwrap();
-            assert_eq!(after, Some(before.released(now)));
+            assert_eq!(after, Some(released));
             Ok(1)
         })
         .await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
     // The operation has ended.
     let shown = store.show(key.as_str()).await.unwrap().unwrap();
-    assert!(!store.release(&shown, Timestamp::now()).await.unwrap());
+    let released = shown.record.clone().unwrap().released(Timestamp::now());
+    assert!(!store.replace(&shown, released).await.unwrap());
 }
 
 #[tokio::test]
@@ -216,7 +226,8 @@ async fn changed_record_is_not_deleted() {
     world
         .run_sql("UPDATE sqs_once_records SET version = version + 1")
         .await;
-    assert!(!store.release(&stale, Timestamp::now()).await.unwrap());
+    let released = stale.record.clone().unwrap().released(Timestamp::now());
+    assert!(!store.replace(&stale, released).await.unwrap());
     assert!(!store.delete_record(&stale).await.unwrap());
     let shown = store.show(key.as_str()).await.unwrap().unwrap();
     assert!(store.delete_record(&shown).await.unwrap());

@@ -176,8 +176,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Returns the outcome of a message whose body is gone. Its record has it, if the key needs no body. Nothing is claimed,
-    /// and nobody can be told of a duplicate without its message.
+    /// Returns the outcome of a message whose body is gone. Its record has it, if the key needs no body. Nothing is claimed.
     async fn without_body(
         &self,
         message: &Message,
@@ -189,10 +188,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let Some(identity) = message.identify_without_body(&self.identity_sources()) else {
             return gone;
         };
-        match self.operation(message, identity, deadline, notes) {
-            Ok(operation) => self.mode.without_body(&operation).await.unwrap_or(gone),
-            Err(outcome) => outcome,
-        }
+        let operation = match self.operation(message, identity, deadline, notes) {
+            Ok(operation) => operation,
+            Err(outcome) => return outcome,
+        };
+        let outcome = self.mode.without_body(&operation).await.unwrap_or(gone);
+        self.replay(outcome, message, None, &operation, notes).await
     }
 
     /// Runs the handler under a claim, and records its end.
