@@ -193,7 +193,6 @@ fn cdk_stack_repeats_alarms_on_consumer_metrics() {
         .collect();
     assert_eq!(alarms, alarms_of_template());
     assert_eq!(alarms.len(), 6);
-    assert!(text.contains("metrics: [lambda.MetricType.EVENT_COUNT]"));
     // As in the template, the end of an alarm of one event notifies nobody.
     assert!(text.contains("if (!ofEvent) made.addOkAction("));
 }

@@ -389,12 +389,11 @@ mod placing_an_order {
             .unwrap();
         let text = |name: &str| support::dynamo::text(&record, name).to_owned();
         let status = text("status");
-        let what = if status == "FAILED" {
-            "error"
+        let said = if status == "FAILED" {
+            support::dynamo::error(&record)
         } else {
-            "result"
+            text("result")
         };
-        let said = text(what);
         (
             status,
             serde_json::from_str(&said).unwrap_or(Value::String(said)),

@@ -131,50 +131,6 @@ async fn s3_test_event_is_acknowledged_without_handler() {
     }
 }
 
-/// The key of S3 events that the pages give.
-fn s3_key_of_the_pages() -> &'static str {
-    let (_, row) = include_str!("../../docs/handlers.md")
-        .split_once("| S3 | ")
-        .unwrap();
-    let mut quoted = row.split('`');
-    let key = quoted.find(|text| text.starts_with("body:")).unwrap();
-    let setting = format!("`IDEMPOTENCY_KEY={key}`");
-    assert!(include_str!("../../docs/local-testing.md").contains(&setting));
-    key
-}
-
-/// A file that is written each day under one name, and the same name in another bucket.
-#[tokio::test]
-async fn s3_key_of_the_pages_names_one_upload() {
-    let upload = |bucket: &str, sequencer: &str| {
-        json!({"Records": [{
-            "eventVersion": "2.1", "eventSource": "aws:s3", "awsRegion": "us-east-1",
-            "eventTime": "2026-11-27T06:00:00.000Z", "eventName": "ObjectCreated:Put",
-            "s3": {
-                "s3SchemaVersion": "1.0", "configurationId": "c",
-                "bucket": {"name": bucket, "arn": format!("arn:aws:s3:::{bucket}")},
-                "object": {"key": "daily/report.csv", "size": 1024, "sequencer": sequencer},
-            },
-        }]})
-    };
-    let (consumer, _) = consumer("auto", s3_key_of_the_pages());
-    log::start();
-    let uploads = [
-        ("monday", "incoming", "0066A1"),
-        ("tuesday", "incoming", "0066B2"),
-        ("elsewhere", "archive", "0066A1"),
-        ("monday again", "incoming", "0066A1"),
-    ];
-    for (id, bucket, sequencer) in uploads {
-        let event = batch([record(id, &upload(bucket, sequencer))]);
-        process(&consumer, event, within(ONE_MINUTE)).await;
-    }
-    assert_eq!(
-        outcomes(),
-        ["completed", "completed", "completed", "duplicate"]
-    );
-}
-
 #[tokio::test]
 async fn without_envelope_setting_the_body_is_as_sent() {
     async fn look(message: Value, attempt: Attempt) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use support::{
-    dynamo::number,
+    dynamo::{attempts, number},
     event::{batch, failed, order, received, record},
     faults::Fault,
     gateway::Reply,
@@ -35,7 +35,7 @@ async fn third_attempt_after_kills_gets_first_claim_time() {
         });
         assert!(matches!(answer, Answer::Exited), "{answer:?}");
         let left = stage.record("m-1").await.unwrap();
-        assert_eq!(number(&left, "attempts"), i64::from(n));
+        assert_eq!(attempts(&left), i64::from(n));
         let claimed = number(&left, "first_claimed_at");
         assert_eq!(*first.get_or_insert(claimed), claimed);
         // The second claim is two seconds after the first, so their times differ in the log.

@@ -541,9 +541,10 @@ impl Plan {
             // Many wait in the queue beside the one that they correct.
             let waits = dice.chance(0.5);
             let later = if waits { seconds(1) } else { self.healed };
+            let kind = dice.pick(&[Kind::Good, Kind::Good, Kind::Refused(2), Kind::Hangs(1)]);
             let corrected = Message {
                 id: format!("fix-{n}"),
-                kind: Kind::Good,
+                kind,
                 payload: 1 + dice.below(2) as u32,
                 sent: of.sent + dice.between(Duration::ZERO, later),
                 ..of.clone()

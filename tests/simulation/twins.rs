@@ -7,7 +7,7 @@ use simulation::{flaws, plan::Plan, run, silence_handlers};
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 47] = [
+const FOUND: [(&str, u64, &str); 51] = [
     ("a body that S3 refuses is invalid", 4, "order of a group"),
     (
         "a commit leaves out its events",
@@ -51,9 +51,19 @@ const FOUND: [(&str, u64, &str); 47] = [
         "a dead event has a cause",
     ),
     (
+        "a claim forgets the failures",
+        360,
+        "P2 message sent before a failure is never claimed",
+    ),
+    (
         "a failed message is claimed again",
         2,
         "P2 message sent before a failure is never claimed",
+    ),
+    (
+        "a failure answers every payload",
+        79,
+        "P7 no dead letter without a cause",
     ),
     (
         "a failure has no time",
@@ -125,6 +135,11 @@ const FOUND: [(&str, u64, &str); 47] = [
     ),
     ("an item forgets its keys", 8, "P4 a write is applied once"),
     (
+        "an open attempt of another payload is taken over",
+        35,
+        "P3 another payload does not take over",
+    ),
+    (
         "an undone claim hides earlier attempts",
         23,
         "P3 told of earlier attempts",
@@ -133,6 +148,11 @@ const FOUND: [(&str, u64, &str); 47] = [
         "an update does not ask for its key",
         8,
         "P4 a write is applied once",
+    ),
+    (
+        "another payload is not told",
+        522,
+        "P3 told of another payload",
     ),
     (
         "attempts alone are not counted",

@@ -21,7 +21,7 @@ use sqs_once::{
 use support::{
     CONTEXT, PATIENCE,
     consumer::namespace,
-    dynamo::{Dynamo, Item, number},
+    dynamo::{Dynamo, Item, attempts, number},
     faults::Fault,
     log,
 };
@@ -578,7 +578,7 @@ async fn lost_answer_of_batch_leaves_claims_fresh() {
     // The second batch finds the records of the first.
     assert_sent!(dynamo, "ClaimGroup": 2, "GetItem": 2, "SettlementGroup": 2);
     for item in dynamo.records(TABLE).await {
-        assert_eq!(number(&item, "attempts"), 1);
+        assert_eq!(attempts(&item), 1);
     }
 }
 

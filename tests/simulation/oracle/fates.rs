@@ -26,8 +26,9 @@ pub(super) struct Fates {
     /// Keys that an operator has changed, and when each was deleted.
     released: BTreeSet<String>,
     deleted: BTreeMap<String, Duration>,
-    /// Messages given up because their process died each time.
+    /// Messages given up because their process died each time, and those whose key another payload had.
     crashed: BTreeSet<String>,
+    reused: BTreeSet<String>,
     /// When a failure was last recorded for a key and a payload, and messages that got such a failure as their answer.
     failed: BTreeMap<(String, (bool, u32)), Duration>,
     failed_before: BTreeSet<String>,
@@ -127,6 +128,7 @@ impl Fates {
                 }
                 match *outcome {
                     "crashed" => self.crashed.insert(message.clone()),
+                    "key_reused" => self.reused.insert(message.clone()),
                     "failed_before" => self.failed_before.insert(message.clone()),
                     _ => false,
                 };
@@ -256,12 +258,11 @@ impl Fates {
             bench.key(other) == bench.key(message) && other.content() != message.content()
         });
         let is_second = others.clone().count() > 0
-            && match reason.as_deref() {
-                Some("key_reused") => self.completed.contains(&bench.key(message)),
-                Some(_) => false,
-                None => others.clone().any(|other| {
-                    self.dead.contains_key(&other.id) || self.expired.contains(&other.id)
-                }),
+            && if self.reused.contains(&message.id) {
+                self.completed.contains(&bench.key(message))
+            } else {
+                let is_given_up = |id: &String| self.dead.contains_key(id) || self.expired.contains(id);
+                reason.is_none() && others.clone().any(|other| is_given_up(&other.id))
             };
         is_too_old
             || is_declined
@@ -275,6 +276,6 @@ impl Fates {
 
 /// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
 /// failures.
-fn records_unreadable(plan: &Plan) -> bool {
+pub(super) fn records_unreadable(plan: &Plan) -> bool {
     plan.mode != Mode::Item && plan.key != KeyFrom::Body
 }

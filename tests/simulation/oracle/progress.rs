@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use super::Bench;
+use super::{Bench, fates::records_unreadable};
 use crate::{
     ledger::{Event, Run, Worker},
-    plan::Mode,
+    plan::{Kind, Message, Mode},
 };
 
 /// Most receives of a good message in which nothing goes wrong: it may be behind others, wait for a lease, or be
@@ -72,10 +72,10 @@ impl Progress {
                 run,
                 how: "permanent" | "declined",
             } => self.declined.extend(self.message_of_run.get(run).cloned()),
-            // The failure of another message of its key is its own.
+            // The failure of another message of its key is its own, and another payload has its key for good.
             Event::Outcome {
                 message,
-                outcome: "failed_before",
+                outcome: "failed_before" | "key_reused",
                 ..
             } => {
                 self.declined.insert(message.clone());
@@ -150,11 +150,19 @@ impl Progress {
         self.troubled.extend(of_worker.map(|(_, batch)| *batch));
     }
 
+    /// Returns whether a message of its group has no key, so that nothing records its failure.
+    fn is_behind_unreadable(&self, message: &Message, bench: &Bench<'_>) -> bool {
+        let mut of_group = (bench.messages.values()).filter(|other| other.group == message.group);
+        of_group.any(|other| other.kind == Kind::Undecodable)
+    }
+
     pub(super) fn end(&self, bench: &mut Bench<'_>) {
         for id in bench.order.clone() {
             let message = &bench.messages[&id];
             // See [`Fates::has_cause`](super::fates::Fates::has_cause).
-            let is_behind = bench.plan.mode == Mode::Item && message.group.is_some();
+            let is_behind = message.group.is_some()
+                && (bench.plan.mode == Mode::Item
+                    || !records_unreadable(bench.plan) && self.is_behind_unreadable(message, bench));
             if message.kind.fails_always() || is_behind || self.declined.contains(&id) {
                 continue;
             }

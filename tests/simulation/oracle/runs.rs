@@ -40,6 +40,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)], verdict: &mut Verdict) {
         frozen: BTreeSet::new(),
         workers: BTreeMap::new(),
         failed: BTreeSet::new(),
+        worked_on_for: BTreeMap::new(),
         batches: BTreeMap::new(),
         batch_of: BTreeMap::new(),
         plan,
@@ -60,6 +61,8 @@ struct Runs<'a> {
     workers: BTreeMap<Worker, OfWorker>,
     /// Messages whose permanent failure is recorded.
     failed: BTreeSet<String>,
+    /// How long before the recorded failure of a message its key was first claimed.
+    worked_on_for: BTreeMap<String, Duration>,
     /// When each batch began.
     batches: BTreeMap<usize, Duration>,
     /// By message and its receive count.
@@ -75,9 +78,8 @@ struct OfKey {
     table_faults: usize,
     /// Runs since the last recorded result that ended their process, as they always do.
     deaths: usize,
-    /// First claim since the last recorded result, and how long before that result it was.
+    /// First claim since the last recorded result.
     first_claim: Option<Duration>,
-    worked_on_for: Duration,
 }
 
 struct Open {
@@ -176,10 +178,10 @@ impl Runs<'_> {
         let of_key = self.key(key);
         of_key.deaths = 0;
         let began = of_key.first_claim.take().unwrap_or(at);
-        of_key.worked_on_for = at - began;
         if failed {
             of_key.failed = Some(at);
             let message = of_key.claimed_for.clone();
+            self.worked_on_for.insert(message.clone(), at - began);
             self.failed.insert(message);
         }
     }
@@ -271,7 +273,7 @@ impl Runs<'_> {
         let names = &[message];
         match outcome {
             "crashed" => {
-                let took = self.key_of(message).map(|(key, _)| key.worked_on_for);
+                let took = self.worked_on_for.get(message).copied();
                 let rested = took.is_some_and(|took| took >= RESTS);
                 self.verdict.check("P7 a suspect rests", rested, names, || {
                     format!("{message} was given up after {took:?}")

@@ -313,6 +313,19 @@ pub fn text<'a>(item: &'a Item, name: &str) -> &'a str {
     }
 }
 
+/// The claims of a record. Without the attribute it is one.
+pub fn attempts(record: &Item) -> i64 {
+    let counted = record.contains_key("attempts");
+    if counted { number(record, "attempts") } else { 1 }
+}
+
+/// The text of the failure that a record has first.
+#[track_caller]
+pub fn error(record: &Item) -> String {
+    let failures: Value = serde_json::from_str(text(record, "failures")).unwrap();
+    failures[0]["error"].as_str().unwrap().to_owned()
+}
+
 /// A number attribute.
 #[track_caller]
 pub fn number(item: &Item, name: &str) -> i64 {

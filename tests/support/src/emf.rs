@@ -84,7 +84,7 @@ pub fn documented_outcomes() -> BTreeMap<&'static str, &'static str> {
     let page = include_str!("../../../docs/telemetry.md");
     let mut outcomes = BTreeMap::new();
     for row in page.lines().filter(|line| line.starts_with("| [`")) {
-        let cells: Vec<_> = row.split(" | ").collect();
+        let cells: Vec<_> = row.trim_end_matches(" |").split(" | ").collect();
         let (name, _) = cells[0].trim_start_matches("| [`").split_once('`').unwrap();
         outcomes.insert(name, cells[5].trim_matches('`'));
     }

@@ -15,7 +15,7 @@ use sqs_once::{
 };
 use support::{
     consumer::namespace,
-    dynamo::{number, text},
+    dynamo::{attempts, error, number, text},
     faults::Fault,
 };
 
@@ -68,12 +68,8 @@ impl World {
     pub async fn ended(&self, key: &str) -> Option<(String, Option<String>)> {
         let key = Key::new(&namespace(), [key]).unwrap();
         let record = self.dynamo.record(RECORDS, key.as_str()).await?;
-        let failures = record.contains_key("failures");
-        let failures = failures.then(|| serde_json::from_str(text(&record, "failures")).unwrap());
-        let error = failures.map(|failures: serde_json::Value| {
-            let error = failures[0]["error"].as_str().unwrap();
-            error.to_owned()
-        });
+        let failed = record.contains_key("failures");
+        let error = failed.then(|| error(&record));
         Some((text(&record, "status").to_owned(), error))
     }
 
@@ -413,7 +409,7 @@ async fn expired_record_is_replaced_by_an_update() {
     );
     let record = world.dynamo.record(RECORDS, "test#a").await.unwrap();
     assert_eq!(
-        (number(&record, "attempts"), number(&record, "version")),
+        (attempts(&record), number(&record, "version")),
         (1, 9)
     );
     assert!(!record.contains_key("result"), "{record:?}");
