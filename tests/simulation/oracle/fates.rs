@@ -261,7 +261,8 @@ impl Fates {
             && if self.reused.contains(&message.id) {
                 self.completed.contains(&bench.key(message))
             } else {
-                let is_given_up = |id: &String| self.dead.contains_key(id) || self.expired.contains(id);
+                let is_given_up =
+                    |id: &String| self.dead.contains_key(id) || self.expired.contains(id);
                 reason.is_none() && others.clone().any(|other| is_given_up(&other.id))
             };
         is_too_old

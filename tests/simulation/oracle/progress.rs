@@ -162,7 +162,8 @@ impl Progress {
             // See [`Fates::has_cause`](super::fates::Fates::has_cause).
             let is_behind = message.group.is_some()
                 && (bench.plan.mode == Mode::Item
-                    || !records_unreadable(bench.plan) && self.is_behind_unreadable(message, bench));
+                    || !records_unreadable(bench.plan)
+                        && self.is_behind_unreadable(message, bench));
             if message.kind.fails_always() || is_behind || self.declined.contains(&id) {
                 continue;
             }

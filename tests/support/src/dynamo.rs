@@ -316,7 +316,11 @@ pub fn text<'a>(item: &'a Item, name: &str) -> &'a str {
 /// The claims of a record. Without the attribute it is one.
 pub fn attempts(record: &Item) -> i64 {
     let counted = record.contains_key("attempts");
-    if counted { number(record, "attempts") } else { 1 }
+    if counted {
+        number(record, "attempts")
+    } else {
+        1
+    }
 }
 
 /// The text of the failure that a record has first.

@@ -408,10 +408,7 @@ async fn expired_record_is_replaced_by_an_update() {
         [("Claim".to_owned(), 2), ("UpdateItem".to_owned(), 1)]
     );
     let record = world.dynamo.record(RECORDS, "test#a").await.unwrap();
-    assert_eq!(
-        (attempts(&record), number(&record, "version")),
-        (1, 9)
-    );
+    assert_eq!((attempts(&record), number(&record, "version")), (1, 9));
     assert!(!record.contains_key("result"), "{record:?}");
 }
 

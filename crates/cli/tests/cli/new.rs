@@ -156,7 +156,8 @@ async fn tools_of_a_project_are_of_one_commit() {
         // This clone takes the place of the one on GitHub, and `true` that of make.
         let ours = format!("url.file://{}.insteadOf", template::root().display());
         let elsewhere = "https://github.com/sqs-once/sqs-once";
-        let tools = "make --no-print-directory MAKE=true tools && git -C .local/sqs-once rev-parse HEAD";
+        let tools =
+            "make --no-print-directory MAKE=true tools && git -C .local/sqs-once rev-parse HEAD";
         let tools = format!(
             "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0='{ours}' GIT_CONFIG_VALUE_0={elsewhere}; {tools}"
         );
