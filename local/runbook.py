@@ -39,7 +39,7 @@ WITHIN = 60.0
 PLACEHOLDER = "KEY='payments#o-1'"
 
 # Commands that ask, unless they have `--yes`. Here nobody answers.
-ASKS = re.compile(r"^(sqs-once (?:record decline|record delete|record release|dlq redrive) (?!.*--dry-run).*)$", re.MULTILINE)
+ASKS = re.compile(r"^(sqs-once (?:record (?:decline|delete|release)|dlq redrive) (?!.*--dry-run).*)$", re.MULTILINE)
 
 
 # ---- the page ----------------------------------------------------------------------------------

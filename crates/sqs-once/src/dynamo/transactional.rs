@@ -45,10 +45,6 @@ pub struct Commit {
 }
 
 /// The response to a [`Commit`].
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one answer lives at a time, and is taken apart at once"
-)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum CommitResponse {
     /// All writes were applied, by this request or an earlier one.

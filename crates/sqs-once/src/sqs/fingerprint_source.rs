@@ -234,18 +234,18 @@ mod tests {
 
     #[test]
     fn pointers_that_find_nothing_cover_the_whole_body() {
-        let of = |body: &str| fingerprint(body, "body:/ammount,/curency").unwrap();
+        let of = |body: &str| fingerprint(body, "body:/price,/money").unwrap();
         let one = of(r#"{"amount": 1.0, "currency": "EUR"}"#);
         assert_eq!(one, of(r#"{"currency":"EUR","amount":1}"#));
         assert_ne!(one, of(r#"{"currency":"EUR","amount":2}"#));
         // A value that is found, be it null, is a part.
         assert_eq!(
-            of(r#"{"ammount":null,"x":1}"#),
-            of(r#"{"ammount":null,"x":2}"#)
+            of(r#"{"price":null,"x":1}"#),
+            of(r#"{"price":null,"x":2}"#)
         );
         // A body that looks like the parts of another.
         for (value, body) in [("1", "[[1],[]]"), (r#""],[""#, r#"[["],["],[]]"#)] {
-            let parts = of(&format!(r#"{{"ammount":{value}}}"#));
+            let parts = of(&format!(r#"{{"price":{value}}}"#));
             assert_ne!(parts, of(body));
             assert_ne!(parts, of(&format!("body:{body}")));
         }

@@ -14,10 +14,6 @@ use crate::{
 };
 
 /// Why a transaction was cancelled. Nothing was written.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one value lives at a time, and is matched at once"
-)]
 pub(super) enum Cancelled {
     Answered(CommitResponse),
     /// A retry may succeed. `None` if the reasons do not explain the contention.
