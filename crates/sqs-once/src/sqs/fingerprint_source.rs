@@ -239,10 +239,7 @@ mod tests {
         assert_eq!(one, of(r#"{"currency":"EUR","amount":1}"#));
         assert_ne!(one, of(r#"{"currency":"EUR","amount":2}"#));
         // A value that is found, be it null, is a part.
-        assert_eq!(
-            of(r#"{"price":null,"x":1}"#),
-            of(r#"{"price":null,"x":2}"#)
-        );
+        assert_eq!(of(r#"{"price":null,"x":1}"#), of(r#"{"price":null,"x":2}"#));
         // A body that looks like the parts of another.
         for (value, body) in [("1", "[[1],[]]"), (r#""],[""#, r#"[["],["],[]]"#)] {
             let parts = of(&format!(r#"{{"price":{value}}}"#));
