@@ -107,11 +107,6 @@ fn explorer_finds_each_flaw() {
         (claim().payloads(), Flaw::FailureAnswersAll, "P2"),
         (claim().payloads(), Flaw::FailureReplacesOthers, "P2"),
         (claim().payloads(), Flaw::PayloadNotSeen, "P"),
-        (
-            claim().payloads().fifo(),
-            Flaw::ConflictBeforeFailures,
-            "ends",
-        ),
     ] {
         println!("{flaw:?}");
         finds(&scenario.with(flaw), promise);

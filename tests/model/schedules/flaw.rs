@@ -54,12 +54,10 @@ pub enum Flaw {
     FailureReplacesOthers,
     /// A claim does not see which payload a record has.
     PayloadNotSeen,
-    /// A claim over an open attempt of another payload is refused before the failures are asked.
-    ConflictBeforeFailures,
 }
 
 impl Flaw {
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 25] = [
         Self::InsertOverRecord,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
@@ -85,6 +83,5 @@ impl Flaw {
         Self::FailureAnswersAll,
         Self::FailureReplacesOthers,
         Self::PayloadNotSeen,
-        Self::ConflictBeforeFailures,
     ];
 }

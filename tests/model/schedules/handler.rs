@@ -28,7 +28,7 @@ pub fn operation(world: &Shared, worker: usize, delivery: Delivery) -> Operation
     let payload = lock(world).payload(worker);
     Operation::new(
         KEY.clone(),
-        Some(fingerprint(payload)),
+        Some(fingerprint(payload).clone()),
         delivery,
         Deadline::after(clock::of_worker(), BUDGET, RESERVE),
     )

@@ -503,7 +503,7 @@ impl Promises {
         });
         let own = Some(fingerprint(self.payloads[worker]));
         let record = record.filter(|_| !self.deleted && recorded.is_some());
-        let is_other = record.is_some_and(|record| record.fingerprint != own);
+        let is_other = record.is_some_and(|record| record.fingerprint.as_ref() != own);
         self.break_if(outcome.is_success() && is_other, || {
             format!("P5: w{worker} reports success, and another payload was processed")
         });

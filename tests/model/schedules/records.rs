@@ -6,7 +6,7 @@ use std::{
 };
 
 use sqs_once::{
-    protocol::{AttemptEnd, Claim, Expect, Owner, Record, State, Swap, Timestamp},
+    protocol::{AttemptEnd, Claim, Expect, Fingerprint, Owner, Record, State, Swap, Timestamp},
     store::Swapped,
 };
 
@@ -43,11 +43,6 @@ impl Records {
                     .for_each(|failure| failure.fingerprint = None);
             }
             (Some(Flaw::PayloadNotSeen), _) => record.fingerprint = None,
-            (Some(Flaw::ConflictBeforeFailures), State::InProgress { .. }) => {
-                // Only the failure of its own payload comes before the conflict.
-                let own = record.fingerprint.clone();
-                record.failures.retain(|failure| failure.fingerprint == own);
-            }
             (Some(Flaw::OpenAttemptNotSeen), _) => record.first_claimed_at = None,
             _ => {}
         }
@@ -118,15 +113,24 @@ impl Records {
 
 /// The messages that this record answers with a failure of their payload.
 pub fn failed_messages(record: &Record, messages: &[Message]) -> BTreeSet<String> {
+    if record.failures.is_empty() {
+        return BTreeSet::new();
+    }
     let failed = |message: &Message| {
         let print = Some(fingerprint(message.payload));
-        let mut own = (record.failures.iter()).filter(|failure| failure.fingerprint == print);
+        let mut own =
+            (record.failures.iter()).filter(|failure| failure.fingerprint.as_ref() == print);
         own.any(|failure| message.sent.is_some_and(|sent| sent <= failure.at))
     };
     (messages.iter().enumerate())
         .filter(|(_, message)| failed(message))
         .map(|(message, _)| format!("m-{message}"))
         .collect()
+}
+
+/// Hashes which payload a fingerprint is of.
+fn hash_payload(print: Option<&Fingerprint>, hasher: &mut impl Hasher) {
+    print.map(|print| print == fingerprint(0)).hash(hasher);
 }
 
 /// Hashes all of a record but its owner.
@@ -138,12 +142,13 @@ pub fn hash(record: &Record, hasher: &mut impl Hasher) {
     }
     (record.stamp.version, &record.message_id, record.open_other).hash(hasher);
     for failure in &record.failures {
-        (&failure.error, &failure.fingerprint).hash(hasher);
+        (failure.error.len(), &failure.message_id).hash(hasher);
+        hash_payload(failure.fingerprint.as_ref(), hasher);
         from_now(failure.at).hash(hasher);
     }
     (record.attempts == 1, record.last_end, record.generation).hash(hasher);
     record.exclusive_attempts.hash(hasher);
-    record.fingerprint.hash(hasher);
+    hash_payload(record.fingerprint.as_ref(), hasher);
     record.first_claimed_at.map(from_now).hash(hasher);
 }
 
@@ -166,6 +171,6 @@ pub fn hash_swap(
 pub fn left_by_a_crash(now: Timestamp, lease_until: Timestamp) -> Record {
     let expires_at = lease_until.as_secs_ceil() + 3600;
     let mut claim = Claim::new(Owner::fresh(), "m-0", now, lease_until, expires_at);
-    claim.fingerprint = Some(fingerprint(0));
+    claim.fingerprint = Some(fingerprint(0).clone());
     Record::claimed(&claim, 1, None, None)
 }

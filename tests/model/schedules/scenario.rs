@@ -156,7 +156,6 @@ impl Scenario {
             name: format!("{}_payloads", self.name),
             payloads: vec![0, 1],
             returns: true,
-            fewer: 1,
             ..self
         }
     }

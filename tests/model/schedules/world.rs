@@ -31,9 +31,12 @@ use crate::schedules::{
 /// The one operation of all messages.
 pub static KEY: LazyLock<Key> =
     LazyLock::new(|| Key::new(&Namespace::new("payments").unwrap(), ["order-1"]).unwrap());
+static FINGERPRINTS: LazyLock<[Fingerprint; 2]> =
+    LazyLock::new(|| [b"amount: 1", b"amount: 2"].map(|payload| Fingerprint::of(payload)));
+
 /// The fingerprint of a payload.
-pub fn fingerprint(payload: usize) -> Fingerprint {
-    Fingerprint::of(format!("amount: {payload}").as_bytes())
+pub fn fingerprint(payload: usize) -> &'static Fingerprint {
+    &FINGERPRINTS[payload]
 }
 
 /// A message of the one operation.
