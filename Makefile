@@ -146,7 +146,7 @@ test-aws: ARCH = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
 test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the suites on AWS that need its services, and the deployed template: make test-aws ACCOUNT=123456789012 REGION=eu-west-1; ACCOUNT=000000000000 runs them on an emulator
 	@test -n '$(ACCOUNT)' -a -n '$(REGION)' || { echo 'make test-aws: set ACCOUNT and REGION: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
-	cargo build --locked $(WORKSPACE) --bin sqs-once
+	cargo build --locked $(WORKSPACE) --profile test --bin sqs-once
 	python local/test_aws.py '$(ACCOUNT)' '$(REGION)' \
 	  $(TEST) --test wire --test model --test cloud -- $(AT_ENDPOINT)
 

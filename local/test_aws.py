@@ -113,7 +113,9 @@ def deployed(cloud: Cloud, run: str) -> list[str]:
             letters.add((letter["Body"], reason))
         records = deployment.items(cloud, outputs["TableName"])
         found = {
-            "records": {(r["id"]["S"].split("#")[-1], r["status"]["S"], r["attempts"]["N"]) for r in records},
+            "records": {
+                (r["id"]["S"].split("#")[-1], r["status"]["S"], r.get("attempts", {"N": "1"})["N"]) for r in records
+            },
             "dead letters": letters,
             "left in the queue": {sum(deployment.depth(cloud, outputs["QueueUrl"]))},
         }

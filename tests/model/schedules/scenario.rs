@@ -165,6 +165,7 @@ impl Scenario {
         Self {
             name: format!("{}_fifo", self.name),
             fifo: true,
+            fewer: 1,
             ..self
         }
     }
