@@ -181,7 +181,10 @@ def effects(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
     return {
         "Pause and resume the consumer": ("the mapping is enabled", lambda: stack.mapping() == "Enabled"),
         "Redrive dead letters": ("the refused order is charged", lambda: stack.ledger.charges["refused"] == 1),
-        "Run permanent failures again": ("the record is deleted", lambda: stack.record("declined") is None),
+        "Run permanent failures again": (
+            "no attempt is open",
+            lambda: (stack.record("declined") or {}).get("last_end") == {"S": "no_effect"},
+        ),
         "A record stuck in progress": ("the lease has ended", lambda: stack.lease_left("stuck") <= 0),
         "Delete a record": ("the record is deleted", lambda: stack.record("done") is None),
     }
