@@ -39,7 +39,7 @@ pub(crate) fn hide(shortest: Duration, max: u32) -> Duration {
     (HIDE_EACH * max).clamp(shortest, LONGEST_HIDE)
 }
 
-/// What SQS says of a queue. Its counts can lag behind by a minute.
+/// A queue's attributes, as SQS reports them. The counts can lag by a minute.
 pub(crate) struct Depth {
     pub(crate) arn: String,
     /// Number of messages, hidden ones too.
@@ -236,7 +236,7 @@ pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
-/// What is kept of a received message. Its body is not: a thousand bodies may be a gigabyte.
+/// The facts about a received message that a redrive needs. We drop the body: a thousand bodies may be a gigabyte.
 pub(crate) struct DeadLetter {
     pub(crate) id: String,
     receipt: Option<String>,

@@ -37,7 +37,7 @@ pub(crate) struct Preview {
     table: Table,
 }
 
-/// What a redriven message will do: one word, for JSON and tables, and why.
+/// The fate of a redriven message: one word, for JSON and tables, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Next(pub(crate) &'static str, pub(crate) &'static str);
 

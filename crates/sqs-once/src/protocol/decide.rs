@@ -199,7 +199,7 @@ impl Claim {
         }
     }
 
-    /// Returns whether the record may be of this payload. So it may if one side has no fingerprint, or if the fingerprints
+    /// Returns whether the record may be of this payload. It may be if one side has no fingerprint, or if the fingerprints
     /// have two different known schemes, because then the setting changed during the record's retention.
     fn has_payload_of(&self, record: &Record) -> bool {
         Fingerprint::may_be_same(&record.fingerprint, &self.fingerprint)

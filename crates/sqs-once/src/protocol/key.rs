@@ -349,7 +349,7 @@ impl Fingerprint {
         self.0.split_once(':').map(|(_, scheme)| scheme)
     }
 
-    /// Returns whether two payloads may be the same. So they may if one has no fingerprint.
+    /// Returns whether two payloads may be the same. They may be if one has no fingerprint, or if they can't be compared.
     pub(crate) fn may_be_same(one: &Option<Self>, other: &Option<Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => !one.differs_from(other),
