@@ -20,6 +20,10 @@ fn owner(name: &str) -> Owner {
     Owner::from_stored(name.to_owned())
 }
 
+fn operation(name: &str) -> Key {
+    Key::new(&Namespace::new("payments").unwrap(), [name]).unwrap()
+}
+
 fn print(payload: &str) -> Option<Fingerprint> {
     Some(Fingerprint::of(payload.as_bytes()).with_scheme("body".to_owned()))
 }
@@ -776,4 +780,176 @@ fn write_of_a_record_is_named_in_errors() {
     let ended = with(|record| record.updated_at = record.lease_until().unwrap());
     assert_eq!([claimed.action(), ended.action()], ["claim", "release"]);
     assert_eq!(failed(NOW).action(), "fail");
+    let complete = End::Completed {
+        result: StoredResult::not_wanted(),
+        expires_at: 0,
+    };
+    let fail = End::Failed {
+        error: String::new(),
+        effect: Effect::None,
+        sent_at: None,
+        expires_at: 0,
+    };
+    let ends = [
+        complete,
+        fail,
+        End::Open(AttemptEnd::Panic),
+        End::Undone { began: true },
+    ];
+    assert_eq!(
+        ends.map(|end| end.name()),
+        ["complete", "fail", "release", "undo"]
+    );
+}
+
+// ---- the record as it is written ----------------------------------------------------------------
+
+/// Every name that is stored stands here, because tables outlive a release.
+#[test]
+fn record_is_written_and_read() {
+    let failures = failure(ago(MINUTE), "2").added_to(&[]);
+    let json =
+        r#"[{"at":1799999940000,"error":"declined","fingerprint":"FP2","message_id":"m-1"}]"#;
+    let pointer = ResultPointer::new("outputs", &operation("order-1"), &owner("theirs"), b"[1,2]");
+    let completed = |result| {
+        with(|record| {
+            record.state = State::Completed { result };
+            record.first_claimed_at = None;
+        })
+    };
+    let common = |status: &str| {
+        serde_json::json!({
+            "expires_at": NOW.as_secs() + 3600,
+            "fingerprint": print("1").unwrap().as_str(),
+            "message_id": "m-1",
+            "owner": "theirs",
+            "source": "orders",
+            "status": status,
+            "updated_at": ago(MINUTE).as_millis(),
+            "version": 1,
+        })
+    };
+    let full = with(|record| {
+        record.attempts = 2;
+        record.exclusive_attempts = 1;
+        record.failures = failures;
+        record.generation = 3;
+        record.last_end = Some(AttemptEnd::Panic);
+        record.open_other = true;
+    });
+    let text = StoredResult::Json("[1,2]".into());
+    let in_s3 = StoredResult::InS3(Box::new(pointer.clone()));
+    let omitted = StoredResult::Omitted("too long".into());
+    let lease = serde_json::json!({
+        "first_claimed_at": ago(MINUTE).as_millis(),
+        "lease_until": ago(SECOND).as_millis(),
+    });
+    let mut rest = lease.clone();
+    rest.as_object_mut().unwrap().extend([
+        ("attempts".to_owned(), 2.into()),
+        ("exclusive_attempts".to_owned(), 1.into()),
+        (
+            "failures".to_owned(),
+            json.replace("FP2", print("2").unwrap().as_str()).into(),
+        ),
+        ("generation".to_owned(), 3.into()),
+        ("last_end".to_owned(), "panic".into()),
+        ("open_other".to_owned(), 1.into()),
+    ]);
+    let failed = with(|record| {
+        record.state = State::Failed;
+        record.first_claimed_at = None;
+    });
+    for (record, status, more) in [
+        (died(), "IN_PROGRESS", lease),
+        (full, "IN_PROGRESS", rest),
+        (failed, "FAILED", serde_json::json!({})),
+        (
+            completed(text),
+            "COMPLETED",
+            serde_json::json!({ "result": "[1,2]" }),
+        ),
+        (
+            completed(in_s3),
+            "COMPLETED",
+            serde_json::json!({ "result_in_s3": pointer.to_json() }),
+        ),
+        (
+            completed(omitted),
+            "COMPLETED",
+            serde_json::json!({ "result_omitted": "too long" }),
+        ),
+    ] {
+        let mut written = common(status);
+        let more = more.as_object().unwrap().clone();
+        written.as_object_mut().unwrap().extend(more);
+        assert_eq!(serde_json::to_value(&record).unwrap(), written);
+        assert_eq!(serde_json::from_value::<Record>(written).unwrap(), record);
+        assert_eq!(record.state.name(), status);
+    }
+    let pointer_json: serde_json::Value = serde_json::from_str(&pointer.to_json()).unwrap();
+    assert_eq!(
+        pointer_json,
+        serde_json::json!({
+            "bucket": "outputs",
+            "bytes": 5,
+            "key": pointer.key,
+            "sha256": pointer.sha256,
+        })
+    );
+    assert_eq!(pointer.to_string(), format!("s3://outputs/{}", pointer.key));
+    assert!(pointer.is_of(b"[1,2]") && !pointer.is_of(b"[1,3]"));
+}
+
+#[test]
+fn attempt_end_has_its_name_in_the_record() {
+    for (end, name) in [
+        (AttemptEnd::Retryable, "retryable"),
+        (AttemptEnd::Panic, "panic"),
+        (AttemptEnd::Deadline, "deadline"),
+        (AttemptEnd::NoEffect, "no_effect"),
+    ] {
+        assert_eq!(end.name(), name);
+        assert_eq!(AttemptEnd::from_name(name), Some(end));
+    }
+    // Never written.
+    assert_eq!(AttemptEnd::Permanent.name(), "permanent");
+    assert_eq!(AttemptEnd::from_name("permanent"), None);
+    assert_eq!(AttemptEnd::from_name("unknown"), None);
+}
+
+#[test]
+fn record_expires_after_retention_and_lease() {
+    for (kept_until, expires) in [(NOW, 60), (NOW + 90 * SECOND, 90)] {
+        let at = record::expires_at(NOW, MINUTE, kept_until);
+        assert_eq!(at, NOW.as_secs() + expires);
+    }
+}
+
+#[test]
+fn output_that_was_to_be_stored_is_missing() {
+    let omitted = |why: &str| StoredResult::Omitted(why.to_owned());
+    let mut stored = StoredResult::Json("1".into());
+    assert_eq!(stored.take(), StoredResult::Json("1".into()));
+    // In the record it is not.
+    assert_eq!(stored.missing(), None);
+    assert_eq!(StoredResult::not_wanted().missing(), None);
+    assert_eq!(omitted("too long").missing(), Some("too long"));
+    let fits = "x".repeat(400 * 1024 - 8 * 1024);
+    assert_eq!(StoredResult::fit(fits.clone()), StoredResult::Json(fits));
+    let long = StoredResult::fit("x".repeat(400 * 1024 - 8 * 1024 + 1));
+    assert!(
+        long.missing()
+            .is_some_and(|why| why.contains("401409 bytes"))
+    );
+}
+
+#[test]
+fn call_key_is_a_uuid_of_key_and_generation() {
+    let key = operation("order-1");
+    assert_eq!(key.call_key(0), "eecd95da-5d42-8573-93e9-19fb668faa58");
+    assert_ne!(key.call_key(0), key.call_key(1));
+    assert_eq!(key.to_string(), "payments#order-1");
+    assert_eq!(owner("mine").to_string(), owner("mine").as_str());
+    assert_eq!(owner("mine").as_str(), "mine");
 }
