@@ -1,11 +1,13 @@
-//! Promise 4: a write to the application's own items is applied once, together with the record of its operation. And a
-//! duplicate gets the output of its operation.
+//! Promise 4: a write to the application's own items is applied once, together with the record of its operation. A charge
+//! does not commit with its record, but there is no record without it: an operation is completed by a run that charged, or by
+//! a lookup that found a charge. And a duplicate gets the output of its operation.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::Bench;
 use crate::{
-    ledger::{Event, Run},
+    gateway::FOUND,
+    ledger::{Event, Run, Worker},
     plan::Mode,
 };
 
@@ -19,6 +21,17 @@ pub(super) struct Effects {
 struct OfKey {
     applied: usize,
     is_completed: bool,
+    /// Of the last claim.
+    runs: BTreeMap<Run, OfRun>,
+    /// A lookup under the last claim has found a charge.
+    has_found: bool,
+    claimed_by: Worker,
+}
+
+#[derive(Default)]
+struct OfRun {
+    has_charged: bool,
+    has_succeeded: bool,
 }
 
 impl Effects {
@@ -35,8 +48,15 @@ impl Effects {
             Event::Settled {
                 key,
                 is: "COMPLETED",
+                output,
                 ..
-            } if bench.plan.mode != Mode::Claim => {
+            } => {
+                if bench.plan.mode.claims() {
+                    self.completed(key, output.as_deref(), bench);
+                }
+                if bench.plan.mode == Mode::Claim {
+                    return;
+                }
                 let of_key = self.keys.entry(key.clone()).or_default();
                 of_key.is_completed = true;
                 let applied = of_key.applied;
@@ -45,12 +65,38 @@ impl Effects {
                     format!("{key} is completed, and its write was not applied")
                 });
             }
+            Event::Claimed { key, worker, .. } => {
+                let of_key = self.keys.entry(key.clone()).or_default();
+                of_key.runs.clear();
+                of_key.has_found = false;
+                of_key.claimed_by = *worker;
+            }
+            Event::LookedUp {
+                key,
+                worker,
+                found: true,
+            } => {
+                if let Some(of_key) = self.keys.get_mut(key) {
+                    of_key.has_found |= of_key.claimed_by == *worker;
+                }
+            }
+            // A request under way may arrive after other claims.
+            Event::Charged { run, .. } => self.of_run(*run, |of_run| of_run.has_charged = true),
+            Event::HandlerEnded { run, how: "ok" } => {
+                self.of_run(*run, |of_run| of_run.has_succeeded = true);
+            }
             // A new operation begins.
             Event::Deleted { key } | Event::Forgotten { key } => {
                 self.keys.remove(key);
             }
-            Event::HandlerStarted { run, key, .. } => {
+            Event::HandlerStarted {
+                run, key, worker, ..
+            } => {
                 self.keys_of_runs.insert(*run, key.clone());
+                let of_key = self.keys.entry(key.clone()).or_default();
+                if of_key.claimed_by == *worker {
+                    of_key.runs.insert(*run, OfRun::default());
+                }
             }
             Event::Replayed { key, output } => {
                 let run = output.as_deref().and_then(run_of);
@@ -63,6 +109,40 @@ impl Effects {
                 );
             }
             _ => {}
+        }
+    }
+
+    fn of_run(&mut self, run: Run, change: impl FnOnce(&mut OfRun)) {
+        let key = self.keys_of_runs.get(&run);
+        let of_key = key.and_then(|key| self.keys.get_mut(key));
+        if let Some(of_run) = of_key.and_then(|of_key| of_key.runs.get_mut(&run)) {
+            change(of_run);
+        }
+    }
+
+    /// Compares a completion with what was done under its claim.
+    fn completed(&self, key: &str, output: Option<&str>, bench: &mut Bench<'_>) {
+        let (mut runs, mut has_found) = (Vec::new(), false);
+        if let Some(of_key) = self.keys.get(key) {
+            let charged = of_key.runs.iter();
+            let charged = charged.filter(|(_, of_run)| of_run.has_charged && of_run.has_succeeded);
+            runs.extend(charged.map(|(run, _)| *run));
+            has_found = of_key.has_found;
+        }
+        let is_charged = has_found || !runs.is_empty();
+        bench.check(
+            "a completed operation was charged",
+            is_charged,
+            &[key],
+            || format!("{key} is completed, and under its claim no run charged it and no lookup found a charge"),
+        );
+        if let Some(output) = output {
+            let is_its_own = has_found && output == FOUND
+                || run_of(output).is_some_and(|run| runs.contains(&run));
+            let check = "an output is of the charge";
+            bench.check(check, is_its_own, &[key], || {
+                format!("{key} is completed with {output:?} (runs {runs:?}, found: {has_found})")
+            });
         }
     }
 

@@ -122,7 +122,15 @@ impl<S: Store> Once<S> {
         held: &HeldClaim,
         output: StoredResult,
     ) -> Outcome {
-        let (_memory, result) = self.store(operation, held, output).await;
+        if held.replaced.is_none() && flawed("a success is forgotten") {
+            let end = End::Open(AttemptEnd::Retryable);
+            let outcome = Outcome::RetryableFailure("forgotten".into());
+            return self.end(operation, held, &end, outcome).await;
+        }
+        let (_memory, mut result) = self.store(operation, held, output).await;
+        if flawed("an output is lost") {
+            result = StoredResult::Json("\"\"".to_owned());
+        }
         let end = self.records.completion(&result);
         match self
             .settle(operation, held, &after_effect(operation), &end)
@@ -144,6 +152,10 @@ impl<S: Store> Once<S> {
     ) -> Outcome {
         let last_end = match &end {
             NoOutput::Failed(failure) => match failure.kind() {
+                FailureKind::PermanentNoEffect if flawed("an unreadable message is completed") => {
+                    let none = StoredResult::not_wanted();
+                    return self.complete(operation, held, none).await;
+                }
                 kind @ (FailureKind::Permanent
                 | FailureKind::PermanentNoEffect
                 | FailureKind::Declined) => {
@@ -183,6 +195,10 @@ impl<S: Store> Once<S> {
         error: String,
         effect: Effect,
     ) -> Outcome {
+        let redrive_of = operation.delivery.facts().attribute("SqsOnceRedriveOf");
+        if redrive_of.is_some() && flawed("a redriven failure is not recorded") {
+            return Outcome::PermanentFailure(error);
+        }
         let end = self.records.failure(operation, error.clone(), effect);
         match self
             .settle(operation, held, &after_effect(operation), &end)
