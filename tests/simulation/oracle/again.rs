@@ -24,8 +24,8 @@ struct OfRun {
     /// Batches of its worker that had its message.
     batches: BTreeSet<usize>,
     has_succeeded: bool,
-    /// Why its success may not be recorded.
-    cause: Option<&'static str>,
+    /// Something may have kept its worker from recording a success.
+    has_cause: bool,
 }
 
 impl Again {
@@ -54,18 +54,19 @@ impl Again {
                 }
             }
             // A process that stops may lose its lease, or the time to record the end.
-            Event::Killed { worker } => self.cause("a kill", |of| of.worker == *worker),
-            Event::Frozen { worker, .. } => self.cause("a freeze", |of| of.worker == *worker),
-            Event::TimedOut { worker, .. } => self.cause("a timeout", |of| of.worker == *worker),
+            Event::Killed { worker } | Event::Frozen { worker, .. } => {
+                self.cause(|of_run| of_run.worker == *worker);
+            }
+            Event::TimedOut { worker, .. } => self.cause(|of_run| of_run.worker == *worker),
             // Whether the other worker may claim it is another check.
-            Event::Claimed { key, .. } => self.cause("another claim", |of| of.key == *key),
-            Event::TableFault { key, worker, .. } => self.cause("a fault of the table", |of| {
-                of.has_succeeded && of.worker == *worker && of.key == *key
+            Event::Claimed { key, .. } => self.cause(|of_run| of_run.key == *key),
+            Event::TableFault { key, worker, .. } => self.cause(|of_run| {
+                of_run.has_succeeded && of_run.worker == *worker && of_run.key == *key
             }),
             // A new operation begins. A request for the old one may still arrive.
             Event::Deleted { key } | Event::Forgotten { key } => {
                 for of_run in self.runs.values_mut().filter(|of| of.key == *key) {
-                    of_run.cause = Some("a deletion");
+                    of_run.has_cause = true;
                 }
             }
             Event::Settled { key, worker, .. } => self.close(|of_run| {
@@ -103,16 +104,16 @@ impl Again {
                 .filter(has_message)
                 .collect(),
             has_succeeded: false,
-            cause: None,
+            has_cause: false,
         };
         self.runs.insert(run, of_run);
         self.open.insert(run);
     }
 
-    fn cause(&mut self, cause: &'static str, is_met: impl Fn(&OfRun) -> bool) {
+    fn cause(&mut self, is_met: impl Fn(&OfRun) -> bool) {
         for run in &self.open {
-            if let Some(of_run) = self.runs.get_mut(run).filter(|of_run| is_met(of_run)) {
-                of_run.cause.get_or_insert(cause);
+            if let Some(of_run) = self.runs.get_mut(run) {
+                of_run.has_cause |= is_met(of_run);
             }
         }
     }
@@ -134,7 +135,7 @@ impl Again {
         };
         bench.check(
             "P3 charged again only with a cause",
-            !of_run.has_succeeded || of_run.cause.is_some(),
+            !of_run.has_succeeded || of_run.has_cause,
             &[key],
             || format!("run {run} charged {key} again after run {earlier} had succeeded"),
         );

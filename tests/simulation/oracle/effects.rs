@@ -15,17 +15,27 @@ use crate::{
 pub(super) struct Effects {
     keys: BTreeMap<String, OfKey>,
     keys_of_runs: HashMap<Run, String>,
+    /// The last claim of each key, and what was done under each claim. A copy of a claim may arrive once more after a deletion.
+    claims: HashMap<String, ClaimId>,
+    done: HashMap<ClaimId, Done>,
+    claims_of_runs: HashMap<Run, ClaimId>,
 }
+
+/// The key, the worker, and when it made the claim.
+type ClaimId = (String, Worker, u64);
 
 #[derive(Default)]
 struct OfKey {
     applied: usize,
     is_completed: bool,
-    /// Of the last claim.
+}
+
+/// What was done under a claim.
+#[derive(Default)]
+struct Done {
     runs: BTreeMap<Run, OfRun>,
-    /// A lookup under the last claim has found a charge.
+    /// A lookup has found a charge.
     has_found: bool,
-    claimed_by: Worker,
 }
 
 #[derive(Default)]
@@ -65,19 +75,22 @@ impl Effects {
                     format!("{key} is completed, and its write was not applied")
                 });
             }
-            Event::Claimed { key, worker, .. } => {
-                let of_key = self.keys.entry(key.clone()).or_default();
-                of_key.runs.clear();
-                of_key.has_found = false;
-                of_key.claimed_by = *worker;
+            Event::Claimed {
+                key,
+                worker,
+                made_ms,
+                ..
+            } => {
+                let id = (key.clone(), *worker, *made_ms);
+                self.claims.insert(key.clone(), id);
             }
             Event::LookedUp {
                 key,
                 worker,
                 found: true,
             } => {
-                if let Some(of_key) = self.keys.get_mut(key) {
-                    of_key.has_found |= of_key.claimed_by == *worker;
+                if let Some(id) = self.claim(key, *worker) {
+                    self.done.entry(id).or_default().has_found = true;
                 }
             }
             // A request under way may arrive after other claims.
@@ -93,9 +106,10 @@ impl Effects {
                 run, key, worker, ..
             } => {
                 self.keys_of_runs.insert(*run, key.clone());
-                let of_key = self.keys.entry(key.clone()).or_default();
-                if of_key.claimed_by == *worker {
-                    of_key.runs.insert(*run, OfRun::default());
+                if let Some(id) = self.claim(key, *worker) {
+                    let done = self.done.entry(id.clone()).or_default();
+                    done.runs.insert(*run, OfRun::default());
+                    self.claims_of_runs.insert(*run, id);
                 }
             }
             Event::Replayed { key, output } => {
@@ -112,10 +126,16 @@ impl Effects {
         }
     }
 
+    /// Returns the last claim of a key, if it is of this worker.
+    fn claim(&self, key: &str, worker: Worker) -> Option<ClaimId> {
+        let claim = self.claims.get(key);
+        claim.filter(|(_, of, _)| *of == worker).cloned()
+    }
+
     fn of_run(&mut self, run: Run, change: impl FnOnce(&mut OfRun)) {
-        let key = self.keys_of_runs.get(&run);
-        let of_key = key.and_then(|key| self.keys.get_mut(key));
-        if let Some(of_run) = of_key.and_then(|of_key| of_key.runs.get_mut(&run)) {
+        let claim = self.claims_of_runs.get(&run);
+        let done = claim.and_then(|claim| self.done.get_mut(claim));
+        if let Some(of_run) = done.and_then(|done| done.runs.get_mut(&run)) {
             change(of_run);
         }
     }
@@ -123,11 +143,12 @@ impl Effects {
     /// Compares a completion with what was done under its claim.
     fn completed(&self, key: &str, output: Option<&str>, bench: &mut Bench<'_>) {
         let (mut runs, mut has_found) = (Vec::new(), false);
-        if let Some(of_key) = self.keys.get(key) {
-            let charged = of_key.runs.iter();
+        let claim = self.claims.get(key);
+        if let Some(done) = claim.and_then(|claim| self.done.get(claim)) {
+            let charged = done.runs.iter();
             let charged = charged.filter(|(_, of_run)| of_run.has_charged && of_run.has_succeeded);
             runs.extend(charged.map(|(run, _)| *run));
-            has_found = of_key.has_found;
+            has_found = done.has_found;
         }
         let is_charged = has_found || !runs.is_empty();
         bench.check(

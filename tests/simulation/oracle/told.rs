@@ -1,7 +1,7 @@
 //! Promise 3: what a handler is told. Of the earliest attempt that may have had its effect, of nothing if there is none, and the
 //! call key.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Bench;
 use crate::ledger::{Event, Run, Told, Worker};
@@ -21,13 +21,14 @@ struct OfKey {
     call_key: Option<String>,
     /// Call keys under which the gateway has declined.
     declined: BTreeSet<String>,
+    /// The run of each claim, and how it ended. A copy of a claim may arrive once more after a deletion.
+    runs: BTreeMap<(Worker, u64), (Run, &'static str)>,
 }
 
 struct OfClaim {
     worker: Worker,
     made_ms: u64,
     was: &'static str,
-    run: Option<(Run, &'static str)>,
     /// It failed without a run. If it was given up as crashed, it is open, and otherwise not.
     is_unclear: bool,
 }
@@ -47,14 +48,13 @@ impl History {
             } => {
                 let of_key = self.keys.entry(key.clone()).or_default();
                 if *was == "nothing" {
-                    *of_key = OfKey::default();
+                    of_key.forget();
                 }
                 of_key.is_settled = false;
                 of_key.claims.push(OfClaim {
                     worker: *worker,
                     made_ms: *made_ms,
                     was,
-                    run: None,
                     is_unclear: false,
                 });
             }
@@ -64,7 +64,9 @@ impl History {
                 }
             }
             Event::Deleted { key } | Event::Forgotten { key } => {
-                self.keys.remove(key);
+                if let Some(of_key) = self.keys.get_mut(key) {
+                    of_key.forget();
+                }
             }
             Event::HandlerStarted {
                 run,
@@ -82,10 +84,11 @@ impl History {
             Event::HandlerEnded { run, how } => {
                 let key = self.keys_of_runs.get(run);
                 let of_key = key.and_then(|key| self.keys.get_mut(key));
-                let mut claims = of_key.into_iter().flat_map(|of_key| &mut of_key.claims);
-                let of_run = claims.find_map(|claim| claim.run.as_mut().filter(|of| of.0 == *run));
-                if let Some(of_run) = of_run {
-                    of_run.1 = how;
+                let mut runs = of_key
+                    .into_iter()
+                    .flat_map(|of_key| of_key.runs.values_mut());
+                if let Some((_, end)) = runs.find(|(of_claim, _)| of_claim == run) {
+                    *end = how;
                 }
             }
             _ => {}
@@ -94,6 +97,13 @@ impl History {
 }
 
 impl OfKey {
+    fn forget(&mut self) {
+        *self = Self {
+            runs: std::mem::take(&mut self.runs),
+            ..Self::default()
+        };
+    }
+
     /// Ends the last claim as its worker has recorded it.
     fn settled(&mut self, is: &str) {
         if std::mem::replace(&mut self.is_settled, true) {
@@ -102,14 +112,15 @@ impl OfKey {
         let Some(claim) = self.claims.last_mut() else {
             return;
         };
-        match (claim.run, is) {
+        let run = self.runs.get(&(claim.worker, claim.made_ms));
+        match (run.map(|(_, end)| *end), is) {
             (_, "COMPLETED") => self.claims.clear(),
-            (Some((_, "declined")), "FAILED") => {
+            (Some("declined"), "FAILED") => {
                 self.claims.clear();
                 self.declined.extend(self.call_key.take());
             }
             (None, "FAILED") if claim.was == "IN_PROGRESS" => claim.is_unclear = true,
-            (None | Some((_, "no effect")), _) => drop(self.claims.pop()),
+            (None | Some("no effect"), _) => drop(self.claims.pop()),
             _ => {}
         }
     }
@@ -122,13 +133,14 @@ impl OfKey {
         call_key: &str,
         bench: &mut Bench<'_>,
     ) {
-        let Some((claim, earlier)) = self.claims.split_last_mut() else {
+        let Some((claim, earlier)) = self.claims.split_last() else {
             return;
         };
         if claim.worker != worker || self.is_settled {
             return;
         }
-        claim.run = Some((run, "running"));
+        let id = (worker, claim.made_ms);
+        self.runs.insert(id, (run, "running"));
         let open = earlier.iter().find(|claim| !claim.is_unclear);
         let unclear = earlier.iter().take_while(|claim| claim.is_unclear);
         let mut possible = unclear.chain(open).map(|claim| claim.made_ms);
