@@ -159,6 +159,10 @@ impl<S: Store> Once<S> {
                 kind @ (FailureKind::Permanent
                 | FailureKind::PermanentNoEffect
                 | FailureKind::Declined) => {
+                    let redrive_of = operation.delivery.facts().attribute("SqsOnceRedriveOf");
+                    if redrive_of.is_some() && flawed("a redriven failure is not recorded") {
+                        return Outcome::PermanentFailure(failure.to_string());
+                    }
                     let effect = match kind {
                         FailureKind::Declined => Effect::Declined,
                         FailureKind::PermanentNoEffect => Effect::None,
@@ -195,10 +199,6 @@ impl<S: Store> Once<S> {
         error: String,
         effect: Effect,
     ) -> Outcome {
-        let redrive_of = operation.delivery.facts().attribute("SqsOnceRedriveOf");
-        if redrive_of.is_some() && flawed("a redriven failure is not recorded") {
-            return Outcome::PermanentFailure(error);
-        }
         let end = self.records.failure(operation, error.clone(), effect);
         match self
             .settle(operation, held, &after_effect(operation), &end)
