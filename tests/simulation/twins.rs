@@ -111,8 +111,8 @@ const FOUND: [(&str, u64, &str); 60] = [
     ),
     ("a record is not kept", 121, "P7 everything ends"),
     (
-        "a redriven failure is not recorded",
-        44,
+        "a redriven decline is not recorded",
+        268,
         "P5 recorded before its copy",
     ),
     (

@@ -160,7 +160,10 @@ impl<S: Store> Once<S> {
                 | FailureKind::PermanentNoEffect
                 | FailureKind::Declined) => {
                     let redrive_of = operation.delivery.facts().attribute("SqsOnceRedriveOf");
-                    if redrive_of.is_some() && flawed("a redriven failure is not recorded") {
+                    if kind == FailureKind::Declined
+                        && redrive_of.is_some()
+                        && flawed("a redriven decline is not recorded")
+                    {
                         return Outcome::PermanentFailure(failure.to_string());
                     }
                     let effect = match kind {
