@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqs_once::{
     Attempt, Change, Done, Failure, FailureKind, Handler, LookUp, LookedUp, Write,
-    internal::system::sleep,
+    internal::system::sleep, protocol::Timestamp,
 };
 
 use crate::{
-    ledger::{Event, Run, Worker},
+    ledger::{Event, Run, Told, Worker},
     plan::{Keys, Kind, Service},
     stream::publish,
     wire::ITEMS,
@@ -26,6 +26,9 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The beginning of a handler's panic.
 pub const HANDLER_PANICS: &str = "the handler panics on ";
+
+/// The output of a lookup that finds a charge.
+pub const FOUND: &str = "the order is charged";
 
 /// The payment gateway.
 #[derive(Debug, Default)]
@@ -143,13 +146,18 @@ impl Gateway {
     }
 
     /// Says whether an operation was charged. `None`: no answer.
-    fn look_up(&self, world: &World, (key, call_key): (&str, &str)) -> Option<bool> {
+    fn look_up(
+        &self,
+        world: &World,
+        worker: Worker,
+        (key, call_key): (&str, &str),
+    ) -> Option<bool> {
         if world.is_out(Service::Gateway) || world.strikes(world.plan.rates.busy) {
             return None;
         }
         let found = self.books().charged.contains_key(call_key);
         let key = key.to_owned();
-        world.note(Event::LookedUp { key, found });
+        world.note(Event::LookedUp { key, worker, found });
         Some(found)
     }
 }
@@ -247,7 +255,11 @@ impl Charge {
             key: attempt.key().to_string(),
             order: order.clone(),
             worker: self.member.worker,
-            told: attempt.prior().map(|open| open.other_payload),
+            told: attempt.prior().map(|open| Told {
+                since_ms: open.first_claimed_at.map(Timestamp::as_millis),
+                other_payload: open.other_payload,
+            }),
+            call_key: attempt.call_key(),
             kind,
         });
         let mut end = End {
@@ -354,16 +366,16 @@ impl Ask {
     async fn ask(&self, attempt: &Attempt) -> Result<LookedUp<String>, Failure> {
         let Charge { world, member } = &self.0;
         let (key, call_key) = (attempt.key().to_string(), attempt.call_key());
-        let served = move |world: &World| world.gateway.look_up(world, (&key, &call_key));
+        let worker = member.worker;
+        let served = move |world: &World| world.gateway.look_up(world, worker, (&key, &call_key));
         match world
             .exchange(member, CLIENT_TIMEOUT, served)
             .await
             .flatten()
         {
-            Some(true) => Ok(LookedUp::Found("the order is charged".to_owned())),
+            Some(true) => Ok(LookedUp::Found(FOUND.to_owned())),
             Some(false) => Ok(LookedUp::NotFound),
             None => {
-                let worker = member.worker;
                 world.note(Event::LookUpFailed { worker });
                 Err(Failure::retryable("no answer"))
             }

@@ -17,6 +17,15 @@ pub type Worker = usize;
 /// Number of a handler's run, in the order of their starts.
 pub type Run = usize;
 
+/// What a handler is told of open attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// When the earliest made its claim, in milliseconds since the epoch by the clock of its worker.
+    pub since_ms: Option<u64>,
+    /// One may have had another payload.
+    pub other_payload: bool,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     Sent {
@@ -108,6 +117,8 @@ pub enum Event {
         lease_left_ms: Option<i64>,
         /// How many attempts alone the record counts, this one among them.
         attempts_alone: u64,
+        /// Milliseconds since the epoch by the clock of the worker, which made the claim before it sent it.
+        made_ms: u64,
     },
     /// A process sends a claim that counts an attempt alone.
     ClaimsAlone {
@@ -150,6 +161,7 @@ pub enum Event {
     /// A lookup was answered.
     LookedUp {
         key: String,
+        worker: Worker,
         found: bool,
     },
     /// A lookup got no answer.
@@ -166,6 +178,8 @@ pub enum Event {
         worker: Worker,
         was: &'static str,
         is: &'static str,
+        /// The output, once it is completed and if it is stored.
+        output: Option<String>,
     },
     /// Writes that arrive at the table in one request.
     BatchedWrites {
@@ -183,8 +197,8 @@ pub enum Event {
         key: String,
         order: String,
         worker: Worker,
-        /// Of an open attempt, and whether one may have had another payload.
-        told: Option<bool>,
+        told: Option<Told>,
+        call_key: String,
         kind: Kind,
     },
     Charged {

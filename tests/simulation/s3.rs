@@ -6,6 +6,7 @@ use std::{
 };
 
 use aws_config::SdkConfig;
+use sqs_once::protocol::ResultPointer;
 
 use crate::{
     ledger::Event,
@@ -25,6 +26,12 @@ impl Objects {
     pub fn put(&self, path: String, object: Vec<u8>) {
         let mut objects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         objects.insert(path, object);
+    }
+
+    /// Returns the object that a record names.
+    pub fn output(&self, pointer: &ResultPointer) -> Option<String> {
+        let object = self.get(&format!("/{}/{}", pointer.bucket, pointer.key))?;
+        String::from_utf8(object).ok()
     }
 
     fn get(&self, path: &str) -> Option<Vec<u8>> {

@@ -4,7 +4,7 @@ use std::{fmt::Debug, sync::Arc};
 
 use sqs_once::{
     internal::RequestErrorKind,
-    protocol::{Expect, Key, Record, State, Swap, Timestamp},
+    protocol::{Expect, Key, Record, State, StoredResult, Swap, Timestamp},
     store::{
         AnyStore, Batched, DynamoStore, MemoryStore, RequestContext, Store, StoreError, Swapped,
     },
@@ -164,17 +164,40 @@ impl Line {
             }
             None => Ok(apply(world)),
         };
+        let mut silence = Silence {
+            line: self,
+            key: Some(key_name),
+        };
         let answer = self.world.exchange(&self.member, CLIENT_TIMEOUT, served);
-        let (kind, why) = match answer.await {
+        let answer = answer.await;
+        if answer.is_some() {
+            silence.key = None;
+        }
+        let (kind, why) = match answer {
             Some(Ok(answer)) => return Ok(answer),
             Some(Err(fault)) => fault,
             None => (RequestErrorKind::Unanswered, NO_ANSWER),
         };
-        if why == NO_ANSWER {
-            let (key, fault) = (key_name, why);
-            self.world.note(Event::TableFault { key, worker, fault });
-        }
         Err(StoreError::unavailable(kind, action, key, "the table", why))
+    }
+}
+
+/// Notes a request that got no answer as long as its process waited for one.
+struct Silence<'a> {
+    line: &'a Line,
+    key: Option<String>,
+}
+
+impl Drop for Silence<'_> {
+    fn drop(&mut self) {
+        let Line { world, member } = self.line;
+        if let Some(key) = self.key.take().filter(|_| !member.process.is_dead()) {
+            world.note(Event::TableFault {
+                key,
+                worker: member.worker,
+                fault: NO_ANSWER,
+            });
+        }
     }
 }
 
@@ -251,6 +274,10 @@ fn applied(world: &World, worker: Worker, was: Option<&Record>, swap: &Swap) -> 
             worker,
             was: status(was),
             is: to.state.name(),
+            output: match &to.state {
+                State::Completed { result } => output(world, result),
+                _ => None,
+            },
         };
     }
     Event::Claimed {
@@ -260,7 +287,18 @@ fn applied(world: &World, worker: Worker, was: Option<&Record>, swap: &Swap) -> 
         was: status(was),
         lease_left_ms: lease_left(was, world.wall()),
         attempts_alone: to.exclusive_attempts,
+        made_ms: to.updated_at.as_millis(),
     }
+}
+
+/// Returns the text of an output. `None` if it is not stored.
+pub fn output(world: &World, result: &StoredResult) -> Option<String> {
+    let json = match result {
+        StoredResult::Json(json) => json.clone(),
+        StoredResult::InS3(pointer) => world.objects.output(pointer).unwrap_or_default(),
+        StoredResult::Omitted(_) => return None,
+    };
+    Some(serde_json::from_str(&json).unwrap_or(json))
 }
 
 /// Returns whether the lease of a record has not ended.

@@ -7,7 +7,7 @@ use simulation::{flaws, plan::Plan, run, silence_handlers};
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 51] = [
+const FOUND: [(&str, u64, &str); 60] = [
     (
         "a body that S3 refuses is invalid",
         10,
@@ -43,6 +43,16 @@ const FOUND: [(&str, u64, &str); 51] = [
         "a copy is not confirmed",
         8,
         "P5 acknowledged only when recorded",
+    ),
+    (
+        "a decline keeps the call key",
+        62,
+        "P3 only a decline changes the call key",
+    ),
+    (
+        "a decline leaves attempts open",
+        62,
+        "P3 told of open attempts only",
     ),
     (
         "a duplicate is a failure",
@@ -88,6 +98,11 @@ const FOUND: [(&str, u64, &str); 51] = [
         283,
         "charged once, by looking up",
     ),
+    (
+        "a lookup without an answer finds the effect",
+        30,
+        "a completed operation was charged",
+    ),
     ("a panic is a permanent failure", 4, "order of a group"),
     (
         "a record is kept for ever",
@@ -95,6 +110,11 @@ const FOUND: [(&str, u64, &str); 51] = [
         "a record is forgotten in its time",
     ),
     ("a record is not kept", 121, "P7 everything ends"),
+    (
+        "a redriven decline is not recorded",
+        268,
+        "P5 recorded before its copy",
+    ),
     (
         "a retryable failure had no effect",
         0,
@@ -104,6 +124,11 @@ const FOUND: [(&str, u64, &str); 51] = [
         "a success does not close the circuit",
         150,
         "a success closes the circuit",
+    ),
+    (
+        "a success is forgotten",
+        0,
+        "P3 charged again only with a cause",
     ),
     ("a suspect does not rest", 5, "P7 a suspect rests"),
     (
@@ -143,10 +168,21 @@ const FOUND: [(&str, u64, &str); 51] = [
         35,
         "P3 another payload does not take over",
     ),
+    ("an output is lost", 0, "an output is of the charge"),
     (
         "an undone claim hides earlier attempts",
         30,
         "P3 told of earlier attempts",
+    ),
+    (
+        "an undone claim is an open attempt",
+        0,
+        "P3 told of open attempts only",
+    ),
+    (
+        "an unreadable message is completed",
+        0,
+        "a completed operation was charged",
     ),
     (
         "an update does not ask for its key",
@@ -185,6 +221,11 @@ const FOUND: [(&str, u64, &str); 51] = [
         "an event is sent as it was published",
     ),
     ("the deadline is a second late", 4, "P7 answer in time"),
+    (
+        "the first claim's time is moved to the last",
+        2,
+        "P3 told of the earliest open attempt",
+    ),
     ("the handler is not told", 0, "P3 told of earlier attempts"),
     (
         "the keys of an item are not read",

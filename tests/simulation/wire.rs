@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{Key, Record, Timestamp},
+    protocol::{Key, Record, StoredResult, Timestamp},
     store::DynamoStore,
 };
 
@@ -26,7 +26,7 @@ use crate::{
     ledger::{Event, Worker},
     plan::{Mode, Service},
     sdk::{Request, config, response},
-    table::has_lease,
+    table::{has_lease, output},
     world::{Member, World},
 };
 
@@ -64,6 +64,8 @@ struct Seen {
     version: String,
     attempts_alone: u64,
     expires_at: u64,
+    updated_at: u64,
+    result: Option<StoredResult>,
 }
 
 /// An item's count of writes, and the key of the last.
@@ -179,6 +181,14 @@ impl Dynamo {
             version: text("version", "N"),
             attempts_alone: text("exclusive_attempts", "N").parse().unwrap_or(0),
             expires_at: text("expires_at", "N").parse().unwrap_or(u64::MAX),
+            updated_at: text("updated_at", "N").parse().unwrap_or(0),
+            result: match (&item["result"]["S"], &item["result_in_s3"]["S"]) {
+                (Value::String(json), _) => Some(StoredResult::Json(json.clone())),
+                (_, Value::String(pointer)) => {
+                    serde_json::from_str(pointer).ok().map(StoredResult::InS3)
+                }
+                _ => None,
+            },
         })
     }
 
@@ -308,12 +318,14 @@ impl Dynamo {
             was: if is_first { "nothing" } else { "COMPLETED" },
             lease_left_ms: None,
             attempts_alone: 0,
+            made_ms: 0,
         });
         world.note(Event::Settled {
             key,
             worker,
             was: "IN_PROGRESS",
             is: "COMPLETED",
+            output: None,
         });
     }
 }
@@ -324,6 +336,8 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
     let status = |seen: &Option<Seen>| seen.as_ref().map_or("nothing", |seen| seen.status);
     let (before, after) = (status(&was), status(&is));
     let is_same = |is: &Seen| was.as_ref().is_some_and(|was| was.owner == is.owner);
+    let result = is.as_ref().and_then(|is| is.result.as_ref());
+    let output = result.and_then(|result| output(world, result));
     let claimed = is.filter(|is| !is_same(is));
     if let Some(is) = &claimed {
         let signed = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
@@ -336,6 +350,7 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
             was: before,
             lease_left_ms: left,
             attempts_alone: is.attempts_alone,
+            made_ms: is.updated_at,
         });
     }
     if claimed.is_none_or(|is| is.status != "IN_PROGRESS") {
@@ -344,6 +359,7 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
             worker,
             was: before,
             is: after,
+            output,
         });
     }
 }

@@ -1,5 +1,6 @@
 //! The oracle: every promise as a check over the ledger. Each check counts how often it was exercised.
 
+mod again;
 mod costs;
 mod effects;
 mod fates;
@@ -8,6 +9,7 @@ mod outbox;
 mod progress;
 mod records;
 mod runs;
+mod told;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,12 +29,17 @@ pub const CHECKS: &[&str] = &[
     "P2 failed message never runs again",
     "P2 message sent before a failure never runs",
     "P3 told of earlier attempts",
+    "P3 told of open attempts only",
+    "P3 told of the earliest open attempt",
+    "P3 only a decline changes the call key",
     "P3 told of another payload",
     "P3 another payload does not take over",
     "P3 charged again only with a cause",
     "P4 a write is applied once",
     "P4 a write commits with its record",
     "P4 a duplicate gets its operation's output",
+    "a completed operation was charged",
+    "an output is of the charge",
     "P5 no result is overwritten",
     "P5 only the claimant settles",
     "P5 acknowledged only when recorded",
@@ -184,6 +191,8 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut costs = costs::Costs::default();
     let mut effects = effects::Effects::default();
     let mut outbox = outbox::Outbox::default();
+    let mut again = again::Again::default();
+    let mut history = told::History::default();
     for (at, event) in events {
         bench.event(*at, event);
         if let Some(fault) = fault(event) {
@@ -196,6 +205,8 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         costs.event(*at, event, &mut bench);
         effects.event(event, &mut bench);
         outbox.event(*at, event, &mut bench);
+        again.event(event, &mut bench);
+        history.event(event, &mut bench);
     }
     effects.end(&mut bench);
     outbox.end(&mut bench);

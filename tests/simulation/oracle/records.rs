@@ -7,7 +7,7 @@ use std::{
 
 use super::Bench;
 use crate::{
-    ledger::{Event, Run, Worker},
+    ledger::{Event, Run, Told, Worker},
     plan::Keys,
 };
 
@@ -17,8 +17,6 @@ pub(super) struct Records {
     runs: HashMap<Run, OfRun>,
     /// Runs that have not ended, by worker.
     running: HashMap<Worker, BTreeSet<Run>>,
-    /// When something last went wrong for a worker.
-    trouble: HashMap<Worker, Duration>,
 }
 
 #[derive(Default)]
@@ -29,10 +27,8 @@ struct OfKey {
     failed_at: HashMap<Content, Duration>,
     /// Runs that may have had their effect, and whether each has asked the gateway.
     open: BTreeMap<Run, bool>,
-    charges: Vec<(Run, Duration)>,
+    charges: usize,
     claim: Option<Claim>,
-    /// When a request for this key went wrong, or an operator changed its record.
-    trouble: Option<Duration>,
 }
 
 /// See [`Message::content`](crate::plan::Message::content).
@@ -55,7 +51,7 @@ struct OfRun {
     worker: Worker,
     is_alone: bool,
     began: Duration,
-    end: Option<(&'static str, Duration)>,
+    end: Option<&'static str>,
 }
 
 impl Records {
@@ -67,6 +63,7 @@ impl Records {
                 worker,
                 was,
                 is,
+                ..
             } => self.settled(key, *worker, (was, is), bench),
             Event::ClaimsAlone { key, worker } => {
                 let running = self.running.entry(*worker).or_default();
@@ -75,24 +72,9 @@ impl Records {
                     format!("worker {worker} claimed {key} while it ran {running:?}")
                 });
             }
-            Event::Released { key } => self.key(key).trouble = Some(at),
+            // A new operation begins.
             Event::Deleted { key } | Event::Forgotten { key } => {
-                // A new operation begins.
-                let deleted = OfKey {
-                    trouble: Some(at),
-                    ..OfKey::default()
-                };
-                self.keys.insert(key.clone(), deleted);
-            }
-            Event::TableFault { key, worker, .. } => {
-                self.key(key).trouble = Some(at);
-                self.trouble.insert(*worker, at);
-            }
-            Event::Killed { worker } | Event::Frozen { worker, .. } => {
-                self.trouble.insert(*worker, at);
-            }
-            Event::TimedOut { worker, .. } => {
-                self.trouble.insert(*worker, at);
+                self.keys.remove(key);
             }
             Event::HandlerStarted {
                 run,
@@ -104,7 +86,7 @@ impl Records {
             } => self.started(at, *run, (message, key), *worker, *told, bench),
             Event::HandlerEnded { run, how } => {
                 if let Some(of_run) = self.runs.get_mut(run) {
-                    of_run.end = Some((how, at));
+                    of_run.end = Some(how);
                     let running = self.running.entry(of_run.worker).or_default();
                     running.remove(run);
                     if *how == "no effect"
@@ -118,7 +100,7 @@ impl Records {
             Event::Charged { run, key, taken } => {
                 self.asked(*run);
                 if *taken {
-                    self.charged(at, *run, key, bench);
+                    self.charged(key, bench);
                 }
             }
             _ => {}
@@ -145,6 +127,7 @@ impl Records {
             was,
             lease_left_ms,
             attempts_alone,
+            ..
         } = event
         else {
             return;
@@ -236,7 +219,7 @@ impl Records {
             .filter(of_worker)
             .max_by_key(|run| run.began);
         // The gateway would have answered with an earlier success.
-        let is_declined = last.is_some_and(|run| matches!(run.end, Some(("declined", _))));
+        let is_declined = last.is_some_and(|run| run.end == Some("declined"));
         let of_key = self.key(key);
         let Some(claim) = &mut of_key.claim else {
             return;
@@ -276,7 +259,7 @@ impl Records {
         run: Run,
         (message, key): (&str, &str),
         worker: Worker,
-        told: Option<bool>,
+        told: Option<Told>,
         bench: &mut Bench<'_>,
     ) {
         let key_of_message = bench.key(&bench.messages[message]);
@@ -327,7 +310,7 @@ impl Records {
         if let Some(other) = open.find(|earlier| self.runs[earlier].content != content) {
             bench.check(
                 "P3 told of another payload",
-                told == Some(true),
+                told.is_some_and(|told| told.other_payload),
                 &[key, message],
                 || format!("run {run} of {key} was not told that run {other} had another payload"),
             );
@@ -376,9 +359,10 @@ impl Records {
     }
 
     /// A charge that the gateway has taken.
-    fn charged(&mut self, at: Duration, run: Run, key: &str, bench: &mut Bench<'_>) {
-        let of_key = self.keys.entry(key.to_owned()).or_default();
-        let charges = of_key.charges.len() + 1;
+    fn charged(&mut self, key: &str, bench: &mut Bench<'_>) {
+        let of_key = self.key(key);
+        of_key.charges += 1;
+        let charges = of_key.charges;
         let check = if bench.plan.gateway.is_looked_up {
             Some("charged once, by looking up")
         } else {
@@ -389,30 +373,5 @@ impl Records {
                 format!("{key} was charged {charges} times")
             });
         }
-        // A request of one run that the network doubled or delayed has no other cause.
-        let began = self.runs.get(&run).map_or(at, |of_run| of_run.began);
-        let of_earlier = of_key.charges.iter().map(|(of, _)| (of, self.runs.get(of)));
-        let earlier = of_earlier.rev().find_map(|(of, of_run)| {
-            let of_run = of_run.filter(|of_run| of_run.began < began)?;
-            Some((of, of_run))
-        });
-        if let Some((earlier, OfRun { worker, end, .. })) = earlier {
-            // Its end is recorded, unless something went wrong between the end and the record.
-            let excused = match end {
-                Some(("ok", ended)) => {
-                    let of_worker = self.trouble.get(worker).copied();
-                    let mut troubles = [of_key.trouble, of_worker].into_iter().flatten();
-                    began < *ended || troubles.any(|then| then >= *ended)
-                }
-                _ => true,
-            };
-            bench.check(
-                "P3 charged again only with a cause",
-                excused,
-                &[key],
-                || format!("run {run} charged {key} again after run {earlier} had succeeded"),
-            );
-        }
-        of_key.charges.push((run, at));
     }
 }

@@ -1,5 +1,16 @@
 //! The part of the oracle that follows the runs of handlers: one at a time for each key, suspects alone, and what the
 //! worker makes of the end of a run.
+//!
+//! An operator explains some of what these checks forbid, for the keys that the operator touched, and from then on:
+//!
+//! | check | of each | what an operator explains |
+//! | --- | --- | --- |
+//! | P1 one handler at a time, P1 no work after the lease | key | a release ends the lease of a run, and a deletion its claim |
+//! | P7 a suspect rests | key | a release ends a rest; the next result begins anew |
+//! | P6 deaths are counted | key | nothing: a deletion begins a new count |
+//! | P5 recorded before its copy | message | nothing: a redrive is a message of its own |
+//! | a result is sent until the end | invocation | nothing |
+//! | a success closes the circuit | worker | nothing |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +22,7 @@ use sqs_once::internal::FAILURES_TO_OPEN;
 use crate::{
     ledger::{Event, Run, Worker},
     oracle::Verdict,
-    plan::{Kind, Mode, Plan, Service},
+    plan::{Kind, Message, Mode, Plan, Service},
 };
 
 /// Runs of a message that ends its process each time: one beside others, and alone one more than there are rests.
@@ -23,18 +34,14 @@ const RESTS: Duration = Duration::from_secs(12 * 3600 + 20 * 60);
 /// How long a result is sent that is denied each time.
 const LONGEST_DENIAL: Duration = Duration::from_secs(60);
 
-/// Judges the runs of a world in which no operator changes records or messages.
+/// Judges the runs of a world.
 pub fn judge(plan: &Plan, events: &[(Duration, Event)], verdict: &mut Verdict) {
-    let by_operator = |event: &Event| {
-        matches!(
-            event,
-            Event::Redriven { .. } | Event::Released { .. } | Event::Deleted { .. }
-        )
-    };
-    if events.iter().any(|(_, event)| by_operator(event)) {
-        return;
-    }
+    let messages = plan.messages.iter();
     let mut runs = Runs {
+        messages: messages
+            .map(|message| (message.id.clone(), message.clone()))
+            .collect(),
+        touched: BTreeSet::new(),
         keys: BTreeMap::new(),
         open: BTreeMap::new(),
         frozen: BTreeSet::new(),
@@ -54,6 +61,10 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)], verdict: &mut Verdict) {
 struct Runs<'a> {
     plan: &'a Plan,
     verdict: &'a mut Verdict,
+    /// Those of the plan, and redriven ones.
+    messages: BTreeMap<String, Message>,
+    /// Keys whose record an operator has released or deleted.
+    touched: BTreeSet<String>,
     keys: BTreeMap<String, OfKey>,
     /// Runs that have not ended.
     open: BTreeMap<Run, Open>,
@@ -61,8 +72,9 @@ struct Runs<'a> {
     workers: BTreeMap<Worker, OfWorker>,
     /// Messages whose permanent failure is recorded.
     failed: BTreeSet<String>,
-    /// How long before the recorded failure of a message its key was first claimed.
-    worked_on_for: BTreeMap<String, Duration>,
+    /// How long before the recorded failure of a message its key was first claimed. Not if an operator has ended a lease
+    /// meanwhile.
+    worked_on_for: BTreeMap<String, Option<Duration>>,
     /// When each batch began.
     batches: BTreeMap<usize, Duration>,
     /// By message and its receive count.
@@ -80,6 +92,8 @@ struct OfKey {
     deaths: usize,
     /// First claim since the last recorded result.
     first_claim: Option<Duration>,
+    /// An operator has ended a lease since then.
+    is_released: bool,
 }
 
 struct Open {
@@ -122,6 +136,17 @@ impl Runs<'_> {
             Event::Forgotten { key } => {
                 self.keys.remove(key);
             }
+            Event::Redriven { message, .. } => {
+                self.messages.insert(message.id.clone(), message.clone());
+            }
+            Event::Released { key } => {
+                self.key(key).is_released = true;
+                self.touched.insert(key.clone());
+            }
+            Event::Deleted { key } => {
+                self.keys.remove(key);
+                self.touched.insert(key.clone());
+            }
             Event::Settled { key, is, .. } if *is != "IN_PROGRESS" => {
                 self.settled(at, key, *is == "FAILED");
             }
@@ -155,9 +180,7 @@ impl Runs<'_> {
     }
 
     fn key_of(&mut self, message: &str) -> Option<(&mut OfKey, String)> {
-        let mut messages = self.plan.messages.iter();
-        let message = messages.find(|one| one.id == message)?;
-        let key = self.plan.key(message);
+        let key = self.plan.key(self.messages.get(message)?);
         Some((self.key(&key), key))
     }
 
@@ -178,10 +201,12 @@ impl Runs<'_> {
         let of_key = self.key(key);
         of_key.deaths = 0;
         let began = of_key.first_claim.take().unwrap_or(at);
+        let is_released = std::mem::take(&mut of_key.is_released);
         if failed {
             of_key.failed = Some(at);
             let message = of_key.claimed_for.clone();
-            self.worked_on_for.insert(message.clone(), at - began);
+            let took = (!is_released).then_some(at - began);
+            self.worked_on_for.insert(message.clone(), took);
             self.failed.insert(message);
         }
     }
@@ -191,7 +216,7 @@ impl Runs<'_> {
         let other =
             open.find(|(_, other)| other.key == key && !self.frozen.contains(&other.worker));
         let other = other.map(|(other, _)| *other);
-        if self.plan.mode.claims() {
+        if self.plan.mode.claims() && !self.touched.contains(key) {
             self.verdict
                 .check("P1 one handler at a time", other.is_none(), &[key], || {
                     format!("run {run} of {key} began during run {other:?}")
@@ -236,7 +261,7 @@ impl Runs<'_> {
         } else {
             of_worker.failures += 1;
         }
-        if !self.plan.mode.claims() {
+        if !self.plan.mode.claims() || self.touched.contains(&key) {
             return;
         }
         let stopped = !is_replaced || how == "dropped";
@@ -247,8 +272,7 @@ impl Runs<'_> {
     }
 
     fn copied(&mut self, message: &str, reason: &str) {
-        let mut messages = self.plan.messages.iter();
-        let sent = messages.find(|one| one.id == message).map(|one| one.sent);
+        let sent = self.messages.get(message).map(|message| message.sent);
         let skew = Duration::from_millis(self.plan.skew_ms + 1);
         let failed = self.key_of(message).and_then(|(key, _)| key.failed);
         // The failure of a message of its key that came later.
@@ -274,6 +298,10 @@ impl Runs<'_> {
         match outcome {
             "crashed" => {
                 let took = self.worked_on_for.get(message).copied();
+                if took == Some(None) {
+                    return;
+                }
+                let took = took.flatten();
                 let rested = took.is_some_and(|took| took >= RESTS);
                 self.verdict.check("P7 a suspect rests", rested, names, || {
                     format!("{message} was given up after {took:?}")

@@ -16,7 +16,7 @@ use crate::{
     flawed::flawed,
     handler::{Attempt, Failure, HandlerOutput, to_output},
     protocol::{
-        Claim, Decision, End, Expect, Record, Swap, Timestamp, decide,
+        Claim, Decision, End, Expect, Record, StoredResult, Swap, Timestamp, decide,
         isolation::{Standing, has_last_look_up, standing},
     },
     store::{RequestContext, Results, Store, StoreError, Swapped},
@@ -95,6 +95,12 @@ impl<S: Store> Once<S> {
         Err(match end {
             HandlerEnd::Returned(output) | HandlerEnd::Found(output) => return Ok(output),
             HandlerEnd::NotFound => self.crashed(operation, claim, true).await,
+            HandlerEnd::NotStarted(Outcome::NoEffect(_))
+                if flawed("a lookup without an answer finds the effect") =>
+            {
+                let none = StoredResult::not_wanted();
+                self.complete(operation, claim, none).await
+            }
             HandlerEnd::NoOutput(end) => self.end_without_output(operation, claim, end).await,
             HandlerEnd::NotStarted(outcome) => self.undo(operation, claim, false, outcome).await,
         })

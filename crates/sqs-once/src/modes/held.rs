@@ -122,7 +122,15 @@ impl<S: Store> Once<S> {
         held: &HeldClaim,
         output: StoredResult,
     ) -> Outcome {
-        let (_memory, result) = self.store(operation, held, output).await;
+        if held.replaced.is_none() && flawed("a success is forgotten") {
+            let end = End::Open(AttemptEnd::Retryable);
+            let outcome = Outcome::RetryableFailure("forgotten".into());
+            return self.end(operation, held, &end, outcome).await;
+        }
+        let (_memory, mut result) = self.store(operation, held, output).await;
+        if flawed("an output is lost") {
+            result = StoredResult::Json("\"\"".to_owned());
+        }
         let end = self.records.completion(&result);
         match self
             .settle(operation, held, &after_effect(operation), &end)
@@ -144,9 +152,20 @@ impl<S: Store> Once<S> {
     ) -> Outcome {
         let last_end = match &end {
             NoOutput::Failed(failure) => match failure.kind() {
+                FailureKind::PermanentNoEffect if flawed("an unreadable message is completed") => {
+                    let none = StoredResult::not_wanted();
+                    return self.complete(operation, held, none).await;
+                }
                 kind @ (FailureKind::Permanent
                 | FailureKind::PermanentNoEffect
                 | FailureKind::Declined) => {
+                    let redrive_of = operation.delivery.facts().attribute("SqsOnceRedriveOf");
+                    if kind == FailureKind::Declined
+                        && redrive_of.is_some()
+                        && flawed("a redriven decline is not recorded")
+                    {
+                        return Outcome::PermanentFailure(failure.to_string());
+                    }
                     let effect = match kind {
                         FailureKind::Declined => Effect::Declined,
                         FailureKind::PermanentNoEffect => Effect::None,

@@ -268,6 +268,7 @@ impl Record {
             attempts: replaced.map_or(0, |record| record.attempts) + 1,
             first_claimed_at: replaced
                 .and_then(|record| record.first_claimed_at)
+                .filter(|_| !flawed("the first claim's time is moved to the last"))
                 .or(Some(claim.now)),
             last_end: None,
             exclusive_attempts,

@@ -120,8 +120,9 @@ impl Record {
                     Effect::Possible => {}
                     Effect::None => record.first_claimed_at = open_before,
                     Effect::Declined => {
-                        record.first_claimed_at = None;
-                        record.generation += 1;
+                        record.first_claimed_at = (record.first_claimed_at)
+                            .filter(|_| flawed("a decline leaves attempts open"));
+                        record.generation += u64::from(!flawed("a decline keeps the call key"));
                     }
                 }
             }
@@ -139,8 +140,10 @@ impl Record {
     fn undo(&mut self, replaced: Option<&Self>, began: bool, now: Timestamp) {
         self.state = State::InProgress { lease_until: now };
         let open_before = replaced.and_then(|before| before.first_claimed_at);
-        self.first_claimed_at =
-            open_before.filter(|_| !flawed("an undone claim hides earlier attempts"));
+        if !flawed("an undone claim is an open attempt") {
+            self.first_claimed_at =
+                open_before.filter(|_| !flawed("an undone claim hides earlier attempts"));
+        }
         self.last_end = replaced.map_or(Some(AttemptEnd::NoEffect), |before| before.last_end);
         self.exclusive_attempts = replaced.map_or(0, |before| before.exclusive_attempts);
         if began {

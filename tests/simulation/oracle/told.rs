@@ -1,0 +1,187 @@
+//! Promise 3: what a handler is told. Of the earliest attempt that may have had its effect, of nothing if there is none, and the
+//! call key.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::Bench;
+use crate::ledger::{Event, Run, Told, Worker};
+
+#[derive(Default)]
+pub(super) struct History {
+    keys: HashMap<String, OfKey>,
+    keys_of_runs: HashMap<Run, String>,
+}
+
+#[derive(Default)]
+struct OfKey {
+    /// Claims that are not undone, of which the last one may have no end yet.
+    claims: Vec<OfClaim>,
+    /// The end of the last claim is recorded.
+    is_settled: bool,
+    call_key: Option<String>,
+    /// Call keys under which the gateway has declined.
+    declined: BTreeSet<String>,
+    /// The run of each claim, and how it ended. A copy of a claim may arrive once more after a deletion.
+    runs: BTreeMap<(Worker, u64), (Run, &'static str)>,
+}
+
+struct OfClaim {
+    worker: Worker,
+    made_ms: u64,
+    was: &'static str,
+    /// It failed without a run. If it was given up as crashed, it is open, and otherwise not.
+    is_unclear: bool,
+}
+
+impl History {
+    pub(super) fn event(&mut self, event: &Event, bench: &mut Bench<'_>) {
+        if !bench.plan.mode.claims() {
+            return;
+        }
+        match event {
+            Event::Claimed {
+                key,
+                worker,
+                was,
+                made_ms,
+                ..
+            } => {
+                let of_key = self.keys.entry(key.clone()).or_default();
+                if *was == "nothing" {
+                    of_key.forget();
+                }
+                of_key.is_settled = false;
+                of_key.claims.push(OfClaim {
+                    worker: *worker,
+                    made_ms: *made_ms,
+                    was,
+                    is_unclear: false,
+                });
+            }
+            Event::Settled { key, is, .. } => {
+                if let Some(of_key) = self.keys.get_mut(key) {
+                    of_key.settled(is);
+                }
+            }
+            Event::Deleted { key } | Event::Forgotten { key } => {
+                if let Some(of_key) = self.keys.get_mut(key) {
+                    of_key.forget();
+                }
+            }
+            Event::HandlerStarted {
+                run,
+                key,
+                worker,
+                told,
+                call_key,
+                ..
+            } => {
+                self.keys_of_runs.insert(*run, key.clone());
+                if let Some(of_key) = self.keys.get_mut(key) {
+                    of_key.started((*run, key), *worker, *told, call_key, bench);
+                }
+            }
+            Event::HandlerEnded { run, how } => {
+                let key = self.keys_of_runs.get(run);
+                let of_key = key.and_then(|key| self.keys.get_mut(key));
+                let mut runs = of_key
+                    .into_iter()
+                    .flat_map(|of_key| of_key.runs.values_mut());
+                if let Some((_, end)) = runs.find(|(of_claim, _)| of_claim == run) {
+                    *end = how;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl OfKey {
+    fn forget(&mut self) {
+        *self = Self {
+            runs: std::mem::take(&mut self.runs),
+            ..Self::default()
+        };
+    }
+
+    /// Ends the last claim as its worker has recorded it.
+    fn settled(&mut self, is: &str) {
+        if std::mem::replace(&mut self.is_settled, true) {
+            return;
+        }
+        let Some(claim) = self.claims.last_mut() else {
+            return;
+        };
+        let run = self.runs.get(&(claim.worker, claim.made_ms));
+        match (run.map(|(_, end)| *end), is) {
+            (_, "COMPLETED") => self.claims.clear(),
+            (Some("declined"), "FAILED") => {
+                self.claims.clear();
+                self.declined.extend(self.call_key.take());
+            }
+            (None, "FAILED") if claim.was == "IN_PROGRESS" => claim.is_unclear = true,
+            (None | Some("no effect"), _) => drop(self.claims.pop()),
+            _ => {}
+        }
+    }
+
+    fn started(
+        &mut self,
+        (run, key): (Run, &str),
+        worker: Worker,
+        told: Option<Told>,
+        call_key: &str,
+        bench: &mut Bench<'_>,
+    ) {
+        let Some((claim, earlier)) = self.claims.split_last() else {
+            return;
+        };
+        if claim.worker != worker || self.is_settled {
+            return;
+        }
+        let id = (worker, claim.made_ms);
+        self.runs.insert(id, (run, "running"));
+        let open = earlier.iter().find(|claim| !claim.is_unclear);
+        let unclear = earlier.iter().take_while(|claim| claim.is_unclear);
+        let mut possible = unclear.chain(open).map(|claim| claim.made_ms);
+        match told {
+            Some(told) => {
+                let since = told.since_ms;
+                let is_known = possible.clone().next().is_some();
+                let check = "P3 told of open attempts only";
+                bench.check(check, is_known, &[key], || {
+                    format!("run {run} of {key} was told of an attempt since {since:?}, and none is open")
+                });
+                let is_earliest = !is_known || possible.any(|at| Some(at) == since);
+                let earliest = open.map(|claim| claim.made_ms);
+                let check = "P3 told of the earliest open attempt";
+                bench.check(check, is_earliest, &[key], || {
+                    format!("run {run} of {key} was told of {since:?} in place of {earliest:?}")
+                });
+            }
+            None => bench.check(
+                "P3 told of the earliest open attempt",
+                open.is_none(),
+                &[key],
+                || format!("run {run} of {key} was not told of an open attempt"),
+            ),
+        }
+        let expected = self.call_key.as_deref();
+        let is_expected = match expected {
+            Some(expected) => call_key == expected,
+            None => !self.declined.contains(call_key),
+        };
+        bench.check(
+            "P3 only a decline changes the call key",
+            is_expected,
+            &[key],
+            || {
+                format!(
+                    "run {run} of {key} got {call_key} (before: {expected:?}, declined: {:?})",
+                    self.declined
+                )
+            },
+        );
+        self.call_key = Some(call_key.to_owned());
+    }
+}
