@@ -64,6 +64,7 @@ struct Seen {
     version: String,
     attempts_alone: u64,
     expires_at: u64,
+    failures: String,
 }
 
 /// An item's count of writes, and the key of the last.
@@ -179,6 +180,7 @@ impl Dynamo {
             version: text("version", "N"),
             attempts_alone: text("exclusive_attempts", "N").parse().unwrap_or(0),
             expires_at: text("expires_at", "N").parse().unwrap_or(u64::MAX),
+            failures: text("failures", "S"),
         })
     }
 
@@ -323,6 +325,8 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
     let key = key.to_owned();
     let status = |seen: &Option<Seen>| seen.as_ref().map_or("nothing", |seen| seen.status);
     let (before, after) = (status(&was), status(&is));
+    let failures = |seen: &Option<Seen>| seen.as_ref().map(|seen| seen.failures.clone());
+    let failed = failures(&is).filter(|_| after == "FAILED" && failures(&is) != failures(&was));
     let is_same = |is: &Seen| was.as_ref().is_some_and(|was| was.owner == is.owner);
     let claimed = is.filter(|is| !is_same(is));
     if let Some(is) = &claimed {
@@ -336,6 +340,15 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
             was: before,
             lease_left_ms: left,
             attempts_alone: is.attempts_alone,
+        });
+    }
+    if let Some(failures) = failed {
+        let failures: Value = serde_json::from_str(&failures).unwrap_or_default();
+        let newest = |name: &str| failures[0][name].as_str().unwrap_or_default().to_owned();
+        world.note(Event::Failed {
+            key: key.clone(),
+            message: newest("message_id"),
+            error: newest("error"),
         });
     }
     if claimed.is_none_or(|is| is.status != "IN_PROGRESS") {

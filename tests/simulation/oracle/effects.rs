@@ -1,18 +1,13 @@
-//! Promise 4: a write to the application's own items is applied once, together with the record of its operation. And a
-//! duplicate gets the output of its operation.
+//! Promise 4: a write to the application's own items is applied once, together with the record of its operation.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::Bench;
-use crate::{
-    ledger::{Event, Run},
-    plan::Mode,
-};
+use crate::{ledger::Event, plan::Mode};
 
 #[derive(Default)]
 pub(super) struct Effects {
     keys: BTreeMap<String, OfKey>,
-    keys_of_runs: HashMap<Run, String>,
 }
 
 #[derive(Default)]
@@ -49,19 +44,6 @@ impl Effects {
             Event::Deleted { key } | Event::Forgotten { key } => {
                 self.keys.remove(key);
             }
-            Event::HandlerStarted { run, key, .. } => {
-                self.keys_of_runs.insert(*run, key.clone());
-            }
-            Event::Replayed { key, output } => {
-                let run = output.as_deref().and_then(run_of);
-                let of_run = run.and_then(|run| self.keys_of_runs.get(&run));
-                bench.check(
-                    "P4 a duplicate gets its operation's output",
-                    run.is_none() || of_run == Some(key),
-                    &[key],
-                    || format!("a duplicate of {key} got the output of {of_run:?}"),
-                );
-            }
             _ => {}
         }
     }
@@ -75,10 +57,4 @@ impl Effects {
             });
         }
     }
-}
-
-/// Returns the run whose output this is. A lookup has an output of its own.
-fn run_of(output: &str) -> Option<Run> {
-    let (_, run) = output.rsplit_once("by run ")?;
-    run.parse().ok()
 }

@@ -121,14 +121,16 @@ impl Record {
                     Effect::None => record.first_claimed_at = open_before,
                     Effect::Declined => {
                         record.first_claimed_at = None;
-                        record.generation += 1;
+                        record.generation += u64::from(!flawed("a decline keeps the call key"));
                     }
                 }
             }
             End::Open(last_end) => {
                 record.state = State::InProgress { lease_until: now };
                 record.last_end = Some(*last_end);
-                record.exclusive_attempts = 0;
+                if !flawed("an end keeps the count of attempts alone") {
+                    record.exclusive_attempts = 0;
+                }
             }
             End::Undone { began } => record.undo(replaced, *began, now),
         }
