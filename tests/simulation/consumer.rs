@@ -56,7 +56,7 @@ pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke
         }
         Mode::Item => {
             let items = ItemMode::new(wire::client(world, member));
-            of.set_up(Consumer::without_aws(
+            of.replaying(Consumer::without_aws(
                 items,
                 namespace(),
                 ChangeItem(charge),
@@ -98,22 +98,26 @@ impl Setup<'_> {
         is_looked_up.then_some(QUARANTINE)
     }
 
-    /// A consumer that wants the outputs of duplicates.
+    /// A consumer that sees its duplicates.
     fn replaying<M, H>(&self, consumer: Consumer<M, H>) -> Invoke
     where
         M: sqs_once::Mode<H::Output>,
         H: Handler<Output: HandlerOutput<Result = String>>,
     {
-        if !self.world.plan.outputs_in_s3 {
-            return self.set_up(consumer);
-        }
-        let world = Arc::clone(self.world);
+        let (world, worker) = (Arc::clone(self.world), self.member.worker);
         self.set_up(
             consumer.on_duplicate(move |_, stored: Stored<String>, attempt: Attempt| {
                 let world = Arc::clone(&world);
                 async move {
-                    let output = stored.output().await?;
                     let key = attempt.key().to_string();
+                    world.note(Event::CalledBack {
+                        message: attempt.message_id().to_owned(),
+                        count: attempt.receive_count(),
+                        worker,
+                        key: key.clone(),
+                        call_key: attempt.call_key(),
+                    });
+                    let output = stored.output().await?;
                     world.note(Event::Replayed { key, output });
                     Ok(())
                 }

@@ -101,12 +101,22 @@ impl Gateway {
             return world.dice().chance(0.5).then_some(Answer::Busy);
         }
         let remembers_declines = world.plan.gateway.remembers_declines;
+        let note_declined = |again| {
+            let call_key = call_key.to_owned();
+            world.note(Event::GatewayDeclined {
+                run,
+                call_key,
+                again,
+            });
+        };
         if remembers_declines && self.books().declined.contains(call_key) {
+            note_declined(true);
             return Some(Answer::Declined);
         }
         match kind {
             Kind::Declined => {
                 self.books().declined.insert(call_key.to_owned());
+                note_declined(false);
                 return Some(Answer::Declined);
             }
             // It may have charged before it hangs.

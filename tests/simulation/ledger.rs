@@ -52,6 +52,7 @@ pub enum Event {
     Copied {
         message: String,
         reason: String,
+        error: String,
     },
     Hidden {
         message: String,
@@ -168,10 +169,24 @@ pub enum Event {
     LookUpFailed {
         worker: Worker,
     },
+    /// The consumer called `on_duplicate` for a delivery.
+    CalledBack {
+        message: String,
+        count: u32,
+        worker: Worker,
+        key: String,
+        call_key: String,
+    },
     /// A duplicate got the output of its operation, or learned that it was not stored.
     Replayed {
         key: String,
         output: Option<String>,
+    },
+    /// A record got the failure of a message. It is settled by it.
+    Failed {
+        key: String,
+        message: String,
+        error: String,
     },
     Settled {
         key: String,
@@ -208,6 +223,12 @@ pub enum Event {
     },
     GatewayRefused {
         run: Run,
+    },
+    /// The gateway declined. `again`: as it had declined this call key before.
+    GatewayDeclined {
+        run: Run,
+        call_key: String,
+        again: bool,
     },
     /// The handler got no answer of the gateway.
     GatewaySilent {

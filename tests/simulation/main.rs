@@ -63,6 +63,7 @@ fn main() -> ExitCode {
         one(seed, None);
     }
     println!("{survey}");
+    println!("{}", survey.significance());
     ExitCode::from(u8::from(violated.is_some() || is_idle))
 }
 

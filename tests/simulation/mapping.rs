@@ -36,11 +36,17 @@ pub async fn run(world: &Arc<World>) {
     // An item has no failures, so such a message stops its group until its receives are used up.
     let failing = plan.messages.iter().filter(|of| of.kind.fails_always());
     let stops = if plan.fifo && plan.mode == Mode::Item {
-        plan.timeouts.cap * plan.timeouts.max_receives * failing.count() as u32
+        plan.timeouts.cap * plan.timeouts.max_receives * failing.clone().count() as u32
     } else {
         Duration::ZERO
     };
-    let until = world.at(last.unwrap_or_default() + QUIET + rests + stops);
+    // A message that fails is in flight until its receives are used up, but for moments, and the first ones fit in the quiet.
+    // Where only a few may be in flight, the others wait for these. The queue of an account has 120,000, and keeps its
+    // messages for four days, so the product has nothing to do with it, and the world ends later.
+    let turns = failing.count().div_ceil(plan.in_flight.max(1));
+    let turns = turns.saturating_sub(1) as u32;
+    let turns = (plan.timeouts.cap + plan.timeouts.function) * plan.timeouts.max_receives * turns;
+    let until = world.at(last.unwrap_or_default() + QUIET + rests + stops + turns);
     let slots: Vec<_> = (0..plan.environments)
         .map(|_| Slot::new(world, consumer))
         .collect();

@@ -117,11 +117,16 @@ fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
     if world.plan.fifo != deduplication_id.is_some() {
         return Err("InvalidParameterValue");
     }
-    let reason = texts.get("SqsOnceReason").cloned().unwrap_or_default();
+    let [reason, error] =
+        ["SqsOnceReason", "SqsOnceError"].map(|name| texts.get(name).cloned().unwrap_or_default());
     world
         .queue
         .add_dead_letter(&message, deduplication_id, texts);
-    world.note(Event::Copied { message, reason });
+    world.note(Event::Copied {
+        message,
+        reason,
+        error,
+    });
     Ok(())
 }
 

@@ -64,6 +64,20 @@ impl Survey {
             .collect()
     }
 
+    /// Says how rare a violation would have to be to stay unseen. If one world in n has one, 3n worlds show none with a
+    /// probability of 5 % (the rule of three).
+    pub fn significance(&self) -> String {
+        let worlds = self.worlds;
+        match self.violations.len() {
+            0 if worlds < 3 => "too few worlds to say how rare a violation is".to_owned(),
+            0 => format!(
+                "if one world in {} had a violation, one of these {worlds} would have shown it with a probability of 95 %",
+                worlds / 3
+            ),
+            found => format!("one world in {} has a violation", worlds / found),
+        }
+    }
+
     fn panicked(&mut self, seed: u64) {
         let violation = Violation {
             check: "nothing panics",

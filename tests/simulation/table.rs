@@ -239,7 +239,7 @@ impl Store for Line {
             if swapped == Swapped::Applied {
                 let key = sent.key.as_str();
                 let was = was.filter(|was| !world.forgets(key, was.expires_at));
-                world.note(applied(world, worker, was.as_ref(), &sent));
+                note_applied(world, worker, was.as_ref(), &sent);
             }
             swapped
         };
@@ -266,21 +266,29 @@ fn is_claim_alone(swap: &Swap) -> bool {
 }
 
 /// A record gets another owner by a claim only.
-fn applied(world: &World, worker: Worker, was: Option<&Record>, swap: &Swap) -> Event {
+fn note_applied(world: &World, worker: Worker, was: Option<&Record>, swap: &Swap) {
     let (key, to) = (swap.key.to_string(), &swap.to);
-    if was.is_some_and(|was| was.stamp.owner == to.stamp.owner) {
-        return Event::Settled {
+    if let Some(was) = was.filter(|was| was.stamp.owner == to.stamp.owner) {
+        if let Some(failure) = to.failures.first().filter(|_| to.failures != was.failures) {
+            world.note(Event::Failed {
+                key: key.clone(),
+                message: failure.message_id.clone(),
+                error: failure.error.clone(),
+            });
+        }
+        world.note(Event::Settled {
             key,
             worker,
-            was: status(was),
+            was: was.state.name(),
             is: to.state.name(),
             output: match &to.state {
                 State::Completed { result } => output(world, result),
                 _ => None,
             },
-        };
+        });
+        return;
     }
-    Event::Claimed {
+    world.note(Event::Claimed {
         key,
         message: to.message_id.clone(),
         worker,
@@ -288,7 +296,7 @@ fn applied(world: &World, worker: Worker, was: Option<&Record>, swap: &Swap) -> 
         lease_left_ms: lease_left(was, world.wall()),
         attempts_alone: to.exclusive_attempts,
         made_ms: to.updated_at.as_millis(),
-    }
+    });
 }
 
 /// Returns the text of an output. `None` if it is not stored.

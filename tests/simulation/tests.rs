@@ -1,5 +1,6 @@
 //! The simulation with fixed seeds.
 
+mod stories;
 mod twins;
 
 use std::sync::Mutex;

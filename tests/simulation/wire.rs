@@ -66,6 +66,7 @@ struct Seen {
     expires_at: u64,
     updated_at: u64,
     result: Option<StoredResult>,
+    failures: String,
 }
 
 /// An item's count of writes, and the key of the last.
@@ -189,6 +190,7 @@ impl Dynamo {
                 }
                 _ => None,
             },
+            failures: text("failures", "S"),
         })
     }
 
@@ -335,6 +337,8 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
     let key = key.to_owned();
     let status = |seen: &Option<Seen>| seen.as_ref().map_or("nothing", |seen| seen.status);
     let (before, after) = (status(&was), status(&is));
+    let failures = |seen: &Option<Seen>| seen.as_ref().map(|seen| seen.failures.clone());
+    let failed = failures(&is).filter(|_| after == "FAILED" && failures(&is) != failures(&was));
     let is_same = |is: &Seen| was.as_ref().is_some_and(|was| was.owner == is.owner);
     let result = is.as_ref().and_then(|is| is.result.as_ref());
     let output = result.and_then(|result| output(world, result));
@@ -351,6 +355,15 @@ fn note_change(world: &World, worker: Worker, key: &str, was: Option<Seen>, is: 
             lease_left_ms: left,
             attempts_alone: is.attempts_alone,
             made_ms: is.updated_at,
+        });
+    }
+    if let Some(failures) = failed {
+        let failures: Value = serde_json::from_str(&failures).unwrap_or_default();
+        let newest = |name: &str| failures[0][name].as_str().unwrap_or_default().to_owned();
+        world.note(Event::Failed {
+            key: key.clone(),
+            message: newest("message_id"),
+            error: newest("error"),
         });
     }
     if claimed.is_none_or(|is| is.status != "IN_PROGRESS") {

@@ -1,8 +1,8 @@
 //! Promise 4: a write to the application's own items is applied once, together with the record of its operation. A charge
 //! does not commit with its record, but there is no record without it: an operation is completed by a run that charged, or by
-//! a lookup that found a charge. And a duplicate gets the output of its operation.
+//! a lookup that found a charge.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use super::Bench;
 use crate::{
@@ -14,7 +14,6 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Effects {
     keys: BTreeMap<String, OfKey>,
-    keys_of_runs: HashMap<Run, String>,
     /// The last claim of each key, and what was done under each claim. A copy of a claim may arrive once more after a deletion.
     claims: HashMap<String, ClaimId>,
     done: HashMap<ClaimId, Done>,
@@ -105,22 +104,11 @@ impl Effects {
             Event::HandlerStarted {
                 run, key, worker, ..
             } => {
-                self.keys_of_runs.insert(*run, key.clone());
                 if let Some(id) = self.claim(key, *worker) {
                     let done = self.done.entry(id.clone()).or_default();
                     done.runs.insert(*run, OfRun::default());
                     self.claims_of_runs.insert(*run, id);
                 }
-            }
-            Event::Replayed { key, output } => {
-                let run = output.as_deref().and_then(run_of);
-                let of_run = run.and_then(|run| self.keys_of_runs.get(&run));
-                bench.check(
-                    "P4 a duplicate gets its operation's output",
-                    run.is_none() || of_run == Some(key),
-                    &[key],
-                    || format!("a duplicate of {key} got the output of {of_run:?}"),
-                );
             }
             _ => {}
         }
@@ -176,10 +164,4 @@ impl Effects {
             });
         }
     }
-}
-
-/// Returns the run whose output this is. A lookup has an output of its own.
-fn run_of(output: &str) -> Option<Run> {
-    let (_, run) = output.rsplit_once("by run ")?;
-    run.parse().ok()
 }

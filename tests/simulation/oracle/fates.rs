@@ -5,10 +5,15 @@ use std::{
     time::Duration,
 };
 
-use super::Bench;
+use super::{
+    Bench,
+    state::{State, has_crashed},
+};
 use crate::{
-    ledger::Event,
-    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Plan, Service},
+    ledger::{Event, Run},
+    plan::{
+        CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Plan, QUARANTINE, Service, Timeouts,
+    },
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -18,26 +23,24 @@ const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
 pub(super) struct Fates {
     acknowledged: BTreeSet<String>,
     expired: BTreeSet<String>,
-    /// Messages in the dead-letter queue, the reason and the time. Without a reason, SQS moved it.
-    dead: BTreeMap<String, (Option<String>, Duration)>,
-    /// Messages behind which their group may go on.
-    settled: BTreeSet<String>,
+    /// Messages in the dead-letter queue, and whether there is a copy of the consumer's. Others were moved by SQS.
+    dead: BTreeMap<String, bool>,
+    /// Messages behind which their group may go on, and since when.
+    settled: BTreeMap<String, Duration>,
     completed: BTreeSet<String>,
-    /// Keys that an operator has changed, and when each was deleted.
-    released: BTreeSet<String>,
+    /// When the record of each key was deleted.
     deleted: BTreeMap<String, Duration>,
-    /// Messages given up because their process died each time, and those whose key another payload had.
-    crashed: BTreeSet<String>,
-    reused: BTreeSet<String>,
-    /// When a failure was last recorded for a key and a payload, and messages that got such a failure as their answer.
-    failed: BTreeMap<(String, (bool, u32)), Duration>,
-    failed_before: BTreeSet<String>,
-    /// When the handler first ran for a key.
-    first_run: BTreeMap<String, Duration>,
-    /// Orders that were declined.
-    declined: BTreeSet<String>,
+    /// The last permanent failure of each message.
+    failed: BTreeMap<String, Failure>,
+    /// Runs that the gateway has declined as it had declined their call key before.
+    declined_again: BTreeSet<Run>,
     invoked: BTreeMap<usize, Duration>,
-    orders: BTreeMap<usize, String>,
+}
+
+struct Failure {
+    error: String,
+    /// Something that keeps the promises was the cause, if the message could have succeeded.
+    has_cause: bool,
 }
 
 impl Fates {
@@ -46,40 +49,48 @@ impl Fates {
             Event::Invoked { batch, .. } => {
                 self.invoked.insert(*batch, at);
             }
-            Event::Settled { key, is, .. } => {
-                let has_failed = *is == "FAILED" && bench.has_failed(key);
-                if has_failed && let Some(id) = bench.claimed_for(key) {
-                    let content = bench.messages[id].content();
-                    self.failed.insert((key.clone(), content), at);
-                }
-                if *is == "COMPLETED" || has_failed {
-                    self.settled.extend(bench.claimed_for(key).cloned());
-                }
-                if *is == "COMPLETED" {
-                    self.completed.insert(key.clone());
-                }
+            Event::Failed {
+                key,
+                message,
+                error,
+            } => {
+                self.settle(message, at);
+                let has_cause = self.may_fail(key, message, error, bench);
+                let error = error.clone();
+                (self.failed).insert(message.clone(), Failure { error, has_cause });
             }
-            Event::Released { key } => {
-                self.released.insert(key.clone());
+            Event::Settled {
+                key,
+                is: "COMPLETED",
+                ..
+            } => {
+                if let Some(message) = bench.claimed_for(key) {
+                    self.settle(message, at);
+                }
+                self.completed.insert(key.clone());
             }
             Event::Deleted { key } | Event::Forgotten { key } => {
                 self.deleted.insert(key.clone(), at);
             }
-            Event::HandlerStarted {
+            Event::HandlerStarted { message, .. } => self.started(message, bench),
+            Event::GatewayDeclined {
                 run,
-                message,
-                order,
-                key,
-                ..
-            } => {
-                self.first_run.entry(key.clone()).or_insert(at);
-                self.orders.insert(*run, order.clone());
-                self.started(message, bench);
-            }
+                call_key,
+                again: true,
+            } => self.declined_again(*run, call_key, bench),
+            // Without a record, the end of the run is all that there is.
             Event::HandlerEnded {
                 run,
                 how: "permanent" | "declined",
-            } => self.declined.extend(self.orders.get(run).cloned()),
+            } if bench.plan.mode == Mode::Item => {
+                if let Some((message, ..)) = bench.states.run(*run) {
+                    let failure = Failure {
+                        error: "declined".to_owned(),
+                        has_cause: self.declined_again.contains(run),
+                    };
+                    self.failed.insert(message.to_owned(), failure);
+                }
+            }
             Event::Acknowledged {
                 message,
                 completed,
@@ -89,7 +100,7 @@ impl Fates {
                 // The record may have been there during the invocation.
                 let was_deleted =
                     (self.deleted.get(&key)).is_some_and(|deleted| *deleted >= self.invoked[batch]);
-                let copied = matches!(self.dead.get(message), Some((Some(_), _)));
+                let copied = self.dead.get(message) == Some(&true);
                 bench.check(
                     "P5 acknowledged only when recorded",
                     *completed || copied || was_deleted && self.completed.contains(&key),
@@ -97,61 +108,79 @@ impl Fates {
                     || format!("{message} was acknowledged, and is neither completed nor copied"),
                 );
                 self.acknowledged.insert(message.clone());
-                self.settled.insert(message.clone());
+                self.settle(message, at);
             }
-            Event::Copied { message, reason } => {
-                let dead = (Some(reason.clone()), at);
-                self.dead.insert(message.clone(), dead);
-                self.settled.insert(message.clone());
+            Event::Copied {
+                message,
+                reason,
+                error,
+            } => {
+                self.copied(message, (reason, error), bench);
+                self.died(at, message, Some(reason), bench);
+                self.dead.insert(message.clone(), true);
+                self.settle(message, at);
             }
             Event::ReceivesUsedUp { message } => {
-                self.dead.entry(message.clone()).or_insert((None, at));
-                self.settled.insert(message.clone());
+                if !self.dead.contains_key(message) {
+                    self.died(at, message, None, bench);
+                    self.dead.insert(message.clone(), false);
+                }
+                self.settle(message, at);
             }
             Event::Expired { message } => {
                 self.expired.insert(message.clone());
-                self.settled.insert(message.clone());
-            }
-            Event::Outcome {
-                message,
-                outcome: outcome @ ("invalid" | "crashed" | "key_reused" | "failed_before"),
-                ..
-            } => {
-                if *outcome != "invalid" || records_unreadable(bench.plan) {
-                    self.settled.insert(message.clone());
-                }
-                // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
-                if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
-                    let message = &bench.messages[message];
-                    self.failed
-                        .insert((bench.key(message), message.content()), at);
-                }
-                match *outcome {
-                    "crashed" => self.crashed.insert(message.clone()),
-                    "key_reused" => self.reused.insert(message.clone()),
-                    "failed_before" => self.failed_before.insert(message.clone()),
-                    _ => false,
-                };
+                self.settle(message, at);
             }
             _ => {}
         }
     }
 
+    fn settle(&mut self, message: &str, at: Duration) {
+        self.settled.entry(message.to_owned()).or_insert(at);
+    }
+
+    /// Notes that the gateway has declined a run because it had declined its call key. Where a decline is recorded, the next
+    /// attempt has a new one.
+    fn declined_again(&mut self, run: Run, call_key: &str, bench: &Bench<'_>) {
+        let expected = bench.states.run(run).and_then(|(message, _, generation)| {
+            let message = bench.messages.get(message)?;
+            bench.call_key(message, generation)
+        });
+        if expected.as_deref() == Some(call_key) {
+            self.declined_again.insert(run);
+        }
+    }
+
+    /// Returns whether a message that could have succeeded may get this failure.
+    fn may_fail(&self, key: &str, message: &str, error: &str, bench: &Bench<'_>) -> bool {
+        let Some(state) = bench.states.of(key) else {
+            return false;
+        };
+        if has_crashed(error) {
+            return state.may_have_crashed();
+        }
+        if is_too_old(error) {
+            // The claim may have been under way for a while when it arrived.
+            let slack = QUARANTINE + 2 * bench.skew();
+            let is_old = |since| since + CALL_KEY_LIFETIME <= bench.now + slack;
+            return bench.plan.gateway.keys == Keys::ForADay
+                && state.open_since().is_some_and(is_old);
+        }
+        let of_message = |run: &&Run| bench.states.run(**run).map(|of| of.0) == Some(message);
+        let last = self.declined_again.iter().rfind(of_message);
+        error == "declined" && last.is_some()
+    }
+
     fn started(&self, id: &str, bench: &mut Bench<'_>) {
         let message = &bench.messages[id];
         let Some(group) = &message.group else { return };
-        let key = bench.key(message);
         let ahead = bench.order.iter().take_while(|other| *other != id);
         let waits_for = |other: &&String| {
             let other = &bench.messages[*other];
-            // The failure of an undecodable message is recorded before its batch tells its outcome.
             other.group.as_ref() == Some(group)
-                && (other.kind != Kind::Undecodable || !records_unreadable(bench.plan))
-                // It may wait for an attempt of this one.
-                && (bench.key(other) != key || other.content() == message.content())
-                && !self.settled.contains(&other.id)
-                && !self.completed.contains(&bench.key(other))
-                && !self.failed_after(other, bench)
+                && !self.settled.contains_key(&other.id)
+                && !is_answered(other, bench)
+                && !waits_for_attempt_of(other, message, bench)
         };
         let waiting = ahead.clone().find(waits_for).cloned();
         bench.check("order of a group", waiting.is_none(), &[id], || {
@@ -159,12 +188,125 @@ impl Fates {
         });
     }
 
+    /// Compares what a copy says with what the world saw.
+    fn copied(&self, id: &str, (reason, error): (&str, &str), bench: &mut Bench<'_>) {
+        let message = &bench.messages[id];
+        let key = bench.key(message);
+        let failed = self.failed.get(id).map(|failure| &*failure.error);
+        let any = |is: &dyn Fn(&State) -> bool| {
+            let mut states = bench.states.since(&key, bench.at_work_since());
+            states.any(is)
+        };
+        let holds = match reason {
+            "permanent_failure" => failed == Some(error),
+            "crashed" => failed == Some(error) && has_crashed(error),
+            "failed_before" => any(&|state| {
+                // Those of earlier payloads are cut.
+                let mut failures = state.failures_of(message, bench.skew());
+                !error.is_empty() && failures.any(|text| text.starts_with(error))
+            }),
+            "key_reused" => {
+                error.starts_with("the idempotency key was used")
+                    && any(&|state| state.is_reused(message))
+            }
+            // A hint where pointers start may follow.
+            "invalid" => {
+                message.kind == Kind::Undecodable
+                    && !error.is_empty()
+                    && failed.is_none_or(|failed| error.starts_with(failed))
+            }
+            _ => false,
+        };
+        bench.check("a dead letter names its reason", holds, &[id, &key], || {
+            format!("{id} was copied ({reason}: {error}), and its failure is {failed:?}")
+        });
+    }
+
+    /// Checks that a message which could have succeeded has a cause to be in the dead-letter queue.
+    fn died(&self, at: Duration, id: &str, reason: Option<&str>, bench: &mut Bench<'_>) {
+        let message = bench.messages[id].clone();
+        if message.kind.fails_always() {
+            return;
+        }
+        let has_cause = self.has_cause(at, &message, reason, bench);
+        let check = "P7 no dead letter without a cause";
+        bench.check(check, has_cause, &[id], || {
+            let reason = reason.unwrap_or("its receives were used up");
+            format!("{id} ({:?}) became a dead letter: {reason}", message.kind)
+        });
+    }
+
+    fn has_cause(
+        &self,
+        at: Duration,
+        message: &Message,
+        reason: Option<&str>,
+        bench: &Bench<'_>,
+    ) -> bool {
+        let failed = self.failed.get(&message.id);
+        let has_failed = failed.is_some_and(|failure| failure.has_cause);
+        let has = |expected: &str| reason.is_none_or(|reason| reason == expected);
+        // SQS moves a message some time after its last answer.
+        let Timeouts {
+            visibility, cap, ..
+        } = bench.plan.timeouts;
+        let waited = reason.map_or(visibility + cap, |_| Duration::ZERO);
+        let since = bench.at_work_since().saturating_sub(waited);
+        let mut states = bench.states.since(&bench.key(message), since);
+        let is_answered = states.any(|state| {
+            let mut failures = state.failures_of(message, bench.skew());
+            has("failed_before") && failures.next().is_some()
+                || has("key_reused") && state.is_reused(message)
+        });
+        has_failed && (has("permanent_failure") || has("crashed"))
+            || is_answered
+            || reason.is_none()
+                && (has_lasted(message, at, bench.plan)
+                    || self.is_behind_unrecorded(message, bench)
+                    || self.is_behind_other_payload(message, bench))
+    }
+
+    /// A failure that is not recorded stops its group until its receives are used up, and the messages behind it are
+    /// received with it.
+    fn is_behind_unrecorded(&self, message: &Message, bench: &Bench<'_>) -> bool {
+        let ahead = (bench.order.iter()).take_while(|id| **id != message.id);
+        let mut of_group = ahead.filter(|id| {
+            let group = bench.messages[*id].group.as_ref();
+            group.is_some() && group == message.group.as_ref()
+        });
+        of_group.any(|id| {
+            let is_unrecorded = match bench.plan.mode {
+                Mode::Item => {
+                    bench.messages[id].kind.fails_always() || self.failed.contains_key(id)
+                }
+                _ => {
+                    bench.messages[id].kind == Kind::Undecodable && !records_unreadable(bench.plan)
+                }
+            };
+            let is_over = |until: &Duration| *until < message.sent;
+            is_unrecorded && !self.settled.get(id).is_some_and(is_over)
+        })
+    }
+
+    /// An attempt with another payload is in its way, and no message with that payload is left that could end it.
+    fn is_behind_other_payload(&self, message: &Message, bench: &Bench<'_>) -> bool {
+        let key = bench.key(message);
+        let state = bench.states.of(&key);
+        let others = bench
+            .messages
+            .values()
+            .filter(|other| bench.key(other) == key && other.content() != message.content());
+        let is_given_up = |id: &String| self.dead.contains_key(id) || self.expired.contains(id);
+        state.is_some_and(|state| state.is_in_the_way_of(message))
+            && others.into_iter().any(|other| is_given_up(&other.id))
+    }
+
     pub(super) fn end(&self, bench: &mut Bench<'_>) {
         for id in bench.order.clone() {
             let message = bench.messages[&id].clone();
             let (acknowledged, dead) = (self.acknowledged.contains(&id), self.dead.get(&id));
             let expired = self.expired.contains(&id);
-            let is_somewhere = acknowledged || expired || matches!(dead, Some((None, _)));
+            let is_somewhere = acknowledged || expired || dead == Some(&false);
             bench.check("nothing is lost", is_somewhere, &[&id], || {
                 format!("{id} is neither acknowledged nor in the dead-letter queue nor expired")
             });
@@ -177,101 +319,61 @@ impl Fates {
                     &[&id],
                     || format!("{id} ({:?}) is not in the dead-letter queue", message.kind),
                 );
-            } else {
-                let excused = dead.is_none_or(|dead| self.has_cause(&message, dead, bench));
-                bench.check("P7 no dead letter without a cause", excused, &[&id], || {
-                    format!(
-                        "{id} ({:?}) is in the dead-letter queue: {dead:?}",
-                        message.kind
-                    )
-                });
             }
         }
     }
+}
 
-    /// Returns whether a failure was recorded for the key and the payload of a message after the message was sent.
-    fn failed_after(&self, message: &Message, bench: &Bench<'_>) -> bool {
-        let failed = self.failed.get(&(bench.key(message), message.content()));
-        failed.is_some_and(|at| *at + bench.skew() >= message.sent)
-    }
+/// Returns whether the record of a message's key answers it, or did so in an invocation that is at work.
+fn is_answered(message: &Message, bench: &Bench<'_>) -> bool {
+    let mut states = bench
+        .states
+        .since(&bench.key(message), bench.at_work_since());
+    states.any(|state| state.answers(message, bench.skew()))
+}
 
-    /// Returns whether a message that could have succeeded has a reason to be in the dead-letter queue.
-    fn has_cause(
-        &self,
-        message: &Message,
-        (reason, at): &(Option<String>, Duration),
-        bench: &Bench<'_>,
-    ) -> bool {
-        // Whatever keeps messages from being handled. Two outages at a time last no longer than their union.
-        let outages = bench.plan.outages.iter();
-        let keeps = |of| !matches!(of, Service::DeadLetters | Service::Target);
-        let outages = outages.filter(|outage| keeps(outage.of));
-        let mut outages: Vec<_> = outages.map(|outage| outage.during.clone()).collect();
-        outages.sort_by_key(|during| during.start);
-        let mut reached = message.sent;
-        let lasted: Duration = outages
-            .into_iter()
-            .map(|during| {
-                let (from, to) = (during.start.max(reached), during.end.min(*at));
-                reached = reached.max(to);
-                to.saturating_sub(from)
-            })
-            .sum();
-        let mut of_key = bench
-            .messages
-            .values()
-            .filter(|other| other.order == message.order);
-        // The gateway has stored the decline of an earlier message.
-        let is_declined =
-            bench.plan.gateway.remembers_declines && self.declined.contains(&message.order);
-        // The process died with another message of its key, or an operator ended its rests.
-        let is_killed = bench.plan.rates.killed > 0.0 || bench.plan.has_outage(Service::Workers);
-        let may_crash = self.released.contains(&bench.key(message))
-            || of_key.any(|other| match other.kind {
-                Kind::Killer => true,
-                // Its process was killed while it ran alone, too.
-                Kind::Kills(_) => is_killed,
-                _ => false,
-            });
-        let has_crashed = self.crashed.contains(&message.id) && may_crash;
-        // Another message of its key failed after this one was sent.
-        let has_failed =
-            self.failed_before.contains(&message.id) && self.failed_after(message, bench);
-        let has_lasted = reason.is_none() && lasted >= HALF_A_DAY;
-        // An attempt that is too old to repeat.
-        let first_run = self.first_run.get(&bench.key(message));
-        let is_too_old = bench.plan.gateway.keys == Keys::ForADay
-            && reason.as_deref() == Some("permanent_failure")
-            && first_run.is_some_and(|first| *first + CALL_KEY_LIFETIME <= *at + bench.skew());
-        // A failure that is not recorded stops its group until its receives are used up, and the messages behind it are
-        // received with it.
-        let is_unrecorded = |kind: Kind| match bench.plan.mode {
-            Mode::Item => kind.fails_always(),
-            _ => kind == Kind::Undecodable && !records_unreadable(bench.plan),
-        };
-        let is_behind = reason.is_none()
-            && message.group.is_some()
-            && (bench.messages.values())
-                .any(|other| other.group == message.group && is_unrecorded(other.kind));
-        // Another payload was processed under its key, or left an attempt open when it was given up.
-        let others = bench.messages.values().filter(|other| {
-            bench.key(other) == bench.key(message) && other.content() != message.content()
-        });
-        let is_second = others.clone().count() > 0
-            && if self.reused.contains(&message.id) {
-                self.completed.contains(&bench.key(message))
-            } else {
-                let is_given_up =
-                    |id: &String| self.dead.contains_key(id) || self.expired.contains(id);
-                reason.is_none() && others.clone().any(|other| is_given_up(&other.id))
-            };
-        is_too_old
-            || is_declined
-            || has_crashed
-            || has_failed
-            || has_lasted
-            || is_behind
-            || is_second
+/// Returns whether a message waits for an open attempt with another payload, which this one ahead of it may end.
+fn waits_for_attempt_of(message: &Message, running: &Message, bench: &Bench<'_>) -> bool {
+    let key = bench.key(message);
+    let state = bench.states.of(&key);
+    key == bench.key(running) && state.is_some_and(|state| state.was_in_the_way_of(message))
+}
+
+/// Returns whether the text of a failure says that an attempt is too old to repeat.
+fn is_too_old(error: &str) -> bool {
+    error.starts_with("too old to repeat")
+}
+
+/// Returns whether something kept a message from running for half a day. Two outages at a time last no longer than their
+/// union.
+fn has_lasted(message: &Message, until: Duration, plan: &Plan) -> bool {
+    let outages = plan.outages.iter();
+    let outages = outages.filter(|outage| keeps_from_running(outage.of, plan));
+    let mut outages: Vec<_> = outages.map(|outage| outage.during.clone()).collect();
+    outages.sort_by_key(|during| during.start);
+    let mut reached = message.sent;
+    let lasted: Duration = outages
+        .into_iter()
+        .map(|during| {
+            let (from, to) = (during.start.max(reached), during.end.min(until));
+            reached = reached.max(to);
+            to.saturating_sub(from)
+        })
+        .sum();
+    lasted >= HALF_A_DAY
+}
+
+/// Returns whether no message runs, or none ends, while a service is out.
+fn keeps_from_running(service: Service, plan: &Plan) -> bool {
+    match service {
+        Service::Table
+        | Service::Gateway
+        | Service::Credentials
+        | Service::Workers
+        | Service::Lambda => true,
+        Service::S3 => plan.bodies_in_s3 || plan.outputs_in_s3,
+        // Receives go on, and a message that does not fail needs neither a visibility timeout nor a copy.
+        Service::Sqs | Service::DeadLetters | Service::Target => false,
     }
 }
 

@@ -8,14 +8,19 @@ mod metrics;
 mod outbox;
 mod progress;
 mod records;
+mod replays;
 mod runs;
+mod state;
 mod told;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use sqs_once::protocol::Key;
+
 use crate::{
     ledger::{Event, Run},
     plan::{Message, Plan},
+    world::namespace,
 };
 
 /// Every check, and every fault. A run of many seeds must exercise each of them.
@@ -40,6 +45,8 @@ pub const CHECKS: &[&str] = &[
     "P4 a duplicate gets its operation's output",
     "a completed operation was charged",
     "an output is of the charge",
+    "on_duplicate is called once",
+    "on_duplicate gets its operation's call key",
     "P5 no result is overwritten",
     "P5 only the claimant settles",
     "P5 acknowledged only when recorded",
@@ -58,6 +65,7 @@ pub const CHECKS: &[&str] = &[
     "P7 everything ends",
     "P7 progress",
     "P7 no dead letter without a cause",
+    "a dead letter names its reason",
     "a later duplicate costs a read",
     "a record is forgotten in its time",
     "nothing is lost",
@@ -190,6 +198,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut metrics = metrics::Counts::default();
     let mut costs = costs::Costs::default();
     let mut effects = effects::Effects::default();
+    let mut replays = replays::Replays::default();
     let mut outbox = outbox::Outbox::default();
     let mut again = again::Again::default();
     let mut history = told::History::default();
@@ -204,6 +213,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         metrics.event(event, &mut bench);
         costs.event(*at, event, &mut bench);
         effects.event(event, &mut bench);
+        replays.event(event, &mut bench);
         outbox.event(*at, event, &mut bench);
         again.event(event, &mut bench);
         history.event(event, &mut bench);
@@ -225,13 +235,16 @@ struct Bench<'a> {
     /// The last claim of each key, and the keys of runs.
     claims: BTreeMap<String, Claim>,
     keys: BTreeMap<Run, String>,
+    states: state::States,
+    now: Duration,
     verdict: Verdict,
 }
 
 struct Claim {
     message: String,
     at: Duration,
-    was_failed: bool,
+    /// Its failure is recorded.
+    has_failed: bool,
     /// How its handler ended and when, once it began.
     run: Option<(&'static str, Duration)>,
 }
@@ -244,6 +257,8 @@ impl<'a> Bench<'a> {
             order: Vec::new(),
             claims: BTreeMap::new(),
             keys: BTreeMap::new(),
+            states: state::States::default(),
+            now: Duration::ZERO,
             verdict: Verdict::default(),
         };
         plan.messages.iter().for_each(|message| bench.add(message));
@@ -251,18 +266,23 @@ impl<'a> Bench<'a> {
     }
 
     fn event(&mut self, at: Duration, event: &Event) {
+        self.now = at;
+        self.states.event(at, event, &self.messages);
         match event {
             Event::Redriven { message, .. } => self.add(message),
-            Event::Claimed {
-                key, message, was, ..
-            } => {
+            Event::Claimed { key, message, .. } => {
                 let claim = Claim {
                     message: message.clone(),
                     at,
-                    was_failed: *was == "FAILED",
+                    has_failed: false,
                     run: None,
                 };
                 self.claims.insert(key.clone(), claim);
+            }
+            Event::Failed { key, .. } => {
+                if let Some(claim) = self.claims.get_mut(key) {
+                    claim.has_failed = true;
+                }
             }
             Event::HandlerStarted { run, key, .. } => {
                 self.keys.insert(*run, key.clone());
@@ -287,10 +307,7 @@ impl<'a> Bench<'a> {
 
     /// Returns whether a record that became `FAILED` has a failure of its last claim. An undo makes it `FAILED` again.
     fn has_failed(&self, key: &str) -> bool {
-        self.claims.get(key).is_some_and(|claim| match claim.run {
-            None => !claim.was_failed,
-            Some((how, _)) => matches!(how, "permanent" | "declined"),
-        })
+        self.claims.get(key).is_some_and(|claim| claim.has_failed)
     }
 
     /// Returns the earliest time, by any clock, of the failure that the last claim of a key has recorded.
@@ -298,6 +315,11 @@ impl<'a> Bench<'a> {
         let claim = self.claims.get(key)?;
         let at = claim.run.map_or(claim.at, |(_, at)| at);
         Some(at.saturating_sub(self.skew()))
+    }
+
+    /// Returns the earliest time at which an invocation began that is at work.
+    fn at_work_since(&self) -> Duration {
+        self.now.saturating_sub(self.plan.timeouts.function)
     }
 
     /// Most by which a clock is wrong, and a millisecond, because clocks count those.
@@ -310,6 +332,13 @@ impl<'a> Bench<'a> {
         let place = self.order.partition_point(|id| sent(id) <= message.sent);
         self.order.insert(place, message.id.clone());
         self.messages.insert(message.id.clone(), message.clone());
+    }
+
+    /// Returns the call key of a message's operation.
+    fn call_key(&self, message: &Message, generation: u64) -> Option<String> {
+        let id = self.plan.id_of_operation(message);
+        let key = Key::new(&namespace(), [id]).ok()?;
+        Some(key.call_key(generation))
     }
 
     fn key(&self, message: &Message) -> String {

@@ -78,7 +78,11 @@ impl Progress {
                 outcome: "failed_before" | "key_reused",
                 ..
             } => {
-                self.declined.insert(message.clone());
+                let of = &bench.messages[message];
+                let mut states = bench.states.since(&bench.key(of), bench.at_work_since());
+                if states.any(|state| state.answers(of, bench.skew())) {
+                    self.declined.insert(message.clone());
+                }
             }
             Event::GatewayRefused { run }
             | Event::GatewaySilent { run }

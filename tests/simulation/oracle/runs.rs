@@ -164,7 +164,9 @@ impl Runs<'_> {
                 }
             }
             Event::HandlerEnded { run, how } => self.ended(*run, how),
-            Event::Copied { message, reason } => self.copied(message, reason),
+            Event::Copied {
+                message, reason, ..
+            } => self.copied(message, reason),
             Event::Outcome {
                 message,
                 count,

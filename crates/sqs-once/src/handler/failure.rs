@@ -208,12 +208,13 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut error: &(dyn Error + 'static) = &*self.error;
         loop {
-            match error.downcast_ref() {
-                Some(json) => {
-                    let why = InvalidMessage::why_not_read(json);
-                    write!(f, "JSON can't be read: {why}")?;
-                }
-                None => f.write_str(&without_json(&error.to_string()))?,
+            if let Some(json) = error.downcast_ref() {
+                let why = InvalidMessage::why_not_read(json);
+                write!(f, "JSON can't be read: {why}")?;
+            } else if let Some(InvalidMessage(why)) = error.downcast_ref() {
+                f.write_str(why)?;
+            } else {
+                f.write_str(&without_json(&error.to_string()))?;
             }
             match error.source() {
                 Some(source) => error = source,
@@ -377,6 +378,7 @@ impl<T, E: Into<BoxError>> ResultExt<T> for Result<T, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::RecordedFailure;
 
     #[derive(Debug, thiserror::Error)]
     #[error(transparent)]
@@ -413,6 +415,15 @@ mod tests {
         let syntax = serde_json::from_str::<Vec<u64>>("[1,").unwrap_err();
         let shown = Failure::from(anyhow::Error::new(syntax)).to_string();
         assert_eq!(shown, "JSON can't be read, at line 1 column 3");
+    }
+
+    #[test]
+    fn invalid_message_is_shown_as_it_is() {
+        let error = serde_json::from_str::<RecordedFailure>("{}").unwrap_err();
+        let invalid = InvalidMessage::json(&error);
+        let why = "the body can't be read: missing field `at`, at line 1, column 2";
+        assert_eq!(invalid.to_string(), why);
+        assert_eq!(Failure::permanent_no_effect(invalid).to_string(), why);
     }
 
     fn question_mark<E: Into<Failure>>(error: E) -> Failure {

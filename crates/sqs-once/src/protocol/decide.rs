@@ -247,8 +247,9 @@ impl Record {
         alone: Option<&CrashWaits>,
     ) -> Self {
         let before = replaced.map_or(0, |record| record.exclusive_attempts);
-        let exclusive_attempts =
-            before + u64::from(alone.is_some() && !flawed("attempts alone are not counted"));
+        let exclusive_attempts = before
+            + u64::from(alone.is_some() && !flawed("attempts alone are not counted"))
+            + u64::from(alone.is_some() && flawed("an attempt alone counts twice"));
         let lease_until = match alone {
             Some(waits) => lease_alone(exclusive_attempts, waits, claim.now, claim.lease_until),
             None => claim.lease_until,

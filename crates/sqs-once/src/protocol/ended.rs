@@ -129,7 +129,9 @@ impl Record {
             End::Open(last_end) => {
                 record.state = State::InProgress { lease_until: now };
                 record.last_end = Some(*last_end);
-                record.exclusive_attempts = 0;
+                if !flawed("an end keeps the count of attempts alone") {
+                    record.exclusive_attempts = 0;
+                }
             }
             End::Undone { began } => record.undo(replaced, *began, now),
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::message::Message;
 use crate::{
+    flawed::flawed,
     handler::History,
     meter::{Meter, Readings},
     modes::{Outcome, Severity},
@@ -91,7 +92,9 @@ impl Ended {
     pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
         // A message without key or body has no record: another setting or build may run it.
         let has_record = self.handler.is_some() || !matches!(self.outcome, Outcome::Invalid(_));
-        mode_records && has_record && self.is_permanent()
+        let is_recorded =
+            mode_records && has_record || flawed("a group goes on behind an unrecorded failure");
+        is_recorded && self.is_permanent()
     }
 
     /// Returns the store's error, if it alone made the message fail. Leaves out throttling, because then the

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
+    flawed::flawed,
     handler::{Attempt, Failure, Handler, History, InvalidMessage, Stored},
     meter::{Meter, Readings},
     modes::{
@@ -168,6 +169,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             // As long as there is time, it runs again if a different transaction is in the way.
             let is_contended = matches!(outcome, Outcome::Contended(_));
             if !is_contended || system::instant() + pause > notes.of_batch.start_by(deadline) {
+                if start == Start::Alone && flawed("a duplicate is not replayed in a turn") {
+                    return Ok(outcome);
+                }
                 let text = body.text(message);
                 return Ok(self.replay(outcome, message, text, &operation, notes).await);
             }
@@ -230,8 +234,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 called = Some(sign(&end));
                 end
             }
-            Ok(Err(InvalidMessage(why))) => {
-                invalid = Some(message.invalid(&why));
+            Ok(Err(why)) => {
+                invalid = Some(message.invalid(&why.0));
                 HandlerEnd::NoOutput(NoOutput::Failed(Failure::permanent_no_effect(why)))
             }
             Err(end) => HandlerEnd::NoOutput(end),
@@ -322,7 +326,11 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let history = History {
             attempts,
             prior: None,
-            generation,
+            generation: if flawed("a duplicate has the first call key") {
+                0
+            } else {
+                generation
+            },
         };
         let (key, delivery) = (operation.key.clone(), operation.delivery.clone());
         let attempt = Attempt::new(key, delivery, history, operation.deadline);

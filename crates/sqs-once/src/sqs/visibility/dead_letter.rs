@@ -19,6 +19,7 @@ use super::{
     queues::{Bound, CallError, Queue, Queues},
 };
 use crate::{
+    flawed::flawed,
     handler::{Attribute, AttributeValue},
     modes::Outcome,
     protocol::{Fingerprint, Key},
@@ -139,9 +140,14 @@ impl DeadLetters<'_> {
         let mut copies = Vec::new();
         let max_bytes = facts.max_bytes.map_or(MAX_BYTES, |of| of.min(MAX_BYTES));
         for of in failed {
+            let says = if flawed("a copy names another's reason") {
+                failed[0]
+            } else {
+                of
+            };
             let copy = MessageCopy::of(
                 of.message,
-                (of.outcome, of.key),
+                (says.outcome, of.key),
                 max_bytes,
                 self.needs_deduplication_id,
             );

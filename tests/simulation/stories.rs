@@ -1,0 +1,193 @@
+//! Stories that many worlds were needed to find, told to the oracle: what it takes for a cause, and what it doesn't.
+
+use std::time::Duration;
+
+use simulation::{
+    ledger::Event,
+    oracle::judge,
+    outage::plans,
+    plan::{Kind, Mode, Outage, Plan, Service},
+};
+
+type Story = Vec<(Duration, Event)>;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const ORDER: &str = "order of a group";
+const NO_CAUSE: &str = "P7 no dead letter without a cause";
+
+/// Returns a world in which nothing goes wrong, with messages of one group.
+fn world(orders: &[(&str, Kind)]) -> Plan {
+    let mut plan = plans(&[], 10).next().unwrap();
+    plan.fifo = true;
+    plan.messages.truncate(orders.len());
+    for (message, (order, kind)) in plan.messages.iter_mut().zip(orders) {
+        message.order = (*order).to_owned();
+        message.group = Some("g".to_owned());
+        message.kind = *kind;
+    }
+    plan
+}
+
+fn violates(check: &str, plan: &Plan, story: &Story) -> bool {
+    let violations = judge(plan, story).violations;
+    violations.iter().any(|violation| violation.check == check)
+}
+
+/// Puts a minute between the events.
+fn story(events: impl IntoIterator<Item = Event>) -> Story {
+    let minutes = (1..).map(|n| n * Duration::from_secs(60));
+    minutes.zip(events).collect()
+}
+
+fn claimed(message: &str, order: &str, worker: usize, was: &'static str, alone: u64) -> Event {
+    Event::Claimed {
+        key: format!("orders#{order}"),
+        message: message.to_owned(),
+        worker,
+        was,
+        lease_left_ms: None,
+        attempts_alone: alone,
+    }
+}
+
+fn started(message: &str, order: &str, worker: usize, run: usize) -> Event {
+    Event::HandlerStarted {
+        run,
+        message: message.to_owned(),
+        key: format!("orders#{order}"),
+        order: order.to_owned(),
+        worker,
+        told: None,
+        kind: Kind::Good,
+    }
+}
+
+/// The failure of a message is recorded, over this status.
+fn failed(message: &str, order: &str, was: &'static str, error: &str) -> [Event; 2] {
+    let key = format!("orders#{order}");
+    [
+        Event::Failed {
+            key: key.clone(),
+            message: message.to_owned(),
+            error: error.to_owned(),
+        },
+        Event::Settled {
+            key,
+            worker: 0,
+            was,
+            is: "FAILED",
+        },
+    ]
+}
+
+fn copied(message: &str, reason: &str, error: &str) -> Event {
+    Event::Copied {
+        message: message.to_owned(),
+        reason: reason.to_owned(),
+        error: error.to_owned(),
+    }
+}
+
+#[test]
+fn failure_over_a_failure_lets_its_group_go_on() {
+    let declined = ("o-0", Kind::Declined);
+    let mut plan = world(&[declined, declined, ("o-1", Kind::Good)]);
+    plan.mode = Mode::Inbox;
+    let first = [claimed("m-0", "o-0", 0, "nothing", 0)]
+        .into_iter()
+        .chain(failed("m-0", "o-0", "nothing", "declined"));
+    let second = [claimed("m-1", "o-0", 0, "FAILED", 0)]
+        .into_iter()
+        .chain(failed("m-1", "o-0", "FAILED", "declined"));
+    let mut events: Vec<_> = first.chain(second).collect();
+    events.push(started("m-2", "o-1", 0, 1));
+    // The second one was sent after the first had failed, which is no answer to it.
+    plan.messages[1].sent = Duration::from_secs(210);
+    plan.messages[2].sent = Duration::from_secs(211);
+    assert!(!violates(ORDER, &plan, &story(events.clone())));
+    events.retain(|event| !matches!(event, Event::Failed { message, .. } if message == "m-1"));
+    assert!(violates(ORDER, &plan, &story(events)));
+}
+
+#[test]
+fn outcome_alone_lets_no_group_go_on() {
+    let plan = world(&[("o-0", Kind::Undecodable), ("o-1", Kind::Good)]);
+    for outcome in ["invalid", "crashed", "key_reused", "failed_before"] {
+        let told = Event::Outcome {
+            message: "m-0".to_owned(),
+            count: 1,
+            outcome,
+            worker: 0,
+        };
+        let events = [told, started("m-1", "o-1", 0, 1)];
+        assert!(violates(ORDER, &plan, &story(events)), "{outcome}");
+    }
+}
+
+#[test]
+fn message_is_given_up_after_four_deaths_alone() {
+    let plan = world(&[("o-0", Kind::Kills(3))]);
+    let error = "the process ended 4 times while the handler of this message ran alone";
+    let after = |deaths: usize| {
+        let mut events = vec![claimed("m-0", "o-0", 0, "nothing", 0)];
+        events.push(Event::Killed { worker: 0 });
+        for worker in 1..=deaths {
+            events.push(claimed("m-0", "o-0", worker, "IN_PROGRESS", worker as u64));
+            // The world's kills may come between the claim and the start of the handler.
+            if worker > 2 {
+                events.push(started("m-0", "o-0", worker, worker));
+            }
+            events.push(Event::Killed { worker });
+        }
+        events.push(claimed("m-0", "o-0", 9, "IN_PROGRESS", deaths as u64));
+        events.extend(failed("m-0", "o-0", "IN_PROGRESS", error));
+        events.push(copied("m-0", "crashed", error));
+        story(events)
+    };
+    assert!(violates(NO_CAUSE, &plan, &after(3)));
+    assert!(!violates(NO_CAUSE, &plan, &after(4)));
+}
+
+#[test]
+fn attempt_is_too_old_after_the_lifetime_of_its_call_key() {
+    let mut plan = world(&[("o-0", Kind::Good)]);
+    plan.gateway.keys = simulation::plan::Keys::ForADay;
+    let error = "too old to repeat: look by hand";
+    let after = |age: Duration| {
+        let mut events = vec![
+            (HOUR, claimed("m-0", "o-0", 0, "nothing", 0)),
+            (HOUR, started("m-0", "o-0", 0, 1)),
+        ];
+        let end = HOUR + age;
+        events.push((end, claimed("m-0", "o-0", 1, "IN_PROGRESS", 0)));
+        let failed = failed("m-0", "o-0", "IN_PROGRESS", error);
+        events.extend(failed.into_iter().map(|event| (end, event)));
+        events.push((end, copied("m-0", "permanent_failure", error)));
+        events
+    };
+    assert!(violates(NO_CAUSE, &plan, &after(19 * HOUR)));
+    assert!(!violates(NO_CAUSE, &plan, &after(20 * HOUR)));
+}
+
+#[test]
+fn outage_excuses_a_dead_letter_if_it_stops_the_message() {
+    use Service::*;
+    let dies = |of: Service, from: u32| {
+        let mut plan = world(&[("o-0", Kind::Good)]);
+        let during = Duration::ZERO..13 * HOUR;
+        plan.outages = vec![Outage { of, during }];
+        plan.messages[0].sent = from * HOUR;
+        let message = "m-0".to_owned();
+        let events = vec![(14 * HOUR, Event::ReceivesUsedUp { message })];
+        violates(NO_CAUSE, &plan, &events)
+    };
+    for of in [Table, Gateway, Credentials, Workers, Lambda] {
+        assert!(!dies(of, 0), "{of:?}");
+        // Of its life, less than half a day.
+        assert!(dies(of, 2), "{of:?}");
+    }
+    // Nothing of this world is in S3.
+    for of in [Sqs, S3, DeadLetters, Target] {
+        assert!(dies(of, 0), "{of:?}");
+    }
+}
