@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::Event,
-    plan::{CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Plan, Service},
+    plan::{Kind, Message, Mode, Plan, Service},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -32,8 +32,10 @@ pub(super) struct Fates {
     /// When a failure was last recorded for a key and a payload, and messages that got such a failure as their answer.
     failed: BTreeMap<(String, (bool, u32)), Duration>,
     failed_before: BTreeSet<String>,
-    /// When the handler first ran for a key.
-    first_run: BTreeMap<String, Duration>,
+    /// When a key was first claimed.
+    first_claim: BTreeMap<String, Duration>,
+    /// Messages that the consumer said to have failed permanently.
+    permanent: BTreeSet<String>,
     /// Orders that were declined.
     declined: BTreeSet<String>,
     invoked: BTreeMap<usize, Duration>,
@@ -65,14 +67,15 @@ impl Fates {
             Event::Deleted { key } | Event::Forgotten { key } => {
                 self.deleted.insert(key.clone(), at);
             }
+            Event::Claimed { key, .. } => {
+                self.first_claim.entry(key.clone()).or_insert(at);
+            }
             Event::HandlerStarted {
                 run,
                 message,
                 order,
-                key,
                 ..
             } => {
-                self.first_run.entry(key.clone()).or_insert(at);
                 self.orders.insert(*run, order.clone());
                 self.started(message, bench);
             }
@@ -121,7 +124,7 @@ impl Fates {
                     self.settled.insert(message.clone());
                 }
                 // A body that cannot be read has no run. Over a failure, its own looks like an undo of the claim.
-                if *outcome == "invalid" && bench.plan.key != KeyFrom::Body {
+                if *outcome == "invalid" && !bench.plan.key.needs_body() {
                     let message = &bench.messages[message];
                     self.failed
                         .insert((bench.key(message), message.content()), at);
@@ -132,6 +135,13 @@ impl Fates {
                     "failed_before" => self.failed_before.insert(message.clone()),
                     _ => false,
                 };
+            }
+            Event::Outcome {
+                message,
+                outcome: "permanent_failure" | "failure_unrecorded",
+                ..
+            } => {
+                self.permanent.insert(message.clone());
             }
             _ => {}
         }
@@ -189,10 +199,30 @@ impl Fates {
         }
     }
 
-    /// Returns whether a failure was recorded for the key and the payload of a message after the message was sent.
+    /// Returns whether a failure was recorded for the key and the payload of a message after the message was sent. Where
+    /// payloads can't be compared, a failure is that of each.
     fn failed_after(&self, message: &Message, bench: &Bench<'_>) -> bool {
-        let failed = self.failed.get(&(bench.key(message), message.content()));
-        failed.is_some_and(|at| *at + bench.skew() >= message.sent)
+        let key = bench.key(message);
+        let is_answer = |at: &Duration| *at + bench.skew() >= message.sent;
+        if bench.plan.tells_payloads_apart() {
+            let failed = self.failed.get(&(key, message.content()));
+            return failed.is_some_and(is_answer);
+        }
+        let mut failed = self.failed.iter();
+        failed.any(|((of, _), at)| *of == key && is_answer(at))
+    }
+
+    /// Returns whether a message failed permanently, by its kind or by what the consumer said.
+    fn has_failed(&self, message: &Message) -> bool {
+        message.kind.fails_always()
+            || [
+                &self.permanent,
+                &self.crashed,
+                &self.reused,
+                &self.failed_before,
+            ]
+            .iter()
+            .any(|failed| failed.contains(&message.id))
     }
 
     /// Returns whether a message that could have succeeded has a reason to be in the dead-letter queue.
@@ -238,21 +268,26 @@ impl Fates {
         let has_failed =
             self.failed_before.contains(&message.id) && self.failed_after(message, bench);
         let has_lasted = reason.is_none() && lasted >= HALF_A_DAY;
-        // An attempt that is too old to repeat.
-        let first_run = self.first_run.get(&bench.key(message));
-        let is_too_old = bench.plan.gateway.keys == Keys::ForADay
-            && reason.as_deref() == Some("permanent_failure")
-            && first_run.is_some_and(|first| *first + CALL_KEY_LIFETIME <= *at + bench.skew());
+        // An attempt that is too old to repeat, or the answer that another message of its key got for that.
+        let first_claim = self.first_claim.get(&bench.key(message));
+        let lifetimes = bench.plan.releases.iter();
+        let lifetime = lifetimes.filter_map(|of| of.call_key_lifetime).min();
+        let is_too_old = matches!(
+            reason.as_deref(),
+            Some("permanent_failure" | "failed_before")
+        ) && first_claim
+            .zip(lifetime)
+            .is_some_and(|(first, lifetime)| *first + lifetime <= *at + bench.skew());
         // A failure that is not recorded stops its group until its receives are used up, and the messages behind it are
         // received with it.
-        let is_unrecorded = |kind: Kind| match bench.plan.mode {
-            Mode::Item => kind.fails_always(),
-            _ => kind == Kind::Undecodable && !records_unreadable(bench.plan),
+        let stops = |other: &Message| match bench.plan.mode {
+            _ if bench.plan.stops_groups => self.has_failed(other),
+            Mode::Item => other.kind.fails_always(),
+            _ => other.kind == Kind::Undecodable && !records_unreadable(bench.plan),
         };
         let is_behind = reason.is_none()
             && message.group.is_some()
-            && (bench.messages.values())
-                .any(|other| other.group == message.group && is_unrecorded(other.kind));
+            && (bench.messages.values()).any(|other| other.group == message.group && stops(other));
         // Another payload was processed under its key, or left an attempt open when it was given up.
         let others = bench.messages.values().filter(|other| {
             bench.key(other) == bench.key(message) && other.content() != message.content()
@@ -278,5 +313,5 @@ impl Fates {
 /// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
 /// failures.
 pub(super) fn records_unreadable(plan: &Plan) -> bool {
-    plan.mode != Mode::Item && plan.key != KeyFrom::Body
+    plan.mode != Mode::Item && !plan.key.needs_body()
 }

@@ -3,6 +3,7 @@
 mod costs;
 mod effects;
 mod fates;
+mod limits;
 mod metrics;
 mod outbox;
 mod progress;
@@ -12,8 +13,8 @@ mod runs;
 use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
-    ledger::{Event, Run},
-    plan::{Message, Plan},
+    ledger::{Event, Run, Worker},
+    plan::{Message, Plan, Release},
 };
 
 /// Every check, and every fault. A run of many seeds must exercise each of them.
@@ -29,6 +30,8 @@ pub const CHECKS: &[&str] = &[
     "P3 told of earlier attempts",
     "P3 told of another payload",
     "P3 another payload does not take over",
+    "P3 told only of attempts that may have run",
+    "a call key is not used beyond its lifetime",
     "P3 charged again only with a cause",
     "P4 a write is applied once",
     "P4 a write commits with its record",
@@ -58,6 +61,8 @@ pub const CHECKS: &[&str] = &[
     "charged once",
     "charged once, by looking up",
     "order of a group",
+    "a stopped group waits",
+    "handlers at a time are bounded",
     "events commit with their record",
     "a sent event was committed",
     "an event is sent as it was published",
@@ -72,6 +77,7 @@ pub const CHECKS: &[&str] = &[
     "metrics: completions",
     "metrics: dead letters",
     "metrics: runs of handlers",
+    "metrics: duplicates of another queue",
     "fault: a table's request",
     "fault: a call to SQS",
     "fault: a call to S3",
@@ -184,6 +190,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut costs = costs::Costs::default();
     let mut effects = effects::Effects::default();
     let mut outbox = outbox::Outbox::default();
+    let mut limits = limits::Limits::default();
     for (at, event) in events {
         bench.event(*at, event);
         if let Some(fault) = fault(event) {
@@ -196,6 +203,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         costs.event(*at, event, &mut bench);
         effects.event(event, &mut bench);
         outbox.event(*at, event, &mut bench);
+        limits.event(event, &mut bench);
     }
     effects.end(&mut bench);
     outbox.end(&mut bench);
@@ -214,6 +222,7 @@ struct Bench<'a> {
     /// The last claim of each key, and the keys of runs.
     claims: BTreeMap<String, Claim>,
     keys: BTreeMap<Run, String>,
+    releases: BTreeMap<Worker, usize>,
     verdict: Verdict,
 }
 
@@ -233,6 +242,7 @@ impl<'a> Bench<'a> {
             order: Vec::new(),
             claims: BTreeMap::new(),
             keys: BTreeMap::new(),
+            releases: BTreeMap::new(),
             verdict: Verdict::default(),
         };
         plan.messages.iter().for_each(|message| bench.add(message));
@@ -242,6 +252,9 @@ impl<'a> Bench<'a> {
     fn event(&mut self, at: Duration, event: &Event) {
         match event {
             Event::Redriven { message, .. } => self.add(message),
+            Event::Started { worker, release } => {
+                self.releases.insert(*worker, *release);
+            }
             Event::Claimed {
                 key, message, was, ..
             } => {
@@ -267,6 +280,13 @@ impl<'a> Bench<'a> {
             }
             _ => {}
         }
+    }
+
+    /// Returns the settings of a process.
+    fn release_of(&self, worker: Worker) -> Release {
+        let release = self.releases.get(&worker);
+        let release = release.and_then(|release| self.plan.releases.get(*release));
+        release.copied().unwrap_or_default()
     }
 
     /// Returns the message of a key's last claim.
