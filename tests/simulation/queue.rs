@@ -154,7 +154,9 @@ impl Queue {
             }
         }
         // A group waits while a message of it is in flight.
-        let in_flight = all.iter().filter(|one| one.is_in_flight(now));
+        let in_flight = all
+            .iter()
+            .filter(|one| one.message.in_other_queue == other && one.is_in_flight(now));
         let room = self.in_flight.saturating_sub(in_flight.clone().count());
         if room == 0 {
             world.note(Event::QueueFull);
@@ -315,7 +317,8 @@ impl Queue {
     /// Returns when a message becomes visible, if nothing else changes. `None` if there is none left.
     fn next_visible(&self, other: bool) -> Option<Instant> {
         let (now, all) = (Instant::now(), self.stored());
-        let in_flight = all.iter().filter(|one| one.is_in_flight(now));
+        let of_queue = all.iter().filter(|one| one.message.in_other_queue == other);
+        let in_flight = of_queue.clone().filter(|one| one.is_in_flight(now));
         let is_full = in_flight.clone().count() >= self.in_flight;
         let closed: HashSet<_> = in_flight
             .filter_map(|one| one.message.group.as_deref())
@@ -325,8 +328,7 @@ impl Queue {
             let waits = is_full || group.is_some_and(|group| closed.contains(group));
             one.is_in_flight(now) || !waits
         };
-        let left = all.iter().filter(|one| !one.gone);
-        let left = left.filter(|one| one.message.in_other_queue == other);
+        let left = of_queue.filter(|one| !one.gone);
         left.filter(waits_for_itself).map(|one| one.visible).min()
     }
 

@@ -80,10 +80,27 @@ impl Plan {
     /// A layer that lets few handlers run, and handlers that hang in it.
     fn draw_layer(&mut self, draw: &mut Draw) {
         if draw.chance(0.1, 0.6) {
-            self.layer = Some(1 + draw.dice.below(3));
-            if draw.dice.chance(0.5) {
+            self.layer = Some(draw.dice.pick(&[1, 1, 2]));
+            if draw.dice.chance(0.6) {
                 self.gateway.patience = None;
+                self.batch = self.batch.max(10);
+                for release in &mut self.releases {
+                    release.concurrency = 10;
+                }
+                let kind = Kind::Hangs(1 + draw.dice.below(2) as u32);
+                self.make_orders(&mut draw.dice, kind);
             }
+        }
+    }
+
+    /// Makes one to three good orders something else.
+    fn make_orders(&mut self, dice: &mut Dice, kind: Kind) {
+        for _ in 0..1 + dice.below(3) {
+            let order = self.messages[dice.below(self.messages.len())].order.clone();
+            let messages = self.messages.iter_mut();
+            messages
+                .filter(|of| of.order == order && of.kind == Kind::Good)
+                .for_each(|of| of.kind = kind);
         }
     }
 
@@ -104,7 +121,7 @@ impl Plan {
         // Without isolation, such a message takes others with it until its receives are used up.
         let has_killers = self.messages.iter().any(|of| of.kind == Kind::Killer);
         let can_change = self.always(|of| of.isolates) && !has_killers;
-        if can_change && self.releases.len() > 1 && draw.chance(0.3, 0.7) {
+        if can_change && self.releases.len() > 1 && draw.chance(0.5, 0.8) {
             for release in &mut self.releases {
                 release.isolates = draw.dice.chance(0.5);
             }
@@ -112,7 +129,7 @@ impl Plan {
     }
 
     fn draw_lookups(&mut self, draw: &mut Draw) {
-        if self.gateway.is_looked_up && self.releases.len() > 1 && draw.chance(0.5, 0.8) {
+        if self.gateway.is_looked_up && self.releases.len() > 1 && draw.chance(0.8, 0.9) {
             for release in &mut self.releases {
                 release.looks_up = draw.dice.chance(0.5);
             }
@@ -151,16 +168,8 @@ impl Plan {
             self.gateway.work = draw.dice.scaled(LONGEST_WORK);
         }
         if self.mode.claims() && self.deadly() == 0 && draw.dice.chance(0.5) {
-            for _ in 0..1 + draw.dice.below(3) {
-                let place = draw.dice.below(self.messages.len());
-                let kills = Kind::Kills(1 + draw.dice.below(3) as u32);
-                let order = self.messages[place].order.clone();
-                let of_order = |of: &&mut Message| of.order == order && of.kind == Kind::Good;
-                self.messages
-                    .iter_mut()
-                    .filter(of_order)
-                    .for_each(|of| of.kind = kills);
-            }
+            let kind = Kind::Kills(1 + draw.dice.below(3) as u32);
+            self.make_orders(&mut draw.dice, kind);
         }
     }
 

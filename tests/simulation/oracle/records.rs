@@ -85,9 +85,11 @@ impl Records {
             }
             Event::Released { key } => self.key(key).trouble = Some(at),
             Event::Deleted { key } | Event::Forgotten { key } => {
-                // A new operation begins.
+                // A new operation begins. A late copy of the claim that is under way may be its first.
+                let before = self.key(key).claim.take();
                 let deleted = OfKey {
                     trouble: Some(at),
+                    has_lost_claim: before.is_some_and(|claim| claim.is_unsettled),
                     ..OfKey::default()
                 };
                 self.keys.insert(key.clone(), deleted);
