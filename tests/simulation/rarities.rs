@@ -43,7 +43,7 @@ impl Plan {
         self.draw_stop(&mut draw(0x0057_0900));
         self.draw_fingerprints(&mut draw(0xf19e_4000));
         self.draw_isolation(&mut draw(0x1501_a700));
-        self.draw_lookups(&mut draw(0x100c_0900));
+        self.draw_lookups(&mut draw(0x100c_0901));
         self.draw_lifetimes(&mut draw(0x11fe_7100));
         self.draw_instances(&mut draw(0x1057_a0ce));
         self.draw_wire_batches(&mut draw(0xba7c_4e50));
@@ -176,18 +176,17 @@ impl Plan {
     /// Batches of a hundred at the wire, whose writes are batched. Only few, because they take long.
     fn draw_wire_batches(&mut self, draw: &mut Draw) {
         let can_have = self.level == Level::Wire && !self.fifo && self.mode != Mode::Item;
-        if !can_have || !draw.chance(0.02, 0.1) {
+        if !can_have || !draw.chance(0.03, 0.1) {
             return;
         }
         let dice = &mut draw.dice;
         self.batch = 100;
         self.window = dice.pick(&[seconds(1), seconds(60)]);
         self.gateway.work = Duration::ZERO;
-        let (at, before) = (
-            dice.between(Duration::ZERO, self.healed),
-            self.messages.len(),
-        );
-        let most = before + 60 + dice.below(60);
+        // Requests of which DynamoDB refuses some statements.
+        self.rates.throttled = 0.4;
+        let at = dice.between(Duration::ZERO, self.healed / 2);
+        let most = self.messages.len() + 40 + dice.below(40);
         self.add_orders(dice, most);
         for message in &mut self.messages {
             if message.order.starts_with("o-more") {

@@ -7,7 +7,7 @@ use simulation::{flaws, plan::Plan, run, silence_handlers};
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 51] = [
+const FOUND: [(&str, u64, &str); 60] = [
     (
         "a body that S3 refuses is invalid",
         10,
@@ -207,6 +207,47 @@ const FOUND: [(&str, u64, &str); 51] = [
         "metrics: messages and failures",
     ),
     ("waits do not grow", 73, "P7 no dead letter without a cause"),
+    (
+        "fingerprints of two schemes are compared",
+        5,
+        "P7 no dead letter without a cause",
+    ),
+    (
+        "a cut-off in a layer is an open attempt",
+        139,
+        "P3 told only of attempts that may have run",
+    ),
+    (
+        "only the first part of a key function counts",
+        7,
+        "a handler gets its message's key",
+    ),
+    ("a stopped group goes on", 34, "a stopped group waits"),
+    (
+        "a duplicate of another queue is not told",
+        4,
+        "metrics: duplicates of another queue",
+    ),
+    (
+        "memory limits no handlers",
+        261,
+        "handlers at a time are bounded",
+    ),
+    (
+        "no attempt is too old",
+        104,
+        "a call key is not used beyond its lifetime",
+    ),
+    (
+        "a turn is of one batch",
+        34,
+        "P6 suspect is claimed in its turn",
+    ),
+    (
+        "the answers behind the tenth are swapped",
+        500,
+        "P2 completed never runs again",
+    ),
 ];
 
 #[test]
