@@ -88,13 +88,17 @@ const FOUND: [(&str, u64, &str); 60] = [
         283,
         "charged once, by looking up",
     ),
-    ("a panic is a permanent failure", 4, "order of a group"),
+    (
+        "a panic is a permanent failure",
+        7,
+        "P7 no dead letter without a cause",
+    ),
     (
         "a record is kept for ever",
         1,
         "a record is forgotten in its time",
     ),
-    ("a record is not kept", 121, "P7 everything ends"),
+    ("a record is not kept", 339, "P5 recorded before its copy"),
     (
         "a retryable failure had no effect",
         0,
@@ -118,7 +122,7 @@ const FOUND: [(&str, u64, &str); 60] = [
     ),
     (
         "a turn ends at once",
-        4,
+        34,
         "P6 suspect is claimed in its turn",
     ),
     (
@@ -140,7 +144,7 @@ const FOUND: [(&str, u64, &str); 60] = [
     ("an item forgets its keys", 8, "P4 a write is applied once"),
     (
         "an open attempt of another payload is taken over",
-        35,
+        57,
         "P3 another payload does not take over",
     ),
     (
@@ -160,7 +164,7 @@ const FOUND: [(&str, u64, &str); 60] = [
     ),
     (
         "attempts alone are not counted",
-        0,
+        5,
         "P6 attempt alone is counted in its claim",
     ),
     (
@@ -170,7 +174,7 @@ const FOUND: [(&str, u64, &str); 60] = [
     ),
     (
         "no message is a suspect",
-        0,
+        5,
         "P6 attempt alone is counted in its claim",
     ),
     (
@@ -193,7 +197,7 @@ const FOUND: [(&str, u64, &str); 60] = [
     ),
     (
         "the progress is one event ahead",
-        7,
+        24,
         "order of a group's events",
     ),
     (
@@ -214,7 +218,7 @@ const FOUND: [(&str, u64, &str); 60] = [
     ),
     (
         "a cut-off in a layer is an open attempt",
-        139,
+        177,
         "P3 told only of attempts that may have run",
     ),
     (
