@@ -2,11 +2,12 @@
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
+use serde::Deserialize;
 use sqs_once::{
     Attempt, Consumer, Handler, Inbox, ItemMode, Once, Stored,
     internal::HandlerOutput,
     protocol::CrashWaits,
-    sqs::{Envelope, S3Bodies, Visibility},
+    sqs::{Envelope, FifoAfterPermanent, S3Bodies, Visibility},
     store::{Results, S3Results},
     telemetry::Metrics,
 };
@@ -14,8 +15,9 @@ use sqs_once::{
 use crate::{
     gateway::{Ask, ChangeItem, Charge, Commit},
     lambda::{Invoke, function},
+    layer::Behind,
     ledger::Event,
-    plan::{CALL_KEY_LIFETIME, Keys, Mode, QUARANTINE, Release, Wrapping},
+    plan::{MOST_BY_MEMORY, Mode, PART_OF_FUNCTION, QUARANTINE, Release, Wrapping},
     s3::{self, BODIES},
     sqs,
     table::{Records, at_the_wire},
@@ -37,32 +39,44 @@ pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke
         member,
         release,
     };
+    let layer = world.plan.layer;
     match world.plan.mode {
         Mode::Claim => {
             let once = of.once(Records::new(world, member, release));
             let ask = Ask(charge.clone());
-            let consumer = Consumer::without_aws(once, namespace(), charge);
+            let consumer = Consumer::without_aws(once, namespace(), Behind::new(charge, layer));
             of.replaying(consumer.look_up(ask, of.quarantine()))
         }
         Mode::Commit => {
             let once = of.once(at_the_wire(world, member, release));
             let ask = Ask(charge.clone());
-            let consumer = Consumer::without_aws(once, namespace(), Commit(charge));
+            let consumer =
+                Consumer::without_aws(once, namespace(), Behind::new(Commit(charge), layer));
             of.replaying(consumer.look_up(ask, of.quarantine()))
         }
         Mode::Inbox => {
             let inbox = Inbox::new(of.once(at_the_wire(world, member, release)));
-            of.replaying(Consumer::without_aws(inbox, namespace(), Commit(charge)))
+            of.replaying(Consumer::without_aws(
+                inbox,
+                namespace(),
+                Behind::new(Commit(charge), layer),
+            ))
         }
         Mode::Item => {
             let items = ItemMode::new(wire::client(world, member));
             of.replaying(Consumer::without_aws(
                 items,
                 namespace(),
-                ChangeItem(charge),
+                Behind::new(ChangeItem(charge), layer),
             ))
         }
     }
+}
+
+/// What the key function takes from a body.
+#[derive(Deserialize)]
+struct OrderKey {
+    order: String,
 }
 
 struct Setup<'a> {
@@ -74,7 +88,6 @@ struct Setup<'a> {
 impl Setup<'_> {
     fn once<S: sqs_once::store::Store>(&self, store: S) -> Once<S> {
         let plan = &self.world.plan;
-        let forgets = plan.gateway.keys == Keys::ForADay;
         let results = if plan.outputs_in_s3 {
             let outputs = S3Results::new(&s3::config(self.world, self.member), "outputs");
             Results::outside(outputs).inline_limit(INLINE_LIMIT)
@@ -82,11 +95,11 @@ impl Setup<'_> {
             Results::inline()
         };
         let once = Once::new(store)
-            .call_key_lifetime(forgets.then_some(CALL_KEY_LIFETIME))
+            .call_key_lifetime(self.release.call_key_lifetime)
             .retention(plan.records_kept)
             .outbox(plan.outbox.map(|_| OUTBOX.to_owned()))
             .results(results);
-        if plan.isolates {
+        if self.release.isolates {
             once
         } else {
             once.crash_waits(CrashWaits::off())
@@ -95,7 +108,7 @@ impl Setup<'_> {
 
     fn quarantine(&self) -> Option<Duration> {
         let is_looked_up = self.world.plan.gateway.is_looked_up;
-        is_looked_up.then_some(QUARANTINE)
+        (is_looked_up && self.release.looks_up).then_some(QUARANTINE)
     }
 
     /// A consumer that sees its duplicates.
@@ -140,10 +153,21 @@ impl Setup<'_> {
             Wrapping::Sns | Wrapping::EventBridge => Envelope::Auto,
         };
         let (note_to, worker) = (Arc::clone(world), self.member.worker);
+        let number = |of| NonZeroUsize::new(of).unwrap_or(NonZeroUsize::MIN);
+        let consumer = match release.memory {
+            Some(memory) => {
+                consumer.concurrency_within(number(MOST_BY_MEMORY), memory / plan.invocations)
+            }
+            None => consumer.concurrency(number(release.concurrency)),
+        };
+        let consumer = match plan.key.source() {
+            Some(source) => consumer.key(source.parse().expect("a key source")),
+            None => consumer.key_by(|key: OrderKey| [PART_OF_FUNCTION.to_owned(), key.order]),
+        };
+        let fingerprint = release.fingerprint.source().parse();
         let mut consumer = consumer
-            .key(plan.key.source().parse().expect("a key source"))
+            .fingerprint(fingerprint.expect("a fingerprint source"))
             .envelope(envelope)
-            .concurrency(NonZeroUsize::new(release.concurrency).unwrap_or(NonZeroUsize::MIN))
             .circuit_breaker(release.has_breaker)
             .deadline_reserve(release.reserve)
             .visibility(visibility)
@@ -156,6 +180,9 @@ impl Setup<'_> {
                     worker,
                 });
             });
+        if plan.stops_groups {
+            consumer = consumer.fifo_after_permanent(FifoAfterPermanent::Stop);
+        }
         if plan.bodies_in_s3 {
             let config = s3::config(world, self.member);
             consumer = consumer.s3_bodies(S3Bodies::new(&config, [BODIES]));

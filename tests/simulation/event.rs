@@ -8,7 +8,7 @@ use crate::{
     plan::{KeyFrom, Kind, Message, Wrapping},
     queue::Received,
     s3::BODIES,
-    sqs::QUEUE_ARN,
+    sqs::{OTHER_QUEUE_ARN, QUEUE_ARN},
     world::World,
 };
 
@@ -41,7 +41,7 @@ pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawVal
                 },
                 "messageAttributes": attributes,
                 "eventSource": "aws:sqs",
-                "eventSourceARN": format!("{QUEUE_ARN}{suffix}"),
+                "eventSourceARN": format!("{}{suffix}", queue_arn(message)),
                 "awsRegion": "eu-central-1",
             });
             if let Some(group) = &message.group {
@@ -52,6 +52,14 @@ pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawVal
         })
         .collect();
     to_raw_value(&json!({ "Records": records })).expect("JSON")
+}
+
+fn queue_arn(message: &Message) -> &'static str {
+    if message.in_other_queue {
+        OTHER_QUEUE_ARN
+    } else {
+        QUEUE_ARN
+    }
 }
 
 /// Returns the body of a message, and the message attributes that belong to it.

@@ -3,8 +3,8 @@
 use crate::{
     operator::Work,
     plan::{
-        KeyFrom, Keys, Kind, Level, MOST_IN_FLIGHT, Mode, Plan, RECORDS_KEPT, RETENTION, Release,
-        Service, Wrapping,
+        KeyFrom, Keys, Kind, Level, MANAGED_INSTANCES, MOST_IN_FLIGHT, Mode, Plan, RECORDS_KEPT,
+        RETENTION, Release, Scheme, Service, Wrapping,
     },
 };
 
@@ -45,7 +45,7 @@ impl Feature {
 }
 
 /// Features that exclude each other, by AWS's rules or by ours.
-const NEVER: [(&str, &str); 24] = [
+const NEVER: [(&str, &str); 41] = [
     // SQS delivers at most ten messages of a FIFO queue at a time, and each once.
     ("FIFO", "batch of 100 or more"),
     ("FIFO", "delivered twice"),
@@ -61,22 +61,43 @@ const NEVER: [(&str, &str); 24] = [
     // A lookup needs a key that names the operation, and a gateway without idempotency keys.
     ("lookup", "key: message id"),
     ("lookup", "keys for a day"),
-    // Large worlds are those without the SDK's requests to the table.
-    ("batch of 100 or more", "at the wire"),
-    ("batch of 100 or more", "batched writes"),
-    ("batch of 100 or more", "commit"),
-    ("batch of 100 or more", "inbox"),
     ("batch of 100 or more", "item"),
     // An event is one more item of the transaction that records its operation.
     ("publishes events", "claim"),
     ("publishes events", "item"),
-    ("batch of 100 or more", "publishes events"),
     // There is no record to delete or to release.
     ("item", "an operator deletes"),
     ("item", "an operator releases"),
     ("item", "records expire"),
     ("inbox", "an operator releases"),
     ("item", "batched writes"),
+    // Only groups stop.
+    ("groups stop", "batch of 100 or more"),
+    ("groups stop", "delivered twice"),
+    // An item has no fingerprint.
+    ("item", "fingerprint changes"),
+    ("item", "no fingerprint"),
+    // Only claims have what these are about.
+    ("inbox", "isolation changes"),
+    ("item", "isolation changes"),
+    ("ends its process always", "isolation changes"),
+    ("inbox", "call-key lifetime changes"),
+    ("item", "call-key lifetime changes"),
+    ("inbox", "lookup changes"),
+    ("item", "lookup changes"),
+    ("key: message id", "lookup changes"),
+    ("keys for a day", "lookup changes"),
+    ("inbox", "second payload"),
+    ("item", "second payload"),
+    ("key: message id", "second payload"),
+    // Other modes and outputs in S3 have ten handlers in place of what the memory holds.
+    ("concurrency by memory", "commit"),
+    ("concurrency by memory", "inbox"),
+    ("concurrency by memory", "item"),
+    ("concurrency by memory", "outputs in S3"),
+    ("concurrency by memory", "publishes events"),
+    // Each message has a key of its own.
+    ("key: message id", "queue of another consumer"),
 ];
 
 /// Returns the features of a world.
@@ -99,6 +120,7 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         (KeyFrom::MessageId, "key: message id"),
         (KeyFrom::Body, "key: body"),
         (KeyFrom::Attribute, "key: attribute"),
+        (KeyFrom::Function, "key: function"),
     ] {
         add(Group::Key, name, plan.key == key);
     }
@@ -121,7 +143,18 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         ("outputs in S3", plan.outputs_in_s3),
         ("publishes events", plan.outbox.is_some()),
         ("lookup", gateway.is_looked_up),
-        ("isolation", plan.isolates),
+        ("lookup changes", plan.changes(|of| of.looks_up)),
+        ("isolation", any(|of| of.isolates)),
+        ("isolation changes", plan.changes(|of| of.isolates)),
+        ("fingerprint changes", plan.changes(|of| of.fingerprint)),
+        ("no fingerprint", any(|of| of.fingerprint == Scheme::Off)),
+        (
+            "call-key lifetime changes",
+            plan.changes(|of| of.call_key_lifetime),
+        ),
+        ("limit in a layer", plan.layer.is_some()),
+        ("concurrency by memory", any(|of| of.memory.is_some())),
+        ("groups stop", plan.stops_groups),
         ("no breaker", any(|of| !of.has_breaker)),
         ("one handler at a time", any(|of| of.concurrency == 1)),
         ("long reserve", any(|of| of.reserve.as_secs() > 0)),
@@ -129,6 +162,8 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         ("batch of 100 or more", plan.batch > 10),
         ("batching window", !plan.window.is_zero()),
         ("concurrent invocations", plan.invocations > 1),
+        ("8 or 16 invocations", plan.invocations >= 8),
+        ("Managed Instances", plan.timeouts == MANAGED_INSTANCES),
         ("no own dead letters", !plan.direct_dead_letters),
         ("declines are remembered", gateway.remembers_declines),
         ("a 503 is trusted", gateway.is_trusted),
@@ -144,6 +179,10 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         ("FIFO", plan.fifo),
         ("few messages in flight", plan.in_flight < MOST_IN_FLIGHT),
         ("short retention", plan.retention < RETENTION),
+        (
+            "queue of another consumer",
+            plan.messages.iter().any(|of| of.in_other_queue),
+        ),
     ] {
         add(Group::Queue, name, is_there);
     }
@@ -159,6 +198,10 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
             has(|kind| matches!(kind, Kind::Kills(_))),
         ),
         ("ends its process always", has(|kind| kind == Kind::Killer)),
+        (
+            "second payload",
+            plan.messages.iter().any(|of| of.payload > 0),
+        ),
     ] {
         add(Group::Message, name, is_there);
     }

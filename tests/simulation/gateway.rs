@@ -202,6 +202,9 @@ impl Charge {
             }
             _ => {}
         }
+        if !self.world.plan.gateway.work.is_zero() {
+            sleep(self.world.plan.gateway.work).await;
+        }
         let (key, call_key) = (attempt.key().to_string(), attempt.call_key());
         let order = order.to_owned();
         let served = move |world: &World| {

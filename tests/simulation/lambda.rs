@@ -281,7 +281,7 @@ impl Slot {
         if let Some(environment) = held.as_ref().filter(is_current) {
             return Arc::clone(environment);
         }
-        let member = self.world.start_process();
+        let member = self.world.start_process(number);
         let invoke = (member.process).enter(|| (self.start)(&self.world, &member, release));
         let environment = Arc::new(Environment {
             invoke,

@@ -95,6 +95,11 @@ pub enum Event {
         completed: bool,
         batch: usize,
     },
+    /// A process started, with this release.
+    Started {
+        worker: Worker,
+        release: usize,
+    },
     /// A process started, or its wall clock stepped.
     ClockSet {
         worker: Worker,
@@ -298,11 +303,12 @@ pub enum Event {
 }
 
 /// The metrics and fields of a batch's line that the oracle compares.
-const COUNTS: [&str; 10] = [
+const COUNTS: [&str; 11] = [
     "failed",
     "BatchSize",
     "Completed",
     "Duplicates",
+    "DuplicatesOfOtherQueue",
     "Reconciled",
     "DeadLettered",
     "CompletionsUnrecorded",

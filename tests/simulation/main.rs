@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `SEEDS` | the worlds of this many seeds, 1,000 if it is not set |
 //! | `PAIRS` | with all pairs of features that met |
+//! | `WITH` | of these worlds, and of those with a flaw, only those with each of these features, divided by commas |
 //! | `MINUTES` | worlds of drawn seeds, for this long |
 //! | `FLAW` | the first world that shows this flaw of the product, or those of `all`; with `SEED`, its story |
 //! | `SEED` | one world, with its story; `NAMES` are the messages and keys of the story, or `all` |
@@ -19,6 +20,7 @@ use std::{
 
 use simulation::{
     Run,
+    features::features,
     flaws::{self, Flaw, Found},
     ledger::Story,
     outage::{self, survive},
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
         }
         None => {
             let seeds = number("SEEDS").unwrap_or(1000);
-            show(0..seeds, usize::try_from(seeds).ok())
+            show(chosen(seeds), usize::try_from(seeds).ok())
         }
     };
     // A few worlds do not have every fault.
@@ -69,6 +71,19 @@ fn main() -> ExitCode {
 
 fn number(variable: &str) -> Option<u64> {
     env::var(variable).ok()?.parse().ok()
+}
+
+/// Returns the seeds below `end` whose worlds have the features that are asked for.
+fn chosen(end: u64) -> impl Iterator<Item = u64> + Send {
+    let names = env::var("WITH").unwrap_or_default();
+    let names: Vec<_> = names.split_terminator(',').map(str::to_owned).collect();
+    (0..end).filter(move |seed| {
+        let has = names.is_empty().then(Vec::new);
+        let has = has.unwrap_or_else(|| features(&Plan::draw(*seed)));
+        names
+            .iter()
+            .all(|name| has.iter().any(|of| of.name == name))
+    })
 }
 
 /// Runs worlds, and prints a line for each violation and a line now and then.
@@ -183,7 +198,7 @@ fn find_flaws(named: &str) -> ExitCode {
         &Mutex::new(flaws.into_iter()),
         |Flaw { name, file, line }| {
             let name: &'static str = name.leak();
-            match flaws::find(name, 0..seeds) {
+            match flaws::find(name, chosen(seeds)) {
                 Some(Found {
                     seed,
                     check,

@@ -20,8 +20,8 @@ use crate::{
 
 /// How long after the last fault everything must have come to an end.
 const QUIET: Duration = Duration::from_secs(48 * 3600);
-/// The rests of a message that ends its processes take 12 hours and 20 minutes. Messages of one key rest one after the
-/// other.
+/// The rests of a message that ends its processes take 12 hours and 20 minutes, or the leases if they are longer. Messages
+/// of one key rest one after the other.
 const RESTS: Duration = Duration::from_secs(13 * 3600);
 
 /// Pause between two looks for records whose time to live is over.
@@ -30,13 +30,17 @@ const SWEEP: Duration = Duration::from_secs(6 * 3600);
 /// Runs until queue and stream are empty, or too much time has passed.
 pub async fn run(world: &Arc<World>) {
     let plan = &world.plan;
-    let rests = plan.deadly() * RESTS * (1 + plan.redrives().count() as u32);
+    let rests = RESTS + 4 * plan.timeouts.function;
+    let rests = plan.deadly() * rests * (1 + plan.redrives().count() as u32);
     let sent = plan.messages.iter().map(|message| message.sent);
     let last = plan.redrives().chain(sent).chain([plan.healed]).max();
     // An item has no failures, so such a message stops its group until its receives are used up.
     let failing = plan.messages.iter().filter(|of| of.kind.fails_always());
     let stops = if plan.fifo && plan.mode == Mode::Item {
         plan.timeouts.cap * plan.timeouts.max_receives * failing.clone().count() as u32
+    } else if plan.stops_groups {
+        // Whatever fails may stop its group, as long as the queue keeps it.
+        plan.retention
     } else {
         Duration::ZERO
     };
@@ -47,12 +51,16 @@ pub async fn run(world: &Arc<World>) {
     let turns = turns.saturating_sub(1) as u32;
     let turns = (plan.timeouts.cap + plan.timeouts.function) * plan.timeouts.max_receives * turns;
     let until = world.at(last.unwrap_or_default() + QUIET + rests + stops + turns);
-    let slots: Vec<_> = (0..plan.environments)
-        .map(|_| Slot::new(world, consumer))
+    let has_other = plan.messages.iter().any(|of| of.in_other_queue);
+    let others = if has_other { plan.environments } else { 0 };
+    let queues = [(false, plan.environments), (true, others)];
+    let slots: Vec<_> = queues
+        .into_iter()
+        .flat_map(|(other, slots)| (0..slots).map(move |_| (Slot::new(world, consumer), other)))
         .collect();
-    let pollers = slots
-        .iter()
-        .flat_map(|slot| (0..plan.invocations).map(move |_| poll(world, slot, until)));
+    let pollers = slots.iter().flat_map(|(slot, other)| {
+        (0..plan.invocations).map(move |_| poll(world, slot, until, *other))
+    });
     let consuming = async {
         join(join_all(pollers), operate(world)).await;
         world.stream.close();
@@ -71,14 +79,15 @@ pub async fn run(world: &Arc<World>) {
     world.note(Event::Quiet { left });
 }
 
-async fn poll(world: &Arc<World>, slot: &Slot, until: Instant) {
+async fn poll(world: &Arc<World>, slot: &Slot, until: Instant, other: bool) {
     let plan = &world.plan;
     let mut pause = Pause::default();
-    while let Some(mut batch) = world.queue.receive(world, plan.batch, until).await {
+    let queue = &world.queue;
+    while let Some(mut batch) = queue.receive(world, plan.batch, until, other).await {
         let received = Instant::now();
         if batch.len() < plan.batch && !plan.window.is_zero() {
             sleep(plan.window).await;
-            batch.extend(world.queue.receive_now(world, plan.batch - batch.len()));
+            batch.extend(queue.receive_now(world, plan.batch - batch.len(), other));
         }
         let number = world.next_batch();
         for received in &batch {

@@ -56,6 +56,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         group: None,
         kind: Kind::Good,
         payload: 0,
+        in_other_queue: false,
         attributes: BTreeMap::new(),
         sent: n.saturating_sub(WAITING) * (HALF_A_DAY / WAITING),
     };
@@ -80,7 +81,8 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         bodies_in_s3: false,
         outputs_in_s3: false,
         releases: vec![Release::default()],
-        isolates: true,
+        layer: None,
+        stops_groups: false,
         gateway: Gateway::default(),
         direct_dead_letters: true,
         outbox: None,

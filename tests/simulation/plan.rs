@@ -7,11 +7,11 @@ use crate::{
     operator::{Act, Work},
 };
 
-const fn seconds(seconds: u64) -> Duration {
+pub(crate) const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-const HOUR: Duration = seconds(3600);
+pub(crate) const HOUR: Duration = seconds(3600);
 
 /// How long the handler waits for the gateway.
 const PATIENCE: Duration = seconds(5);
@@ -19,6 +19,12 @@ pub const MOST_IN_FLIGHT: usize = 120_000;
 /// Of the template.
 pub const RETENTION: Duration = HOUR.saturating_mul(4 * 24);
 pub const RECORDS_KEPT: Duration = HOUR.saturating_mul(20 * 24);
+
+/// Handlers of a batch at a time, if their memory allows it.
+pub const MOST_BY_MEMORY: usize = 100;
+
+/// The part of every key that a function makes, in front of the order.
+pub const PART_OF_FUNCTION: &str = "order";
 
 /// Messages at the wire, where a receive takes ten times as long.
 const MOST_AT_THE_WIRE: usize = 20;
@@ -60,15 +66,42 @@ pub enum KeyFrom {
     Body,
     /// The order in a message attribute.
     Attribute,
+    /// A function of the body, which makes two parts.
+    Function,
 }
 
 impl KeyFrom {
-    /// As in `IDEMPOTENCY_KEY`.
+    /// As in `IDEMPOTENCY_KEY`. A function has no name there.
+    pub const fn source(self) -> Option<&'static str> {
+        match self {
+            Self::MessageId => Some("message-id"),
+            Self::Body => Some("body:/order"),
+            Self::Attribute => Some("attribute:order"),
+            Self::Function => None,
+        }
+    }
+
+    /// Returns whether a body that is not an order has no key.
+    pub const fn needs_body(self) -> bool {
+        matches!(self, Self::Body | Self::Function)
+    }
+}
+
+/// What the fingerprint of a message covers. Each payload under a key has another one, unless it is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    Body,
+    Parts,
+    Off,
+}
+
+impl Scheme {
+    /// As in `IDEMPOTENCY_FINGERPRINT`.
     pub const fn source(self) -> &'static str {
         match self {
-            Self::MessageId => "message-id",
-            Self::Body => "body:/order",
-            Self::Attribute => "attribute:order",
+            Self::Body => "body",
+            Self::Parts => "body:/order,/card",
+            Self::Off => "off",
         }
     }
 }
@@ -87,6 +120,14 @@ pub struct Release {
     pub from: Duration,
     /// Handlers of a batch at a time.
     pub concurrency: usize,
+    /// As many handlers in place of that as fit into this many bytes.
+    pub memory: Option<usize>,
+    pub fingerprint: Scheme,
+    /// Asks a gateway that is looked up.
+    pub looks_up: bool,
+    /// A message whose process ends runs alone, rests, and is given up in the end.
+    pub isolates: bool,
+    pub call_key_lifetime: Option<Duration>,
     pub has_breaker: bool,
     /// Only at the wire.
     pub batches_writes: bool,
@@ -99,6 +140,11 @@ impl Default for Release {
         Self {
             from: Duration::ZERO,
             concurrency: 10,
+            memory: None,
+            fingerprint: Scheme::Body,
+            looks_up: true,
+            isolates: true,
+            call_key_lifetime: None,
             has_breaker: true,
             batches_writes: false,
             reserve: Duration::from_millis(500),
@@ -128,8 +174,10 @@ pub struct Plan {
     pub outputs_in_s3: bool,
     /// Each version of the consumer, in order.
     pub releases: Vec<Release>,
-    /// A message whose process ends runs alone, rests, and is given up in the end.
-    pub isolates: bool,
+    /// A layer in front of the handler holds messages back: so many handlers of a process run at a time.
+    pub layer: Option<usize>,
+    /// Behind a permanent failure, a group does not go on in the same batch.
+    pub stops_groups: bool,
     pub gateway: Gateway,
     pub direct_dead_letters: bool,
     /// The handler publishes events. Only in modes that write with the record.
@@ -188,6 +236,9 @@ pub const fn of_template(function: u64) -> Timeouts {
     }
 }
 
+/// Of Lambda Managed Instances, whose functions may run for longer. No template has them yet.
+pub const MANAGED_INSTANCES: Timeouts = timeouts(5400, 5520, 47, 40);
+
 const fn timeouts(function: u64, visibility: u64, max_receives: u32, cap_minutes: u64) -> Timeouts {
     Timeouts {
         function: seconds(function),
@@ -207,6 +258,8 @@ pub struct Message {
     /// A corrected order, or one that the producer has changed by mistake, has another one.
     pub payload: u32,
     pub sent: Duration,
+    /// It is in the queue of another consumer, which has the same namespace by mistake.
+    pub in_other_queue: bool,
     /// Attributes that the consumer has added to a copy.
     pub attributes: BTreeMap<String, String>,
 }
@@ -223,6 +276,8 @@ pub struct Gateway {
     pub patience: Option<Duration>,
     /// It has no idempotency keys, and says whether it has charged.
     pub is_looked_up: bool,
+    /// How long the handler works before it calls the gateway.
+    pub work: Duration,
 }
 
 impl Default for Gateway {
@@ -233,6 +288,7 @@ impl Default for Gateway {
             is_trusted: false,
             patience: Some(PATIENCE),
             is_looked_up: false,
+            work: Duration::ZERO,
         }
     }
 }
@@ -404,7 +460,8 @@ impl Plan {
             bodies_in_s3: false,
             outputs_in_s3: false,
             releases: Vec::new(),
-            isolates: true,
+            layer: None,
+            stops_groups: false,
             gateway: Gateway::default(),
             direct_dead_letters: dice.chance(0.8),
             outbox: None,
@@ -424,6 +481,7 @@ impl Plan {
         plan.draw_latecomers(&mut Dice::new(seed ^ 0x01a7_ec03));
         plan.draw_outbox(&mut Dice::new(seed ^ 0x0e4e_4715));
         plan.draw_corrections(&mut Dice::new(seed ^ 0x0c04_4ec7));
+        plan.draw_rarities(seed);
         plan
     }
 
@@ -452,7 +510,7 @@ impl Plan {
         self.bodies_in_s3 = dice.chance(0.2);
         // An item stores no outputs.
         self.outputs_in_s3 = dice.chance(0.2) && self.mode != Mode::Item;
-        self.isolates = self.mode.claims() && dice.chance(0.8);
+        let isolates = self.mode.claims() && dice.chance(0.8);
         if !self.fifo && self.level == Level::Store && dice.chance(0.15) {
             self.batch = dice.pick(&[100, 1000]);
             self.window = dice.pick(&[seconds(1), seconds(60)]);
@@ -469,13 +527,15 @@ impl Plan {
             self.releases.push(Release {
                 from,
                 concurrency: dice.pick(&[1, 4, 10]),
+                isolates,
                 has_breaker: dice.chance(0.8),
                 batches_writes: self.level == Level::Wire && dice.chance(0.5),
                 reserve: dice.pick(&[Duration::from_millis(500), seconds(3)]),
+                ..Release::default()
             });
         }
         self.releases.sort_by_key(|release| release.from);
-        if !self.isolates {
+        if !isolates {
             // Without isolation, such a message takes others with it until its receives are used up.
             for message in &mut self.messages {
                 if message.kind == Kind::Killer {
@@ -486,7 +546,7 @@ impl Plan {
     }
 
     /// Adds good orders, as many as make the messages `most`.
-    fn add_orders(&mut self, dice: &mut Dice, most: usize) {
+    pub(crate) fn add_orders(&mut self, dice: &mut Dice, most: usize) {
         let last = self
             .messages
             .last()
@@ -499,6 +559,7 @@ impl Plan {
                 kind: Kind::Good,
                 payload: 0,
                 sent: dice.between(Duration::ZERO, last),
+                in_other_queue: false,
                 attributes: BTreeMap::new(),
             });
         }
@@ -583,7 +644,12 @@ impl Plan {
                 && self.mode.claims()
                 && self.key != KeyFrom::MessageId
                 && dice.chance(0.6),
+            work: Duration::ZERO,
         };
+        let forgets = keys == Keys::ForADay;
+        for release in &mut self.releases {
+            release.call_key_lifetime = forgets.then_some(CALL_KEY_LIFETIME);
+        }
         for of in [Service::DeadLetters, Service::Lambda] {
             if dice.chance(0.2) {
                 let from = dice.between(Duration::ZERO, span);
@@ -624,15 +690,33 @@ impl Plan {
 impl Plan {
     /// Returns the key of a message, as the ledger names it.
     pub fn key(&self, message: &Message) -> String {
-        format!("orders#{}", self.id_of_operation(message))
+        format!("orders#{}", self.parts_of_key(message).join("#"))
     }
 
-    /// Returns the part of a message's key that is its own.
-    pub fn id_of_operation<'a>(&self, message: &'a Message) -> &'a str {
+    /// Returns the parts of a message's key behind the namespace.
+    pub fn parts_of_key<'a>(&self, message: &'a Message) -> Vec<&'a str> {
         match self.key {
-            KeyFrom::MessageId => &message.id,
-            KeyFrom::Body | KeyFrom::Attribute => &message.order,
+            KeyFrom::MessageId => vec![&message.id],
+            KeyFrom::Body | KeyFrom::Attribute => vec![&message.order],
+            KeyFrom::Function => vec![PART_OF_FUNCTION, &message.order],
         }
+    }
+
+    /// Returns whether a setting is so in each version of the consumer.
+    pub fn always(&self, is_so: impl Fn(&Release) -> bool) -> bool {
+        self.releases.iter().all(is_so)
+    }
+
+    /// Returns whether a setting differs between two versions of the consumer.
+    pub fn changes<T: PartialEq>(&self, setting: impl Fn(&Release) -> T) -> bool {
+        let mut settings = self.releases.iter().map(setting);
+        let first = settings.next();
+        settings.any(|other| Some(other) != first)
+    }
+
+    /// Returns whether two payloads under one key are always told apart.
+    pub fn tells_payloads_apart(&self) -> bool {
+        self.always(|of| of.fingerprint != Scheme::Off) && !self.changes(|of| of.fingerprint)
     }
 
     /// Returns whether a service is out for a while.
@@ -686,6 +770,7 @@ fn messages(dice: &mut Dice, fifo: bool, span: Duration) -> Vec<Message> {
             kind,
             payload: 0,
             sent,
+            in_other_queue: false,
             attributes: BTreeMap::new(),
         });
     }

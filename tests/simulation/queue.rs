@@ -1,5 +1,5 @@
 //! [`Queue`]: an SQS queue with AWS's rules: visibility timeouts, receipts, receive counts, message groups, limits and a
-//! dead-letter queue.
+//! dead-letter queue. Messages of another consumer are in it too, as if it were two.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -114,20 +114,21 @@ impl Queue {
         found.map_or(Kind::Good, |one| one.message.kind)
     }
 
-    /// Returns up to `most` messages, once one is visible. `None` once `until` is over, or if the queue is empty and
-    /// nobody will send to it.
+    /// Returns up to `most` messages of one of the queues, once one is visible. `None` once `until` is over, or if the
+    /// queue is empty and nobody will send to it.
     pub async fn receive(
         &self,
         world: &World,
         most: usize,
         until: Instant,
+        other: bool,
     ) -> Option<Vec<Received>> {
         loop {
-            let batch = self.receive_now(world, most);
+            let batch = self.receive_now(world, most, other);
             if !batch.is_empty() {
                 return Some(batch);
             }
-            let next = match self.next_visible() {
+            let next = match self.next_visible(other) {
                 Some(next) => next,
                 None if world.is_redrive_due() => until,
                 None => return None,
@@ -141,8 +142,8 @@ impl Queue {
         }
     }
 
-    /// Returns up to `most` messages that are visible now.
-    pub fn receive_now(&self, world: &World, most: usize) -> Vec<Received> {
+    /// Returns up to `most` messages of one of the queues that are visible now.
+    pub fn receive_now(&self, world: &World, most: usize, other: bool) -> Vec<Received> {
         let now = Instant::now();
         let mut all = self.stored();
         for one in all.iter_mut() {
@@ -153,7 +154,9 @@ impl Queue {
             }
         }
         // A group waits while a message of it is in flight.
-        let in_flight = all.iter().filter(|one| one.is_in_flight(now));
+        let in_flight = all
+            .iter()
+            .filter(|one| one.message.in_other_queue == other && one.is_in_flight(now));
         let room = self.in_flight.saturating_sub(in_flight.clone().count());
         if room == 0 {
             world.note(Event::QueueFull);
@@ -171,7 +174,7 @@ impl Queue {
         let number = all.len();
         for at in (0..number).map(|n| (first + n) % number) {
             let one = &mut all[at];
-            if one.gone || batch.len() == most {
+            if one.gone || one.message.in_other_queue != other || batch.len() == most {
                 continue;
             }
             let group = one.message.group.as_ref();
@@ -312,9 +315,10 @@ impl Queue {
     }
 
     /// Returns when a message becomes visible, if nothing else changes. `None` if there is none left.
-    fn next_visible(&self) -> Option<Instant> {
+    fn next_visible(&self, other: bool) -> Option<Instant> {
         let (now, all) = (Instant::now(), self.stored());
-        let in_flight = all.iter().filter(|one| one.is_in_flight(now));
+        let of_queue = all.iter().filter(|one| one.message.in_other_queue == other);
+        let in_flight = of_queue.clone().filter(|one| one.is_in_flight(now));
         let is_full = in_flight.clone().count() >= self.in_flight;
         let closed: HashSet<_> = in_flight
             .filter_map(|one| one.message.group.as_deref())
@@ -324,7 +328,7 @@ impl Queue {
             let waits = is_full || group.is_some_and(|group| closed.contains(group));
             one.is_in_flight(now) || !waits
         };
-        let left = all.iter().filter(|one| !one.gone);
+        let left = of_queue.filter(|one| !one.gone);
         left.filter(waits_for_itself).map(|one| one.visible).min()
     }
 

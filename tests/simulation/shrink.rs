@@ -106,6 +106,22 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
     if plan.outputs_in_s3 {
         without(&|plan| plan.outputs_in_s3 = false);
     }
+    if plan.layer.is_some() {
+        without(&|plan| plan.layer = None);
+    }
+    if plan.stops_groups {
+        without(&|plan| plan.stops_groups = false);
+    }
+    if !plan.gateway.work.is_zero() {
+        without(&|plan| plan.gateway.work = Duration::ZERO);
+    }
+    if plan.releases.iter().any(|release| release.memory.is_some()) {
+        without(&|plan| (plan.releases.iter_mut()).for_each(|of| of.memory = None));
+    }
+    if plan.changes(|release| release.fingerprint) {
+        let first = plan.releases[0].fingerprint;
+        without(&|plan| (plan.releases.iter_mut()).for_each(|of| of.fingerprint = first));
+    }
     if plan.outbox.is_some() {
         without(&|plan| plan.outbox = None);
     }

@@ -15,6 +15,8 @@ use crate::{
 };
 
 pub const QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:orders";
+/// Of another consumer, which has the same namespace by mistake.
+pub const OTHER_QUEUE_ARN: &str = "arn:aws:sqs:eu-central-1:123456789012:invoices";
 const DEAD_LETTERS: &str = "orders-dead";
 /// Where the relay sends events, and those that it cannot send.
 pub const TARGET: &str = "charges";

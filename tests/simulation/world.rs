@@ -143,15 +143,19 @@ impl World {
 
     /// Returns the key of a message.
     pub fn key(&self, message: &Message) -> Option<Key> {
-        Key::new(&namespace(), [self.plan.id_of_operation(message)]).ok()
+        Key::new(&namespace(), self.plan.parts_of_key(message)).ok()
     }
 
-    /// Starts a process, whose wall clock is a little wrong.
-    pub fn start_process(&self) -> Member {
+    /// Starts a process with a release, whose wall clock is a little wrong.
+    pub fn start_process(&self, release: usize) -> Member {
         let member = Member {
             process: Process::start(self.wall()),
             worker: self.workers.fetch_add(1, Relaxed),
         };
+        self.note(Event::Started {
+            worker: member.worker,
+            release,
+        });
         self.set_clock(&member);
         member
     }

@@ -2,9 +2,9 @@
 //! does not commit with its record, but there is no record without it: an operation is completed by a run that charged, or by
 //! a lookup that found a charge.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use super::Bench;
+use super::{Bench, replays::run_of};
 use crate::{
     gateway::FOUND,
     ledger::{Event, Run, Worker},

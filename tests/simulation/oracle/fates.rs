@@ -11,9 +11,7 @@ use super::{
 };
 use crate::{
     ledger::{Event, Run},
-    plan::{
-        CALL_KEY_LIFETIME, KeyFrom, Keys, Kind, Message, Mode, Plan, QUARANTINE, Service, Timeouts,
-    },
+    plan::{Kind, Message, Mode, Plan, QUARANTINE, Service, Timeouts},
 };
 
 /// How long a cause must last before it takes a message to the dead-letter queue.
@@ -162,9 +160,10 @@ impl Fates {
         if is_too_old(error) {
             // The claim may have been under way for a while when it arrived.
             let slack = QUARANTINE + 2 * bench.skew();
-            let is_old = |since| since + CALL_KEY_LIFETIME <= bench.now + slack;
-            return bench.plan.gateway.keys == Keys::ForADay
-                && state.open_since().is_some_and(is_old);
+            let releases = bench.plan.releases.iter();
+            let lifetime = releases.filter_map(|of| of.call_key_lifetime).min();
+            let open = state.open_since().zip(lifetime);
+            return open.is_some_and(|(since, lifetime)| since + lifetime <= bench.now + slack);
         }
         let of_message = |run: &&Run| bench.states.run(**run).map(|of| of.0) == Some(message);
         let last = self.declined_again.iter().rfind(of_message);
@@ -276,6 +275,7 @@ impl Fates {
         });
         of_group.any(|id| {
             let is_unrecorded = match bench.plan.mode {
+                _ if bench.plan.stops_groups => self.has_failed(id, bench),
                 Mode::Item => {
                     bench.messages[id].kind.fails_always() || self.failed.contains_key(id)
                 }
@@ -286,6 +286,17 @@ impl Fates {
             let is_over = |until: &Duration| *until < message.sent;
             is_unrecorded && !self.settled.get(id).is_some_and(is_over)
         })
+    }
+
+    /// Returns whether a message failed permanently, which stops its group where the consumer is told to.
+    fn has_failed(&self, id: &str, bench: &Bench<'_>) -> bool {
+        let message = &bench.messages[id];
+        let state = bench.states.of(&bench.key(message));
+        message.kind.fails_always()
+            || self.failed.contains_key(id)
+            || state.is_some_and(|state| {
+                state.is_reused(message) || state.answers(message, bench.skew())
+            })
     }
 
     /// An attempt with another payload is in its way, and no message with that payload is left that could end it.
@@ -380,5 +391,5 @@ fn keeps_from_running(service: Service, plan: &Plan) -> bool {
 /// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
 /// failures.
 pub(super) fn records_unreadable(plan: &Plan) -> bool {
-    plan.mode != Mode::Item && plan.key != KeyFrom::Body
+    plan.mode != Mode::Item && !plan.key.needs_body()
 }

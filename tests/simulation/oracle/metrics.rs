@@ -15,6 +15,8 @@ const MOST_VALUES: u64 = 100;
 #[derive(Default)]
 pub(super) struct Counts {
     batches: BTreeMap<usize, OfBatch>,
+    /// The keys that are completed, and whether by a message of the other queue.
+    completed: BTreeMap<String, bool>,
     at_work: BTreeSet<(Worker, usize)>,
 }
 
@@ -25,6 +27,8 @@ struct OfBatch {
     runs: u64,
     completed: u64,
     copied: BTreeSet<String>,
+    /// Duplicates of what a message of another queue has completed.
+    of_other_queue: u64,
     /// Another batch of the worker has one of its messages too, so it is unclear what belongs to which.
     is_unclear: bool,
     counted: Option<BTreeMap<&'static str, u64>>,
@@ -48,7 +52,24 @@ impl Counts {
                 ..
             } => {
                 if let Some(message) = bench.claimed_for(key).cloned() {
+                    let in_other_queue = bench.messages[&message].in_other_queue;
+                    self.completed.insert(key.clone(), in_other_queue);
                     self.in_batch_of(*worker, &message, |batch| batch.completed += 1);
+                }
+            }
+            Event::Deleted { key } | Event::Forgotten { key } => {
+                self.completed.remove(key);
+            }
+            Event::Outcome {
+                message,
+                outcome: "duplicate",
+                worker,
+                ..
+            } => {
+                let of = &bench.messages[message];
+                let completed = self.completed.get(&bench.key(of));
+                if completed.is_some_and(|by_other| *by_other != of.in_other_queue) {
+                    self.in_batch_of(*worker, message, |batch| batch.of_other_queue += 1);
                 }
             }
             Event::HandlerStarted {
@@ -131,6 +152,17 @@ impl OfBatch {
         let successes = ["Completed", "Duplicates", "Reconciled"];
         let successes: u64 = successes.map(|name| self.counted(name)).iter().sum();
         let dead = self.counted("DeadLettered");
+        // An item has no source.
+        let of_other = self.of_other_queue;
+        if of_other > 0 && bench.plan.mode != Mode::Item {
+            let counted = self.counted("DuplicatesOfOtherQueue");
+            bench.check(
+                "metrics: duplicates of another queue",
+                counted >= of_other,
+                &names,
+                || format!("{of_other} duplicates of another queue, {}", said()),
+            );
+        }
         bench.check(
             "metrics: messages and failures",
             successes + dead + failed == size,

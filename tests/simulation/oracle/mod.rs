@@ -4,6 +4,7 @@ mod again;
 mod costs;
 mod effects;
 mod fates;
+mod limits;
 mod metrics;
 mod outbox;
 mod progress;
@@ -18,8 +19,8 @@ use std::{collections::BTreeMap, time::Duration};
 use sqs_once::protocol::Key;
 
 use crate::{
-    ledger::{Event, Run},
-    plan::{Message, Plan},
+    ledger::{Event, Run, Worker},
+    plan::{Message, Plan, Release},
     world::namespace,
 };
 
@@ -39,6 +40,7 @@ pub const CHECKS: &[&str] = &[
     "P3 only a decline changes the call key",
     "P3 told of another payload",
     "P3 another payload does not take over",
+    "a call key is not used beyond its lifetime",
     "P3 charged again only with a cause",
     "P4 a write is applied once",
     "P4 a write commits with its record",
@@ -73,6 +75,8 @@ pub const CHECKS: &[&str] = &[
     "charged once",
     "charged once, by looking up",
     "order of a group",
+    "a stopped group waits",
+    "handlers at a time are bounded",
     "events commit with their record",
     "a sent event was committed",
     "an event is sent as it was published",
@@ -87,6 +91,7 @@ pub const CHECKS: &[&str] = &[
     "metrics: completions",
     "metrics: dead letters",
     "metrics: runs of handlers",
+    "metrics: duplicates of another queue",
     "fault: a table's request",
     "fault: a call to SQS",
     "fault: a call to S3",
@@ -202,6 +207,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
     let mut outbox = outbox::Outbox::default();
     let mut again = again::Again::default();
     let mut history = told::History::default();
+    let mut limits = limits::Limits::default();
     for (at, event) in events {
         bench.event(*at, event);
         if let Some(fault) = fault(event) {
@@ -217,6 +223,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         outbox.event(*at, event, &mut bench);
         again.event(event, &mut bench);
         history.event(event, &mut bench);
+        limits.event(event, &mut bench);
     }
     effects.end(&mut bench);
     outbox.end(&mut bench);
@@ -237,6 +244,7 @@ struct Bench<'a> {
     keys: BTreeMap<Run, String>,
     states: state::States,
     now: Duration,
+    releases: BTreeMap<Worker, usize>,
     verdict: Verdict,
 }
 
@@ -257,8 +265,9 @@ impl<'a> Bench<'a> {
             order: Vec::new(),
             claims: BTreeMap::new(),
             keys: BTreeMap::new(),
-            states: state::States::default(),
+            states: state::States::new(plan.tells_payloads_apart()),
             now: Duration::ZERO,
+            releases: BTreeMap::new(),
             verdict: Verdict::default(),
         };
         plan.messages.iter().for_each(|message| bench.add(message));
@@ -270,6 +279,9 @@ impl<'a> Bench<'a> {
         self.states.event(at, event, &self.messages);
         match event {
             Event::Redriven { message, .. } => self.add(message),
+            Event::Started { worker, release } => {
+                self.releases.insert(*worker, *release);
+            }
             Event::Claimed { key, message, .. } => {
                 let claim = Claim {
                     message: message.clone(),
@@ -298,6 +310,13 @@ impl<'a> Bench<'a> {
             }
             _ => {}
         }
+    }
+
+    /// Returns the settings of a process.
+    fn release_of(&self, worker: Worker) -> Release {
+        let release = self.releases.get(&worker);
+        let release = release.and_then(|release| self.plan.releases.get(*release));
+        release.copied().unwrap_or_default()
     }
 
     /// Returns the message of a key's last claim.
@@ -336,8 +355,7 @@ impl<'a> Bench<'a> {
 
     /// Returns the call key of a message's operation.
     fn call_key(&self, message: &Message, generation: u64) -> Option<String> {
-        let id = self.plan.id_of_operation(message);
-        let key = Key::new(&namespace(), [id]).ok()?;
+        let key = Key::new(&namespace(), self.plan.parts_of_key(message)).ok()?;
         Some(key.call_key(generation))
     }
 

@@ -166,6 +166,7 @@ impl Progress {
             // See [`Fates::has_cause`](super::fates::Fates::has_cause).
             let is_behind = message.group.is_some()
                 && (bench.plan.mode == Mode::Item
+                    || bench.plan.stops_groups
                     || !records_unreadable(bench.plan)
                         && self.is_behind_unreadable(message, bench));
             if message.kind.fails_always() || is_behind || self.declined.contains(&id) {

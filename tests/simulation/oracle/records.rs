@@ -8,7 +8,7 @@ use std::{
 use super::Bench;
 use crate::{
     ledger::{Event, Run, Told, Worker},
-    plan::Keys,
+    plan::{Keys, Scheme},
 };
 
 #[derive(Default)]
@@ -27,7 +27,11 @@ struct OfKey {
     failed_at: HashMap<Content, Duration>,
     /// Runs that may have had their effect, and whether each has asked the gateway.
     open: BTreeMap<Run, bool>,
-    charges: usize,
+    /// What the fingerprint of the last claim covers.
+    scheme: Option<Scheme>,
+    /// Two claims can't be compared, so any payload may be that of the record.
+    is_mixed: bool,
+    charges: Vec<(Run, Duration)>,
     claim: Option<Claim>,
 }
 
@@ -39,6 +43,8 @@ struct Claim {
     worker: Worker,
     message: String,
     is_suspect: bool,
+    /// It replaced a claim without a recorded end.
+    is_over_unsettled: bool,
     /// Its handler began.
     began: bool,
     /// Nothing was recorded since the claim, or since its handler began.
@@ -100,7 +106,7 @@ impl Records {
             Event::Charged { run, key, taken } => {
                 self.asked(*run);
                 if *taken {
-                    self.charged(key, bench);
+                    self.charged(at, *run, key, bench);
                 }
             }
             _ => {}
@@ -141,10 +147,15 @@ impl Records {
             });
         }
         let content = bench.messages[message].content();
+        let release = bench.release_of(*worker);
         let of_key = self.key(key);
+        let before = of_key.scheme.replace(release.fingerprint);
+        of_key.is_mixed |= release.fingerprint == Scheme::Off
+            || before.is_some_and(|before| before != release.fingerprint);
         let other = of_key.claim.as_ref().is_some_and(|before| {
             bench.messages[&before.message].content() != content
                 && of_key.open.values().any(|asked| *asked)
+                && !of_key.is_mixed
         });
         bench.check(
             "P3 another payload does not take over",
@@ -174,20 +185,22 @@ impl Records {
             || format!("{key} was claimed for {message}, whose failure is recorded"),
         );
         let before = of_key.claim.take();
-        let is_suspect = bench.plan.isolates
-            && *was == "IN_PROGRESS"
-            && before.is_some_and(|before| before.is_unsettled);
+        let is_over_unsettled =
+            *was == "IN_PROGRESS" && before.is_some_and(|before| before.is_unsettled);
+        let is_suspect = release.isolates && is_over_unsettled;
         of_key.claim = Some(Claim {
             worker: *worker,
             message: message.clone(),
             is_suspect,
+            is_over_unsettled,
             began: false,
             is_unsettled: true,
         });
+        // Without isolation, those before it stay counted.
         let is_counted = *attempts_alone > 0;
         bench.check(
             "P6 attempt alone is counted in its claim",
-            is_suspect == is_counted,
+            is_suspect == is_counted || !release.isolates && is_over_unsettled,
             &[key, message],
             || format!("the claim of {key} for {message} (suspect: {is_suspect}) counts {attempts_alone}"),
         );
@@ -236,7 +249,7 @@ impl Records {
             },
         );
         // An undo before the handler began leaves what was known of the attempt before.
-        claim.is_unsettled = claim.is_suspect && !claim.began;
+        claim.is_unsettled = claim.is_over_unsettled && !claim.began;
         if is == "COMPLETED" {
             of_key.completed = true;
             of_key.open.clear();
@@ -307,7 +320,8 @@ impl Records {
                 || format!("run {run} of {key} was not told of run {earlier}"),
             );
         }
-        if let Some(other) = open.find(|earlier| self.runs[earlier].content != content) {
+        let is_other = |earlier: &Run| self.runs[earlier].content != content;
+        if let Some(other) = open.find(is_other).filter(|_| !of_key.is_mixed) {
             bench.check(
                 "P3 told of another payload",
                 told.is_some_and(|told| told.other_payload),
@@ -315,6 +329,8 @@ impl Records {
                 || format!("run {run} of {key} was not told that run {other} had another payload"),
             );
         }
+        self.not_too_old(at, run, key, worker, bench);
+        let of_key = self.key(key);
         of_key.open.insert(run, false);
         let mut is_alone = false;
         if let Some(claim) = of_key.claim.as_mut().filter(|of| of.worker == worker) {
@@ -333,6 +349,37 @@ impl Records {
             });
         }
         self.begin(at, run, key, worker, is_alone, content);
+    }
+
+    /// A handler does not repeat a request whose call key the gateway may have forgotten. A lookup tells without it.
+    fn not_too_old(
+        &mut self,
+        at: Duration,
+        run: Run,
+        key: &str,
+        worker: Worker,
+        bench: &mut Bench<'_>,
+    ) {
+        let release = bench.release_of(worker);
+        let looks_up = bench.plan.gateway.is_looked_up && release.looks_up;
+        let Some(lifetime) = release.call_key_lifetime.filter(|_| !looks_up) else {
+            return;
+        };
+        let of_key = self.keys.get(key);
+        // Runs are numbered in the order of their starts.
+        let open = of_key.and_then(|of_key| of_key.open.iter().find(|(_, asked)| **asked));
+        let Some((earliest, _)) = open else {
+            return;
+        };
+        // A claim reads the clock before it is sent, and its handler starts in the same invocation.
+        let least = at.saturating_sub(bench.plan.timeouts.function + 2 * bench.skew());
+        let began = self.runs[earliest].began;
+        bench.check(
+            "a call key is not used beyond its lifetime",
+            began + lifetime >= least,
+            &[key],
+            || format!("run {run} of {key} repeated run {earliest} of {began:?}"),
+        );
     }
 
     fn begin(
@@ -359,19 +406,30 @@ impl Records {
     }
 
     /// A charge that the gateway has taken.
-    fn charged(&mut self, key: &str, bench: &mut Bench<'_>) {
-        let of_key = self.key(key);
-        of_key.charges += 1;
-        let charges = of_key.charges;
+    fn charged(&mut self, at: Duration, run: Run, key: &str, bench: &mut Bench<'_>) {
+        let of_key = self.keys.entry(key.to_owned()).or_default();
+        let charges = of_key.charges.len() + 1;
+        // A request of one run that the network doubled or delayed has no other cause.
+        let began = self.runs.get(&run).map_or(at, |of_run| of_run.began);
+        let looks_up = |run: Run| {
+            let of_run = self.runs.get(&run);
+            of_run.is_some_and(|of_run| bench.release_of(of_run.worker).looks_up)
+        };
         let check = if bench.plan.gateway.is_looked_up {
-            Some("charged once, by looking up")
+            looks_up(run).then_some("charged once, by looking up")
         } else {
             (bench.plan.gateway.keys != Keys::Never).then_some("charged once")
         };
+        // A run of a release without the lookup waits for nobody, and may charge while this one works.
+        let known = of_key.charges.iter().filter(|(earlier, charged)| {
+            !bench.plan.gateway.is_looked_up || looks_up(*earlier) || *charged < began
+        });
+        let known = known.count();
         if let Some(check) = check {
-            bench.check(check, charges <= 1, &[key], || {
+            bench.check(check, known == 0, &[key], || {
                 format!("{key} was charged {charges} times")
             });
         }
+        of_key.charges.push((run, at));
     }
 }

@@ -76,7 +76,7 @@ fn called_back(message: &str, key: &str, call_key: &str, bench: &mut Bench<'_>) 
 }
 
 /// Returns the run whose output this is. A lookup has an output of its own.
-fn run_of(output: &str) -> Option<Run> {
+pub(super) fn run_of(output: &str) -> Option<Run> {
     let (_, run) = output.rsplit_once("by run ")?;
     run.parse().ok()
 }

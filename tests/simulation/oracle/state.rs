@@ -23,6 +23,7 @@ pub(super) struct States {
     runs: HashMap<Run, OfRun>,
     /// When something last stopped a process.
     stopped: HashMap<Worker, Duration>,
+    tells_payloads_apart: bool,
 }
 
 struct OfRun {
@@ -60,7 +61,8 @@ struct Held {
 }
 
 struct Failure {
-    content: Content,
+    /// `None` if payloads are not told apart: it is then that of each.
+    content: Option<Content>,
     at: Duration,
     error: String,
 }
@@ -86,6 +88,13 @@ struct Alone {
 }
 
 impl States {
+    pub(super) fn new(tells_payloads_apart: bool) -> Self {
+        Self {
+            tells_payloads_apart,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn event(
         &mut self,
         at: Duration,
@@ -124,7 +133,10 @@ impl States {
                     claim.error = Some(error.clone());
                 }
             }
-            Event::Settled { key, is, .. } => self.state(key).settled(at, is),
+            Event::Settled { key, is, .. } => {
+                let tells_apart = self.tells_payloads_apart;
+                self.state(key).settled(at, is, tells_apart);
+            }
             Event::HandlerStarted {
                 run,
                 message,
@@ -227,7 +239,7 @@ impl State {
         self.claim = Some(claim);
     }
 
-    fn settled(&mut self, at: Duration, is: &str) {
+    fn settled(&mut self, at: Duration, is: &str, tells_payloads_apart: bool) {
         self.now.is_in_progress = is == "IN_PROGRESS";
         let Some(claim) = &mut self.claim else { return };
         let (content, end) = (claim.content, claim.end);
@@ -253,6 +265,7 @@ impl State {
                     self.now.open_since = None;
                     self.generation += 1;
                 }
+                let content = tells_payloads_apart.then_some(content);
                 self.failures.push(Failure { content, at, error });
                 false
             }
@@ -294,8 +307,8 @@ impl State {
         skew: Duration,
     ) -> impl Iterator<Item = &'a str> {
         let failures = self.failures.iter();
-        let answers =
-            move |of: &&Failure| of.content == message.content() && of.at + skew >= message.sent;
+        let is_of = |of: &Failure| of.content.is_none_or(|of| of == message.content());
+        let answers = move |of: &&Failure| is_of(of) && of.at + skew >= message.sent;
         failures.filter(answers).map(|of| &*of.error)
     }
 

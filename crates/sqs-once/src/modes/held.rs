@@ -87,7 +87,8 @@ pub fn open_too_long(
 ) -> Option<Timestamp> {
     let open_since = record.first_claimed_at?;
     let early = Duration::from_secs(3600 * u64::from(flawed("too old an hour early")));
-    (open_since.until(now) + early > lifetime?).then_some(open_since)
+    let is_too_old = open_since.until(now) + early > lifetime?;
+    (is_too_old && !flawed("no attempt is too old")).then_some(open_since)
 }
 
 /// What became of the swap that ends a claim.

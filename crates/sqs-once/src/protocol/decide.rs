@@ -232,7 +232,8 @@ impl Record {
 
     fn other_source(&self, claim: &Claim) -> Option<String> {
         let other = claim.source.is_some() && self.source != claim.source;
-        self.source.clone().filter(|_| other)
+        let is_told = !flawed("a duplicate of another queue is not told");
+        self.source.clone().filter(|_| other && is_told)
     }
 
     /// Returns the record after a claim. `replaced` is the record before, unless it was past `expires_at`.

@@ -5,6 +5,8 @@ use std::{borrow::Cow, fmt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::flawed::flawed;
+
 /// Maximum size of a DynamoDB partition key, in bytes (*Amazon DynamoDB Developer Guide*,
 /// "Constraints in Amazon DynamoDB").
 pub const MAX_KEY_BYTES: usize = 2048;
@@ -376,7 +378,8 @@ impl Fingerprint {
             (self.scheme(), other.scheme()),
             (Some(one), Some(other)) if one != other
         );
-        self.digits() != other.digits() && !schemes_differ
+        self.digits() != other.digits()
+            && (!schemes_differ || flawed("fingerprints of two schemes are compared"))
     }
 }
 

@@ -31,7 +31,7 @@ use crate::{
     deadline::Deadline,
     flawed::flawed,
     handler::Handler,
-    modes::{Mode, Outcome, Turn},
+    modes::{Mode, Outcome, Turn, Turns},
     protocol::Key,
     system::{self, Instant, timeout_at},
 };
@@ -187,6 +187,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         let memory = |index: &usize| self.messages[*index].memory(largest_in_s3);
         let running = self.running.keys().map(memory);
         let needed = running.fold(memory(&next), usize::saturating_add);
+        let needed = needed * usize::from(!flawed("memory limits no handlers"));
         let limit = self.consumer.options.concurrency;
         limit.admits(self.running.len(), needed)
             && system::instant() < self.shown.start_by(self.deadline)
@@ -221,10 +222,13 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             if self.messages[next.index].receive_count() >= RECEIVE_WITHOUT_MINIMUM {
                 deadline = deadline.without_min_time();
             }
+            let turns = if flawed("a turn is of one batch") {
+                Turns::default()
+            } else {
+                self.consumer.process.turns.clone()
+            };
             let turn = if deadline.may_start() {
-                (self.consumer.process.turns)
-                    .alone(deadline.start_by())
-                    .await
+                turns.alone(deadline.start_by()).await
             } else {
                 None
             };
@@ -372,7 +376,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             FifoAfterPermanent::Continue => {
                 ended.is_recorded_failure(self.consumer.mode.records_failures())
             }
-            FifoAfterPermanent::Stop => false,
+            FifoAfterPermanent::Stop => flawed("a stopped group goes on") && ended.is_permanent(),
         };
         !(ended.is_success() || goes_on || flawed("a group does not stop"))
     }

@@ -171,6 +171,14 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
+    /// Sets how many handlers of one batch run at a time, if they fit into this many bytes: `CONSUMER_CONCURRENCY=auto`.
+    #[cfg(feature = "simulation")]
+    #[must_use]
+    pub fn concurrency_within(mut self, most: NonZeroUsize, memory: usize) -> Self {
+        self.options.concurrency = Concurrency::within_memory(most, memory);
+        self
+    }
+
     /// Changes the mode, for settings that have no environment variable.
     ///
     /// ```no_run

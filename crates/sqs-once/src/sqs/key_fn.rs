@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    flawed::flawed,
     handler::{DeliveryMetadata, InvalidMessage},
     protocol::KeyPart,
 };
@@ -49,9 +50,13 @@ impl KeyFn {
     ) -> Result<Parts, NoIdentity> {
         let parts = AssertUnwindSafe(|| (self.0)(body, delivery));
         let parts = catch_unwind(parts).map_err(|_panic| NoIdentity::KeyPanicked)?;
-        Ok(parts.map_err(|why| {
+        let mut parts = parts.map_err(|why| {
             InvalidMessage(format!("no idempotency key by the key function: {why}"))
-        })?)
+        })?;
+        if flawed("only the first part of a key function counts") {
+            parts.truncate(1);
+        }
+        Ok(parts)
     }
 }
 

@@ -61,10 +61,12 @@ impl BatchResponse {
             end = end.take().or(ends);
             answer
         });
-        Self {
-            answers: answers.collect(),
-            end,
+        let mut answers: Vec<_> = answers.collect();
+        if flawed("the answers behind the tenth are swapped") {
+            let behind = answers.len().min(10);
+            answers[behind..].reverse();
         }
+        Self { answers, end }
     }
 
     /// Interprets the failure of a whole batch.
