@@ -82,7 +82,8 @@ class Flaw:
 def flaws() -> list[Flaw]:
     """The flaws in the sources, with what tests/simulation/twins.rs and the page say about them."""
     twins = (ROOT / "tests/simulation/twins.rs").read_text()
-    worlds = {flaw: f"{seed}: {check}" for flaw, seed, check in re.findall(r'\(\s*"(.+)",\s*(\d+),\s*"(.+)"', twins)}
+    found = re.findall(r'\(\s*"(.+)",\s*([\d_]+),\s*"(.+)"', twins)
+    worlds = {flaw: f"{seed.replace('_', '')}: {check}" for flaw, seed, check in found}
     page = PAGE.read_text() if PAGE.exists() else ""
     row = re.compile(r"^\| (.+) \| `.+` \| .+ \| (\w+): `(.+)`( \(hangs\))? \|$", re.MULTILINE)
     tests = {flaw: Test(layer, test, bool(hangs)) for flaw, layer, test, hangs in row.findall(page)}
@@ -117,7 +118,12 @@ class Layer:
         return {test for suite in self.suites for test in self._run(suite, flaw, exact, patience)}
 
     def _run(self, suite: Suite, flaw: str, arguments: list[str], patience: float) -> Iterable[Test]:
-        environment = {**os.environ, "FLAW": flaw, "RUST_BACKTRACE": "0"}
+        environment = {
+            **os.environ,
+            "FLAW": flaw,
+            "RUST_BACKTRACE": "0",
+            "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true",
+        }
         started = subprocess.Popen(
             [*suite.command, *arguments],
             cwd=ROOT,
