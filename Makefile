@@ -200,6 +200,11 @@ mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/sqs-once/src/modes/**"]
 	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
+# Cargo keeps what local/flaws_rustc compiles apart, so that all other verbs test what ships.
+.PHONY: flaws
+flaws: $(VENV) ## Switch on each flaw of docs/flaws.md; its test must fail. Find its test: make flaws SEARCH=new, all or "a flaw"
+	python local/flaws.py $(if $(SEARCH),--search "$(SEARCH)")
+
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
 DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulated-outbox --exclude simulation --exclude starter

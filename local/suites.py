@@ -98,20 +98,24 @@ class Result:
         return self.status == 0 and self.counts is not None
 
 
-def build() -> list[Suite]:
-    """Builds the suites, and returns them in the order of their start."""
-    # Without `--tests` Cargo would also link each example, which tests/cloud/examples.rs compiles anyway.
-    command = [*CARGO_TEST, "--tests", "--no-run", "--message-format=json-render-diagnostics"]
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if built.returncode != 0:
-        sys.exit(built.returncode)
-    messages = [json.loads(line) for line in built.stdout.splitlines()]
-    suites = [
-        part
+def built(*arguments: str, environment: Mapping[str, str] = os.environ) -> list[Suite]:
+    """Builds the suites that the arguments of `cargo test` select."""
+    command = [*CARGO_TEST, *arguments, "--no-run", "--message-format=json-render-diagnostics"]
+    cargo = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    if cargo.returncode != 0:
+        sys.exit(cargo.returncode)
+    messages = [json.loads(line) for line in cargo.stdout.splitlines()]
+    return [
+        Suite(message["target"]["name"], message["target"]["kind"][0], (message["executable"],))
         for message in messages
         if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]
-        for part in Suite(message["target"]["name"], message["target"]["kind"][0], (message["executable"],)).parts()
     ]
+
+
+def build() -> list[Suite]:
+    """Builds all suites, and returns them in the order of their start."""
+    # Without `--tests` Cargo would also link each example, which tests/cloud/examples.rs compiles anyway.
+    suites = [part for suite in built("--tests") for part in suite.parts()]
     suites += [Suite(name, "script", (sys.executable, f"local/{name}.py")) for name in SCRIPTS]
     order = COMPUTING + LONGEST + SCRIPTS
     return sorted(suites, key=lambda suite: order.index(suite.name) if suite.name in order else len(order))

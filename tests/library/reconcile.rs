@@ -431,6 +431,30 @@ async fn decorated_handler_is_looked_up() {
     assert_eq!(world.calls(), ["look up"]);
 }
 
+/// A request of the failed attempt may still have its effect.
+#[tokio::test]
+async fn message_waits_for_quarantine_of_its_consumer() {
+    let (world, once) = (World::default(), Once::new(MemoryStore::default()));
+    let consumer = Consumer::without_aws(once.clock(clock), namespace(), world.clone())
+        .key("body:/id".parse().unwrap())
+        .look_up(world.clone(), QUARANTINE);
+    let consumer = Arc::new(consumer);
+    let receive = || {
+        let event = batch([record("m-1", "{\"id\":\"o-1\"}")]);
+        let deadline = Deadline::after(clock(), 20 * SECOND, SECOND);
+        process(&consumer, event, deadline)
+    };
+    world.charges(Charge::Fail);
+    assert_eq!(receive().await, ["m-1"]);
+    advance(15 * SECOND);
+    assert_eq!(receive().await, ["m-1"]);
+    assert_eq!(world.calls(), ["charge"], "looked up too early");
+    advance(17 * SECOND);
+    world.answers([Answer::Found]);
+    assert_eq!(receive().await, [""; 0]);
+    assert_eq!(world.calls(), ["look up"]);
+}
+
 /// Otherwise TTL could delete the open attempt, and nobody would look up.
 #[tokio::test]
 async fn record_outlives_its_quarantine() {

@@ -1,8 +1,15 @@
 //! Flaws of the product, and the world in which the oracle finds each. `FLAW=all simulate` prints this table.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
-use simulation::{flaws, plan::Plan, run, silence_handlers};
+use simulation::{
+    flaws::{self, Flaw},
+    plan::Plan,
+    run, silence_handlers,
+};
 
 use crate::SEEDS;
 
@@ -318,4 +325,23 @@ fn each_flaw_of_the_product_is_listed() {
         listed
     );
     assert_eq!(product.len(), listed.len(), "a name stands twice");
+}
+
+#[test]
+fn each_flaw_stands_on_its_page_with_a_test() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/flaws.md");
+    let page = fs::read_to_string(path).unwrap();
+    let worlds: BTreeMap<_, _> = FOUND
+        .map(|(flaw, seed, check)| (flaw, (seed, check)))
+        .into();
+    for Flaw { name, file, .. } in flaws::in_product() {
+        let (seed, check) = worlds[&*name];
+        let row = format!("| {name} | `{file}` | {seed}: {check} | ");
+        let test = page.lines().find_map(|line| line.strip_prefix(&row));
+        let is_tested = test.is_some_and(|test| test.contains('`'));
+        assert!(
+            is_tested,
+            "{row}: run `make flaws`, with SEARCH=new for a new flaw"
+        );
+    }
 }

@@ -1,8 +1,11 @@
-//! [`flawed`]: a place at which the product behaves wrongly on demand, so that the simulation proves that it finds that.
-//! Without the feature `simulation` it is `false`, and the compiler drops what depends on it.
+//! [`flawed`]: a place at which the product behaves wrongly on demand, so that tests prove that they find that. The
+//! simulation switches flaws on by a feature, and `make flaws` in all other tests by `--cfg flaws`. Without both it is
+//! `false`, and the compiler drops what depends on it.
 
 #[cfg(feature = "simulation")]
 use std::cell::Cell;
+#[cfg(all(flaws, not(feature = "simulation")))]
+use std::{env, sync::LazyLock};
 
 #[cfg(feature = "simulation")]
 thread_local! {
@@ -16,8 +19,16 @@ pub fn flawed(flaw: &str) -> bool {
     FLAW.get() == Some(flaw)
 }
 
+/// Returns whether the variable `FLAW` names this flaw.
+#[cfg(all(flaws, not(feature = "simulation")))]
+#[must_use]
+pub fn flawed(flaw: &str) -> bool {
+    static FLAW: LazyLock<Option<String>> = LazyLock::new(|| env::var("FLAW").ok());
+    FLAW.as_deref() == Some(flaw)
+}
+
 /// Returns `false`.
-#[cfg(not(feature = "simulation"))]
+#[cfg(not(any(flaws, feature = "simulation")))]
 #[must_use]
 pub const fn flawed(_: &str) -> bool {
     false

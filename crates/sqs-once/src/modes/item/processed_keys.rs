@@ -185,18 +185,52 @@ mod tests {
         );
     }
 
-    #[test]
-    fn keys_are_kept_for_their_retention() {
-        let key = Key::new(&Namespace::new("ns").unwrap(), ["new"]).unwrap();
-        let keys = ProcessedKeys {
-            key: &key,
+    fn key() -> Key {
+        Key::new(&Namespace::new("ns").unwrap(), ["new"]).unwrap()
+    }
+
+    fn keys(key: &Key) -> ProcessedKeys<'_> {
+        ProcessedKeys {
+            key,
             now: Timestamp::from_millis(10_000_500),
             retention: Duration::from_secs(1000),
-        };
-        let change = |at: u64, key: &str| [number(at), string(key)];
-        let list = |changes: &[[AttributeValue; 2]]| AttributeValue::L(changes.concat());
-        let item =
-            |changes: &[[AttributeValue; 2]]| Item::from([(EVENTS.to_owned(), list(changes))]);
+        }
+    }
+
+    fn change(at: u64, key: &str) -> [AttributeValue; 2] {
+        [number(at), string(key)]
+    }
+
+    fn list(changes: &[[AttributeValue; 2]]) -> AttributeValue {
+        AttributeValue::L(changes.concat())
+    }
+
+    fn item(changes: &[[AttributeValue; 2]]) -> Item {
+        Item::from([(EVENTS.to_owned(), list(changes))])
+    }
+
+    #[test]
+    fn key_on_the_item_is_found() {
+        let key = key();
+        let has_key = |item| keys(&key).has_key(&item);
+        assert!(has_key(item(&[change(1, "old"), change(2, "ns#new")])));
+        assert!(!has_key(item(&[change(1, "old")])));
+        assert!(!has_key(Item::new()));
+    }
+
+    #[test]
+    fn update_asks_for_the_key_that_it_stores() {
+        let key = key();
+        let update = keys(&key).compose(Write::update("t", "ADD b :b"), None);
+        let values = update.action.expression_attribute_values.unwrap();
+        assert_eq!(values[":sqs_once_key"], string("ns#new"));
+        assert_eq!(values[":sqs_once_event"], list(&[change(10_001, "ns#new")]));
+    }
+
+    #[test]
+    fn keys_are_kept_for_their_retention() {
+        let key = key();
+        let keys = keys(&key);
         let (old, young) = (change(8999, "old"), change(9000, "young"));
         let own = change(10_001, "ns#new");
         let found = item(&[old.clone(), young.clone()]);
