@@ -146,7 +146,7 @@ impl Setup<'_> {
         let (world, plan, release) = (self.world, &self.world.plan, self.release);
         let client = sqs::client(world, self.member);
         let visibility = Visibility::new(client)
-            .backoff(Duration::from_secs(10), plan.timeouts.cap)
+            .backoff(plan.timeouts.base, plan.timeouts.cap)
             .dead_letter(plan.direct_dead_letters);
         let envelope = match plan.wrapping {
             Wrapping::Bare => Envelope::None,

@@ -212,6 +212,8 @@ pub struct Timeouts {
     pub function: Duration,
     pub visibility: Duration,
     pub max_receives: u32,
+    /// First and longest backoff.
+    pub base: Duration,
     pub cap: Duration,
 }
 
@@ -236,14 +238,18 @@ pub const fn of_template(function: u64) -> Timeouts {
     }
 }
 
-/// Of Lambda Managed Instances, whose functions may run for longer. No template has them yet.
-pub const MANAGED_INSTANCES: Timeouts = timeouts(5400, 5520, 47, 40);
+/// Of Lambda Managed Instances, whose functions may run for longer: the last row in docs/operations.md.
+pub const MANAGED_INSTANCES: Timeouts = Timeouts {
+    base: seconds(60),
+    ..timeouts(5400, 10_800, 23, 90)
+};
 
 const fn timeouts(function: u64, visibility: u64, max_receives: u32, cap_minutes: u64) -> Timeouts {
     Timeouts {
         function: seconds(function),
         visibility: seconds(visibility),
         max_receives,
+        base: seconds(10),
         cap: seconds(cap_minutes * 60),
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use simulation::{
     outage::{BATCHES, OUTAGES, plans, survive},
-    plan::{FUNCTION_TIMEOUTS, Plan, of_template},
+    plan::{FUNCTION_TIMEOUTS, MANAGED_INSTANCES, Plan, Timeouts, of_template},
     run, silence_handlers,
     survey::{in_parallel, survey},
 };
@@ -98,4 +98,18 @@ fn timeouts_are_those_of_the_template() {
             format!("{}m", timeouts.cap.as_secs() / 60)
         );
     }
+    let Timeouts {
+        function,
+        visibility,
+        max_receives,
+        cap,
+        ..
+    } = MANAGED_INSTANCES;
+    let row = format!(
+        "| [{} s](#lambda-managed-instances) | {} s | {max_receives} | {} min |",
+        function.as_secs(),
+        visibility.as_secs(),
+        cap.as_secs() / 60,
+    );
+    assert!(include_str!("../../docs/operations.md").contains(&row));
 }
