@@ -86,8 +86,11 @@ pub fn open_too_long(
     now: Timestamp,
 ) -> Option<Timestamp> {
     let open_since = record.first_claimed_at?;
-    let early = Duration::from_secs(3600 * u64::from(flawed("too old an hour early")));
-    (open_since.until(now) + early > lifetime?).then_some(open_since)
+    let mut lifetime = lifetime?;
+    if flawed("an attempt is too old after an hour") {
+        lifetime = Duration::from_secs(3600);
+    }
+    (open_since.until(now) > lifetime).then_some(open_since)
 }
 
 /// What became of the swap that ends a claim.
