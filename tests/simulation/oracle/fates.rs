@@ -202,7 +202,7 @@ impl Fates {
             "failed_before" => any(&|state| {
                 // Those of earlier payloads are cut.
                 let mut failures = state.failures_of(message, bench.skew());
-                !error.is_empty() && failures.any(|text| text.starts_with(error))
+                !error.is_empty() && failures.any(|failure| failure.error.starts_with(error))
             }),
             "key_reused" => {
                 error.starts_with("the idempotency key was used")
@@ -242,8 +242,6 @@ impl Fates {
         reason: Option<&str>,
         bench: &Bench<'_>,
     ) -> bool {
-        let failed = self.failed.get(&message.id);
-        let has_failed = failed.is_some_and(|failure| failure.has_cause);
         let has = |expected: &str| reason.is_none_or(|reason| reason == expected);
         // SQS moves a message some time after its last answer.
         let Timeouts {
@@ -254,15 +252,21 @@ impl Fates {
         let mut states = bench.states.since(&bench.key(message), since);
         let is_answered = states.any(|state| {
             let mut failures = state.failures_of(message, bench.skew());
-            has("failed_before") && failures.next().is_some()
+            has("failed_before") && failures.any(|failure| self.has_failed(&failure.message, bench))
                 || has("key_reused") && state.is_reused(message)
         });
-        has_failed && (has("permanent_failure") || has("crashed"))
+        self.has_failed(&message.id, bench) && (has("permanent_failure") || has("crashed"))
             || is_answered
             || reason.is_none()
                 && (has_lasted(message, at, bench.plan)
                     || self.is_behind_unrecorded(message, bench)
                     || self.is_behind_other_payload(message, bench))
+    }
+
+    /// Returns whether a message has failed as it always does, or for a cause.
+    fn has_failed(&self, id: &str, bench: &Bench<'_>) -> bool {
+        let failed = self.failed.get(id);
+        failed.is_some_and(|failed| failed.has_cause || bench.messages[id].kind.fails_always())
     }
 
     /// A failure that is not recorded stops its group until its receives are used up, and the messages behind it are

@@ -60,15 +60,17 @@ struct Held {
     open_since: Option<Duration>,
 }
 
-struct Failure {
+pub(super) struct Failure {
+    pub(super) message: String,
+    pub(super) error: String,
     /// `None` if payloads are not told apart: it is then that of each.
     content: Option<Content>,
     at: Duration,
-    error: String,
 }
 
 /// The last claim.
 struct Claim {
+    message: String,
     content: Content,
     worker: Worker,
     replaced: Held,
@@ -115,6 +117,7 @@ impl States {
                 state.end_attempt_alone(stopped);
                 let content = messages.get(message).map(Message::content);
                 let claim = Claim {
+                    message: message.clone(),
                     content: content.unwrap_or_default(),
                     worker: *worker,
                     replaced: Held {
@@ -265,8 +268,12 @@ impl State {
                     self.now.open_since = None;
                     self.generation += 1;
                 }
-                let content = tells_payloads_apart.then_some(content);
-                self.failures.push(Failure { content, at, error });
+                self.failures.push(Failure {
+                    message: claim.message.clone(),
+                    error,
+                    content: tells_payloads_apart.then_some(content),
+                    at,
+                });
                 false
             }
             _ => matches!(end, None | Some("no effect")),
@@ -300,16 +307,16 @@ impl State {
         self.completed.is_some_and(|of| of != message.content())
     }
 
-    /// Returns the texts of the failures that answer a message, by a clock that may be wrong by `skew`.
+    /// Returns the failures that answer a message, by a clock that may be wrong by `skew`.
     pub(super) fn failures_of<'a>(
         &'a self,
         message: &'a Message,
         skew: Duration,
-    ) -> impl Iterator<Item = &'a str> {
+    ) -> impl Iterator<Item = &'a Failure> {
         let failures = self.failures.iter();
         let is_of = |of: &Failure| of.content.is_none_or(|of| of == message.content());
         let answers = move |of: &&Failure| is_of(of) && of.at + skew >= message.sent;
-        failures.filter(answers).map(|of| &*of.error)
+        failures.filter(answers)
     }
 
     /// Returns whether the record answers a message for good.

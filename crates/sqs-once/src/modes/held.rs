@@ -86,8 +86,11 @@ pub fn open_too_long(
     now: Timestamp,
 ) -> Option<Timestamp> {
     let open_since = record.first_claimed_at?;
-    let early = Duration::from_secs(3600 * u64::from(flawed("too old an hour early")));
-    let is_too_old = open_since.until(now) + early > lifetime?;
+    let mut lifetime = lifetime?;
+    if flawed("an attempt is too old after an hour") {
+        lifetime = Duration::from_secs(3600);
+    }
+    let is_too_old = open_since.until(now) > lifetime;
     (is_too_old && !flawed("no attempt is too old")).then_some(open_since)
 }
 

@@ -129,9 +129,7 @@ impl Record {
             End::Open(last_end) => {
                 record.state = State::InProgress { lease_until: now };
                 record.last_end = Some(*last_end);
-                if !flawed("an end keeps the count of attempts alone") {
-                    record.exclusive_attempts = 0;
-                }
+                record.exclusive_attempts = 0;
             }
             End::Undone { began } => record.undo(replaced, *began, now),
         }
