@@ -47,6 +47,7 @@ fn claimed(message: &str, order: &str, worker: usize, was: &'static str, alone: 
         was,
         lease_left_ms: None,
         attempts_alone: alone,
+        made_ms: 0,
     }
 }
 
@@ -58,6 +59,7 @@ fn started(message: &str, order: &str, worker: usize, run: usize) -> Event {
         order: order.to_owned(),
         worker,
         told: None,
+        call_key: String::new(),
         kind: Kind::Good,
     }
 }
@@ -76,6 +78,7 @@ fn failed(message: &str, order: &str, was: &'static str, error: &str) -> [Event;
             worker: 0,
             was,
             is: "FAILED",
+            output: None,
         },
     ]
 }

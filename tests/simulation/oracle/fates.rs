@@ -279,7 +279,7 @@ impl Fates {
         });
         of_group.any(|id| {
             let is_unrecorded = match bench.plan.mode {
-                _ if bench.plan.stops_groups => self.has_failed(id, bench),
+                _ if bench.plan.stops_groups => return self.stops_group(id, bench),
                 Mode::Item => {
                     bench.messages[id].kind.fails_always() || self.failed.contains_key(id)
                 }
@@ -293,7 +293,7 @@ impl Fates {
     }
 
     /// Returns whether a message failed permanently, which stops its group where the consumer is told to.
-    fn has_failed(&self, id: &str, bench: &Bench<'_>) -> bool {
+    fn stops_group(&self, id: &str, bench: &Bench<'_>) -> bool {
         let message = &bench.messages[id];
         let state = bench.states.of(&bench.key(message));
         message.kind.fails_always()
