@@ -154,7 +154,9 @@ fn message_is_given_up_after_four_deaths_alone() {
 #[test]
 fn attempt_is_too_old_after_the_lifetime_of_its_call_key() {
     let mut plan = world(&[("o-0", Kind::Good)]);
-    plan.gateway.keys = simulation::plan::Keys::ForADay;
+    for release in &mut plan.releases {
+        release.call_key_lifetime = Some(simulation::plan::CALL_KEY_LIFETIME);
+    }
     let error = "too old to repeat: look by hand";
     let after = |age: Duration| {
         let mut events = vec![

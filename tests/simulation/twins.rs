@@ -64,7 +64,7 @@ const FOUND: [(&str, u64, &str); 76] = [
     (
         "a cut-off in a layer is an open attempt",
         177,
-        "P3 told only of attempts that may have run",
+        "P3 told of open attempts only",
     ),
     (
         "a decline keeps the call key",
@@ -145,7 +145,11 @@ const FOUND: [(&str, u64, &str); 76] = [
         5,
         "order of a group",
     ),
-    ("a panic is a permanent failure", 4, "order of a group"),
+    (
+        "a panic is a permanent failure",
+        4,
+        "P7 no dead letter without a cause",
+    ),
     (
         "a record is kept for ever",
         1,
@@ -336,13 +340,17 @@ const FOUND: [(&str, u64, &str); 76] = [
 #[test]
 fn each_flaw_is_found_by_its_seed() {
     silence_handlers();
-    for (flaw, seed, check) in FOUND {
+    let missed = FOUND.into_iter().filter_map(|(flaw, seed, check)| {
+        // Without a flaw, it is sound: another test has seen the first ones.
+        let is_sound = || run(Plan::draw(seed), None).verdict.violations.is_empty();
+        assert!(seed < SEEDS || is_sound(), "SEED={seed}");
+        assert!(seed < 2 * SEEDS, "SEED={seed}");
         let found = run(Plan::draw(seed), Some(flaw)).verdict.violations;
         let checks: BTreeSet<_> = found.iter().map(|found| found.check).collect();
-        assert!(checks.contains(check), "{flaw}, SEED={seed}: {checks:?}");
-        // Without a flaw, it is sound.
-        assert!(seed < SEEDS, "SEED={seed}");
-    }
+        (!checks.contains(check)).then(|| format!("{flaw}, SEED={seed}: {checks:?}"))
+    });
+    let missed: Vec<_> = missed.collect();
+    assert!(missed.is_empty(), "{missed:#?}");
 }
 
 #[test]
