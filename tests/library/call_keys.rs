@@ -234,6 +234,23 @@ async fn declined_order_is_charged_once_after_a_redrive() {
     }
 }
 
+#[tokio::test]
+async fn redriven_order_declined_again_gets_a_third_call_key() {
+    let world = declined(Memory::Answers, &order(5)).await;
+    world.gateway().is_funded = false;
+    let mut redriven = message("m-2", &order(5));
+    redriven["messageAttributes"]["SqsOnceRedriveOf"] =
+        json!({ "stringValue": "m-1", "dataType": "String" });
+    let outcome = world.deliver([redriven]).await;
+    assert_eq!(outcome.name(), "permanent_failure");
+    assert_eq!(world.record().failures[0].message_id, "m-2");
+    world.gateway().is_funded = true;
+    advance(MINUTE);
+    let outcome = world.deliver([message("m-3", &order(5))]).await;
+    assert_eq!(outcome.name(), "completed", "{outcome}");
+    assert_eq!(world.asked(), [0, 1, 2].map(|n| key().call_key(n)));
+}
+
 /// Under the first call key, the gateway stored the decline.
 #[tokio::test]
 async fn duplicate_gets_the_call_key_of_the_completion() {

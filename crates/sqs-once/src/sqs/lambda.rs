@@ -202,6 +202,7 @@ impl From<BatchError> for Diagnostic {
 #[cfg(test)]
 mod tests {
     use std::{
+        num::NonZeroUsize,
         sync::atomic::{AtomicUsize, Ordering::SeqCst},
         time::Duration,
     };
@@ -214,6 +215,7 @@ mod tests {
         handler::{Attempt, Failure},
         modes::Once,
         protocol::Namespace,
+        sqs::Concurrency,
         store::MemoryStore,
     };
 
@@ -270,6 +272,42 @@ mod tests {
         // A default of the code is ignored.
         consumer.clone().oneshot(two_messages()).await.unwrap();
         assert_eq!(consumer.handler.0.load(SeqCst), 1);
+    }
+
+    /// Notes how many run at a time.
+    #[derive(Default)]
+    struct Crowd {
+        running: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    impl Handler for Crowd {
+        type Message = u64;
+        type Output = ();
+
+        async fn handle(&self, _: u64, _: Attempt) -> Result<(), Failure> {
+            let running = self.running.fetch_add(1, SeqCst) + 1;
+            self.most.fetch_max(running, SeqCst);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.running.fetch_sub(1, SeqCst);
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handlers_beyond_the_memory_wait() {
+        let record = |n| json!({"messageId": format!("m-{n}"), "body": "1"});
+        let records: Vec<_> = (0..40).map(record).collect();
+        let most = NonZeroUsize::new(30).unwrap();
+        for (memory, at_a_time) in [(0, 10), (usize::MAX, 30)] {
+            let once = Once::new(MemoryStore::default());
+            let namespace = Namespace::new("test").unwrap();
+            let mut consumer = Consumer::without_aws(once, namespace, Crowd::default());
+            consumer.options.concurrency = Concurrency::within_memory(most, memory);
+            let event = event(&json!({ "Records": records }));
+            consumer.clone().oneshot(event).await.unwrap();
+            assert_eq!(consumer.handler.most.load(SeqCst), at_a_time);
+        }
     }
 
     #[tokio::test]
