@@ -17,7 +17,9 @@ const NO_CAUSE: &str = "P7 no dead letter without a cause";
 
 /// Returns a world in which nothing goes wrong, with messages of one group.
 fn world(orders: &[(&str, Kind)]) -> Plan {
-    let mut plan = plans(&[], 10).next().unwrap();
+    let Some(mut plan) = plans(&[], 10).next() else {
+        unreachable!("there is a plan for each timeout");
+    };
     plan.fifo = true;
     plan.messages.truncate(orders.len());
     for (message, (order, kind)) in plan.messages.iter_mut().zip(orders) {
