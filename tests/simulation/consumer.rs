@@ -73,7 +73,7 @@ pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke
     }
 }
 
-/// What the key function takes from a body.
+/// The member of the body that the key function reads.
 #[derive(Deserialize)]
 struct OrderKey {
     order: String,

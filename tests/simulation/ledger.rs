@@ -17,7 +17,7 @@ pub type Worker = usize;
 /// Number of a handler's run, in the order of their starts.
 pub type Run = usize;
 
-/// What a handler is told of open attempts.
+/// The open attempts that a handler sees as prior ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     /// When the earliest made its claim, in milliseconds since the epoch by the clock of its worker.
@@ -300,6 +300,19 @@ pub enum Event {
     Quiet {
         left: usize,
     },
+}
+
+impl Event {
+    /// Returns the batch whose invocation ends with this event.
+    pub const fn ended_batch(&self) -> Option<usize> {
+        match self {
+            Self::Answered { batch, .. }
+            | Self::InvocationLost { batch }
+            | Self::InvocationFailed { batch, .. }
+            | Self::BadResponse { batch, .. } => Some(*batch),
+            _ => None,
+        }
+    }
 }
 
 /// The metrics and fields of a batch's line that the oracle compares.

@@ -78,11 +78,12 @@ fn chosen(end: u64) -> impl Iterator<Item = u64> + Send {
     let names = env::var("WITH").unwrap_or_default();
     let names: Vec<_> = names.split_terminator(',').map(str::to_owned).collect();
     (0..end).filter(move |seed| {
-        let has = names.is_empty().then(Vec::new);
-        let has = has.unwrap_or_else(|| features(&Plan::draw(*seed)));
-        names
-            .iter()
-            .all(|name| has.iter().any(|of| of.name == name))
+        if names.is_empty() {
+            return true;
+        }
+        let features = features(&Plan::draw(*seed));
+        let has = |name| features.iter().any(|of| of.name == name);
+        names.iter().all(has)
     })
 }
 

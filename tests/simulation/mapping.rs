@@ -48,8 +48,8 @@ pub async fn run(world: &Arc<World>) {
     // Where only a few may be in flight, the others wait for these. The queue of an account has 120,000, and keeps its
     // messages for four days, so the product has nothing to do with it, and the world ends later.
     let turns = failing.count().div_ceil(plan.in_flight.max(1));
-    let turns = turns.saturating_sub(1) as u32;
-    let turns = (plan.timeouts.cap + plan.timeouts.function) * plan.timeouts.max_receives * turns;
+    let one_turn = (plan.timeouts.cap + plan.timeouts.function) * plan.timeouts.max_receives;
+    let turns = one_turn * turns.saturating_sub(1) as u32;
     let until = world.at(last.unwrap_or_default() + QUIET + rests + stops + turns);
     let has_other = plan.messages.iter().any(|of| of.in_other_queue);
     let others = if has_other { plan.environments } else { 0 };

@@ -11,9 +11,6 @@ pub(super) struct Again {
     runs: BTreeMap<Run, OfRun>,
     /// Runs that have asked the gateway for a charge, by key.
     charges: HashMap<String, BTreeSet<Run>>,
-    /// Messages of each batch, and the batches at work.
-    messages: HashMap<usize, BTreeSet<String>>,
-    at_work: BTreeSet<(Worker, usize)>,
     /// Runs whose end may still be recorded.
     open: BTreeSet<Run>,
 }
@@ -30,21 +27,17 @@ struct OfRun {
 
 impl Again {
     pub(super) fn event(&mut self, event: &Event, bench: &mut Bench<'_>) {
+        if let Some(batch) = event.ended_batch() {
+            self.ended(batch);
+        }
         match event {
-            Event::Received { message, batch, .. } => {
-                let of_batch = self.messages.entry(*batch).or_default();
-                of_batch.insert(message.clone());
-            }
-            Event::Invoked { batch, worker } => {
-                self.at_work.insert((*worker, *batch));
-            }
             Event::HandlerStarted {
                 run,
                 message,
                 key,
                 worker,
                 ..
-            } => self.started(*run, (message, key), *worker),
+            } => self.started(*run, (message, key), *worker, bench),
             Event::HandlerEnded { run, how } => {
                 if let Some(of_run) = self.runs.get_mut(run) {
                     of_run.has_succeeded = *how == "ok";
@@ -72,37 +65,32 @@ impl Again {
             Event::Settled { key, worker, .. } => self.close(|of_run| {
                 of_run.has_succeeded && of_run.worker == *worker && of_run.key == *key
             }),
-            Event::Answered { batch, .. }
-            | Event::InvocationLost { batch }
-            | Event::InvocationFailed { batch, .. }
-            | Event::BadResponse { batch, .. } => {
-                self.at_work.retain(|(_, at_work)| at_work != batch);
-                self.messages.remove(batch);
-                for run in &self.open {
-                    if let Some(of_run) = self.runs.get_mut(run) {
-                        of_run.batches.remove(batch);
-                    }
-                }
-                self.close(|of_run| of_run.batches.is_empty());
-            }
             Event::Charged { run, key, .. } => self.charged(*run, key, bench),
             _ => {}
         }
     }
 
-    fn started(&mut self, run: Run, (message, key): (&str, &str), worker: Worker) {
-        let at_work = self.at_work.iter().filter(|(of, _)| *of == worker);
-        let has_message = |batch: &usize| {
-            let of_batch = self.messages.get(batch);
-            of_batch.is_some_and(|messages| messages.contains(message))
-        };
+    fn ended(&mut self, batch: usize) {
+        for run in &self.open {
+            if let Some(of_run) = self.runs.get_mut(run) {
+                of_run.batches.remove(&batch);
+            }
+        }
+        self.close(|of_run| of_run.batches.is_empty());
+    }
+
+    fn started(
+        &mut self,
+        run: Run,
+        (message, key): (&str, &str),
+        worker: Worker,
+        bench: &Bench<'_>,
+    ) {
+        let batches = bench.at_work.of(worker, message);
         let of_run = OfRun {
             key: key.to_owned(),
             worker,
-            batches: at_work
-                .map(|(_, batch)| *batch)
-                .filter(has_message)
-                .collect(),
+            batches: batches.map(|(batch, ..)| batch).collect(),
             has_succeeded: false,
             has_cause: false,
         };

@@ -13,12 +13,13 @@ pub(super) struct Costs {
     completed: BTreeMap<String, Duration>,
     /// Messages of each batch, and whether none is a first receive.
     messages: BTreeMap<usize, BTreeMap<String, bool>>,
-    /// When each batch that is at work began, by worker.
-    at_work: BTreeMap<(Worker, usize), Duration>,
 }
 
 impl Costs {
     pub(super) fn event(&mut self, at: Duration, event: &Event, bench: &mut Bench<'_>) {
+        if let Some(batch) = event.ended_batch() {
+            self.messages.remove(&batch);
+        }
         match event {
             Event::Received {
                 message,
@@ -30,9 +31,6 @@ impl Costs {
                     *count > 1 || attributes.keys().any(|name| name.starts_with("SqsOnce"));
                 let of_batch = self.messages.entry(*batch).or_default();
                 *of_batch.entry(message.clone()).or_insert(true) &= is_later;
-            }
-            Event::Invoked { batch, worker } => {
-                self.at_work.insert((*worker, *batch), at);
             }
             Event::Settled {
                 key,
@@ -50,13 +48,6 @@ impl Costs {
                 worker,
                 found: "COMPLETED",
             } => self.refused(key, message, *worker, bench),
-            Event::Answered { batch, .. }
-            | Event::InvocationLost { batch }
-            | Event::InvocationFailed { batch, .. }
-            | Event::BadResponse { batch, .. } => {
-                self.at_work.retain(|(_, at_work), _| at_work != batch);
-                self.messages.remove(batch);
-            }
             Event::Outcome {
                 outcome: "duplicate",
                 count,
@@ -96,14 +87,16 @@ impl Costs {
             return;
         };
         // Each invocation of the process that may have sent it.
-        let of_worker = self.at_work.iter().filter(|((of, _), _)| *of == worker);
-        let mut of_message = of_worker
-            .filter_map(|((_, batch), began)| {
-                Some((self.messages.get(batch)?.get(message)?, began))
-            })
-            .peekable();
-        let was_known = of_message.peek().is_some()
-            && of_message.all(|(is_later, began)| *is_later && began > completed);
+        let was_known = {
+            let batches = bench.at_work.of(worker, message);
+            let mut of_message = batches
+                .filter_map(|(batch, began, _)| {
+                    Some((self.messages.get(&batch)?.get(message)?, began))
+                })
+                .peekable();
+            of_message.peek().is_some()
+                && of_message.all(|(is_later, began)| *is_later && began > *completed)
+        };
         bench.check(
             "a later duplicate costs a read",
             !was_known,

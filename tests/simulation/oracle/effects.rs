@@ -29,7 +29,7 @@ struct OfKey {
     is_completed: bool,
 }
 
-/// What was done under a claim.
+/// The runs and the lookup under one claim.
 #[derive(Default)]
 struct Done {
     runs: BTreeMap<Run, OfRun>,
@@ -133,8 +133,8 @@ impl Effects {
         let (mut runs, mut has_found) = (Vec::new(), false);
         let claim = self.claims.get(key);
         if let Some(done) = claim.and_then(|claim| self.done.get(claim)) {
-            let charged = done.runs.iter();
-            let charged = charged.filter(|(_, of_run)| of_run.has_charged && of_run.has_succeeded);
+            let has_charged = |of_run: &OfRun| of_run.has_charged && of_run.has_succeeded;
+            let charged = done.runs.iter().filter(|(_, of_run)| has_charged(of_run));
             runs.extend(charged.map(|(run, _)| *run));
             has_found = done.has_found;
         }

@@ -53,9 +53,11 @@ impl Fates {
                 error,
             } => {
                 self.settle(message, at);
-                let has_cause = self.may_fail(key, message, error, bench);
-                let error = error.clone();
-                (self.failed).insert(message.clone(), Failure { error, has_cause });
+                let failure = Failure {
+                    error: error.clone(),
+                    has_cause: self.may_fail(key, message, error, bench),
+                };
+                self.failed.insert(message.clone(), failure);
             }
             Event::Settled {
                 key,
@@ -230,8 +232,8 @@ impl Fates {
         let has_cause = self.has_cause(at, &message, reason, bench);
         let check = "P7 no dead letter without a cause";
         bench.check(check, has_cause, &[id], || {
-            let reason = reason.unwrap_or("its receives were used up");
-            format!("{id} ({:?}) became a dead letter: {reason}", message.kind)
+            let why = reason.unwrap_or("its receives were used up");
+            format!("{id} ({:?}) became a dead letter: {why}", message.kind)
         });
     }
 
@@ -362,9 +364,10 @@ fn is_too_old(error: &str) -> bool {
 /// Returns whether something kept a message from running for half a day. Two outages at a time last no longer than their
 /// union.
 fn has_lasted(message: &Message, until: Duration, plan: &Plan) -> bool {
-    let outages = plan.outages.iter();
-    let outages = outages.filter(|outage| keeps_from_running(outage.of, plan));
-    let mut outages: Vec<_> = outages.map(|outage| outage.during.clone()).collect();
+    let mut outages: Vec<_> = (plan.outages.iter())
+        .filter(|outage| keeps_from_running(outage.of, plan))
+        .map(|outage| outage.during.clone())
+        .collect();
     outages.sort_by_key(|during| during.start);
     let mut reached = message.sent;
     let lasted: Duration = outages

@@ -18,24 +18,16 @@ pub(super) struct Limits {
     /// Runs that have not ended, by worker.
     running: BTreeMap<Worker, BTreeSet<Run>>,
     workers: BTreeMap<Run, Worker>,
-    /// The messages of each batch in order, and the batch of each message.
-    batches: BTreeMap<usize, Vec<String>>,
-    batch_of: BTreeMap<String, usize>,
-    /// The worker of each batch, and the messages whose handler it has started.
-    started: BTreeMap<usize, (Worker, BTreeSet<String>)>,
+    /// The messages of each batch whose handler was started.
+    started: BTreeMap<usize, BTreeSet<String>>,
 }
 
 impl Limits {
     pub(super) fn event(&mut self, event: &Event, bench: &mut Bench<'_>) {
+        if let Some(batch) = event.ended_batch() {
+            self.started.remove(&batch);
+        }
         match event {
-            Event::Received { message, batch, .. } => {
-                let of_batch = self.batches.entry(*batch).or_default();
-                of_batch.push(message.clone());
-                self.batch_of.insert(message.clone(), *batch);
-            }
-            Event::Invoked { batch, worker } => {
-                self.started.insert(*batch, (*worker, BTreeSet::new()));
-            }
             Event::HandlerStarted {
                 run,
                 message,
@@ -43,10 +35,11 @@ impl Limits {
                 ..
             } => {
                 self.began(*run, *worker, bench);
-                let batch = self.batch_of.get(message);
-                let of_batch = batch.and_then(|batch| self.started.get_mut(batch));
-                if let Some((_, started)) = of_batch.filter(|(of, _)| of == worker) {
-                    started.insert(message.clone());
+                for (batch, ..) in bench.at_work.of(*worker, message) {
+                    self.started
+                        .entry(batch)
+                        .or_default()
+                        .insert(message.clone());
                 }
             }
             Event::HandlerEnded { run, .. } => {
@@ -61,13 +54,6 @@ impl Limits {
                 worker,
                 ..
             } if bench.plan.stops_groups => self.failed(message, *worker, bench),
-            Event::Answered { batch, .. }
-            | Event::InvocationLost { batch }
-            | Event::InvocationFailed { batch, .. }
-            | Event::BadResponse { batch, .. } => {
-                self.batches.remove(batch);
-                self.started.remove(batch);
-            }
             _ => {}
         }
     }
@@ -89,17 +75,21 @@ impl Limits {
 
     /// Behind a permanent failure, nothing of its group has run in the batch.
     fn failed(&self, message: &String, worker: Worker, bench: &mut Bench<'_>) {
-        let batch = self.batch_of.get(message);
-        let of_batch =
-            batch.and_then(|batch| Some((self.batches.get(batch)?, self.started.get(batch)?)));
-        let Some((messages, (_, started))) = of_batch.filter(|(_, (of, _))| *of == worker) else {
+        let group = &bench.messages[message].group;
+        let mut is_at_work = false;
+        let ran = bench
+            .at_work
+            .of(worker, message)
+            .find_map(|(batch, _, of)| {
+                is_at_work = true;
+                let started = self.started.get(&batch)?;
+                let behind = of.messages.iter().skip_while(|id| *id != message).skip(1);
+                let mut of_group = behind.filter(|id| bench.messages[*id].group == *group);
+                of_group.find(|id| started.contains(*id)).cloned()
+            });
+        if !is_at_work {
             return;
-        };
-        let group = bench.messages[message].group.clone();
-        let behind = messages.iter().skip_while(|id| *id != message).skip(1);
-        let of_group = |id: &&String| bench.messages[*id].group == group;
-        let ran = behind.filter(of_group).find(|id| started.contains(*id));
-        let ran = ran.cloned();
+        }
         bench.check("a stopped group waits", ran.is_none(), &[message], || {
             format!("{ran:?} ran behind {message}, which had failed in the same batch")
         });

@@ -17,7 +17,6 @@ pub(super) struct Counts {
     batches: BTreeMap<usize, OfBatch>,
     /// The keys that are completed, and whether by a message of the other queue.
     completed: BTreeMap<String, bool>,
-    at_work: BTreeSet<(Worker, usize)>,
 }
 
 /// What happened in an invocation, and what the consumer has counted.
@@ -42,9 +41,6 @@ impl Counts {
                 of_batch.is_unclear |= of_batch.messages.contains(message);
                 of_batch.messages.push(message.clone());
             }
-            Event::Invoked { batch, worker } => {
-                self.at_work.insert((*worker, *batch));
-            }
             Event::Settled {
                 key,
                 worker,
@@ -54,7 +50,7 @@ impl Counts {
                 if let Some(message) = bench.claimed_for(key).cloned() {
                     let in_other_queue = bench.messages[&message].in_other_queue;
                     self.completed.insert(key.clone(), in_other_queue);
-                    self.in_batch_of(*worker, &message, |batch| batch.completed += 1);
+                    self.in_batch_of(*worker, &message, bench, |batch| batch.completed += 1);
                 }
             }
             Event::Deleted { key } | Event::Forgotten { key } => {
@@ -69,20 +65,16 @@ impl Counts {
                 let of = &bench.messages[message];
                 let completed = self.completed.get(&bench.key(of));
                 if completed.is_some_and(|by_other| *by_other != of.in_other_queue) {
-                    self.in_batch_of(*worker, message, |batch| batch.of_other_queue += 1);
+                    self.in_batch_of(*worker, message, bench, |batch| batch.of_other_queue += 1);
                 }
             }
             Event::HandlerStarted {
                 message, worker, ..
-            } => self.in_batch_of(*worker, message, |batch| batch.runs += 1),
+            } => self.in_batch_of(*worker, message, bench, |batch| batch.runs += 1),
             Event::Copied { message, .. } => {
-                let at_work = self.at_work.iter().map(|(_, batch)| *batch);
-                for batch in at_work.collect::<Vec<_>>() {
-                    // The relay's batches have no messages.
-                    let of_batch = self.batches.get_mut(&batch);
-                    if let Some(of_batch) = of_batch.filter(|of| of.messages.contains(message)) {
-                        of_batch.copied.insert(message.clone());
-                    }
+                let batches = self.batches.values_mut();
+                for of_batch in batches.filter(|of| of.messages.contains(message)) {
+                    of_batch.copied.insert(message.clone());
                 }
             }
             Event::Metrics { batch, counts } => {
@@ -94,29 +86,24 @@ impl Counts {
                 if let Some(of_batch) = self.batches.get(batch) {
                     of_batch.answered(*batch, failed, bench);
                 }
-                self.end(*batch);
             }
-            Event::InvocationLost { batch }
-            | Event::InvocationFailed { batch, .. }
-            | Event::BadResponse { batch, .. } => self.end(*batch),
             _ => {}
+        }
+        if let Some(batch) = event.ended_batch() {
+            self.batches.remove(&batch);
         }
     }
 
-    fn end(&mut self, batch: usize) {
-        self.at_work.retain(|(_, at_work)| *at_work != batch);
-        self.batches.remove(&batch);
-    }
-
     /// Counts something for the batch in which a worker has a message.
-    fn in_batch_of(&mut self, worker: Worker, message: &String, count: impl Fn(&mut OfBatch)) {
-        let at_work = self.at_work.iter().filter(|(of, _)| *of == worker);
-        let has = |batch: &&usize| self.batches[*batch].messages.contains(message);
-        let batches: Vec<_> = at_work
-            .map(|(_, batch)| batch)
-            .filter(has)
-            .copied()
-            .collect();
+    fn in_batch_of(
+        &mut self,
+        worker: Worker,
+        message: &str,
+        bench: &Bench<'_>,
+        count: impl Fn(&mut OfBatch),
+    ) {
+        let batches = bench.at_work.of(worker, message);
+        let batches: Vec<_> = batches.map(|(batch, ..)| batch).collect();
         for batch in &batches {
             let of_batch = self.batches.entry(*batch).or_default();
             of_batch.is_unclear |= batches.len() > 1;

@@ -1,6 +1,7 @@
 //! The oracle: every promise as a check over the ledger. Each check counts how often it was exercised.
 
 mod again;
+mod at_work;
 mod costs;
 mod effects;
 mod fates;
@@ -243,6 +244,7 @@ struct Bench<'a> {
     claims: BTreeMap<String, Claim>,
     keys: BTreeMap<Run, String>,
     states: state::States,
+    at_work: at_work::AtWork,
     now: Duration,
     releases: BTreeMap<Worker, usize>,
     verdict: Verdict,
@@ -266,6 +268,7 @@ impl<'a> Bench<'a> {
             claims: BTreeMap::new(),
             keys: BTreeMap::new(),
             states: state::States::new(plan.tells_payloads_apart()),
+            at_work: at_work::AtWork::default(),
             now: Duration::ZERO,
             releases: BTreeMap::new(),
             verdict: Verdict::default(),
@@ -277,6 +280,7 @@ impl<'a> Bench<'a> {
     fn event(&mut self, at: Duration, event: &Event) {
         self.now = at;
         self.states.event(at, event, &self.messages);
+        self.at_work.event(at, event);
         match event {
             Event::Redriven { message, .. } => self.add(message),
             Event::Started { worker, release } => {

@@ -9,7 +9,6 @@ use crate::ledger::{Event, Run, Told, Worker};
 #[derive(Default)]
 pub(super) struct History {
     keys: HashMap<String, OfKey>,
-    keys_of_runs: HashMap<Run, String>,
 }
 
 #[derive(Default)]
@@ -76,13 +75,12 @@ impl History {
                 call_key,
                 ..
             } => {
-                self.keys_of_runs.insert(*run, key.clone());
                 if let Some(of_key) = self.keys.get_mut(key) {
                     of_key.started((*run, key), *worker, *told, call_key, bench);
                 }
             }
             Event::HandlerEnded { run, how } => {
-                let key = self.keys_of_runs.get(run);
+                let key = bench.keys.get(run);
                 let of_key = key.and_then(|key| self.keys.get_mut(key));
                 let mut runs = of_key
                     .into_iter()

@@ -86,11 +86,10 @@ pub fn open_too_long(
     now: Timestamp,
 ) -> Option<Timestamp> {
     let open_since = record.first_claimed_at?;
-    let mut lifetime = lifetime?;
+    let mut is_too_old = open_since.until(now) > lifetime?;
     if flawed("an attempt is too old after an hour") {
-        lifetime = Duration::from_secs(3600);
+        is_too_old = open_since.until(now) > Duration::from_secs(3600);
     }
-    let is_too_old = open_since.until(now) > lifetime;
     (is_too_old && !flawed("no attempt is too old")).then_some(open_since)
 }
 
@@ -164,10 +163,10 @@ impl<S: Store> Once<S> {
                 kind @ (FailureKind::Permanent
                 | FailureKind::PermanentNoEffect
                 | FailureKind::Declined) => {
-                    let redrive_of = operation.delivery.facts().attribute("SqsOnceRedriveOf");
-                    if kind == FailureKind::Declined
-                        && redrive_of.is_some()
-                        && flawed("a redriven decline is not recorded")
+                    let facts = operation.delivery.facts();
+                    if flawed("a redriven decline is not recorded")
+                        && kind == FailureKind::Declined
+                        && facts.attribute("SqsOnceRedriveOf").is_some()
                     {
                         return Outcome::PermanentFailure(failure.to_string());
                     }

@@ -881,8 +881,8 @@ fn record_is_written_and_read() {
         ),
     ] {
         let mut written = common(status);
-        let more = more.as_object().unwrap().clone();
-        written.as_object_mut().unwrap().extend(more);
+        let members = written.as_object_mut().unwrap();
+        members.extend(more.as_object().unwrap().clone());
         assert_eq!(serde_json::to_value(&record).unwrap(), written);
         assert_eq!(serde_json::from_value::<Record>(written).unwrap(), record);
         assert_eq!(record.state.name(), status);

@@ -222,11 +222,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             if self.messages[next.index].receive_count() >= RECEIVE_WITHOUT_MINIMUM {
                 deadline = deadline.without_min_time();
             }
-            let turns = if flawed("a turn is of one batch") {
-                Turns::default()
-            } else {
-                self.consumer.process.turns.clone()
-            };
+            let own = flawed("a turn is of one batch").then(Turns::default);
+            let turns = own.as_ref().unwrap_or(&self.consumer.process.turns);
             let turn = if deadline.may_start() {
                 turns.alone(deadline.start_by()).await
             } else {
