@@ -436,6 +436,18 @@ async fn suspect_needs_no_minimum_of_time_from_its_tenth_receive() {
     }
 }
 
+/// While it waits, nothing else starts then. In its turn, it waits for nobody.
+#[tokio::test(start_paused = true)]
+async fn suspect_starts_in_the_second_half_of_the_time() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let consumer = Arc::new(world.consumer(store));
+    let messages = batch([order("m-1", "succeed"), order("m-2", "slow")]);
+    let failed = process(&consumer, messages, within(SECOND / 3)).await;
+    assert_eq!(failed, [""; 0]);
+    assert_eq!(world.began(), ["m-2", "m-1"]);
+}
+
 #[tokio::test]
 async fn failure_without_effect_alone_removes_the_count() {
     let (world, store) = (World::default(), MemoryStore::default());

@@ -174,6 +174,14 @@ async fn outcome_expires_after_retention() {
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert_eq!(runs.count(), 2);
     assert_eq!(runs.last().prior, None);
+
+    // Nor is an attempt open any more.
+    for (answer, count) in [(Err(Failure::retryable("no answer")), 3), (Ok(1), 4)] {
+        pass((20 * 24 * 3600 + 2) * SECOND);
+        let _ = run(&store, operation("m-1", "p"), &runs, answer).await;
+        assert_eq!(runs.count(), count);
+    }
+    assert_eq!(runs.last().prior, None);
 }
 
 #[tokio::test]

@@ -63,7 +63,8 @@ pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke
             ))
         }
         Mode::Item => {
-            let items = ItemMode::new(wire::client(world, member));
+            let items =
+                ItemMode::new(wire::client(world, member)).retention(world.plan.records_kept);
             of.replaying(Consumer::without_aws(
                 items,
                 namespace(),

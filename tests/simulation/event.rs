@@ -46,7 +46,7 @@ pub fn event(batch: &[Received], world: &World) -> Box<serde_json::value::RawVal
             });
             if let Some(group) = &message.group {
                 record["attributes"]["MessageGroupId"] = json!(group);
-                record["attributes"]["MessageDeduplicationId"] = json!(message.id);
+                record["attributes"]["MessageDeduplicationId"] = json!(message.deduplication_id());
             }
             record
         })

@@ -45,7 +45,7 @@ impl Feature {
 }
 
 /// Features that exclude each other, by AWS's rules or by ours.
-const NEVER: [(&str, &str); 41] = [
+const NEVER: [(&str, &str); 46] = [
     // SQS delivers at most ten messages of a FIFO queue at a time, and each once.
     ("FIFO", "batch of 100 or more"),
     ("FIFO", "delivered twice"),
@@ -98,6 +98,12 @@ const NEVER: [(&str, &str); 41] = [
     ("concurrency by memory", "publishes events"),
     // Each message has a key of its own.
     ("key: message id", "queue of another consumer"),
+    // Only FIFO queues have deduplication ids, which name no operation in another queue, or after SQS has moved a message.
+    ("key: deduplication id", "batch of 100 or more"),
+    ("key: deduplication id", "delivered twice"),
+    ("key: deduplication id", "lookup"),
+    ("key: deduplication id", "lookup changes"),
+    ("key: deduplication id", "queue of another consumer"),
 ];
 
 /// Returns the features of a world.
@@ -121,6 +127,7 @@ pub fn features(plan: &Plan) -> Vec<Feature> {
         (KeyFrom::Body, "key: body"),
         (KeyFrom::Attribute, "key: attribute"),
         (KeyFrom::Function, "key: function"),
+        (KeyFrom::DeduplicationId, "key: deduplication id"),
     ] {
         add(Group::Key, name, plan.key == key);
     }

@@ -53,6 +53,7 @@ pub enum Event {
         message: String,
         reason: String,
         error: String,
+        attributes: BTreeMap<String, String>,
     },
     Hidden {
         message: String,

@@ -57,6 +57,7 @@ pub fn plans(of: &[Service], batch: usize) -> impl Iterator<Item = Plan> + use<>
         kind: Kind::Good,
         payload: 0,
         in_other_queue: false,
+        deduplication_id: None,
         attributes: BTreeMap::new(),
         sent: n.saturating_sub(WAITING) * (HALF_A_DAY / WAITING),
     };

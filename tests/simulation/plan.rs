@@ -66,6 +66,8 @@ pub enum KeyFrom {
     Body,
     /// The order in a message attribute.
     Attribute,
+    /// The message group, and the deduplication id, which is the order. Of FIFO queues only.
+    DeduplicationId,
     /// A function of the body, which makes two parts.
     Function,
 }
@@ -77,8 +79,14 @@ impl KeyFrom {
             Self::MessageId => Some("message-id"),
             Self::Body => Some("body:/order"),
             Self::Attribute => Some("attribute:order"),
+            Self::DeduplicationId => Some("deduplication-id"),
             Self::Function => None,
         }
+    }
+
+    /// Returns whether it names the operation, however often a producer sends it and an operator redrives it.
+    pub const fn names_operation(self) -> bool {
+        !matches!(self, Self::MessageId | Self::DeduplicationId)
     }
 
     /// Returns whether a body that is not an order has no key.
@@ -266,6 +274,8 @@ pub struct Message {
     pub sent: Duration,
     /// It is in the queue of another consumer, which has the same namespace by mistake.
     pub in_other_queue: bool,
+    /// What the dead-letter queue has in place of the producer's deduplication id, which is the order.
+    pub deduplication_id: Option<String>,
     /// Attributes that the consumer has added to a copy.
     pub attributes: BTreeMap<String, String>,
 }
@@ -337,6 +347,16 @@ impl Message {
     /// Returns what its fingerprint tells from others of its order.
     pub fn content(&self) -> (bool, u32) {
         (self.kind == Kind::Undecodable, self.payload)
+    }
+
+    pub fn deduplication_id(&self) -> &str {
+        self.deduplication_id.as_ref().unwrap_or(&self.order)
+    }
+
+    /// Returns the producer's deduplication id, which a copy of the consumer's still has.
+    pub fn first_deduplication_id(&self) -> &str {
+        let first = self.attributes.get("SqsOnceDeduplicationId");
+        first.map_or_else(|| self.deduplication_id(), String::as_str)
     }
 }
 
@@ -566,6 +586,7 @@ impl Plan {
                 payload: 0,
                 sent: dice.between(Duration::ZERO, last),
                 in_other_queue: false,
+                deduplication_id: None,
                 attributes: BTreeMap::new(),
             });
         }
@@ -580,14 +601,40 @@ impl Plan {
         let last = self.redrives().max().unwrap_or_default();
         // A message may come back as long as the queue keeps it, and a dead letter until the last redrive.
         self.records_kept = self.healed.max(last) + self.retention;
+        let declined = |message: &&Message| message.kind == Kind::Declined;
+        let declined: Vec<_> = self.messages.iter().filter(declined).cloned().collect();
         for n in 0..1 + dice.below(5) {
-            let of = self.messages[dice.below(self.messages.len())].clone();
+            let of = if !declined.is_empty() && dice.chance(0.5) {
+                declined[dice.below(declined.len())].clone()
+            } else {
+                self.messages[dice.below(self.messages.len())].clone()
+            };
             let later = self.records_kept + dice.between(Duration::ZERO, self.healed + HOUR * 72);
-            self.messages.push(Message {
+            let mut late = Message {
                 id: format!("late-{n}"),
                 sent: later,
                 ..of
-            });
+            };
+            // A redrive begins with a read.
+            if dice.chance(0.5) {
+                let name = "SqsOnceRedriveOf".to_owned();
+                late.attributes.insert(name, of.id);
+            }
+            self.messages.push(late);
+        }
+        if self.mode == Mode::Item {
+            // By then, each item has keys that are to be removed, and several changes do so at once.
+            let later = self.records_kept + self.healed + HOUR * 2;
+            for n in 0..4 + dice.below(16) {
+                let of = self.messages[dice.below(self.messages.len())].clone();
+                self.messages.push(Message {
+                    id: format!("burst-{n}"),
+                    order: format!("o-burst-{n}"),
+                    kind: Kind::Good,
+                    sent: later + dice.between(Duration::ZERO, seconds(2)),
+                    ..of
+                });
+            }
         }
         self.messages.sort_by_key(|message| message.sent);
     }
@@ -648,7 +695,7 @@ impl Plan {
             // Its key must name the operation.
             is_looked_up: keys == Keys::Never
                 && self.mode.claims()
-                && self.key != KeyFrom::MessageId
+                && self.key.names_operation()
                 && dice.chance(0.6),
             work: Duration::ZERO,
         };
@@ -705,6 +752,10 @@ impl Plan {
             KeyFrom::MessageId => vec![&message.id],
             KeyFrom::Body | KeyFrom::Attribute => vec![&message.order],
             KeyFrom::Function => vec![PART_OF_FUNCTION, &message.order],
+            KeyFrom::DeduplicationId => {
+                let group = message.group.as_deref();
+                vec![group.unwrap_or_default(), message.first_deduplication_id()]
+            }
         }
     }
 
@@ -777,6 +828,7 @@ fn messages(dice: &mut Dice, fifo: bool, span: Duration) -> Vec<Message> {
             payload: 0,
             sent,
             in_other_queue: false,
+            deduplication_id: None,
             attributes: BTreeMap::new(),
         });
     }

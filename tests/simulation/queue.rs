@@ -190,8 +190,14 @@ impl Queue {
             }
             if one.receives >= self.max_receives {
                 one.gone = true;
-                world.note(Event::ReceivesUsedUp { message: id });
-                self.dead().letters.push(one.message.clone());
+                world.note(Event::ReceivesUsedUp {
+                    message: id.clone(),
+                });
+                // SQS replaces the producer's.
+                self.dead().letters.push(Message {
+                    deduplication_id: group.is_some().then_some(id),
+                    ..one.message.clone()
+                });
                 continue;
             }
             one.receives += 1;
@@ -273,6 +279,7 @@ impl Queue {
         }
         let found = stored.iter().find(|one| one.message.id == id);
         dead.letters.extend(found.map(|one| Message {
+            deduplication_id: deduplication_id.map(str::to_owned),
             attributes,
             ..one.message.clone()
         }));

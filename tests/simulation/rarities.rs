@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::{
     dice::Dice,
+    operator::{Act, Work},
     plan::{
         CALL_KEY_LIFETIME, HOUR, KeyFrom, Keys, Kind, Level, MANAGED_INSTANCES, Message, Mode,
         Plan, Scheme, seconds,
@@ -14,6 +15,8 @@ use crate::{
 /// The longest work of a handler, so that a batch of ten has enough time on one environment.
 const LONGEST_WORK: Duration = seconds(600);
 const MIB: usize = 1 << 20;
+/// Payloads whose failures a record keeps.
+const MOST_PAYLOADS: usize = 4;
 
 /// Numbers of one draw. In a crowded world, what is rare is likely.
 struct Draw {
@@ -39,6 +42,10 @@ impl Plan {
             self.crowd(&mut draw(0x0c40_3d00));
         }
         self.draw_key_function(&mut draw(0x0f0c_7100));
+        self.draw_deduplication_ids(&mut draw(0xded0_1d00));
+        self.draw_rivals(&mut draw(0x419a_1500));
+        self.draw_declines(&mut draw(0xdec1_1e00));
+        self.draw_slow_neighbours(&mut draw(0x0510_3000));
         self.draw_layer(&mut draw(0x1a7e_4000));
         self.draw_stop(&mut draw(0x0057_0900));
         self.draw_fingerprints(&mut draw(0xf19e_4000));
@@ -59,7 +66,7 @@ impl Plan {
             next.from = dice.between(Duration::ZERO, self.healed);
             self.releases.push(next);
         }
-        if self.mode.claims() && self.key != KeyFrom::MessageId && dice.chance(0.5) {
+        if self.mode.claims() && self.key.names_operation() && dice.chance(0.5) {
             self.gateway.keys = Keys::Never;
             self.gateway.is_looked_up = true;
             for release in &mut self.releases {
@@ -75,6 +82,98 @@ impl Plan {
         if self.key != KeyFrom::MessageId && draw.chance(0.12, 0.5) {
             self.key = KeyFrom::Function;
         }
+    }
+
+    /// Keys from the deduplication ids of a FIFO queue. Some messages are dead letters more than once, and keep theirs.
+    fn draw_deduplication_ids(&mut self, draw: &mut Draw) {
+        if !self.fifo || self.gateway.is_looked_up || !draw.chance(0.4, 0.6) {
+            return;
+        }
+        self.key = KeyFrom::DeduplicationId;
+        let dice = &mut draw.dice;
+        if !dice.chance(0.7) {
+            return;
+        }
+        self.direct_dead_letters = true;
+        let kind = dice.pick(&[Kind::Declined, Kind::Undecodable]);
+        self.make_orders(dice, kind);
+        for _ in 0..2 + dice.below(2) {
+            let at = dice.between(self.healed / 2, self.healed);
+            let what = Work::Redrive { mended: false };
+            self.operator.push(Act { at, what });
+        }
+        self.operator.sort_by_key(|act| act.at);
+    }
+
+    /// Orders with another payload, in another group than those under whose attempts they wait, and orders behind them.
+    fn draw_rivals(&mut self, draw: &mut Draw) {
+        let can_have = self.fifo && self.mode.claims() && self.key.names_operation();
+        if !can_have || !draw.chance(0.3, 0.5) {
+            return;
+        }
+        let dice = &mut draw.dice;
+        for n in 0..1 + dice.below(3) {
+            let first = dice.below(self.messages.len());
+            if self.messages[first].kind == Kind::Good {
+                self.messages[first].kind = Kind::Hangs(1 + dice.below(3) as u32);
+            }
+            let rival = Message {
+                id: format!("rival-{n}"),
+                group: Some("g-rivals".to_owned()),
+                kind: Kind::Good,
+                payload: 1,
+                sent: self.messages[first].sent + dice.between(Duration::ZERO, seconds(60)),
+                ..self.messages[first].clone()
+            };
+            let behind = Message {
+                id: format!("behind-{n}"),
+                order: format!("o-behind-{n}"),
+                payload: 0,
+                ..rival.clone()
+            };
+            self.messages.extend([rival, behind]);
+        }
+        self.messages.sort_by_key(|message| message.sent);
+    }
+
+    /// An order of which as many payloads are declined as a record keeps, and most of them more than once.
+    fn draw_declines(&mut self, draw: &mut Draw) {
+        let can_have = self.mode.claims() && self.key.names_operation();
+        if !can_have || !draw.chance(0.06, 0.3) {
+            return;
+        }
+        let dice = &mut draw.dice;
+        // Without copies, each comes back until its receives are used up.
+        self.direct_dead_letters &= dice.chance(0.5);
+        let first = self.messages[dice.below(self.messages.len())].clone();
+        for n in 0..10 {
+            self.messages.push(Message {
+                id: format!("declined-{n}"),
+                order: "o-declined".to_owned(),
+                kind: Kind::Declined,
+                payload: dice.below(MOST_PAYLOADS) as u32,
+                sent: first.sent + dice.between(Duration::ZERO, HOUR),
+                in_other_queue: false,
+                ..first.clone()
+            });
+        }
+        self.messages.sort_by_key(|message| message.sent);
+    }
+
+    /// Messages that end their process, beside handlers that take more than half of the time.
+    fn draw_slow_neighbours(&mut self, draw: &mut Draw) {
+        let isolates = self.always(|of| of.isolates);
+        let can_have = self.mode.claims() && isolates && self.batch > 1 && self.batch <= 10;
+        if !can_have || !draw.chance(0.05, 0.2) {
+            return;
+        }
+        let part = 50 + draw.dice.below(15) as u32;
+        self.gateway.work = self.timeouts.function * part / 100;
+        for release in &mut self.releases {
+            release.concurrency = 10;
+        }
+        let kind = Kind::Kills(1 + draw.dice.below(2) as u32);
+        self.make_orders(&mut draw.dice, kind);
     }
 
     /// A layer that lets few handlers run, and handlers that hang in it.
@@ -213,7 +312,7 @@ impl Plan {
 
     /// Some orders come from another queue too, whose consumer has the same namespace by mistake.
     fn draw_other_queue(&mut self, draw: &mut Draw) {
-        if self.key == KeyFrom::MessageId || !draw.chance(0.08, 0.6) {
+        if !self.key.names_operation() || !draw.chance(0.08, 0.6) {
             return;
         }
         let dice = &mut draw.dice;

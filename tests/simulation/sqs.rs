@@ -123,11 +123,12 @@ fn copy(world: &World, entry: &Value) -> Result<(), &'static str> {
         ["SqsOnceReason", "SqsOnceError"].map(|name| texts.get(name).cloned().unwrap_or_default());
     world
         .queue
-        .add_dead_letter(&message, deduplication_id, texts);
+        .add_dead_letter(&message, deduplication_id, texts.clone());
     world.note(Event::Copied {
         message,
         reason,
         error,
+        attributes: texts,
     });
     Ok(())
 }

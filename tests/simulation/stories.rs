@@ -1,6 +1,6 @@
 //! Stories that many worlds were needed to find, told to the oracle: what it takes for a cause, and what it doesn't.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use simulation::{
     ledger::Event,
@@ -87,6 +87,7 @@ fn failed(message: &str, order: &str, was: &'static str, error: &str) -> [Event;
 
 fn copied(message: &str, reason: &str, error: &str) -> Event {
     Event::Copied {
+        attributes: BTreeMap::new(),
         message: message.to_owned(),
         reason: reason.to_owned(),
         error: error.to_owned(),

@@ -14,11 +14,16 @@ use simulation::{
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 76] = [
+const FOUND: [(&str, u64, &str); 83] = [
     (
         "a body that S3 refuses is invalid",
         10,
         "P7 no dead letter without a cause",
+    ),
+    (
+        "a change drops the keys of another",
+        328,
+        "an item keeps its keys",
     ),
     (
         "a claim forgets the failures",
@@ -57,6 +62,11 @@ const FOUND: [(&str, u64, &str); 76] = [
         "P5 acknowledged only when recorded",
     ),
     (
+        "a copy leaves out what a redrive added",
+        2,
+        "a copy has its message's attributes",
+    ),
+    (
         "a copy names another's reason",
         70,
         "a dead letter names its reason",
@@ -78,7 +88,7 @@ const FOUND: [(&str, u64, &str); 76] = [
     ),
     (
         "a duplicate has the first call key",
-        234,
+        85,
         "on_duplicate gets its operation's call key",
     ),
     (
@@ -93,7 +103,7 @@ const FOUND: [(&str, u64, &str); 76] = [
     ),
     (
         "a duplicate of another queue is not told",
-        4,
+        9,
         "metrics: duplicates of another queue",
     ),
     (
@@ -123,6 +133,11 @@ const FOUND: [(&str, u64, &str); 76] = [
     ),
     ("a group does not stop", 2, "order of a group"),
     (
+        "a group goes on behind another payload",
+        80,
+        "a group waits for another payload",
+    ),
+    (
         "a group goes on behind an unrecorded failure",
         8,
         "order of a group",
@@ -147,12 +162,12 @@ const FOUND: [(&str, u64, &str); 76] = [
     ),
     (
         "a panic is a permanent failure",
-        4,
+        7,
         "P7 no dead letter without a cause",
     ),
     (
         "a record is kept for ever",
-        1,
+        30,
         "a record is forgotten in its time",
     ),
     ("a record is not kept", 339, "P5 recorded before its copy"),
@@ -166,6 +181,11 @@ const FOUND: [(&str, u64, &str); 76] = [
         0,
         "P3 told of earlier attempts",
     ),
+    (
+        "a second copy has the first one's id",
+        2,
+        "a second copy keeps the deduplication id",
+    ),
     ("a stopped group goes on", 34, "a stopped group waits"),
     (
         "a success does not close the circuit",
@@ -177,6 +197,11 @@ const FOUND: [(&str, u64, &str); 76] = [
         0,
         "P3 charged again only with a cause",
     ),
+    (
+        "a suspect waits for suspects",
+        53,
+        "P7 a suspect runs in its turn",
+    ),
     ("a suspect does not rest", 5, "P7 a suspect rests"),
     (
         "a throttled event is given up",
@@ -185,12 +210,12 @@ const FOUND: [(&str, u64, &str); 76] = [
     ),
     (
         "a throttled statement was applied",
-        440,
-        "P3 told of earlier attempts",
+        500,
+        "P3 charged again only with a cause",
     ),
     (
         "a turn ends at once",
-        34,
+        4,
         "P6 suspect is claimed in its turn",
     ),
     (
@@ -218,13 +243,18 @@ const FOUND: [(&str, u64, &str); 76] = [
         0,
         "P7 no dead letter without a cause",
     ),
+    (
+        "an expired record is history",
+        173,
+        "P3 only a decline changes the call key",
+    ),
     ("an event is not confirmed", 7, "order of a group's events"),
     (
         "an inbox commits over any record",
         3,
         "P4 a write is applied once",
     ),
-    ("an item forgets its keys", 8, "P4 a write is applied once"),
+    ("an item forgets its keys", 8, "an item keeps its keys"),
     (
         "an open attempt of another payload is taken over",
         57,
@@ -248,7 +278,7 @@ const FOUND: [(&str, u64, &str); 76] = [
     ),
     (
         "an update does not ask for its key",
-        13,
+        15,
         "P4 a write is applied once",
     ),
     (
@@ -300,7 +330,7 @@ const FOUND: [(&str, u64, &str); 76] = [
     (
         "the answers behind the tenth are swapped",
         500,
-        "P2 completed never runs again",
+        "P3 charged again only with a cause",
     ),
     (
         "the bodies of a call are swapped",
@@ -320,13 +350,18 @@ const FOUND: [(&str, u64, &str); 76] = [
         "P4 a write is applied once",
     ),
     (
+        "the progress is of one invocation",
+        24,
+        "an event is repeated only with a cause",
+    ),
+    (
         "the progress is one event ahead",
         24,
         "order of a group's events",
     ),
     (
         "the response names the last failure",
-        52,
+        14,
         "order of a group's events",
     ),
     (

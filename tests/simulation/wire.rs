@@ -3,7 +3,7 @@
 //! thread.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt,
     future::{pending, ready},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -165,6 +165,15 @@ impl Dynamo {
         (count.unwrap_or(0), last.to_owned())
     }
 
+    /// Returns the keys that an item has.
+    fn processed(&self, id: &str) -> Vec<String> {
+        let item = self.item(ITEMS, id).unwrap_or_default();
+        let entries = item["processed_events"]["L"].as_array();
+        let keys = entries.into_iter().flatten();
+        keys.filter_map(|entry| entry["S"].as_str().map(str::to_owned))
+            .collect()
+    }
+
     fn see(&self, key: &str) -> Option<Seen> {
         let item = self.item(TABLE, key)?;
         let text =
@@ -256,7 +265,10 @@ impl Dynamo {
             return Some(ask(&self.database, operation, served));
         }
         let before: Vec<_> = keys.iter().map(|key| self.see(key)).collect();
-        let counted: BTreeMap<_, _> = items.iter().map(|id| (id, self.count(id))).collect();
+        let items: Vec<_> = items
+            .iter()
+            .map(|id| (id, self.count(id), self.processed(id)))
+            .collect();
         let mut published: Vec<_> = published.iter().filter(|item| !self.has(item)).collect();
         let mut answer = if served["Statements"].as_array().is_some_and(Vec::is_empty) {
             (200, json!({ "Responses": [] }))
@@ -274,7 +286,13 @@ impl Dynamo {
             })
         });
         let changes: Vec<_> = changes.collect();
-        for (id, (before, _)) in counted {
+        for (id, (before, _), mut forgotten) in items {
+            let kept = self.processed(id);
+            forgotten.retain(|key| !kept.contains(key));
+            for key in forgotten {
+                self.applied().remove(&key);
+                world.note(Event::Forgotten { key });
+            }
             let (count, key) = self.count(id);
             for _ in before..count {
                 self.note_applied(world, worker, &key);

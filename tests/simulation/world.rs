@@ -186,7 +186,7 @@ impl World {
         released.unwrap_or_default()
     }
 
-    /// Deletes records whose time to live is over, as the table does some time after.
+    /// Deletes records whose time to live is over, as the table does within some days.
     pub fn sweep(&self) {
         for message in &self.plan.messages {
             let Some(key) = self.key(message) else {
@@ -194,7 +194,7 @@ impl World {
             };
             let record = self.table.get(&key);
             let is_over = record.is_some_and(|record| record.expires_at < self.wall().as_secs());
-            if is_over && self.dice().chance(0.5) && self.table.delete(&key) {
+            if is_over && self.dice().chance(0.1) && self.table.delete(&key) {
                 let key = key.to_string();
                 self.note(Event::Forgotten { key });
             }

@@ -678,6 +678,7 @@ async fn fifo_copy_keeps_group_and_first_id() {
     let world = World::start().await;
     let mut redriven = fifo(declined("m-2"));
     redriven["messageAttributes"]["SqsOnceDeduplicationId"] = string("String", "first-of-all");
+    redriven["messageAttributes"]["SqsOnceRedriveOf"] = string("String", "m-0");
     let messages = [
         fifo(declined("m-1")),
         redriven,
@@ -700,6 +701,7 @@ async fn fifo_copy_keeps_group_and_first_id() {
         assert_eq!(copy["MessageDeduplicationId"], id);
         assert_eq!(text(copy, "SqsOnceDeduplicationId"), Some(original));
     }
+    assert_eq!(text(&copies[1], "SqsOnceRedriveOf"), Some("m-0"));
     assert_eq!(world.runs(), 4);
 
     // A standard queue copies neither.

@@ -128,9 +128,12 @@ impl Relay {
         }
         let mut report = RelayReport::new(Timestamp::now());
         let mut groups = groups(event.records);
-        let in_batch = events_by_record(groups.iter());
+        let mut in_batch = events_by_record(groups.iter());
         self.progress.skip(&mut groups, &numbers);
         groups.retain(|group| !group.is_empty());
+        if flawed("the progress is of one invocation") {
+            in_batch = events_by_record(groups.iter());
+        }
         let now = Timestamp::now().as_millis();
         let max_age = u64::try_from(MAX_AGE.as_millis()).unwrap_or(u64::MAX);
         let mut run = Run::new(deadline);

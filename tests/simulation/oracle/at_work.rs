@@ -34,6 +34,12 @@ impl AtWork {
         }
     }
 
+    /// Returns when the invocation of the relay began.
+    pub(super) fn relay_since(&self) -> Option<Duration> {
+        let mut of_relay = self.0.values().filter(|batch| batch.messages.is_empty());
+        of_relay.find_map(|batch| Some(batch.invoked?.1))
+    }
+
     /// Returns the batches in which a worker has a message, and when the invocation of each began.
     pub(super) fn of<'a>(
         &'a self,

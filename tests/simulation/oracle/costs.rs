@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use super::Bench;
 use crate::{
     ledger::{Event, Worker},
-    plan::{Mode, RECORDS_KEPT},
+    plan::{Mode, QUARANTINE, RECORDS_KEPT},
 };
 
 #[derive(Default)]
@@ -40,7 +40,9 @@ impl Costs {
                 self.completed.insert(key.clone(), at);
             }
             Event::Deleted { key } | Event::Forgotten { key } => {
-                self.completed.remove(key);
+                if let Some(completed) = self.completed.remove(key) {
+                    self.removed(at, completed, key, bench);
+                }
             }
             Event::Refused {
                 key,
@@ -60,6 +62,18 @@ impl Costs {
                 self.forgotten(at, message, bench);
             }
             _ => {}
+        }
+    }
+
+    /// A change removes only keys from an item that are older than the item keeps them. The time of a key is that of its
+    /// change, which may have arrived later.
+    fn removed(&self, at: Duration, completed: Duration, key: &String, bench: &mut Bench<'_>) {
+        if bench.plan.mode == Mode::Item {
+            let kept = at.saturating_sub(completed) + QUARANTINE + 2 * bench.skew();
+            let check = "an item keeps its keys";
+            bench.check(check, kept >= bench.plan.records_kept, &[key], || {
+                format!("{key} of {completed:?} is no longer on its item")
+            });
         }
     }
 

@@ -114,7 +114,9 @@ impl Fates {
                 message,
                 reason,
                 error,
+                attributes,
             } => {
+                has_attributes(message, attributes, bench);
                 self.copied(message, (reason, error), bench);
                 self.died(at, message, Some(reason), bench);
                 self.dead.insert(message.clone(), true);
@@ -161,7 +163,7 @@ impl Fates {
         }
         if is_too_old(error) {
             // The claim may have been under way for a while when it arrived.
-            let slack = QUARANTINE + 2 * bench.skew();
+            let slack = bench.plan.timeouts.function + QUARANTINE + 2 * bench.skew();
             let releases = bench.plan.releases.iter();
             let lifetime = releases.filter_map(|of| of.call_key_lifetime).min();
             let open = state.open_since().zip(lifetime);
@@ -195,7 +197,7 @@ impl Fates {
         let key = bench.key(message);
         let failed = self.failed.get(id).map(|failure| &*failure.error);
         let any = |is: &dyn Fn(&State) -> bool| {
-            let mut states = bench.states.since(&key, bench.at_work_since());
+            let mut states = bench.states.since(&key, copied_since(bench));
             states.any(is)
         };
         let holds = match reason {
@@ -249,8 +251,8 @@ impl Fates {
         let Timeouts {
             visibility, cap, ..
         } = bench.plan.timeouts;
-        let waited = reason.map_or(visibility + cap, |_| Duration::ZERO);
-        let since = bench.at_work_since().saturating_sub(waited);
+        let moved_since = bench.at_work_since().saturating_sub(visibility + cap);
+        let since = reason.map_or(moved_since, |_| copied_since(bench));
         let mut states = bench.states.since(&bench.key(message), since);
         let is_answered = states.any(|state| {
             let mut failures = state.failures_of(message, bench.skew());
@@ -339,6 +341,34 @@ impl Fates {
             }
         }
     }
+}
+
+/// Returns the earliest time at which the invocation began that sends a copy. The copy may arrive after its end.
+fn copied_since(bench: &Bench<'_>) -> Duration {
+    bench.at_work_since().saturating_sub(QUARANTINE)
+}
+
+/// Compares the attributes of a copy with those of its message.
+fn has_attributes(id: &str, copied: &BTreeMap<String, String>, bench: &mut Bench<'_>) {
+    const OF_COPY: [&str; 4] = ["id", "SqsOnceReason", "SqsOnceKey", "SqsOnceError"];
+    const FIRST_ID: &str = "SqsOnceDeduplicationId";
+    let message = bench.messages[id].clone();
+    let is_kept = |name: &str| !OF_COPY.contains(&name) && name != FIRST_ID;
+    let mut of_message = message.attributes.iter().filter(|(name, _)| is_kept(name));
+    let missing = of_message.find(|(name, value)| copied.get(*name) != Some(value));
+    let check = "a copy has its message's attributes";
+    bench.check(check, missing.is_none(), &[id], || {
+        format!("{id} was copied without {missing:?}: {copied:?}")
+    });
+    if message.group.is_none() || !message.attributes.contains_key("SqsOnceReason") {
+        return;
+    }
+    let first = message.first_deduplication_id();
+    let keeps = copied.get(FIRST_ID).map(String::as_str) == Some(first);
+    let check = "a second copy keeps the deduplication id";
+    bench.check(check, keeps, &[id], || {
+        format!("{id} of {first} was copied: {copied:?}")
+    });
 }
 
 /// Returns whether the record of a message's key answers it, or did so in an invocation that is at work.

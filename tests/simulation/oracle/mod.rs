@@ -61,6 +61,7 @@ pub const CHECKS: &[&str] = &[
     "P6 attempt alone is counted in its claim",
     "P6 deaths are counted",
     "P7 a suspect rests",
+    "P7 a suspect runs in its turn",
     "a result is sent until the end",
     "a success closes the circuit",
     "a handler gets its message's key",
@@ -69,19 +70,24 @@ pub const CHECKS: &[&str] = &[
     "P7 progress",
     "P7 no dead letter without a cause",
     "a dead letter names its reason",
+    "a copy has its message's attributes",
+    "a second copy keeps the deduplication id",
     "a later duplicate costs a read",
     "a record is forgotten in its time",
+    "an item keeps its keys",
     "nothing is lost",
     "a permanent failure is a dead letter",
     "charged once",
     "charged once, by looking up",
     "order of a group",
     "a stopped group waits",
+    "a group waits for another payload",
     "handlers at a time are bounded",
     "events commit with their record",
     "a sent event was committed",
     "an event is sent as it was published",
     "a dead event has a cause",
+    "an event is repeated only with a cause",
     "order of a group's events",
     "every event is sent",
     "response is sound",
@@ -224,7 +230,7 @@ pub fn judge(plan: &Plan, events: &[(Duration, Event)]) -> Verdict {
         outbox.event(*at, event, &mut bench);
         again.event(event, &mut bench);
         history.event(event, &mut bench);
-        limits.event(event, &mut bench);
+        limits.event(*at, event, &mut bench);
     }
     effects.end(&mut bench);
     outbox.end(&mut bench);

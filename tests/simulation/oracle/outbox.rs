@@ -18,6 +18,11 @@ pub(super) struct Outbox {
     events: BTreeMap<String, OfEvent>,
     /// Ids of each group, in the order of the commits.
     groups: BTreeMap<String, Vec<String>>,
+    /// When the relay last could not know whether an event was taken: without an answer, in a new process, or where its
+    /// mapping has lost its place.
+    in_doubt: Duration,
+    /// When an event of each group was last refused. Everything behind its record comes again.
+    refused: BTreeMap<String, Duration>,
 }
 
 /// What was published since the last record of an operation began.
@@ -36,6 +41,8 @@ struct OfEvent {
     /// When it was last published, and last taken by its target or the dead-letter queue.
     published: Duration,
     taken: Option<Duration>,
+    /// When the invocation began in which it was taken.
+    invoked: Duration,
 }
 
 impl Outbox {
@@ -62,6 +69,7 @@ impl Outbox {
                         stamp: *stamp,
                         published: at,
                         taken: None,
+                        invoked: at,
                     }
                 });
                 known.published = at;
@@ -106,6 +114,15 @@ impl Outbox {
                 }
                 self.relayed(at, (id, group.as_ref()), dead.as_deref(), bench);
             }
+            Event::SqsFault { .. }
+            | Event::ReadAgain { .. }
+            | Event::InvocationLost { .. }
+            | Event::Started { .. } => self.in_doubt = at,
+            Event::EventRefused { id } | Event::EventThrottled { id } => {
+                if let Some(of) = self.events.get(id) {
+                    self.refused.insert(of.group.clone(), at);
+                }
+            }
             _ => {}
         }
     }
@@ -135,7 +152,18 @@ impl Outbox {
         bench.check("a dead event has a cause", holds, &[id], || {
             format!("{id} of {:?} is a dead letter: {dead:?}", event.stamp)
         });
-        if event.taken.is_none() {
+        if let Some(taken) = event.taken {
+            let rates = &bench.plan.rates;
+            let comes_twice = rates.doubled > 0.0 || rates.late > 0.0;
+            let others = self.refused.iter().filter(|(of, _)| **of != event.group);
+            let is_behind = others.map(|(_, at)| *at).any(|at| at >= event.invoked);
+            let is_in_doubt = self.in_doubt >= event.invoked || event.published >= taken;
+            let holds = comes_twice || is_behind || is_in_doubt;
+            let check = "an event is repeated only with a cause";
+            bench.check(check, holds, &[id], || {
+                format!("{id} was sent again, and the relay knew of {taken:?}")
+            });
+        } else {
             let mut ahead = self.groups[&event.group].iter();
             let waiting = ahead.find(|other| self.events[*other].taken.is_none());
             bench.check(
@@ -147,6 +175,7 @@ impl Outbox {
         }
         if let Some(event) = self.events.get_mut(id) {
             event.taken = Some(at);
+            event.invoked = bench.at_work.relay_since().unwrap_or(at);
         }
     }
 

@@ -331,9 +331,10 @@ impl Records {
         }
         self.not_too_old(at, run, key, worker, bench);
         let of_key = self.key(key);
-        of_key.open.insert(run, false);
         let mut is_alone = false;
+        // Nothing is recorded of a run under a claim that an operator has deleted.
         if let Some(claim) = of_key.claim.as_mut().filter(|of| of.worker == worker) {
+            of_key.open.insert(run, false);
             is_alone = claim.is_suspect;
             claim.began = true;
             claim.is_unsettled = true;

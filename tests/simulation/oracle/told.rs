@@ -1,9 +1,9 @@
 //! Promise 3: what a handler is told. Of the earliest attempt that may have had its effect, of nothing if there is none, and the
 //! call key.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
-use super::Bench;
+use super::{Bench, state::State};
 use crate::ledger::{Event, Run, Told, Worker};
 
 #[derive(Default)]
@@ -17,9 +17,6 @@ struct OfKey {
     claims: Vec<OfClaim>,
     /// The end of the last claim is recorded.
     is_settled: bool,
-    call_key: Option<String>,
-    /// Call keys under which the gateway has declined.
-    declined: BTreeSet<String>,
     /// The run of each claim, and how it ended. A copy of a claim may arrive once more after a deletion.
     runs: BTreeMap<(Worker, u64), (Run, &'static str)>,
 }
@@ -72,11 +69,15 @@ impl History {
                 key,
                 worker,
                 told,
+                message,
                 call_key,
                 ..
             } => {
                 if let Some(of_key) = self.keys.get_mut(key) {
-                    of_key.started((*run, key), *worker, *told, call_key, bench);
+                    of_key.started((*run, key), *worker, *told, bench);
+                    if of_key.is_claimed_by(*worker) {
+                        has_call_key(message, key, call_key, bench);
+                    }
                 }
             }
             Event::HandlerEnded { run, how } => {
@@ -115,7 +116,6 @@ impl OfKey {
             (_, "COMPLETED") => self.claims.clear(),
             (Some("declined"), "FAILED") => {
                 self.claims.clear();
-                self.declined.extend(self.call_key.take());
             }
             (None, "FAILED") if claim.was == "IN_PROGRESS" => claim.is_unclear = true,
             (None | Some("no effect"), _) => drop(self.claims.pop()),
@@ -128,15 +128,14 @@ impl OfKey {
         (run, key): (Run, &str),
         worker: Worker,
         told: Option<Told>,
-        call_key: &str,
         bench: &mut Bench<'_>,
     ) {
+        if !self.is_claimed_by(worker) {
+            return;
+        }
         let Some((claim, earlier)) = self.claims.split_last() else {
             return;
         };
-        if claim.worker != worker || self.is_settled {
-            return;
-        }
         let id = (worker, claim.made_ms);
         self.runs.insert(id, (run, "running"));
         let open = earlier.iter().find(|claim| !claim.is_unclear);
@@ -164,22 +163,22 @@ impl OfKey {
                 || format!("run {run} of {key} was not told of an open attempt"),
             ),
         }
-        let expected = self.call_key.as_deref();
-        let is_expected = match expected {
-            Some(expected) => call_key == expected,
-            None => !self.declined.contains(call_key),
-        };
-        bench.check(
-            "P3 only a decline changes the call key",
-            is_expected,
-            &[key],
-            || {
-                format!(
-                    "run {run} of {key} got {call_key} (before: {expected:?}, declined: {:?})",
-                    self.declined
-                )
-            },
-        );
-        self.call_key = Some(call_key.to_owned());
     }
+
+    fn is_claimed_by(&self, worker: Worker) -> bool {
+        let last = self.claims.last();
+        last.is_some_and(|claim| claim.worker == worker) && !self.is_settled
+    }
+}
+
+/// Compares the call key of a run with that of its operation: another one after each recorded decline.
+fn has_call_key(message: &str, key: &str, call_key: &str, bench: &mut Bench<'_>) {
+    let generation = bench.states.of(key).map_or(0, State::generation);
+    let expected = bench.call_key(&bench.messages[message], generation);
+    bench.check(
+        "P3 only a decline changes the call key",
+        expected.as_deref() == Some(call_key),
+        &[key, message],
+        || format!("{message} got the call key {call_key} in place of {expected:?} ({generation} declines)"),
+    );
 }

@@ -130,8 +130,8 @@ impl<S: Store> Once<S> {
                 Decision::Rejected(rejection) => {
                     return Err(rejected(rejection, operation));
                 }
-                Decision::First => None,
-                Decision::Over => found.clone(),
+                Decision::First if !flawed("an expired record is history") => None,
+                Decision::First | Decision::Over => found.clone(),
                 Decision::Mine => {
                     let stamp = found.map(|record| record.stamp);
                     let mine = sent

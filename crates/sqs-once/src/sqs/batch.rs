@@ -243,10 +243,10 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 ..running
             };
             // It waits for no other suspect.
-            let of_batch = OfBatch {
-                suspects_wait: Arc::default(),
-                ..self.shown.at(index)
-            };
+            let mut of_batch = self.shown.at(index);
+            if !flawed("a suspect waits for suspects") {
+                of_batch.suspects_wait = Arc::default();
+            }
             self.start(index, running, move |consumer, messages| async move {
                 let message = &messages[index];
                 (consumer.run_alone(message, suspect, deadline, of_batch)).await
@@ -308,7 +308,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 let stops = self.stops(&ended, running.chain.is_fifo_group);
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
-                if waits_for_other {
+                if waits_for_other && !flawed("a group goes on behind another payload") {
                     self.keep_key(&mut behind, ended.key.as_ref());
                 }
                 self.end(index, ended);

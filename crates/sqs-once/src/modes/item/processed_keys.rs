@@ -107,7 +107,15 @@ impl ProcessedKeys<'_> {
                 .raw_value(":sqs_once_none", AttributeValue::L(Vec::new()));
         };
         let update = set_events(update, ":sqs_once_events");
-        unchanged(update, found).raw_value(":sqs_once_events", self.after(Some(found)))
+        let update = if flawed("a change drops the keys of another") {
+            update
+                .name("#sqs_once_events", EVENTS)
+                .when("NOT contains(#sqs_once_events, :sqs_once_key)")
+                .raw_value(":sqs_once_key", string(self.key.as_str()))
+        } else {
+            unchanged(update, found)
+        };
+        update.raw_value(":sqs_once_events", self.after(Some(found)))
     }
 
     /// Returns the time in epoch seconds before which changes are past their retention by `slack`.

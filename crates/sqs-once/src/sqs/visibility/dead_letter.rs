@@ -233,6 +233,9 @@ impl<'a> MessageCopy<'a> {
         for ours in [REASON, ERROR, KEY] {
             attributes.remove(ours);
         }
+        if flawed("a copy leaves out what a redrive added") {
+            attributes.remove("SqsOnceRedriveOf");
+        }
         let mut room = Room {
             bytes: body.len() + attributes.iter().map(size).sum::<usize>(),
             attributes,
@@ -241,7 +244,8 @@ impl<'a> MessageCopy<'a> {
         // The id that the producer chose. An earlier copy already carries it.
         if let Some(id) = &sent.deduplication_id
             && message.fifo_group().is_some()
-            && !room.attributes.contains_key(ORIGINAL_DEDUPLICATION_ID)
+            && (!room.attributes.contains_key(ORIGINAL_DEDUPLICATION_ID)
+                || flawed("a second copy has the first one's id"))
             && !room.add(ORIGINAL_DEDUPLICATION_ID, id)
             && needs_deduplication_id
         {
