@@ -757,7 +757,7 @@ async fn late_copy_of_an_undone_claim_is_refused() {
         let left = record(&store);
         assert_eq!(left.first_claimed_at, None);
         let late = store.claims().remove(0);
-        let answer = store.store.swap(&late, &CONTEXT).await.unwrap();
+        let answer = store.store.swap(&late, &(), &CONTEXT).await.unwrap();
         assert_eq!(answer, Swapped::Found(Some(left)));
         // The attempt had no effect.
         pass(MILLISECOND);

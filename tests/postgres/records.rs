@@ -60,7 +60,10 @@ async fn control_characters_are_restored() {
     ] {
         let key = key(NAME);
         let swap = Swap { key, expect, to };
-        assert_eq!(store.swap(&swap, &CONTEXT).await.unwrap(), Swapped::Applied);
+        assert_eq!(
+            store.swap(&swap, &(), &CONTEXT).await.unwrap(),
+            Swapped::Applied
+        );
         let found = store.get(&swap.key, &CONTEXT).await.unwrap();
         assert_eq!(found, Some(swap.to));
     }

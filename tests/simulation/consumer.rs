@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use sqs_once::{
-    Attempt, Consumer, Handler, Inbox, ItemMode, Once, Stored,
+    Attempt, Consumer, Handler, ItemMode, Once, Stored,
     internal::HandlerOutput,
     protocol::CrashWaits,
     sqs::{Envelope, FifoAfterPermanent, S3Bodies, Visibility},
@@ -21,7 +21,7 @@ use crate::{
     s3::{self, BODIES},
     sqs,
     table::{Records, at_the_wire},
-    wire::{self, OUTBOX},
+    wire,
     world::{Member, World, namespace},
 };
 
@@ -55,7 +55,7 @@ pub fn consumer(world: &Arc<World>, member: &Member, release: Release) -> Invoke
             of.replaying(consumer.look_up(ask, of.quarantine()))
         }
         Mode::Inbox => {
-            let inbox = Inbox::new(of.once(at_the_wire(world, member, release)));
+            let inbox = of.once(at_the_wire(world, member, release)).inbox();
             of.replaying(Consumer::without_aws(
                 inbox,
                 namespace(),
@@ -98,7 +98,6 @@ impl Setup<'_> {
         let once = Once::new(store)
             .call_key_lifetime(self.release.call_key_lifetime)
             .retention(plan.records_kept)
-            .outbox(plan.outbox.map(|_| OUTBOX.to_owned()))
             .results(results);
         if self.release.isolates {
             once

@@ -3,7 +3,7 @@
 use std::{fmt::Debug, sync::Arc};
 
 use sqs_once::{
-    internal::RequestErrorKind,
+    internal::{Refused, RequestErrorKind, Writes},
     protocol::{Expect, Key, Record, State, StoredResult, Swap, Timestamp},
     store::{
         AnyStore, Batched, DynamoStore, MemoryStore, RequestContext, Store, StoreError, Swapped,
@@ -13,7 +13,7 @@ use sqs_once::{
 use crate::{
     ledger::{Event, Worker},
     plan::{Level, Mode, Release, Service},
-    wire::{Dynamo, TABLE, client},
+    wire::{Dynamo, OUTBOX, TABLE, client},
     world::{CLIENT_TIMEOUT, Member, World},
 };
 
@@ -112,7 +112,8 @@ impl Records {
 
 /// Returns the shipped store of a process.
 pub fn at_the_wire(world: &Arc<World>, member: &Member, release: Release) -> AnyStore {
-    let store = DynamoStore::new(client(world, member), TABLE);
+    let outbox = world.plan.outbox.map(|_| OUTBOX.to_owned());
+    let store = DynamoStore::new(client(world, member), TABLE).outbox(outbox);
     if release.batches_writes {
         AnyStore::Batched(Batched::new(store))
     } else {
@@ -121,6 +122,8 @@ pub fn at_the_wire(world: &Arc<World>, member: &Member, release: Release) -> Any
 }
 
 impl Store for Records {
+    type With = Writes;
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self {
             Self::Memory(line) => line.get(key, context).await,
@@ -128,10 +131,15 @@ impl Store for Records {
         }
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        with: &Writes,
+        context: &RequestContext,
+    ) -> Result<Swapped<Refused>, StoreError> {
         match self {
-            Self::Memory(line) => line.swap(swap, context).await,
-            Self::Wire(store) => store.swap(swap, context).await,
+            Self::Memory(line) => line.swap(swap, with, context).await,
+            Self::Wire(store) => store.swap(swap, with, context).await,
         }
     }
 }
@@ -219,13 +227,20 @@ fn fault(world: &World) -> Option<Fault> {
 }
 
 impl Store for Line {
+    type With = Writes;
+
     async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         let wanted = key.clone();
         let read = move |world: &World| world.table.in_memory().record(&wanted);
         self.request("read", key, read).await
     }
 
-    async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        _: &Writes,
+        _: &RequestContext,
+    ) -> Result<Swapped<Refused>, StoreError> {
         let (sent, worker) = (swap.clone(), self.member.worker);
         let key = swap.key.to_string();
         if is_claim_alone(swap) {

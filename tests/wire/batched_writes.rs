@@ -12,14 +12,14 @@ use futures_util::future::{join, join_all};
 use serde_json::Value;
 use sqs_once::{
     Deadline, Failure, Once, Operation, Outcome,
-    internal::{Delivery, Meter},
+    internal::{Delivery, Meter, Refused, Writes},
     protocol::{
         AttemptEnd, Claim, Effect, End, Expect, Key, Owner, Record, StoredResult, Swap, Timestamp,
     },
     store::{Batched, DynamoStore, RequestContext, Store, Swapped},
 };
 use support::{
-    CONTEXT, PATIENCE,
+    CONTEXT, NOTHING, PATIENCE,
     consumer::namespace,
     dynamo::{Dynamo, Item, attempts, number},
     faults::Fault,
@@ -102,37 +102,41 @@ fn take_over(before: &Swap) -> Swap {
 
 /// Sends swaps in the same turn of the runtime, and those without an answer again, also in one turn: callers that
 /// wait for their own timeouts would send their copies one after the other.
-async fn swap_all(store: &impl Store, swaps: &[Swap]) -> Vec<Swapped> {
+async fn swap_all(store: &impl Store<With = Writes>, swaps: &[Swap]) -> Vec<Swapped<Refused>> {
     swap_all_within(store, swaps, &CONTEXT).await
 }
 
 async fn swap_all_within(
-    store: &impl Store,
+    store: &impl Store<With = Writes>,
     swaps: &[Swap],
     context: &RequestContext,
-) -> Vec<Swapped> {
+) -> Vec<Swapped<Refused>> {
     let mut answers: Vec<_> = swaps.iter().map(|_| None).collect();
     for _copy in 0..3 {
         let open = answers.iter_mut().zip(swaps);
         let open = open.filter(|(answer, _)| answer.is_none());
-        join_all(open.map(async |(answer, swap)| *answer = store.swap(swap, context).await.ok()))
-            .await;
+        join_all(
+            open.map(async |(answer, swap)| {
+                *answer = store.swap(swap, &NOTHING, context).await.ok()
+            }),
+        )
+        .await;
     }
     answers.into_iter().map(Option::unwrap).collect()
 }
 
 /// Sends swaps that are all applied.
-async fn apply_all(store: &impl Store, swaps: &[Swap]) {
+async fn apply_all(store: &impl Store<With = Writes>, swaps: &[Swap]) {
     assert_applied(&swap_all(store, swaps).await);
 }
 
 #[track_caller]
-fn assert_applied(answers: &[Swapped]) {
+fn assert_applied(answers: &[Swapped<Refused>]) {
     let applied = answers.iter().all(|answer| *answer == Swapped::Applied);
     assert!(applied, "{answers:?}");
 }
 
-fn found(swap: &Swap) -> Swapped {
+fn found(swap: &Swap) -> Swapped<Refused> {
     Swapped::Found(Some(swap.to.clone()))
 }
 
@@ -221,7 +225,7 @@ async fn tasks_of_several_threads_are_all_answered() {
         tokio::spawn(async move {
             let claim = claim(n.to_string());
             for swap in [&claim, &complete(&claim)] {
-                let answer = store.swap(swap, &CONTEXT).await.unwrap();
+                let answer = store.swap(swap, &NOTHING, &CONTEXT).await.unwrap();
                 assert!(
                     answer == Swapped::Applied || answer == found(swap),
                     "{answer:?}"
@@ -671,7 +675,7 @@ async fn idle() {
 /// Swaps in a task of its own, in vain if the table holds the request back.
 fn swap_in_task(store: &Batched, swap: Swap) {
     let store = store.clone();
-    tokio::spawn(async move { drop(store.swap(&swap, &CONTEXT).await) });
+    tokio::spawn(async move { drop(store.swap(&swap, &NOTHING, &CONTEXT).await) });
 }
 
 /// Sends four completions that the table holds back.
@@ -694,7 +698,7 @@ async fn completion_with_little_time_left_goes_alone() {
         dynamo.reset_counts();
         four_in_flight(&dynamo, &store, &claims).await;
         let context = RequestContext::until(Instant::now() + left, &Meter::default());
-        let answer = store.swap(&complete(&claims[4]), &context).await;
+        let answer = store.swap(&complete(&claims[4]), &NOTHING, &context).await;
         assert_eq!(answer.unwrap(), Swapped::Applied, "{left:?}");
         assert_sent!(dynamo, "UpdateItem": 1);
     }
@@ -754,8 +758,8 @@ async fn dropped_call_spares_its_batch() {
     let store = store(&dynamo);
     let [dropped, kept] = ["a", "b"].map(claim);
     dynamo.fail("ClaimGroup", Fault::HoldAnswer);
-    let mut dropped = Box::pin(store.swap(&dropped, &CONTEXT));
-    let mut kept = Box::pin(store.swap(&kept, &CONTEXT));
+    let mut dropped = Box::pin(store.swap(&dropped, &NOTHING, &CONTEXT));
+    let mut kept = Box::pin(store.swap(&kept, &NOTHING, &CONTEXT));
     let held_back = async {
         while dynamo.met("ClaimGroup") == 0 {
             tokio::task::yield_now().await;
@@ -779,7 +783,7 @@ async fn first_call_dropped_in_its_turn_starves_none() {
     let dynamo = dynamo().await;
     let store = store(&dynamo);
     let claims = ["a", "b", "c"].map(claim);
-    let mut first = Box::pin(store.swap(&claims[0], &CONTEXT));
+    let mut first = Box::pin(store.swap(&claims[0], &NOTHING, &CONTEXT));
     assert!(futures_util::poll!(&mut first).is_pending());
     drop(first);
     apply_all(&store, &claims[1..]).await;
@@ -795,13 +799,13 @@ fn end_of_a_runtime_hangs_no_call_of_another() {
     let dynamo = server.block_on(dynamo());
     let store = store(&dynamo);
     let [theirs, ours] = ["a", "b"].map(claim);
-    let mut call = Box::pin(store.swap(&ours, &CONTEXT));
+    let mut call = Box::pin(store.swap(&ours, &NOTHING, &CONTEXT));
     // In the queue, before its turn.
     living.block_on(async { assert!(futures_util::poll!(&mut call).is_pending()) });
     dynamo.fail_all("ClaimGroup", Fault::HoldRequest);
     doomed.spawn({
         let store = store.clone();
-        async move { store.swap(&theirs, &CONTEXT).await }
+        async move { store.swap(&theirs, &NOTHING, &CONTEXT).await }
     });
     while dynamo.counts().is_empty() {
         std::thread::yield_now();
@@ -809,7 +813,9 @@ fn end_of_a_runtime_hangs_no_call_of_another() {
     doomed.shutdown_background();
     let unanswered = living.block_on(call).unwrap_err();
     assert!(unanswered.may_have_been_applied());
-    let answer = living.block_on(store.swap(&ours, &CONTEXT)).unwrap();
+    let answer = living
+        .block_on(store.swap(&ours, &NOTHING, &CONTEXT))
+        .unwrap();
     assert_eq!(answer, Swapped::Applied);
 }
 
@@ -819,7 +825,7 @@ fn debug_text_of_a_store_holds_no_payload() {
     runtime.block_on(async {
         let store = store(&Dynamo::start().await);
         let claim = claim("private-order");
-        let mut call = Box::pin(store.swap(&claim, &CONTEXT));
+        let mut call = Box::pin(store.swap(&claim, &NOTHING, &CONTEXT));
         assert!(futures_util::poll!(&mut call).is_pending());
         assert!(!format!("{store:?}").contains("private-order"));
     });

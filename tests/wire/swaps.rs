@@ -1,6 +1,6 @@
 //! The page of cases of a store, for each store and each form in which a swap is sent.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, convert::identity};
 
 use aws_sdk_dynamodb::{
     Client,
@@ -8,14 +8,19 @@ use aws_sdk_dynamodb::{
     types::{AttributeValue, BatchStatementErrorCodeEnum as Code},
 };
 use sqs_once::{
-    internal::{statement, transact_item},
+    Done, Write,
+    internal::{Refused, Writes, statement, transact_item},
     protocol::{Expect, Key, Record, Swap},
     store::{
-        Batched, DynamoStore, Layout, MemoryStore, RequestContext, Store, StoreError, Swapped,
+        AnyStore, Batched, DynamoStore, Layout, MemoryStore, RequestContext, Store, StoreError,
+        Swapped,
     },
     testing::conformance,
 };
-use support::{CONTEXT, dynamo::Table};
+use support::{
+    CONTEXT, NOTHING,
+    dynamo::{Table, number, record as item},
+};
 
 /// How a swap is sent.
 #[derive(Clone, Copy, Debug)]
@@ -67,13 +72,13 @@ impl Forms {
         Batched::with_lone_calls(self.store)
     }
 
-    async fn found(&self, swap: &Swap) -> Result<Swapped, StoreError> {
+    async fn found(&self, swap: &Swap) -> Result<Swapped<Refused>, StoreError> {
         let found = self.store.get(&swap.key, &CONTEXT).await?;
         Ok(Swapped::Found(found))
     }
 
     /// `None` if another transaction is in progress.
-    async fn in_transaction(&self, swap: &Swap) -> Option<Result<Swapped, StoreError>> {
+    async fn in_transaction(&self, swap: &Swap) -> Option<Result<Swapped<Refused>, StoreError>> {
         let transaction = self.client.transact_write_items();
         let item = transact_item(&self.layout, &self.table, swap);
         let error = match transaction.transact_items(item).send().await {
@@ -92,13 +97,20 @@ impl Forms {
 }
 
 impl Store for Forms {
+    type With = Writes;
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.store.get(key, context).await
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        with: &Writes,
+        context: &RequestContext,
+    ) -> Result<Swapped<Refused>, StoreError> {
         match self.form {
-            Form::Single => self.store.swap(swap, context).await,
+            Form::Single => self.store.swap(swap, with, context).await,
             Form::Statement => {
                 let batch = self.client.batch_execute_statement();
                 let statement = statement(&self.layout, &self.table, swap);
@@ -185,20 +197,60 @@ conformance!(transaction_form, Forms::native(Form::Transaction));
 conformance!(renamed_transaction, Forms::renamed(Form::Transaction));
 conformance!(memory, async { MemoryStore::default() });
 
+/// Adds one to a count that is an item of the table.
+fn one_more(table: &str) -> Done<()> {
+    let count = Write::update(table, "ADD n :one").key("id", "count");
+    Done::new(()).with(count.value(":one", 1))
+}
+
+// Every store that commits writes with a record.
+macro_rules! all_or_nothing {
+    ($($name:ident: $new:expr),+) => {$(
+        #[tokio::test]
+        async fn $name() {
+            let Table { client, name, .. } = Table::create(NATIVE).await;
+            let store = ($new)(DynamoStore::new(client.clone(), name.as_str()));
+            let count = || one_more(&name).into();
+            let refused = || {
+                let check = Write::check(&name, "attribute_exists(id)").key("id", "none");
+                one_more(&name).with(check).into()
+            };
+            let counted = async || match item(&client, &name, "count").await {
+                Some(item) => usize::try_from(number(&item, "n")).unwrap(),
+                None => 0,
+            };
+            conformance::all_or_nothing(&store, count, refused, counted).await;
+        }
+    )+};
+}
+
+all_or_nothing!(
+    dynamodb_commits_all_or_nothing: identity,
+    batched_commits_all_or_nothing: Batched::new,
+    any_store_commits_all_or_nothing: AnyStore::DynamoDb
+);
+
 /// A store that forgets a record before a first claim.
 #[derive(Default)]
 struct Forgetful(MemoryStore);
 
 impl Store for Forgetful {
+    type With = ();
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.0.get(key, context).await
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        (): &(),
+        context: &RequestContext,
+    ) -> Result<Swapped, StoreError> {
         if swap.expect == Expect::Absent {
             self.0.put(&swap.key, None);
         }
-        self.0.swap(swap, context).await
+        self.0.swap(swap, &(), context).await
     }
 }
 
@@ -217,7 +269,7 @@ async fn memory_store_counts_its_records() {
         expect: Expect::Absent,
         to: record(&serde_json::json!({})),
     };
-    let applied = store.clone().swap(&swap, &CONTEXT).await.unwrap();
+    let applied = store.clone().swap(&swap, &(), &CONTEXT).await.unwrap();
     assert_eq!(applied, Swapped::Applied);
     assert_eq!(store.record(&swap.key), Some(swap.to));
     assert_eq!((store.len(), store.is_empty()), (1, false));
@@ -250,7 +302,9 @@ async fn swaps_leave_foreign_attributes() {
             expect,
             to: to.clone(),
         };
-        let applied = store.swap(&swap(Expect::Absent, &first), &CONTEXT).await;
+        let applied = store
+            .swap(&swap(Expect::Absent, &first), &NOTHING, &CONTEXT)
+            .await;
         assert_eq!(applied.unwrap(), Swapped::Applied);
         let note = (store.client.update_item().table_name(&store.table))
             .key("id", AttributeValue::S(key().to_string()))
@@ -263,7 +317,7 @@ async fn swaps_leave_foreign_attributes() {
         });
         let next = record(&failed);
         let applied = store
-            .swap(&swap(Expect::Unchanged(first), &next), &CONTEXT)
+            .swap(&swap(Expect::Unchanged(first), &next), &NOTHING, &CONTEXT)
             .await;
         assert_eq!(applied.unwrap(), Swapped::Applied, "{form:?}");
         let read = (store.client.get_item().table_name(&store.table))
@@ -330,7 +384,7 @@ async fn unreadable_record_is_an_error() {
             expect: Expect::Absent,
             to: record(&serde_json::json!({})),
         };
-        let error = store.swap(&swap, &CONTEXT).await.unwrap_err();
+        let error = store.swap(&swap, &NOTHING, &CONTEXT).await.unwrap_err();
         assert!(matches!(error, StoreError::Unreadable { .. }), "{error}");
     }
 }

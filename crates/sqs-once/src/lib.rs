@@ -120,16 +120,17 @@ pub mod internal {
     pub use crate::{
         dynamo::{
             explain::{is_contended, unanswered},
-            transactional::{Commit, CommitResponse, TransactionalStore},
+            writes::{Refused, Writes, token},
         },
         entries::entries,
         event::{Published, first_fault, is_name},
         flawed::flawed,
-        handler::{AnyLookUp, Delivery, HandlerOutput, History, to_output},
+        handler::{Answer, AnyLookUp, Delivery, HandlerOutput, History, to_output},
         meter::Meter,
         modes::{
             held::open_too_long,
             mode::{Claimed, Start, Unsupported, sealed::Sealed},
+            output::{Lease, Output},
             records::Records,
             rejected::rejected,
             run::{run_handler, run_here},

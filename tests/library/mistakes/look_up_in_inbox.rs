@@ -1,4 +1,4 @@
-// error[E0599]: no method named `look_up` found for struct `Consumer<Inbox<DynamoStore>,
+// error[E0599]: no method named `look_up` found for struct `Consumer<sqs_once::Once<DynamoStore, Unleased>,
 // = note: the method was found for
 // - `Consumer<sqs_once::Once<S>, H>`
 

@@ -83,6 +83,16 @@ fn done_on_memory_store_is_explained() {
 }
 
 #[test]
+fn output_of_inbox_is_explained() {
+    explained("output_of_inbox");
+}
+
+#[test]
+fn change_in_claim_mode_is_explained() {
+    explained("change_in_claim_mode");
+}
+
+#[test]
 fn function_without_handler_fn_is_explained() {
     explained("function_without_handler_fn");
 }

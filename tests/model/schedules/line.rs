@@ -3,14 +3,14 @@
 use std::{future::poll_fn, task::Poll};
 
 use sqs_once::{
-    internal::{Commit, CommitResponse, TransactionalStore},
+    internal::{Refused, Writes},
     protocol::{Expect, Key, Record, RequestErrorKind, Swap},
-    store::{RequestContext, Store, StoreError, Swapped},
+    store::{RequestContext, Store, StoreError, Swapped, With as _},
 };
 
 use crate::schedules::{
     network::Fate,
-    request::{Answer, Request},
+    request::{Answer, Commit, Request},
     world::{Shared, lock},
 };
 
@@ -67,6 +67,8 @@ impl Line {
 const ANSWERED_AS_ASKED: &str = "a request is answered as what it is";
 
 impl Store for Line {
+    type With = Writes;
+
     async fn get(&self, _: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self.call(Request::Get).await? {
             Answer::Got(found) => Ok(found),
@@ -74,27 +76,29 @@ impl Store for Line {
         }
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        with: &Writes,
+        context: &RequestContext,
+    ) -> Result<Swapped<Refused>, StoreError> {
         let groups = lock(&self.world).groups;
-        match self.call(Request::Swap(Box::new(swap.clone()))).await? {
+        let request = if with.is_empty() {
+            Request::Swap(Box::new(swap.clone()))
+        } else {
+            Request::Commit(Box::new(Commit {
+                record: swap.clone(),
+                writes: with.count(),
+            }))
+        };
+        match self.call(request).await? {
             // A refused `INSERT` never returns the item.
-            Answer::Swapped(Swapped::Found(_)) if groups && swap.expect == Expect::Absent => {
+            Answer::Swapped(Swapped::Found(_))
+                if groups && with.is_empty() && swap.expect == Expect::Absent =>
+            {
                 Ok(Swapped::Found(self.get(&swap.key, context).await?))
             }
             Answer::Swapped(answer) => Ok(answer),
-            _ => unreachable!("{ANSWERED_AS_ASKED}"),
-        }
-    }
-}
-
-impl TransactionalStore for Line {
-    async fn commit(
-        &self,
-        commit: &Commit,
-        _: &RequestContext,
-    ) -> Result<CommitResponse, StoreError> {
-        match self.call(Request::Commit(Box::new(commit.clone()))).await? {
-            Answer::Commit(answer) => Ok(answer),
             _ => unreachable!("{ANSWERED_AS_ASKED}"),
         }
     }

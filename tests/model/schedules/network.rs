@@ -97,7 +97,6 @@ impl World {
         let fates = match request {
             Request::Swap(_) => &OF_A_WRITE[..10],
             Request::Get => &OF_A_GET,
-            Request::Commit(commit) if commit.writes.is_empty() => &OF_A_WRITE[..10],
             Request::Commit(_) => &OF_A_WRITE,
             Request::Item(_) if request.reads() => &OF_A_READ,
             Request::Item(_) => &OF_A_WRITE,

@@ -1,7 +1,7 @@
 //! Handlers whose effect is a write: they plan it, and it commits with the record.
 
 use serde_json::{Value, json};
-use sqs_once::{Attempt, Done, Failure, Inbox, Outcome, Write, internal::Delivery};
+use sqs_once::{Attempt, Done, Failure, Outcome, Write, internal::Delivery};
 
 use crate::schedules::{
     handler::{HandlerEnd, Inside, obey, once, operation},
@@ -27,7 +27,7 @@ pub async fn claim_plan_commit(world: Shared, worker: usize, delivery: Delivery)
 /// No claim: `Inbox`. Several workers may plan at the same time, and plan a completed operation
 /// again.
 pub async fn plan_commit(world: Shared, worker: usize, delivery: Delivery) -> Outcome {
-    let inbox = Inbox::new(once(&world, worker));
+    let inbox = once(&world, worker).inbox();
     let operation = operation(&world, worker, delivery);
     let begins = move |world: &mut World| world.promises.begins(worker);
     let work = async |_| plan(world, worker, begins).await;
@@ -46,22 +46,22 @@ async fn plan(
     pause().await;
     let word = lock(&world).plans(worker);
     obey(word)?;
-    Ok(sale(&world, worker))
+    Ok(sale(&world, worker, json!(worker)))
 }
 
 /// The item belongs to the table (`table.rs`), which counts the writes and ignores their content.
-fn sale(world: &Shared, worker: usize) -> Done<Value> {
+fn sale(world: &Shared, worker: usize, output: Value) -> Done<Value> {
     let write = Write::update("stock", "ADD sold :one")
         .key("id", "last one")
         .value(":one", 1)
         .when("attribute_not_exists(sold)");
     let world = world.clone();
-    let sale_of_one = Done::new(json!(worker)).with(write);
+    let sale_of_one = Done::new(output).with(write);
     sale_of_one.on_condition_failed(move |_| {
         let word = lock(&world).decides(worker);
         match word {
             HandlerEnd::NotWritten => Ok(Done::new(json!(DECLINED))),
-            word => obey(word).map(|()| sale(&world, worker)),
+            word => obey(word).map(|()| sale(&world, worker, json!([worker]))),
         }
     })
 }

@@ -371,9 +371,12 @@ impl Promises {
             Some(State::Completed { result }) if *result != declined() => Some(result.clone()),
             _ => None,
         };
-        let effect = made.first().map(|worker| output_of(*worker));
-        self.break_if(recorded != effect, || {
-            format!("P4: the effect is that of {effect:?}, and the record tells {recorded:?}")
+        let told = match (made.first(), &recorded) {
+            (Some(worker), Some(result)) => is_output_of(result, *worker),
+            (effect, recorded) => effect.is_none() && recorded.is_none(),
+        };
+        self.break_if(!told, || {
+            format!("P4: the effect is that of {made:?}, and the record tells {recorded:?}")
         });
     }
 
@@ -433,15 +436,14 @@ impl Promises {
         }
         match after.map(|record| &record.state) {
             Some(State::Completed { result }) => {
-                let mut said = self.runs.iter().flat_map(|run| {
-                    let outputs = run.said.iter().map(|word| match word {
-                        HandlerEnd::Done => Some(output_of(run.worker)),
-                        HandlerEnd::NotWritten => Some(declined()),
-                        _ => None,
-                    });
-                    outputs.flatten()
+                let said = self.runs.iter().any(|run| {
+                    run.said.iter().any(|word| match word {
+                        HandlerEnd::Done => is_output_of(result, run.worker),
+                        HandlerEnd::NotWritten => *result == declined(),
+                        _ => false,
+                    })
                 });
-                let said = said.any(|output| output == *result) || self.found.contains(result);
+                let said = said || self.found.contains(result);
                 self.break_if(!said, || {
                     "P5: a result was recorded that no handler returned".into()
                 });
@@ -520,6 +522,15 @@ impl Promises {
 /// Output of this worker's handler.
 pub fn output_of(worker: usize) -> StoredResult {
     StoredResult::Json(worker.to_string())
+}
+
+/// Output of a handler that plans again after its writes were refused.
+fn changed_output_of(worker: usize) -> StoredResult {
+    StoredResult::Json(format!("[{worker}]"))
+}
+
+fn is_output_of(result: &StoredResult, worker: usize) -> bool {
+    [output_of(worker), changed_output_of(worker)].contains(result)
 }
 
 /// Output of a handler whose writes were refused.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use sqs_once::{
+    internal::Refused,
     protocol::{AttemptEnd, Claim, Expect, Fingerprint, Owner, Record, State, Swap, Timestamp},
     store::Swapped,
 };
@@ -49,7 +50,7 @@ impl Records {
         Some(record)
     }
 
-    pub fn swap(&mut self, swap: &Swap) -> Swapped {
+    pub fn swap(&mut self, swap: &Swap) -> Swapped<Refused> {
         let mut swap = swap.clone();
         let to = &mut swap.to;
         match self.flaw {

@@ -9,8 +9,10 @@ use aws_smithy_runtime_api::client::http::HttpConnectorFuture;
 use futures_util::FutureExt as _;
 use serde_json::json;
 use sqs_once::{
-    internal::{Commit, CommitResponse, TransactionalStore as _},
-    store::DynamoStore,
+    Done, Write,
+    internal::Refused,
+    protocol::Swap,
+    store::{DynamoStore, Store as _, Swapped},
 };
 
 use support::CONTEXT;
@@ -18,8 +20,8 @@ use support::CONTEXT;
 use crate::schedules::wire;
 
 /// The record's condition is met; the condition of the one write beside it is not.
-pub fn refused(commit: &Commit) -> CommitResponse {
-    static REFUSED: OnceLock<CommitResponse> = OnceLock::new();
+pub fn refused(swap: &Swap) -> Swapped<Refused> {
+    static REFUSED: OnceLock<Swapped<Refused>> = OnceLock::new();
     let ask = || {
         let cancelled = json!({
             "__type": "com.amazonaws.dynamodb.v20120810#TransactionCanceledException",
@@ -28,7 +30,8 @@ pub fn refused(commit: &Commit) -> CommitResponse {
         let client =
             wire::client(move |_| HttpConnectorFuture::ready(Ok(wire::response(Err(&cancelled)))));
         let store = DynamoStore::new(client, "records");
-        let answer = store.commit(commit, &CONTEXT).now_or_never();
+        let write = Done::new(()).with(Write::put("stock", json!({})));
+        let answer = store.swap(swap, &write.into(), &CONTEXT).now_or_never();
         answer.expect("the response comes at once").unwrap()
     };
     REFUSED.get_or_init(ask).clone()

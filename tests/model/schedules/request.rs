@@ -6,7 +6,7 @@ use std::{
 };
 
 use sqs_once::{
-    internal::{Commit, CommitResponse},
+    internal::{Refused, token},
     protocol::{Key, Owner, Record, RequestErrorKind, Swap},
     store::{StoreError, Swapped},
 };
@@ -16,6 +16,21 @@ use crate::schedules::{
     records,
     world::KEY,
 };
+
+/// A swap with writes.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    pub record: Swap,
+    /// Their number.
+    pub writes: usize,
+}
+
+impl Commit {
+    /// Its `ClientRequestToken`.
+    pub fn token(&self) -> String {
+        token(&self.record)
+    }
+}
 
 #[derive(Clone, Debug)]
 pub enum Request {
@@ -27,10 +42,9 @@ pub enum Request {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    Commit(CommitResponse),
     Item(ItemAnswer),
     Got(Option<Record>),
-    Swapped(Swapped),
+    Swapped(Swapped<Refused>),
 }
 
 impl Request {
@@ -81,10 +95,7 @@ impl Request {
         self.name().hash(hasher);
         match self {
             Self::Commit(commit) => {
-                let round = commit
-                    .token
-                    .strip_prefix(commit.record.to.stamp.owner.as_str());
-                (round, commit.writes.len()).hash(hasher);
+                commit.writes.hash(hasher);
                 records::hash_swap(&commit.record, worker_of, hasher);
             }
             Self::Item(request) => request.hash(hasher),
@@ -115,14 +126,10 @@ impl Answer {
     pub fn tells(&self) -> (&'static str, Option<&Record>) {
         match self {
             Self::Got(found) => ("answered", found.as_ref()),
-            Self::Swapped(Swapped::Applied) | Self::Commit(CommitResponse::Applied) => {
-                ("applied", None)
-            }
-            Self::Swapped(Swapped::Found(found)) | Self::Commit(CommitResponse::Found(found)) => {
-                ("refused", found.as_ref())
-            }
-            Self::Commit(CommitResponse::Cancelled(_)) => ("cancelled", None),
-            Self::Commit(CommitResponse::Invalid(_)) => ("invalid", None),
+            Self::Swapped(Swapped::Applied) => ("applied", None),
+            Self::Swapped(Swapped::Found(found)) => ("refused", found.as_ref()),
+            Self::Swapped(Swapped::Refused(Refused::Conditions(_))) => ("cancelled", None),
+            Self::Swapped(Swapped::Refused(Refused::Invalid(_))) => ("invalid", None),
             Self::Item(answer) if answer.is_refusal() => ("refused", None),
             Self::Item(answer) if answer.said.is_ok() => ("answered", None),
             Self::Item(_) => ("failed", None),

@@ -4,12 +4,12 @@
 //! token for ten minutes, and does not apply it again.
 
 use sqs_once::{
-    internal::{Commit, CommitResponse},
+    internal::Refused,
     protocol::{Key, Owner, RequestErrorKind},
     store::{StoreError, Swapped},
 };
 
-use crate::schedules::{flaw::Flaw, records::Records, refusal::refused};
+use crate::schedules::{flaw::Flaw, records::Records, refusal::refused, request::Commit};
 
 /// Returns at once: `network.rs` adds the delays.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Table {
     fn token(&self, commit: &Commit) -> String {
         match self.flaw {
             Some(Flaw::TokenOfTheKey) => commit.record.key.to_string(),
-            _ => commit.token.clone(),
+            _ => commit.token(),
         }
     }
 
@@ -74,28 +74,25 @@ impl Table {
         worker: usize,
         commit: &Commit,
         finds: Circumstances,
-    ) -> Result<CommitResponse, StoreError> {
+    ) -> Result<Swapped<Refused>, StoreError> {
         let token = self.token(commit);
         let owner = &commit.record.to.stamp.owner;
         let made = self.made.iter().find(|made| made.token == token);
         if let Some(made) = made.filter(|_| !finds.forgotten) {
             // Its parameters differ, at least in the owner.
             return if made.owner == *owner {
-                Ok(CommitResponse::Applied)
+                Ok(Swapped::Applied)
             } else {
                 Err(mismatch(&commit.record.key))
             };
         }
         if finds.sold_out && commit.record.admits(self.records.record.as_ref()) {
-            return Ok(refused(commit));
+            return Ok(refused(&commit.record));
         }
-        let answer = match self.records.swap(&commit.record) {
-            Swapped::Applied => CommitResponse::Applied,
-            Swapped::Found(found) => CommitResponse::Found(found),
-        };
-        let applied = answer == CommitResponse::Applied;
+        let answer = self.records.swap(&commit.record);
+        let applied = answer == Swapped::Applied;
         if applied || self.flaw == Some(Flaw::WritesGoFirst) {
-            self.effects.extend(commit.writes.iter().map(|_| worker));
+            self.effects.extend((0..commit.writes).map(|_| worker));
         }
         if applied {
             let owner = owner.clone();

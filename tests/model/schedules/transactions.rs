@@ -16,7 +16,6 @@ fn commit_with_claim_keeps_every_promise() {
         "duplicate",
         "failed_before",
         "failure_unrecorded",
-        "lease_lost",
         "no_effect",
         "not_started",
         "out_of_time",

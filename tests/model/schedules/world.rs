@@ -9,6 +9,7 @@ use std::{
 };
 
 use sqs_once::{
+    internal::Refused,
     protocol::{Fingerprint, Key, Namespace, Owner, Record, State, Swap, Timestamp},
     store::{StoreError, Swapped},
 };
@@ -291,7 +292,7 @@ impl World {
                 let forgotten = known && self.chooser.choose(1, 2) == 1;
                 let finds = Circumstances { forgotten, ..finds };
                 let answer = self.table.commit(worker, commit, finds);
-                answer.map(Answer::Commit)
+                answer.map(Answer::Swapped)
             }
             Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
             Request::Get => Ok(Answer::Got(self.table.records.get())),
@@ -323,7 +324,7 @@ impl World {
     }
 
     /// A swap reaches the table.
-    fn swap(&mut self, worker: usize, swap: &Swap) -> Swapped {
+    fn swap(&mut self, worker: usize, swap: &Swap) -> Swapped<Refused> {
         let before = self.table.records.record.as_ref();
         let counted = before.map_or(0, |record| record.exclusive_attempts);
         let answer = self.table.records.swap(swap);

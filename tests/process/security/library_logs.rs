@@ -12,8 +12,7 @@ use std::{
 use aws_sdk_dynamodb::{Client, types::Update};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Change, Consumer, Done, Failure, Handler, Inbox, ItemMode, Mode, Once, Write,
-    handler_fn,
+    Attempt, Change, Consumer, Done, Failure, Handler, ItemMode, Mode, Once, Write, handler_fn,
     store::{DynamoStore, MemoryStore},
     telemetry,
 };
@@ -179,7 +178,7 @@ async fn write_in_every_mode() {
     let (dynamo, client) = world().await;
     run(
         &dynamo,
-        Consumer::without_aws(Inbox::new(once(client)), namespace(), handler_fn(plan)),
+        Consumer::without_aws(once(client).inbox(), namespace(), handler_fn(plan)),
     )
     .await;
     let (dynamo, client) = world().await;

@@ -44,13 +44,16 @@ use aws_smithy_http_client::{
     tls::{Provider, rustls_provider::CryptoMode},
 };
 use axum::serve::ListenerExt;
-use sqs_once::store::RequestContext;
+use sqs_once::{internal::Writes, store::RequestContext};
 
 /// Longer than any awaited event takes on a busy machine; reached only when the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The context of a request whose costs nobody reads, and which may take any time.
 pub static CONTEXT: LazyLock<RequestContext> = LazyLock::new(RequestContext::default);
+
+/// The record commits alone.
+pub static NOTHING: LazyLock<Writes> = LazyLock::new(Writes::default);
 
 /// Region and credentials of every client and every function under test.
 pub const REGION: &str = "eu-central-1";

@@ -157,17 +157,26 @@ impl Lossy {
 }
 
 impl Store for Lossy {
+    type With = ();
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.meet("read", key.as_str(), || self.store.get(key, context))
             .await
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        (): &(),
+        context: &RequestContext,
+    ) -> Result<Swapped, StoreError> {
         let action = swap.to.action();
         if action == "claim" {
             self.claims.lock().unwrap().push(swap.clone());
         }
-        self.meet(action, swap.key.as_str(), || self.store.swap(swap, context))
-            .await
+        self.meet(action, swap.key.as_str(), || {
+            self.store.swap(swap, &(), context)
+        })
+        .await
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
 use sqs_once::{
-    Attempt, Deadline, Done, Inbox, Once, Operation, Outcome, Write,
+    Attempt, Deadline, Done, Once, Operation, Outcome, Write,
     internal::Delivery,
     protocol::{Key, StoredResult, Timestamp},
     store::{DynamoStore, Results, S3Results},
@@ -115,7 +115,7 @@ impl World {
         match self.way {
             Way::Claim => once.run(operation, claim).await,
             Way::Commit => once.run(operation, commit).await,
-            Way::Inbox => Inbox::new(once).run(operation, commit).await,
+            Way::Inbox => once.inbox().run(operation, commit).await,
         }
     }
 
@@ -276,7 +276,7 @@ async fn late_put_of_a_refused_answer_changes_nothing() {
         let once = world.once(now);
         let run = async {
             match way {
-                Way::Inbox => Inbox::new(once.clone()).run(operation, plan).await,
+                Way::Inbox => once.clone().inbox().run(operation, plan).await,
                 Way::Claim | Way::Commit => once.run(operation, plan).await,
             }
         };

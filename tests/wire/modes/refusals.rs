@@ -8,7 +8,7 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Done, Failure, Inbox, Once, Outcome, Write,
+    Attempt, Change, Done, Failure, Once, Outcome, Write,
     internal::Delivery,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
@@ -296,7 +296,7 @@ async fn unrecorded_failure_is_not_final() {
     let handler = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let inbox = world.inbox(&world.no_timeout_client());
     for fault in [Fault::CutBefore, Fault::Throttle] {
-        world.dynamo.fail_all("TransactWriteItems", fault);
+        world.dynamo.fail_all("PutItem", fault);
         let outcome = inbox.run(operation("a", short()), handler).await;
         assert_eq!(outcome.name(), "failure_unrecorded", "{outcome}");
         world.dynamo.heal().await;
@@ -315,7 +315,7 @@ async fn failure_refused_by_table_is_not_final() {
     let world = World::start_paused().await;
     let layout = Layout::native().rename([("id", "pk")]);
     let store = DynamoStore::new(world.no_timeout_client(), RECORDS).layout(layout.unwrap());
-    let inbox = Inbox::new(Once::new(store));
+    let inbox = Once::new(store).inbox();
     let denied = async |_| Err::<Done<()>, _>(Failure::permanent("declined"));
     let placed = async |_| Ok(order("b"));
     let denied = inbox.run(operation("a", ample()), denied).await;
@@ -510,7 +510,7 @@ async fn unwritable_plan_is_not_sent() {
             let sent: Vec<_> = world.dynamo.reset_counts().into_iter().collect();
             let expected = match mode {
                 Mode::Claim => vec![("Claim".to_owned(), 1), ("UpdateItem".to_owned(), 1)],
-                Mode::Inbox => vec![("TransactWriteItems".to_owned(), 1)],
+                Mode::Inbox => vec![("PutItem".to_owned(), 1)],
             };
             assert_eq!(sent, expected, "{key}");
         }

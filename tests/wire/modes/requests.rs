@@ -15,7 +15,7 @@ use aws_sdk_dynamodb::{
 use serde_json::json;
 use sqs_once::{Done, Write};
 use support::{
-    dynamo::{Counts, text},
+    dynamo::{Counts, number, text},
     faults::Fault,
 };
 
@@ -111,8 +111,8 @@ impl Intercept for Transactions {
     }
 }
 
-/// Every repetition, by the SDK or by the library, is the same transaction by its token: the
-/// claim's owner is in it.
+/// Every repetition, by the SDK or by the library, is the same transaction by its token: owner and version of the
+/// record are in it.
 #[tokio::test(start_paused = true)]
 async fn resent_transaction_is_identical() {
     let world = World::start_paused().await;
@@ -145,7 +145,8 @@ async fn resent_transaction_is_identical() {
             let record = world.dynamo.record(RECORDS, key.as_str()).await.unwrap();
             let sent = sent.take();
             assert!(sent.len() > 1, "{id}");
-            assert_eq!(token(&sent[0]), format!("{}0", text(&record, "owner")));
+            let stamp = format!("{}{}", text(&record, "owner"), number(&record, "version"));
+            assert_eq!(token(&sent[0]), stamp);
             // On a busy machine a request may also run out of time.
             let is_identical = sent.iter().all(|repeated| repeated == &sent[0]);
             assert!(is_identical, "{id}: identical bytes");

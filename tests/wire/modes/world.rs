@@ -165,7 +165,7 @@ impl World {
     }
 
     pub fn inbox(&self, client: &Client) -> Inbox<DynamoStore> {
-        Inbox::new(self.once(client))
+        self.once(client).inbox()
     }
 
     pub fn item_mode(&self, client: &Client) -> ItemMode {

@@ -60,16 +60,23 @@ impl Counted {
 }
 
 impl Store for Counted {
+    type With = ();
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.reads.fetch_add(1, Relaxed);
         self.is_up("read", key)?;
         self.records.get(key, context).await
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        (): &(),
+        context: &RequestContext,
+    ) -> Result<Swapped, StoreError> {
         self.writes.fetch_add(1, Relaxed);
         self.is_up("write", &swap.key)?;
-        self.records.swap(swap, context).await
+        self.records.swap(swap, &(), context).await
     }
 }
 

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::Client;
 use axum::{Json, Router, http::StatusCode};
 use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, BatchError, Consumer, Done, Failure, Handler, Inbox, Mode, Once, Write, handler_fn,
+    Attempt, BatchError, Consumer, Done, Failure, Handler, Mode, Once, Write, handler_fn,
     sqs::Visibility, store::DynamoStore,
 };
 use support::{
@@ -103,11 +103,7 @@ async fn missing_table_fails_invocation() {
     let store = || store(&dynamo, "no-such-table");
     let claims = Consumer::without_aws(Once::new(store()), namespace(), handler_fn(take));
     assert_fails(process(claims, messages()).await, "no such table");
-    let commits = Consumer::without_aws(
-        Inbox::new(Once::new(store())),
-        namespace(),
-        handler_fn(plan),
-    );
+    let commits = Consumer::without_aws(Once::new(store()).inbox(), namespace(), handler_fn(plan));
     assert_fails(process(commits, messages()).await, "no such table");
 }
 

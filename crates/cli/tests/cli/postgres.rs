@@ -84,7 +84,7 @@ impl World {
                 to: Record::claimed(&claim, version, found.as_ref(), None),
                 expect: found.map_or(Expect::Absent, Expect::Unchanged),
             };
-            let swapped = store.swap(&swap, &CONTEXT).await.unwrap();
+            let swapped = store.swap(&swap, &(), &CONTEXT).await.unwrap();
             assert_eq!(swapped, Swapped::Applied);
         }
         decision

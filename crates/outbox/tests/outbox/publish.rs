@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use sqs_once::{
-    Deadline, Done, Event, Failure, Inbox, Once, Operation, Outcome, Settings, Write, handler_fn,
+    Deadline, Done, Event, Failure, Once, Operation, Outcome, Settings, Write, handler_fn,
     protocol::{Key, Timestamp},
     store::DynamoStore,
 };
@@ -30,7 +30,7 @@ async fn start() -> Dynamo {
 
 fn claims(dynamo: &Dynamo) -> Once<DynamoStore> {
     let store = DynamoStore::new(dynamo.worker(None), RECORDS);
-    Once::new(store).outbox(OUTBOX.to_owned())
+    Once::new(store.outbox(OUTBOX.to_owned()))
 }
 
 fn operation(id: &str) -> Operation {
@@ -54,7 +54,7 @@ async fn in_both_modes(
     let claims = claims(dynamo);
     let claimed = operation(&format!("{id}-claim"));
     let claimed = claims.run(claimed, async |_| answer()).await;
-    let inbox = Inbox::new(claims);
+    let inbox = claims.inbox();
     let planned = inbox.run(operation(&format!("{id}-inbox")), async |_| answer());
     [claimed, planned.await]
 }
@@ -139,7 +139,7 @@ async fn other_answer_publishes_under_the_same_id() {
 #[tokio::test]
 async fn repeated_commit_publishes_the_same_id() {
     let dynamo = start().await;
-    let inbox = Inbox::new(claims(&dynamo));
+    let inbox = claims(&dynamo).inbox();
     for deleted in [true, false] {
         for _ in 0..2 {
             let _outcome = inbox
@@ -274,7 +274,8 @@ async fn missing_outbox_fails_retryably_by_name() {
     let store = || DynamoStore::new(dynamo.worker(None), RECORDS);
     let publish = async |_| Ok(Done::new(()).publish(placed(1)));
     let claimed = Once::new(store()).run(operation("o-1"), publish).await;
-    let planned = Inbox::new(Once::new(store()))
+    let planned = Once::new(store())
+        .inbox()
         .run(operation("o-2"), publish)
         .await;
     for (outcome, name) in [

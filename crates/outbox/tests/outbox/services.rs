@@ -146,7 +146,7 @@ async fn event_reaches_consumers_behind_each_service() {
     let (records, outbox) = (format!("{name}-records"), format!("{name}-outbox"));
     create_table(&dynamodb, &records).await;
     create_outbox(&dynamodb, &outbox).await;
-    let once = Once::new(DynamoStore::new(dynamodb.clone(), &records)).outbox(outbox.clone());
+    let once = Once::new(DynamoStore::new(dynamodb.clone(), &records).outbox(outbox.clone()));
     let key = Key::new(&namespace(), ["o-1"]).unwrap();
     let deadline = Deadline::after(Timestamp::now(), PATIENCE, Duration::ZERO);
     let publish = async |_| {

@@ -188,13 +188,20 @@ impl PostgresStore {
 }
 
 impl Store for PostgresStore {
+    type With = ();
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         let read = async |connection: &mut PgConnection| row::read(connection, key).await;
         let found = self.run(context.time_left(), read).await;
         found.map_err(|error| store_error("read", key, &error))
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        (): &(),
+        context: &RequestContext,
+    ) -> Result<Swapped, StoreError> {
         let write = async |connection: &mut PgConnection| {
             if row::swap(connection, swap).await? {
                 return Ok(Swapped::Applied);

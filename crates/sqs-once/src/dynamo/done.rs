@@ -10,10 +10,10 @@ use crate::{
         condition_failed::ConditionFailed,
         outbox,
         write::{IntoWrite, MAX_WRITES, Write},
+        writes::Writes,
     },
     event::{Event, first_fault},
-    handler::{Failure, HandlerOutput, to_output},
-    protocol::StoredResult,
+    handler::{Answer, Failure, HandlerOutput, to_output},
 };
 
 #[diagnostic::do_not_recommend]
@@ -96,7 +96,7 @@ impl<O> Done<O> {
     }
 
     /// Publishes an event when the operation is recorded. The event is one more item in the same transaction,
-    /// in the outbox table ([`Once::outbox`](crate::Once::outbox)). The relay then sends it at least
+    /// in the outbox table ([`DynamoStore::outbox`](crate::store::DynamoStore::outbox)). The relay then sends it at least
     /// once: see `docs/outbox.md`.
     ///
     /// The relay sends events with the same group in the order in which you publish them.
@@ -137,64 +137,49 @@ impl<O: fmt::Debug> fmt::Debug for Done<O> {
     }
 }
 
-/// A [`Done`] without its type. Of the handler's code, only `on_condition_failed` can still run.
-pub(crate) struct ErasedDone {
-    /// Output of any length.
-    pub(crate) output: StoredResult,
-    pub(crate) effects: WriteSet,
-    pub(crate) on_condition_failed: Option<OnConditionFailed<ErasedDone>>,
-}
-
-/// Writes and events that commit together with a record.
-#[derive(Clone, Default)]
-pub(crate) struct WriteSet {
-    pub(crate) writes: Vec<Write<TransactWriteItem>>,
-    pub(crate) events: Vec<Event>,
-}
-
-impl WriteSet {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.writes.is_empty() && self.events.is_empty()
+/// Checks what can be checked before the commit.
+fn check<O>(done: &Done<O>) -> Result<(), Failure> {
+    let (writes, events) = (done.writes.len(), done.events.len());
+    if writes + events > MAX_WRITES {
+        let events = if events == 0 {
+            String::new()
+        } else {
+            format!(" and {events} events")
+        };
+        return Err(Failure::permanent(format!(
+            "{writes} writes{events}: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
+        )));
+    }
+    for (index, write) in done.writes.iter().enumerate() {
+        if let Some(fault) = &write.fault {
+            let label = write.label.as_deref().unwrap_or("without a label");
+            return Err(Failure::permanent(format!(
+                "write {index} ({label}): {fault}; nothing was written"
+            )));
+        }
+    }
+    match first_fault(&done.events).or_else(|| outbox::first_fault(&done.events)) {
+        Some(fault) => Err(Failure::permanent(fault)),
+        None => Ok(()),
     }
 }
 
-impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for ErasedDone {
+impl<O> From<Done<O>> for Writes {
+    fn from(done: Done<O>) -> Self {
+        Self::new(done.writes, done.events)
+    }
+}
+
+impl<O: Serialize + Send + 'static> TryFrom<Done<O>> for Answer<Writes> {
     type Error = Failure;
 
-    fn try_from(done: Done<O>) -> Result<Self, Failure> {
-        let (writes, events) = (done.writes.len(), done.events.len());
-        if writes + events > MAX_WRITES {
-            let events = if events == 0 {
-                String::new()
-            } else {
-                format!(" and {events} events")
-            };
-            return Err(Failure::permanent(format!(
-                "{writes} writes{events}: a transaction holds at most {MAX_WRITES} beside the record; nothing was written"
-            )));
-        }
-        for (index, write) in done.writes.iter().enumerate() {
-            if let Some(fault) = &write.fault {
-                let label = write.label.as_deref().unwrap_or("without a label");
-                return Err(Failure::permanent(format!(
-                    "write {index} ({label}): {fault}; nothing was written"
-                )));
-            }
-        }
-        if let Some(fault) = first_fault(&done.events).or_else(|| outbox::first_fault(&done.events))
-        {
-            return Err(Failure::permanent(fault));
-        }
-        let plan = |decide: OnConditionFailed<Done<O>>| -> OnConditionFailed<Self> {
-            Box::new(|failed| decide(failed)?.try_into())
-        };
+    fn try_from(mut done: Done<O>) -> Result<Self, Failure> {
+        check(&done)?;
+        let decide = done.on_condition_failed.take();
         Ok(Self {
             output: to_output(&done.output),
-            effects: WriteSet {
-                writes: done.writes,
-                events: done.events,
-            },
-            on_condition_failed: done.on_condition_failed.map(plan),
+            with: done.into(),
+            on_refused: Box::new(|refused| refused.ask(decide)?.try_into()),
         })
     }
 }

@@ -7,8 +7,8 @@ pub(crate) mod explain;
 pub(crate) mod item;
 pub(crate) mod outbox;
 pub(crate) mod store;
-pub(crate) mod transactional;
 pub(crate) mod write;
+pub(crate) mod writes;
 
 use aws_sdk_dynamodb::{Client, config::retry::RetryConfig};
 

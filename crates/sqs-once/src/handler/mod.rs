@@ -28,7 +28,7 @@ pub use invalid_message::InvalidMessage;
 pub use layer::{Call, HandlerError, HandlerService, Layered};
 pub use look_up::{AnyLookUp, LookUp, LookUpFn, LookedUp, look_up_fn};
 pub(crate) use output::to_result;
-pub use output::{HandlerOutput, to_output};
+pub use output::{Answer, HandlerOutput, to_output};
 
 use crate::{protocol::StoredResult, store::Results};
 

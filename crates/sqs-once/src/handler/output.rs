@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::protocol::StoredResult;
+use crate::{handler::Failure, protocol::StoredResult, store::With};
 
 /// A type that a handler can return. `sqs-once` does not export this trait: outputs and the return types of
 /// the modes implement it.
@@ -35,5 +35,26 @@ pub fn to_output<O: Serialize>(output: &O) -> StoredResult {
         Ok(json) => StoredResult::Json(json),
         // The error may quote the output.
         Err(_) => StoredResult::Omitted("the output can't be written as JSON".into()),
+    }
+}
+
+/// What a handler returned, without its type. Of the handler's code, only `on_refused` can still run.
+pub struct Answer<W: With> {
+    /// Output of any length.
+    pub output: StoredResult,
+    /// What commits with the record.
+    pub with: W,
+    /// Asks the handler for another answer if the store refuses what would commit.
+    pub on_refused: Box<dyn FnOnce(W::Refused) -> Result<Self, Failure> + Send>,
+}
+
+impl<W: With> Answer<W> {
+    /// An answer with nothing beside the output.
+    pub(crate) fn of(output: StoredResult) -> Self {
+        Self {
+            output,
+            with: W::default(),
+            on_refused: Box::new(|_| Err(Failure::permanent("the store refused a record"))),
+        }
     }
 }

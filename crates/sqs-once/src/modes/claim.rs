@@ -1,22 +1,21 @@
-//! [`Once`] as a [`Mode`]: claim -> handler -> end. A claim is one swap, or a read and a swap.
-
-use serde::Serialize;
+//! [`Once`] as a [`Mode`]: claim -> handler -> end. With a lease, a claim is one swap, or a read and a swap.
 
 use super::{
-    Mode, Once, Operation, Outcome,
-    held::HeldClaim,
+    Mode, Once, Operation, Outcome, Turns,
+    held::{Held, HeldClaim, Unwritten},
     mode::{Claimed, Start},
+    output::{Lease, Output},
     rejected::rejected,
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
     run::run_work,
-    work::{HandlerEnd, guard_now},
+    work::HandlerEnd,
 };
 use crate::{
     deadline::Deadline,
     flawed::flawed,
-    handler::{Attempt, Failure, HandlerOutput, to_output},
+    handler::{Attempt, Failure, HandlerOutput, History},
     protocol::{
-        Claim, Decision, End, Expect, Record, StoredResult, Swap, Timestamp, decide,
+        Claim, Decision, End, Expect, Record, Swap, Timestamp, decide,
         isolation::{Standing, has_last_look_up, standing},
     },
     store::{RequestContext, Results, Store, StoreError, Swapped},
@@ -33,7 +32,7 @@ struct Sent {
     replaced: Option<Record>,
 }
 
-impl<S: Store> Once<S> {
+impl<S: Store, L: Lease> Once<S, L> {
     /// Runs one operation: claims it, runs `work`, and records its end.
     ///
     /// Does not run `work` if the operation is completed, has failed permanently, or is claimed by another
@@ -53,15 +52,37 @@ impl<S: Store> Once<S> {
         F: Future<Output = Result<A, Failure>> + Send,
         A: HandlerOutput,
     {
-        run_work(self, &self.turns, operation, work).await
+        // Without a claim nothing is a suspect, and nothing waits for a turn.
+        let no_turns = Turns::default();
+        let turns = if L::IS_WRITTEN {
+            &self.turns
+        } else {
+            &no_turns
+        };
+        run_work(self, turns, operation, work).await
+    }
+
+    /// Reads the record of a message that may have one. Nothing is written before the end.
+    async fn opened(&self, operation: &Operation) -> Claimed<Held> {
+        let claim = self.records.claim(operation, self.records.now(), None);
+        let mut found = None;
+        // At its first receive, a message has no record.
+        if operation.delivery.facts().expects_record() {
+            found = match self.records.read(operation).await {
+                Ok(found) => found,
+                Err(outcome) => return Claimed::Ended(outcome),
+            };
+            if let Decision::Rejected(rejection) = decide(found.as_ref(), &claim) {
+                return Claimed::Ended(rejected(rejection, operation));
+            }
+        }
+        let held = Held::Unleased(Unwritten::new(claim, found));
+        Claimed::run(held, History::fresh())
     }
 
     /// Claims an operation, and decides how its handler runs.
-    pub(super) async fn claimed(&self, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+    async fn claimed(&self, operation: &Operation, start: Start) -> Claimed<Held> {
         let deadline = operation.deadline;
-        if !deadline.may_start() {
-            return Claimed::Ended(Outcome::NotStarted);
-        }
         if self.health.has_given_up(deadline) {
             let why = "the last claims of this process got no answer, so this one was not sent";
             let error = StoreError::unanswered("claim", &operation.key, "the table", why);
@@ -76,34 +97,13 @@ impl<S: Store> Once<S> {
         let quarantine = quarantine.map(|wait| self.lease_margin.saturating_add(wait));
         let claim = self.records.claim(operation, lease_until, quarantine);
         match self.send_claim(operation, &claim, start).await {
-            Ok(Claimed::Run { claim, .. }) if !deadline.may_begin(self.records.now()) => {
+            Ok(Claimed::Run { mut claim, .. }) if !deadline.may_begin(self.records.now()) => {
                 let outcome = Outcome::NotStarted;
-                Claimed::Ended(self.undo(operation, &claim, false, outcome).await)
+                Claimed::Ended(self.undo(operation, &mut claim, false, outcome).await)
             }
             Ok(claimed) => claimed,
             Err(outcome) => Claimed::Ended(outcome),
         }
-    }
-
-    /// Returns the output to complete the operation with, or ends the claim without an output.
-    pub(super) async fn output<O>(
-        &self,
-        operation: &Operation,
-        claim: &HeldClaim,
-        end: HandlerEnd<O>,
-    ) -> Result<O, Outcome> {
-        Err(match end {
-            HandlerEnd::Returned(output) | HandlerEnd::Found(output) => return Ok(output),
-            HandlerEnd::NotFound => self.crashed(operation, claim, true).await,
-            HandlerEnd::NotStarted(Outcome::NoEffect(_))
-                if flawed("a lookup without an answer finds the effect") =>
-            {
-                let none = StoredResult::not_wanted();
-                self.complete(operation, claim, none).await
-            }
-            HandlerEnd::NoOutput(end) => self.end_without_output(operation, claim, end).await,
-            HandlerEnd::NotStarted(outcome) => self.undo(operation, claim, false, outcome).await,
-        })
     }
 
     async fn send_claim(
@@ -111,7 +111,7 @@ impl<S: Store> Once<S> {
         operation: &Operation,
         claim: &Claim,
         start: Start,
-    ) -> Result<Claimed<HeldClaim>, Outcome> {
+    ) -> Result<Claimed<Held>, Outcome> {
         let (key, deadline) = (&operation.key, operation.deadline);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
         let effort = Effort::claim(deadline, context);
@@ -124,6 +124,7 @@ impl<S: Store> Once<S> {
             None
         };
         let mut sent: Vec<Sent> = Vec::new();
+        let nothing = S::With::default();
         let mut version = 0;
         for _ in 0..MOST_SWAPS {
             let replaced = match decide(found.as_ref(), claim) {
@@ -170,7 +171,8 @@ impl<S: Store> Once<S> {
                 to: Record::claimed(claim, version, replaced.as_ref(), alone),
             };
             let this = Sent { swap, replaced };
-            let send = || self.records.store.swap(&this.swap, effort.context());
+            let store = &self.records.store;
+            let send = || store.swap(&this.swap, &nothing, effort.context());
             let answered = match repeat(&effort, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
@@ -182,6 +184,8 @@ impl<S: Store> Once<S> {
             match answered {
                 Swapped::Applied => return self.held(operation, Some(this), version).await,
                 Swapped::Found(record) => found = record,
+                // It has nothing to refuse.
+                Swapped::Refused(_) => break,
             }
             sent.push(this);
         }
@@ -223,7 +227,7 @@ impl<S: Store> Once<S> {
         operation: &Operation,
         sent: Option<Sent>,
         version: u64,
-    ) -> Result<Claimed<HeldClaim>, Outcome> {
+    ) -> Result<Claimed<Held>, Outcome> {
         let Some(Sent { swap, replaced }) = sent else {
             let why = "the record has the owner of this claim, and a version that it never sent";
             let error = StoreError::invalid("claim", &operation.key, "the table", why);
@@ -235,13 +239,16 @@ impl<S: Store> Once<S> {
         );
         let held = HeldClaim::new(swap.to, replaced, version);
         if is_crashed && !held.is_counted() {
-            return Err(Box::pin(self.crashed(operation, &held, false)).await);
+            let mut held = Held::Leased(held);
+            return Err(Box::pin(self.crashed(operation, &mut held, false)).await);
         }
         // A lookup does not ask by the call key.
         if operation.quarantine.is_none()
             && let Some(since) = held.open_too_long(self.call_key_lifetime)
         {
-            return Err(Box::pin(self.too_old(operation, &held, since)).await);
+            let call_key = operation.key.call_key(held.record.generation);
+            let mut held = Held::Leased(held);
+            return Err(Box::pin(self.too_old(operation, &mut held, since, &call_key)).await);
         }
         if held.is_counted() {
             tracing::warn!(
@@ -252,7 +259,7 @@ impl<S: Store> Once<S> {
         }
         Ok(Claimed::Run {
             history: held.history(),
-            claim: held,
+            claim: Held::Leased(held),
             runs_handler: !is_crashed,
         })
     }
@@ -274,7 +281,8 @@ impl<S: Store> Once<S> {
                 to: (swap.to).ended(replaced.as_ref(), &end_of_claim, version, now),
                 expect: Expect::Unchanged(swap.to.clone()),
             };
-            let swapped = self.records.store.swap(&undo, &context);
+            let nothing = S::With::default();
+            let swapped = self.records.store.swap(&undo, &nothing, &context);
             applied = match operation.meter.timed(timeout_at(end, swapped)).await {
                 Ok(Ok(Swapped::Found(Some(found)))) => sent
                     .iter()
@@ -286,28 +294,24 @@ impl<S: Store> Once<S> {
     }
 }
 
-impl<S> super::mode::sealed::Sealed for Once<S> {}
+impl<S, L> super::mode::sealed::Sealed for Once<S, L> {}
 
 #[diagnostic::do_not_recommend]
-impl<S: Store, O: Serialize + Send> Mode<O> for Once<S> {
-    type Claim = HeldClaim;
+impl<S: Store, L: Lease, O: Output<S, L>> Mode<O> for Once<S, L> {
+    type Claim = Held;
 
-    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
-        self.claimed(operation, start).await
+    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<Held> {
+        if !operation.deadline.may_start() {
+            Claimed::Ended(Outcome::NotStarted)
+        } else if L::IS_WRITTEN {
+            self.claimed(operation, start).await
+        } else {
+            self.opened(operation).await
+        }
     }
 
-    async fn finish(&self, operation: &Operation, claim: HeldClaim, end: HandlerEnd<O>) -> Outcome {
-        let is_found = matches!(end, HandlerEnd::Found(_));
-        let output = match self.output(operation, &claim, end).await {
-            Ok(output) => output,
-            Err(outcome) => return outcome,
-        };
-        // The application's code serializes the output, and may panic.
-        let outcome = match guard_now(move || Ok(to_output(&output))) {
-            Ok(output) => self.complete(operation, &claim, output).await,
-            Err(end) => self.end_without_output(operation, &claim, end).await,
-        };
-        outcome.found(is_found)
+    async fn finish(&self, operation: &Operation, claim: Held, end: HandlerEnd<O>) -> Outcome {
+        self.finished(operation, claim, end).await
     }
 
     async fn without_body(&self, operation: &Operation) -> Option<Outcome> {

@@ -1,8 +1,14 @@
 //! [`Once`], the claim mode, and its settings.
 
-use std::{sync::Arc, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use super::{health::Health, output_memory::OutputMemory, records::Records, turns::Turns};
+use super::{
+    health::Health,
+    output::{Leased, Unleased},
+    output_memory::OutputMemory,
+    records::Records,
+    turns::Turns,
+};
 use crate::{
     handler::Stored,
     protocol::{StoredResult, Timestamp, isolation::CrashWaits},
@@ -11,7 +17,8 @@ use crate::{
 
 /// The claim mode: runs each operation once, with its record in a [`Store`].
 ///
-/// Use it for effects outside DynamoDB, and for DynamoDB writes that commit together with the completion.
+/// Use it for effects outside DynamoDB, and for DynamoDB writes that commit together with the completion. `L` says whether a
+/// claim is written before the handler runs: an [`Inbox`] is a `Once` without claims.
 ///
 /// ```text
 /// attempt 1  claim ──── handler ──────── cut off at the deadline, or crashed
@@ -31,7 +38,7 @@ use crate::{
 ///
 /// The [module documentation](crate::modes) shows a complete run.
 #[derive(Clone, Debug)]
-pub struct Once<S> {
+pub struct Once<S, L = Leased> {
     /// Store, place of outputs, retention and clock.
     #[doc(hidden)]
     pub records: Records<S>,
@@ -42,6 +49,7 @@ pub struct Once<S> {
     pub(super) turns: Turns,
     pub(super) output_memory: OutputMemory,
     pub(super) call_key_lifetime: Option<Duration>,
+    lease: PhantomData<L>,
 }
 
 impl<S: Store> Once<S> {
@@ -57,7 +65,6 @@ impl<S: Store> Once<S> {
                 results: Results::inline(),
                 retention: Duration::from_secs(20 * 24 * 60 * 60),
                 clock: Timestamp::now,
-                outbox: None,
             },
             lease_margin: Duration::from_secs(1),
             health: Arc::default(),
@@ -65,6 +72,28 @@ impl<S: Store> Once<S> {
             turns: Turns::default(),
             output_memory: OutputMemory::default(),
             call_key_lifetime: Some(Duration::from_secs(20 * 60 * 60)),
+            lease: PhantomData,
+        }
+    }
+
+    /// Makes an inbox of it: no claim is written before the handler runs.
+    ///
+    /// ```no_run
+    /// # fn inbox(store: sqs_once::store::DynamoStore) {
+    /// let inbox = sqs_once::Once::new(store).inbox();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn inbox(self) -> Inbox<S> {
+        Once {
+            records: self.records,
+            lease_margin: self.lease_margin,
+            health: self.health,
+            crash_waits: self.crash_waits,
+            turns: self.turns,
+            output_memory: self.output_memory,
+            call_key_lifetime: self.call_key_lifetime,
+            lease: PhantomData,
         }
     }
 
@@ -141,6 +170,15 @@ impl<S: Store> Once<S> {
         self
     }
 
+    /// Replaces the system's wall clock, for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: fn() -> Timestamp) -> Self {
+        self.records.clock = clock;
+        self
+    }
+}
+
+impl<S: Store, L> Once<S, L> {
     /// Returns the output of an operation that [`run`](Self::run) completed, in this or an earlier call.
     ///
     /// This call reads nothing. [`Stored::output`] fetches an output that is in S3.
@@ -165,26 +203,30 @@ impl<S: Store> Once<S> {
     pub fn stored<O>(&self, result: StoredResult) -> Stored<O> {
         Stored::from_store(result, self.records.results.clone())
     }
-
-    /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key
-    /// `group`, the sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With
-    /// `None`, the default, the writes of a handler that publishes events are not committed.
-    ///
-    /// ```
-    /// use sqs_once::{Once, store::MemoryStore};
-    ///
-    /// let once = Once::new(MemoryStore::default()).outbox("orders-outbox".to_owned());
-    /// ```
-    #[must_use]
-    pub fn outbox(mut self, table: impl Into<Option<String>>) -> Self {
-        self.records.outbox = table.into();
-        self
-    }
-
-    /// Replaces the system's wall clock, for tests.
-    #[must_use]
-    pub fn clock(mut self, clock: fn() -> Timestamp) -> Self {
-        self.records.clock = clock;
-        self
-    }
 }
+
+/// The inbox mode: runs operations whose only effect is DynamoDB writes ([`Once::inbox`]).
+///
+/// The handler plans the writes. One transaction commits the writes and the record, without an earlier claim.
+///
+/// ```text
+/// attempt 1  handler plans ──── commit: record COMPLETED + writes
+/// attempt 2  handler plans ──────── commit: record's condition check fails: duplicate
+/// ```
+///
+/// Two attempts may plan at the same time, and a handler may run again for a completed operation. So a
+/// handler may read any data, but must have no effect other than its writes.
+///
+/// ```no_run
+/// use sqs_once::{Attempt, Done, Failure, Settings, Write, handler_fn};
+///
+/// async fn register(user: String, _: Attempt) -> Result<Done<()>, Failure> {
+///     Ok(Done::new(()).with(Write::put("users", serde_json::json!({ "id": user }))))
+/// }
+///
+/// # async fn main_() -> Result<(), lambda_runtime::Error> {
+/// let consumer = Settings::from_env().inbox(Ok(handler_fn(register))).await?;
+/// sqs_once::run(consumer).await
+/// # }
+/// ```
+pub type Inbox<S> = Once<S, Unleased>;

@@ -38,16 +38,14 @@
 
 mod claim;
 mod claim_mode;
-mod claimed;
-mod commit;
+mod finish;
 mod health;
 pub(crate) mod held;
-pub(crate) mod inbox;
 pub(crate) mod item;
 pub(crate) mod mode;
-mod not_written;
 mod operation;
 mod outcome;
+pub(crate) mod output;
 pub(crate) mod output_memory;
 pub(crate) mod records;
 pub(crate) mod rejected;
@@ -56,10 +54,10 @@ pub(crate) mod run;
 mod turns;
 pub(crate) mod work;
 
-pub use claim_mode::Once;
-pub use inbox::Inbox;
+pub use claim_mode::{Inbox, Once};
 pub use item::{Change, ItemMode};
 pub use mode::Mode;
 pub use operation::Operation;
 pub use outcome::{Outcome, Retry, RetryableError, Severity};
+pub use output::{Leased, Unleased};
 pub(crate) use turns::{Turn, Turns};

@@ -28,8 +28,6 @@ pub struct Records<S> {
     pub retention: Duration,
     /// The wall clock.
     pub clock: fn() -> Timestamp,
-    /// Table for published events.
-    pub outbox: Option<String>,
 }
 
 impl<S> Records<S> {

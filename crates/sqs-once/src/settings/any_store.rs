@@ -3,10 +3,10 @@
 use crate::{
     dynamo::{
         store::{Batched, DynamoStore},
-        transactional::{Commit, CommitResponse, TransactionalStore},
+        writes::{Refused, Writes},
     },
     protocol::{Key, Record, Swap},
-    store::{MemoryStore, RequestContext, Store, StoreError, Swapped},
+    store::{MemoryStore, RequestContext, Store, StoreError, Swapped, With as _},
 };
 
 /// The store that the environment selects. On AWS it is never [`Memory`](Self::Memory).
@@ -31,6 +31,8 @@ pub enum AnyStore {
 }
 
 impl Store for AnyStore {
+    type With = Writes;
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self {
             Self::DynamoDb(store) => store.get(key, context).await,
@@ -39,27 +41,19 @@ impl Store for AnyStore {
         }
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
-        match self {
-            Self::DynamoDb(store) => store.swap(swap, context).await,
-            Self::Batched(store) => store.swap(swap, context).await,
-            Self::Memory(store) => store.swap(swap, context).await,
-        }
-    }
-}
-
-impl TransactionalStore for AnyStore {
-    async fn commit(
+    async fn swap(
         &self,
-        commit: &Commit,
+        swap: &Swap,
+        with: &Writes,
         context: &RequestContext,
-    ) -> Result<CommitResponse, StoreError> {
+    ) -> Result<Swapped<Refused>, StoreError> {
         match self {
-            Self::DynamoDb(store) => store.commit(commit, context).await,
-            Self::Batched(store) => store.commit(commit, context).await,
-            Self::Memory(_) => Ok(CommitResponse::Invalid(
+            Self::DynamoDb(store) => store.swap(swap, with, context).await,
+            Self::Batched(store) => store.swap(swap, with, context).await,
+            Self::Memory(store) if with.is_empty() => Ok(store.apply(swap)),
+            Self::Memory(_) => Ok(Swapped::Refused(Refused::Invalid(
                 "DynamoDB writes need a table of records: set IDEMPOTENCY_TABLE_NAME".to_owned(),
-            )),
+            ))),
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{Settings, SettingsError, any_store::AnyStore};
 use crate::{
     dynamo::store::{Batched, DynamoStore},
     handler::Handler,
-    modes::{Mode, Once, inbox::Inbox, item::ItemMode},
+    modes::{Inbox, Mode, Once, item::ItemMode},
     settings::variables::table::{CONSUMER_VISIBILITY, IDEMPOTENCY_NAMESPACE},
     sqs::Consumer,
     store::{MemoryStore, Store},
@@ -55,7 +55,7 @@ impl Settings {
         let (store, to_read) = match table {
             Some(table) => {
                 let batched_writes = table.batched_writes;
-                let store = table.store(&config);
+                let store = table.store(&config).outbox(shared.values.outbox.clone());
                 let to_read = self.warm_up.then(|| store.clone());
                 let store = if batched_writes {
                     AnyStore::Batched(Batched::new(store))
@@ -138,9 +138,9 @@ impl Settings {
         let read = (|| Ok((handler?, table?, shared?)))();
         let (handler, table, shared) = self.check(read)?;
         let config = self.config().await;
-        let store = table.store(&config);
+        let store = table.store(&config).outbox(shared.values.outbox.clone());
         let to_read = self.warm_up.then(|| store.clone());
-        let inbox = Inbox::new(shared.once(store, &config));
+        let inbox = shared.once(store, &config).inbox();
         let concurrency = shared.concurrency();
         let build = || shared.consumer(inbox, handler, concurrency, &config);
         Ok(while_reading(to_read, build).await)

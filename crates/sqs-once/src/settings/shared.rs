@@ -179,7 +179,6 @@ impl Shared {
     pub(super) fn once<S: Store>(&self, store: S, config: &SdkConfig) -> Once<S> {
         let once = Once::new(store)
             .retention(self.values.retention)
-            .outbox(self.values.outbox.clone())
             .results(self.results(config))
             .crash_waits(self.crash_waits())
             .call_key_lifetime(self.values.call_key_lifetime);

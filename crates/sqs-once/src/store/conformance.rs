@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{RequestContext, Store, StoreError, Swapped};
+use super::{RequestContext, Store, StoreError, Swapped, SwappedIn};
 use crate::protocol::{
     AttemptEnd, Expect, Fingerprint, Key, MAX_RESULT_BYTES, Namespace, Owner, Record,
     RecordedFailure, ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,
@@ -78,13 +78,16 @@ fn completed(version: u64, result: StoredResult) -> Record {
     }
 }
 
-async fn swap<S: Store>(store: &S, key: &Key, expect: Expect, to: &Record) -> Swapped {
+async fn swap<S: Store>(store: &S, key: &Key, expect: Expect, to: &Record) -> SwappedIn<S> {
     let swap = Swap {
         key: key.clone(),
         expect,
         to: to.clone(),
     };
-    store.swap(&swap, &RequestContext::default()).await.unwrap()
+    store
+        .swap(&swap, &S::With::default(), &RequestContext::default())
+        .await
+        .unwrap()
 }
 
 async fn get<S: Store>(store: &S, key: &Key) -> Option<Record> {
@@ -150,7 +153,10 @@ pub async fn all<S: Store>(store: &S) {
         });
         // Late copies of every swap so far, this one among them, find the record.
         for late in &earlier {
-            let found = store.swap(late, &RequestContext::default()).await.unwrap();
+            let found = store
+                .swap(late, &S::With::default(), &RequestContext::default())
+                .await
+                .unwrap();
             assert_eq!(found, Swapped::Found(Some(content.clone())), "{late:?}");
         }
         expect = Expect::Unchanged(content.clone());
@@ -236,11 +242,75 @@ pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
             ..full(1)
         },
     };
-    let refused = store.swap(&swap, &RequestContext::default()).await;
+    let refused = store
+        .swap(&swap, &S::With::default(), &RequestContext::default())
+        .await;
     assert!(
         matches!(refused, Err(StoreError::ItemTooLarge { .. })),
         "{refused:?}"
     );
+}
+
+/// Checks that what commits with a record is applied with it, once, or not at all. `with` and `refused` make what a store
+/// applies and refuses, and `applied` counts how often it was applied.
+///
+/// # Panics
+///
+/// If the store breaks a promise.
+pub async fn all_or_nothing<S: Store>(
+    store: &S,
+    with: impl Fn() -> S::With,
+    refused: impl Fn() -> S::With,
+    applied: impl AsyncFn() -> usize,
+) {
+    let context = RequestContext::default();
+    let key = key("all-or-nothing");
+    let over = |expect, to: &Record| Swap {
+        key: key.clone(),
+        expect,
+        to: to.clone(),
+    };
+    // Each content has a version of its own.
+    let first = sparse(1);
+    let (claim, beside) = (over(Expect::Absent, &first), with());
+    let answer = store.swap(&claim, &beside, &context).await.unwrap();
+    assert_eq!(answer, Swapped::Applied);
+    assert_eq!(get(store, &key).await, Some(first.clone()));
+    assert_eq!(applied().await, 1);
+
+    eprintln!("conformance: a late copy changes nothing");
+    let is_late = |answer: &SwappedIn<S>, record: &Record| {
+        *answer == Swapped::Applied || *answer == Swapped::Found(Some(record.clone()))
+    };
+    let answer = store.swap(&claim, &beside, &context).await.unwrap();
+    assert!(is_late(&answer, &first), "{answer:?}");
+    assert_eq!(applied().await, 1);
+
+    eprintln!("conformance: the record decides first");
+    for (version, beside) in [(2, with()), (3, refused())] {
+        let stale = over(Expect::Unchanged(sparse(7)), &full(version));
+        let answer = store.swap(&stale, &beside, &context).await.unwrap();
+        assert_eq!(answer, Swapped::Found(Some(first.clone())));
+    }
+    assert_eq!(applied().await, 1);
+
+    eprintln!("conformance: what is refused leaves the record");
+    let end = over(Expect::Unchanged(first.clone()), &full(4));
+    let answer = store.swap(&end, &refused(), &context).await.unwrap();
+    assert!(matches!(answer, Swapped::Refused(_)), "{answer:?}");
+    assert_eq!(get(store, &key).await, Some(first.clone()));
+    assert_eq!(applied().await, 1);
+
+    eprintln!("conformance: the next content is applied");
+    let last = full(5);
+    let next = over(Expect::Unchanged(first), &last);
+    let answer = store.swap(&next, &with(), &context).await.unwrap();
+    assert_eq!(answer, Swapped::Applied);
+    assert_eq!(applied().await, 2);
+    let answer = store.swap(&claim, &beside, &context).await.unwrap();
+    assert!(is_late(&answer, &last), "{answer:?}");
+    assert_eq!(get(store, &key).await, Some(last));
+    assert_eq!(applied().await, 2);
 }
 
 /// Checks that of several swaps at once one is applied.

@@ -53,7 +53,7 @@ impl MemoryStore {
     }
 
     /// Applies a swap.
-    pub fn apply(&self, swap: &Swap) -> Swapped {
+    pub fn apply<R>(&self, swap: &Swap) -> Swapped<R> {
         let mut records = self.records();
         let record = records.get(&swap.key);
         if !swap.admits(record) {
@@ -70,11 +70,13 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
+    type With = ();
+
     async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         Ok(self.record(key))
     }
 
-    async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(&self, swap: &Swap, (): &(), _: &RequestContext) -> Result<Swapped, StoreError> {
         Ok(self.apply(swap))
     }
 }

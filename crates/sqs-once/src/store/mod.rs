@@ -10,7 +10,7 @@ mod context;
 mod memory;
 mod results;
 
-use std::error::Error;
+use std::{convert::Infallible, error::Error, fmt::Debug};
 
 // The stores of other modules, where users look for them.
 pub use crate::dynamo::store::{Batched, DynamoStore, Field, Layout};
@@ -41,12 +41,15 @@ use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 ///     expect: Expect::Absent,
 ///     to: Record::claimed(&claim, 1, None, None),
 /// };
-/// assert_eq!(store.swap(&swap, &context).await?, Swapped::Applied);
+/// assert_eq!(store.swap(&swap, &(), &context).await?, Swapped::Applied);
 /// // A copy finds the record.
-/// assert_eq!(store.swap(&swap, &context).await?, Swapped::Found(Some(swap.to)));
+/// assert_eq!(store.swap(&swap, &(), &context).await?, Swapped::Found(Some(swap.to)));
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
+    /// What this store can commit together with a record. `()` if that is nothing.
+    type With: With;
+
     /// Reads the record of a key. The read is strongly consistent.
     ///
     /// # Errors
@@ -58,7 +61,8 @@ pub trait Store: Send + Sync + 'static {
         context: &RequestContext,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Writes [`Swap::to`] if the record is as [`Swap::expect`] says.
+    /// Writes [`Swap::to`] if the record is as [`Swap::expect`] says, together with `with`: all or nothing. A swap that is sent
+    /// twice is applied once, and so is what commits with it.
     ///
     /// # Errors
     ///
@@ -67,9 +71,30 @@ pub trait Store: Send + Sync + 'static {
     fn swap(
         &self,
         swap: &Swap,
+        with: &Self::With,
         context: &RequestContext,
-    ) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
+    ) -> impl Future<Output = Result<SwappedIn<Self>, StoreError>> + Send;
 }
+
+/// What can commit together with a record.
+pub trait With: Default + Send + Sync + 'static {
+    /// Why the store refuses it, though the record is as expected.
+    type Refused: Debug + PartialEq + Send;
+
+    /// Returns whether the record commits alone.
+    fn is_empty(&self) -> bool;
+}
+
+impl With for () {
+    type Refused = Infallible;
+
+    fn is_empty(&self) -> bool {
+        true
+    }
+}
+
+/// The answer to a swap in a store.
+pub type SwappedIn<S> = Swapped<<<S as Store>::With as With>::Refused>;
 
 /// The answer to a swap.
 #[expect(
@@ -78,11 +103,13 @@ pub trait Store: Send + Sync + 'static {
 )]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a swap that was not applied is not recorded"]
-pub enum Swapped {
+pub enum Swapped<R = Infallible> {
     /// The record is now [`Swap::to`].
     Applied,
     /// The record differs from what was expected. Holds it, or `None` if there is no record.
     Found(Option<Record>),
+    /// The record is as expected, and the store refuses what would commit with it. Nothing was written.
+    Refused(R),
 }
 
 /// Why a request to a store failed.

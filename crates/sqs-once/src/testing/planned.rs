@@ -9,7 +9,7 @@ use crate::{
     handler::{Failure, HandlerOutput},
     modes::{
         Mode, Once, Operation, Outcome,
-        held::HeldClaim,
+        held::Held,
         item::Change,
         mode::{Claimed, Start},
         work::HandlerEnd,
@@ -43,21 +43,21 @@ pub trait Planned: HandlerOutput + Sized {
 }
 
 fn once(plans: &Plans) -> Once<Plans> {
-    Once::new(plans.clone()).outbox("outbox".to_owned())
+    Once::new(plans.clone())
 }
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> Planned for O {
-    type Claim = HeldClaim;
+    type Claim = Held;
 
-    async fn claim(plans: &Plans, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+    async fn claim(plans: &Plans, operation: &Operation, start: Start) -> Claimed<Held> {
         Mode::<O>::claim(&once(plans), operation, start).await
     }
 
     async fn finish(
         plans: &Plans,
         operation: &Operation,
-        claim: HeldClaim,
+        claim: Held,
         end: HandlerEnd<O>,
     ) -> Outcome {
         once(plans).finish(operation, claim, end).await
@@ -66,16 +66,16 @@ impl<O: Serialize + Send> Planned for O {
 
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Planned for Done<O> {
-    type Claim = HeldClaim;
+    type Claim = Held;
 
-    async fn claim(plans: &Plans, operation: &Operation, start: Start) -> Claimed<HeldClaim> {
+    async fn claim(plans: &Plans, operation: &Operation, start: Start) -> Claimed<Held> {
         Mode::<Done<O>>::claim(&once(plans), operation, start).await
     }
 
     async fn finish(
         plans: &Plans,
         operation: &Operation,
-        claim: HeldClaim,
+        claim: Held,
         end: HandlerEnd<Done<O>>,
     ) -> Outcome {
         once(plans).finish(operation, claim, end).await
@@ -122,7 +122,7 @@ impl<O: Serialize + Send + 'static> Planned for Change<O> {
                     plans.note_changed(operation.key.clone());
                     return Outcome::Completed(planned.result);
                 }
-                Err(failed) => planned.condition_failed(&failed),
+                Err(failed) => planned.condition_failed(failed),
             };
         }
     }

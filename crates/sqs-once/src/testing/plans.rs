@@ -12,8 +12,8 @@ use crate::{
     dynamo::{
         condition_failed::{ConditionFailed, FailedWrite},
         item::Item,
-        transactional::{Commit, CommitResponse, TransactionalStore},
         write::{Write, table},
+        writes::{Refused, Writes},
     },
     modes::Operation,
     protocol::{Claim, Key, Owner, Record, Swap, Timestamp},
@@ -162,32 +162,27 @@ impl Plans {
 }
 
 impl Store for Plans {
+    type With = Writes;
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.records.get(key, context).await
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
-        self.records.swap(swap, context).await
-    }
-}
-
-impl TransactionalStore for Plans {
     /// The record's condition comes first, then those of the writes.
-    async fn commit(
+    async fn swap(
         &self,
-        commit: &Commit,
+        swap: &Swap,
+        with: &Writes,
         _: &RequestContext,
-    ) -> Result<CommitResponse, StoreError> {
-        let record = self.records.record(&commit.record.key);
-        if !commit.record.admits(record.as_ref()) {
-            return Ok(CommitResponse::Found(record));
+    ) -> Result<Swapped<Refused>, StoreError> {
+        let record = self.records.record(&swap.key);
+        if !swap.admits(record.as_ref()) {
+            return Ok(Swapped::Found(record));
         }
-        if let Err(failed) = self.write(&commit.writes) {
-            return Ok(CommitResponse::Cancelled(failed));
+        let writes = with.all(swap, Some("outbox"))?;
+        if let Err(failed) = self.write(&writes) {
+            return Ok(Swapped::Refused(Refused::Conditions(failed)));
         }
-        Ok(match self.records.apply(&commit.record) {
-            Swapped::Applied => CommitResponse::Applied,
-            Swapped::Found(record) => CommitResponse::Found(record),
-        })
+        Ok(self.records.apply(swap))
     }
 }

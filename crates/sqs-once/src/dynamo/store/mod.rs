@@ -92,6 +92,8 @@ pub struct DynamoStore {
     pub(crate) table: String,
     pub(crate) layout: Layout,
     pub(crate) places: Places,
+    /// Table for published events.
+    pub(crate) outbox: Option<String>,
 }
 
 impl DynamoStore {
@@ -107,6 +109,7 @@ impl DynamoStore {
             table: table.into(),
             layout: Layout::native(),
             places: Places::default(),
+            outbox: None,
         }
     }
 
@@ -123,6 +126,25 @@ impl DynamoStore {
     #[must_use]
     pub fn layout(self, layout: Layout) -> Self {
         Self { layout, ..self }
+    }
+
+    /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key
+    /// `group`, the sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With
+    /// `None`, the default, the writes of a handler that publishes events are not committed.
+    ///
+    /// ```no_run
+    /// # fn store(client: aws_sdk_dynamodb::Client) {
+    /// use sqs_once::store::DynamoStore;
+    ///
+    /// let store = DynamoStore::new(client, "idempotency").outbox("orders-outbox".to_owned());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn outbox(self, table: impl Into<Option<String>>) -> Self {
+        Self {
+            outbox: table.into(),
+            ..self
+        }
     }
 
     /// Opens the connection and checks read access to the table.

@@ -16,11 +16,12 @@ use crate::{
     dynamo::{
         item::{self as items, Item},
         write::{put_item, update_item},
+        writes::{Refused, Writes},
     },
     protocol::{
         Expect, Key, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Record, Stamp, State, Swap, record::Value,
     },
-    store::{RequestContext, Store, StoreError, Swapped},
+    store::{RequestContext, Store, StoreError, Swapped, With as _},
 };
 
 /// Attributes of type N. All others are of type S.
@@ -293,7 +294,7 @@ impl DynamoStore {
         &self,
         place: Option<Place>,
         swap: &Swap,
-    ) -> Result<Swapped, StoreError> {
+    ) -> Result<Swapped<Refused>, StoreError> {
         let _place = self.places.or_take(place, Request::of(swap)).await;
         let (key, action) = (&swap.key, swap.to.action());
         match Written::of(&self.layout, &self.table, swap) {
@@ -333,6 +334,8 @@ impl Request {
 }
 
 impl Store for DynamoStore {
+    type With = Writes;
+
     async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         let _place = self.places.take(Request::Claim).await;
         let read = self
@@ -347,9 +350,19 @@ impl Store for DynamoStore {
         }
     }
 
-    async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        with: &Writes,
+        _: &RequestContext,
+    ) -> Result<Swapped<Refused>, StoreError> {
         self.check_swap(swap)?;
-        self.swap_in(None, swap).await
+        if with.is_empty() {
+            self.swap_in(None, swap).await
+        } else {
+            // Boxed, because a transaction's future is large, and every message's would hold it.
+            Box::pin(self.transact(swap, with)).await
+        }
     }
 }
 

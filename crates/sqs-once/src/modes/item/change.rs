@@ -11,6 +11,7 @@ use crate::{
         done::OnConditionFailed,
         item::Item,
         write::{IntoWrite, Write},
+        writes::Refused,
     },
     handler::{Failure, HandlerOutput, to_result},
     protocol::StoredResult,
@@ -65,7 +66,7 @@ pub(super) enum Kind {
 }
 
 /// The error of a replacement that changes a different item.
-pub(super) const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
+const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
      changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
 
 impl Kind {
@@ -86,7 +87,7 @@ impl Kind {
 
     /// Returns whether this change applies to the given existing item. Always false for a create, because it
     /// requires that no item exists.
-    pub(super) fn applies_to(&self, (table, attributes): &(String, Item)) -> bool {
+    fn applies_to(&self, (table, attributes): &(String, Item)) -> bool {
         let (own_table, own_key) = self.place();
         !matches!(self, Self::Create { .. })
             && own_table == table
@@ -97,6 +98,21 @@ impl Kind {
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send> HandlerOutput for Change<O> {
     type Result = O;
+}
+
+impl<O> Change<O> {
+    /// Asks the handler for another change of the `item`.
+    pub(super) fn instead(
+        refused: Refused,
+        decide: Option<OnConditionFailed<Self>>,
+        item: Option<&(String, Item)>,
+    ) -> Result<Self, Failure> {
+        let change = refused.ask(decide)?;
+        match item {
+            Some(item) if change.kind.applies_to(item) => Ok(change),
+            _ => Err(Failure::permanent(OTHER_ITEM)),
+        }
+    }
 }
 
 impl<O: Serialize> Change<O> {

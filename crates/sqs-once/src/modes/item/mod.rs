@@ -22,9 +22,8 @@ use crate::{
     modes::{
         Mode, Operation, Outcome,
         mode::{Claimed, Start},
-        not_written::write_until_accepted,
         run::run_here,
-        work::HandlerEnd,
+        work::{HandlerEnd, guard_now},
     },
     protocol::Timestamp,
 };
@@ -163,7 +162,7 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
     }
 
     async fn finish(&self, operation: &Operation, (): (), end: HandlerEnd<Change<O>>) -> Outcome {
-        let change = match end.answer() {
+        let mut answer = match end.answer() {
             Ok(change) => change,
             Err(outcome) => return outcome,
         };
@@ -175,14 +174,25 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
         };
         // The next delivery begins with the first change, and only the item of that change can show that the
         // operation is completed.
-        let item = match &change {
+        let item = match &answer {
             Ok(change) if change.on_condition_failed.is_some() => Some(change.kind.item()),
             _ => None,
         };
-        let write = |round, change| writer.write(round, change, item.as_ref());
-        match write_until_accepted(change, write).await {
-            Ok(outcome) => outcome,
-            Err((_, end)) => end.into(),
+        loop {
+            let Change {
+                kind,
+                on_condition_failed,
+                ..
+            } = match answer {
+                Ok(change) => change,
+                Err(end) => return end.into(),
+            };
+            answer = match writer.write(kind).await {
+                Ok(outcome) => return outcome,
+                Err(refused) => {
+                    guard_now(|| Change::instead(refused, on_condition_failed, item.as_ref()))
+                }
+            };
         }
     }
 

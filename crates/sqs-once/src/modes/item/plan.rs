@@ -2,10 +2,11 @@
 
 use aws_sdk_dynamodb::types::TransactWriteItem;
 
-use super::change::{Change, Kind, OTHER_ITEM};
+use super::change::{Change, Kind};
 use crate::{
     dynamo::{
         condition_failed::ConditionFailed, done::OnConditionFailed, item::Item, write::Write,
+        writes::Refused,
     },
     handler::Failure,
     protocol::StoredResult,
@@ -60,15 +61,8 @@ impl<O> Change<O> {
 
 impl<O> PlannedChange<O> {
     /// Asks the handler for a replacement after a failed condition.
-    pub(crate) fn condition_failed(self, failed: &ConditionFailed) -> Result<Change<O>, Failure> {
-        let Some(decide) = self.on_condition_failed else {
-            return Err(Failure::permanent(failed.to_string()));
-        };
-        let next = decide(failed)?;
-        if next.kind.applies_to(&self.item) {
-            Ok(next)
-        } else {
-            Err(Failure::permanent(OTHER_ITEM))
-        }
+    pub(crate) fn condition_failed(self, failed: ConditionFailed) -> Result<Change<O>, Failure> {
+        let refused = Refused::Conditions(failed);
+        Change::instead(refused, self.on_condition_failed, Some(&self.item))
     }
 }

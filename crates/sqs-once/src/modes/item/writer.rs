@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 
 use super::{
     ItemMode,
-    change::{Change, Kind, Modify, OTHER_ITEM},
+    change::{Kind, Modify},
     processed_keys::{ProcessedKeys, are_same, unchanged},
     send::Sent,
     version::Unchanged,
@@ -17,13 +17,10 @@ use crate::{
         condition_failed::{ConditionFailed, FailedWrite},
         item::Item,
         write::{Action, Write},
+        writes::Refused,
     },
     meter::Meter,
-    modes::{
-        Outcome,
-        not_written::{NotWritten, UnwrittenOutput},
-        repeat::RetryPauses,
-    },
+    modes::{Outcome, repeat::RetryPauses},
     protocol::{Key, StoredResult},
 };
 
@@ -39,28 +36,16 @@ pub(super) struct ChangeWriter<'a> {
 }
 
 /// An outcome, or why nothing was written.
-type WriteResult = Result<Outcome, NotWritten>;
+type WriteResult = Result<Outcome, Refused>;
 
 impl ChangeWriter<'_> {
-    /// Writes a change. From the second round on, the change must apply to the `item` of the first.
-    pub(super) async fn write<O>(
-        &self,
-        round: usize,
-        change: Change<O>,
-        item: Option<&(String, Item)>,
-    ) -> Result<Outcome, UnwrittenOutput<Change<O>>> {
-        if round > 0 && item.is_none_or(|item| !change.kind.applies_to(item)) {
-            return Ok(Outcome::PermanentFailure(OTHER_ITEM.into()));
-        }
-        let written = match change.kind {
+    /// Writes a change.
+    pub(super) async fn write(&self, kind: Kind) -> WriteResult {
+        match kind {
             Kind::Create { put, key, result } => self.create(put, &key, result).await,
             Kind::Update { update, result } => self.update(update, result).await,
             Kind::Modify { target, modify } => self.modify(target, modify).await,
-        };
-        written.map_err(|declined| UnwrittenOutput {
-            declined,
-            on_condition_failed: change.on_condition_failed,
-        })
+        }
     }
 
     fn processed_keys(&self) -> ProcessedKeys<'_> {
@@ -75,7 +60,7 @@ impl ChangeWriter<'_> {
         let keys = self.processed_keys();
         let put = serializable(put)?;
         if !put.action.item.contains_key(key) {
-            return Err(NotWritten::Invalid(format!(
+            return Err(Refused::Invalid(format!(
                 "the item to create lacks the primary key attribute `{key}`; nothing was written"
             )));
         }
@@ -104,7 +89,7 @@ impl ChangeWriter<'_> {
                     outdated = Some(item).filter(|item| keys.is_outdated(item));
                 }
                 Sent::Invalid(why) if why.contains("can only be used once") => {
-                    return Err(NotWritten::Invalid(format!(
+                    return Err(Refused::Invalid(format!(
                         "{why}: a SET clause must be the first clause of a change's update expression"
                     )));
                 }
@@ -118,7 +103,7 @@ impl ChangeWriter<'_> {
         let target = serializable(target)?.action;
         let (table, key) = (&target.table_name, &target.key);
         let Some(key_name) = key.keys().next() else {
-            return Err(NotWritten::Invalid(
+            return Err(Refused::Invalid(
                 "the change has no primary key; nothing was written".into(),
             ));
         };
@@ -139,7 +124,7 @@ impl ChangeWriter<'_> {
                 Ok(Err(failure)) => return Ok(failure.into()),
                 Err(_panic) => return Ok(Outcome::Panicked),
             };
-            let version = Unchanged::since(found.as_ref()).map_err(NotWritten::Invalid)?;
+            let version = Unchanged::since(found.as_ref()).map_err(Refused::Invalid)?;
             item.extend(key.clone());
             keys.insert(found.as_ref(), &mut item);
             let mut put = version.put(table, key_name, item).return_item();
@@ -182,7 +167,7 @@ impl ChangeWriter<'_> {
                     return Ok(Outcome::commit_unknown(error));
                 }
                 check_processed_keys(item.as_ref())?;
-                Err(NotWritten::Conditions(ConditionFailed::new(vec![
+                Err(Refused::Conditions(ConditionFailed::new(vec![
                     FailedWrite {
                         index: 0,
                         label: write.label.clone(),
@@ -191,7 +176,7 @@ impl ChangeWriter<'_> {
                     },
                 ])))
             }
-            Sent::Invalid(why) => Err(NotWritten::Invalid(why)),
+            Sent::Invalid(why) => Err(Refused::Invalid(why)),
             Sent::Contended(why) => Ok(Outcome::RetryableFailure(why.into())),
             Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
             Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
@@ -200,17 +185,17 @@ impl ChangeWriter<'_> {
 }
 
 /// Returns the write, if all its values could be serialized.
-fn serializable<A>(write: Write<A>) -> Result<Write<A>, NotWritten> {
+fn serializable<A>(write: Write<A>) -> Result<Write<A>, Refused> {
     match write.fault {
-        Some(error) => Err(NotWritten::Invalid(format!("{error}; nothing was written"))),
+        Some(error) => Err(Refused::Invalid(format!("{error}; nothing was written"))),
         None => Ok(write),
     }
 }
 
 /// Checks that the item's processed keys are readable.
-fn check_processed_keys(item: Option<&Item>) -> Result<(), NotWritten> {
+fn check_processed_keys(item: Option<&Item>) -> Result<(), Refused> {
     match item.and_then(ProcessedKeys::type_error) {
-        Some(error) => Err(NotWritten::Invalid(error)),
+        Some(error) => Err(Refused::Invalid(error)),
         None => Ok(()),
     }
 }

@@ -22,11 +22,13 @@ impl Table {
 }
 
 impl Store for Table {
+    type With = ();
+
     async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         Ok(self.run.records.record(key))
     }
 
-    async fn swap(&self, swap: &Swap, _: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(&self, swap: &Swap, (): &(), _: &RequestContext) -> Result<Swapped, StoreError> {
         self.run.meet(self.attempt, Place::BeforeWrite).await;
         let answer = self.run.swap(self.attempt, swap);
         match self.run.meet(self.attempt, Place::AfterWrite).await {

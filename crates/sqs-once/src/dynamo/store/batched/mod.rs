@@ -9,9 +9,9 @@ use response::BatchResult;
 
 use super::{DynamoStore, Request, swap::statement};
 use crate::{
-    dynamo::transactional::{Commit, CommitResponse, TransactionalStore},
+    dynamo::writes::{Refused, Writes},
     protocol::{Key, Record, State, StoredResult, Swap},
-    store::{RequestContext, Store, StoreError, Swapped},
+    store::{RequestContext, Store, StoreError, Swapped, With as _},
 };
 
 /// A [`DynamoStore`] with batched writes: it sends up to 25 claims and settlements of concurrent messages in
@@ -85,11 +85,21 @@ fn shares(swap: &Swap) -> bool {
 }
 
 impl Store for Batched {
+    type With = Writes;
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.store.get(key, context).await
     }
 
-    async fn swap(&self, swap: &Swap, context: &RequestContext) -> Result<Swapped, StoreError> {
+    async fn swap(
+        &self,
+        swap: &Swap,
+        with: &Writes,
+        context: &RequestContext,
+    ) -> Result<Swapped<Refused>, StoreError> {
+        if !with.is_empty() {
+            return self.store.swap(swap, with, context).await;
+        }
         self.store.check_swap(swap)?;
         let DynamoStore { layout, table, .. } = &self.store;
         let kind = Request::of(swap);
@@ -123,15 +133,5 @@ impl Store for Batched {
             self.batcher.refused(kind, why, context);
         }
         answer
-    }
-}
-
-impl TransactionalStore for Batched {
-    async fn commit(
-        &self,
-        commit: &Commit,
-        context: &RequestContext,
-    ) -> Result<CommitResponse, StoreError> {
-        self.store.commit(commit, context).await
     }
 }

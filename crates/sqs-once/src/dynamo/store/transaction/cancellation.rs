@@ -1,21 +1,22 @@
 //! [`Cancelled`]: why a transaction was cancelled, from the reasons that DynamoDB returns.
 
-use aws_sdk_dynamodb::types::CancellationReason;
+use aws_sdk_dynamodb::types::{CancellationReason, TransactWriteItem};
 
 use crate::{
     dynamo::{
         condition_failed::{ConditionFailed, FailedWrite},
         explain::without_quotes,
         store::DynamoStore,
-        transactional::{Commit, CommitResponse},
-        write::{Place, table},
+        write::{Place, Write, table},
+        writes::Refused,
     },
-    store::StoreError,
+    protocol::Key,
+    store::{StoreError, Swapped},
 };
 
 /// Why a transaction was cancelled. Nothing was written.
 pub(super) enum Cancelled {
-    Answered(CommitResponse),
+    Answered(Swapped<Refused>),
     /// A retry may succeed. `None` if the reasons do not explain the contention.
     Contended(Option<String>),
 }
@@ -25,22 +26,23 @@ impl DynamoStore {
     /// the record.
     pub(super) fn cancelled(
         &self,
-        commit: &Commit,
+        key: &Key,
+        writes: &[Write<TransactWriteItem>],
         reasons: &[CancellationReason],
     ) -> Result<Cancelled, StoreError> {
         let Some((record, others)) = reasons.split_first() else {
             return Ok(Cancelled::Contended(None));
         };
         if ReasonKind::of(record) == ReasonKind::ConditionCheckFailed {
-            let found = self.found(&commit.record.key, record.item())?;
-            return Ok(Cancelled::Answered(CommitResponse::Found(found)));
+            let found = self.found(key, record.item())?;
+            return Ok(Cancelled::Answered(Swapped::Found(found)));
         }
         let first = |kind| {
             let (index, reason) = reasons
                 .iter()
                 .enumerate()
                 .find(|(_, reason)| ReasonKind::of(reason) == kind)?;
-            let write = index.checked_sub(1).and_then(|n| commit.writes.get(n));
+            let write = index.checked_sub(1).and_then(|n| writes.get(n));
             Some(match write {
                 None => format!("{} on the record", describe(reason)),
                 Some(write) => format!("{} on {}", describe(reason), Place::of(index - 1, write)),
@@ -52,9 +54,9 @@ impl DynamoStore {
             return Ok(Cancelled::Contended(Some(why)));
         }
         if let Some(why) = first(ReasonKind::Invalid) {
-            return Ok(Cancelled::Answered(CommitResponse::Invalid(why)));
+            return Ok(Cancelled::Answered(Swapped::Refused(Refused::Invalid(why))));
         }
-        let refused: Vec<_> = (commit.writes.iter().zip(others).enumerate())
+        let refused: Vec<_> = (writes.iter().zip(others).enumerate())
             .filter(|(_, (_, why))| ReasonKind::of(why) == ReasonKind::ConditionCheckFailed)
             .map(|(index, (write, reason))| FailedWrite {
                 index,
@@ -66,8 +68,8 @@ impl DynamoStore {
         if refused.is_empty() {
             return Ok(Cancelled::Contended(None));
         }
-        let answer = CommitResponse::Cancelled(ConditionFailed::new(refused));
-        Ok(Cancelled::Answered(answer))
+        let refused = Refused::Conditions(ConditionFailed::new(refused));
+        Ok(Cancelled::Answered(Swapped::Refused(refused)))
     }
 }
 

@@ -1,0 +1,130 @@
+//! [`Writes`]: what a DynamoDB store commits together with a record.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aws_sdk_dynamodb::types::TransactWriteItem;
+
+use crate::{
+    dynamo::{condition_failed::ConditionFailed, done::OnConditionFailed, outbox, write::Write},
+    event::{Event, Published},
+    flawed::flawed,
+    handler::Failure,
+    protocol::Swap,
+    store::{StoreError, With},
+};
+
+/// Writes and events that commit together with a record, at most [`MAX_WRITES`](crate::dynamo::write::MAX_WRITES) in all.
+#[derive(Debug, Default)]
+pub struct Writes {
+    pub(crate) writes: Vec<Write<TransactWriteItem>>,
+    pub(crate) events: Vec<Event>,
+    /// The transaction that was sent last.
+    sent: Mutex<Option<Arc<Transaction>>>,
+}
+
+/// Why a DynamoDB store does not commit the writes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refused {
+    /// Condition checks of these writes failed.
+    Conditions(ConditionFailed),
+    /// The writes are invalid. A retry would fail again.
+    Invalid(String),
+}
+
+impl Refused {
+    /// Asks the handler what to write instead: by default, the operation fails permanently. After an invalid write it is not
+    /// asked.
+    pub(crate) fn ask<T>(self, decide: Option<OnConditionFailed<T>>) -> Result<T, Failure> {
+        match (self, decide) {
+            (Self::Conditions(failed), Some(decide)) => decide(&failed),
+            (Self::Conditions(failed), None) => Err(Failure::permanent(failed.to_string())),
+            (Self::Invalid(why), _) => Err(Failure::permanent(why)),
+        }
+    }
+}
+
+impl With for Writes {
+    type Refused = Refused;
+
+    fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.events.is_empty()
+    }
+}
+
+impl Writes {
+    pub(crate) fn new(writes: Vec<Write<TransactWriteItem>>, events: Vec<Event>) -> Self {
+        Self {
+            writes,
+            events,
+            sent: Mutex::default(),
+        }
+    }
+
+    /// Returns the number of writes, without the events.
+    pub const fn count(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// Returns all writes beside the record: those of the handler, and a put of the events of each group into the table `outbox`.
+    ///
+    /// # Errors
+    ///
+    /// If there are events and no outbox.
+    pub(crate) fn all(
+        &self,
+        swap: &Swap,
+        outbox: Option<&str>,
+    ) -> Result<Vec<Write<TransactWriteItem>>, StoreError> {
+        let mut writes = self.writes.clone();
+        if self.events.is_empty() || flawed("a commit leaves out its events") {
+            return Ok(writes);
+        }
+        let table = outbox.ok_or_else(|| StoreError::Rejected {
+            action: "commit",
+            key: swap.key.to_string(),
+            reason: "the handler publishes an event, and no outbox is set: set OUTBOX_TABLE_NAME, or call `DynamoStore::outbox`".to_owned(),
+        })?;
+        let publish =
+            |(index, event): (usize, &Event)| Published::new(&swap.key, index, event.clone());
+        let published = self.events.iter().enumerate().map(publish).collect();
+        let puts = outbox::puts(table, published, swap.to.updated_at, &token(swap));
+        writes.extend(puts.into_iter().map(Write::into_item));
+        Ok(writes)
+    }
+
+    /// Returns the transaction of a swap. A swap that is sent again has the same bytes: DynamoDB refuses others under the same
+    /// token, and a map of names has another order each time that it is built.
+    ///
+    /// # Errors
+    ///
+    /// That of `build`.
+    pub(crate) fn transaction(
+        &self,
+        swap: &Swap,
+        build: impl FnOnce(String) -> Result<Transaction, StoreError>,
+    ) -> Result<Arc<Transaction>, StoreError> {
+        let token = token(swap);
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*sent {
+            Some(sent) if sent.token == token => Ok(sent.clone()),
+            _ => Ok(sent.insert(Arc::new(build(token)?)).clone()),
+        }
+    }
+}
+
+/// The `TransactWriteItems` of one swap.
+#[derive(Debug)]
+pub(crate) struct Transaction {
+    /// The `ClientRequestToken`.
+    pub(crate) token: String,
+    pub(crate) record: TransactWriteItem,
+    pub(crate) writes: Vec<Write<TransactWriteItem>>,
+}
+
+/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 32 and the end of the version, since a claim
+/// sends a few contents with one version after the other.
+#[must_use]
+pub fn token(swap: &Swap) -> String {
+    let stamp = &swap.to.stamp;
+    format!("{}{:x}", stamp.owner, stamp.version & 0xFFFF)
+}

@@ -1,0 +1,398 @@
+//! The end of an attempt: one swap, with what the handler returned.
+
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    Once, Operation, Outcome,
+    claim::MOST_SWAPS,
+    held::Held,
+    output::{Lease, Output},
+    rejected::rejected,
+    repeat::{Answered, Effort, GivenUp, repeat},
+    work::{HandlerEnd, NoOutput, guard_now},
+};
+use crate::{
+    flawed::flawed,
+    handler::{Answer, Failure, FailureKind},
+    protocol::{
+        AttemptEnd, Decision, Effect, End, Key, Record, RequestErrorKind, State, StoredResult,
+        Timestamp,
+    },
+    store::{Store, StoreError, Swapped, With},
+    system,
+};
+
+/// What became of the swap that ends an attempt.
+enum Settled<R> {
+    Applied,
+    /// The record has an answer already: by another worker, or by another write of this one.
+    Recorded(Outcome),
+    /// The store refuses what would commit with the record.
+    Refused(R),
+    Unknown(GivenUp),
+}
+
+impl<S: Store, L: Lease> Once<S, L> {
+    /// Records how the handler ended.
+    pub(super) async fn finished<O: Output<S, L>>(
+        &self,
+        operation: &Operation,
+        mut held: Held,
+        end: HandlerEnd<O>,
+    ) -> Outcome {
+        let is_found = matches!(end, HandlerEnd::Found(_));
+        let without_output = || Ok(Answer::of(StoredResult::not_wanted()));
+        let mut answer = match end {
+            // The application's code serializes the output, and may panic.
+            HandlerEnd::Returned(output) | HandlerEnd::Found(output) => {
+                guard_now(move || output.answer())
+            }
+            HandlerEnd::NotFound => return self.crashed(operation, &mut held, true).await,
+            HandlerEnd::NoOutput(NoOutput::Failed(failure))
+                if failure.kind() == FailureKind::PermanentNoEffect
+                    && flawed("an unreadable message is completed") =>
+            {
+                without_output()
+            }
+            HandlerEnd::NotStarted(Outcome::NoEffect(_))
+                if flawed("a lookup without an answer finds the effect") =>
+            {
+                without_output()
+            }
+            HandlerEnd::NoOutput(end) => Err(end),
+            HandlerEnd::NotStarted(outcome) => {
+                return self.undo(operation, &mut held, false, outcome).await;
+            }
+        };
+        // Each round has other writes, which the handler returned after those before were refused.
+        loop {
+            answer = match answer {
+                Ok(answer) => match self.complete(operation, &mut held, answer).await {
+                    Ok(outcome) => return outcome.found(is_found),
+                    Err(replaced) => replaced,
+                },
+                Err(end) => return self.end_without_output(operation, &mut held, end).await,
+            };
+        }
+    }
+
+    /// Stores the output and records the completion, with what commits with it.
+    ///
+    /// # Errors
+    ///
+    /// The handler's answer to writes that were refused.
+    async fn complete(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        answer: Answer<S::With>,
+    ) -> Result<Outcome, Result<Answer<S::With>, NoOutput>> {
+        let Answer {
+            output,
+            with,
+            on_refused,
+        } = answer;
+        if held.is_first() && flawed("a success is forgotten") {
+            let end = End::Open(AttemptEnd::Retryable);
+            let outcome = Outcome::RetryableFailure("forgotten".into());
+            return Ok(self.give_back(operation, held, &end, outcome).await);
+        }
+        let (_memory, mut result) = self.store(operation, held, output).await;
+        if flawed("an output is lost") {
+            result = StoredResult::Json("\"\"".to_owned());
+        }
+        let end = self.records.completion(&result);
+        let effort = Self::effort(operation);
+        let GivenUp {
+            error,
+            may_have_been_applied,
+        } = match self.settle(operation, held, &effort, &end, &with).await {
+            Settled::Applied => return Ok(Outcome::Completed(result)),
+            Settled::Recorded(outcome) => return Ok(outcome),
+            Settled::Refused(why) => return Err(guard_now(|| on_refused(why))),
+            Settled::Unknown(given_up) => given_up,
+        };
+        // The handler had its effect in another system. So we leave the claim, and no retry repeats the effect at once.
+        let is_effect_elsewhere = L::IS_WRITTEN && with.is_empty();
+        Ok(match error {
+            StoreError::ItemTooLarge { .. } if !is_effect_elsewhere => {
+                return Err(Err(NoOutput::Failed(Failure::permanent(error.to_string()))));
+            }
+            error if may_have_been_applied && !is_effect_elsewhere => {
+                Outcome::commit_unknown(error)
+            }
+            error if L::IS_WRITTEN => Outcome::completion_unrecorded(error),
+            StoreError::Unavailable {
+                kind: RequestErrorKind::Contended,
+                reason,
+                ..
+            } => Outcome::RetryableFailure(reason.into()),
+            error => Outcome::store_unavailable(error),
+        })
+    }
+
+    /// Stores the output where the settings say, and returns the result for the record, with the memory that a large
+    /// one takes until it is written.
+    async fn store(
+        &self,
+        operation: &Operation,
+        held: &Held,
+        output: StoredResult,
+    ) -> (Option<OwnedSemaphorePermit>, StoredResult) {
+        let (key, owner) = (&operation.key, held.owner());
+        // Half of the time for writes is left for the completion itself.
+        let write_until = operation.deadline.write_until();
+        let left = write_until.saturating_duration_since(system::instant());
+        let latest = write_until - left / 2;
+        let memory = self.output_memory.wait(&output, latest).await;
+        let stored = (self.records).store(key, owner, output, operation.deadline);
+        (memory, stored.await)
+    }
+
+    /// Ends the attempt of a handler that did not succeed.
+    async fn end_without_output(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        end: NoOutput,
+    ) -> Outcome {
+        let last_end = match &end {
+            NoOutput::Failed(failure) => match failure.kind() {
+                kind @ (FailureKind::Permanent
+                | FailureKind::PermanentNoEffect
+                | FailureKind::Declined) => {
+                    let facts = operation.delivery.facts();
+                    if flawed("a redriven decline is not recorded")
+                        && kind == FailureKind::Declined
+                        && facts.attribute("SqsOnceRedriveOf").is_some()
+                    {
+                        return Outcome::PermanentFailure(failure.to_string());
+                    }
+                    let effect = match kind {
+                        FailureKind::Declined => Effect::Declined,
+                        FailureKind::PermanentNoEffect => Effect::None,
+                        _ => Effect::Possible,
+                    };
+                    let error = failure.to_string();
+                    return self.fail(operation, held, error, effect).await;
+                }
+                FailureKind::NoEffect => {
+                    return self.undo(operation, held, true, end.into()).await;
+                }
+                FailureKind::Retryable if flawed("a retryable failure had no effect") => {
+                    return self.undo(operation, held, true, end.into()).await;
+                }
+                FailureKind::Retryable => AttemptEnd::Retryable,
+            },
+            NoOutput::Panicked if L::IS_WRITTEN && flawed("a panic is a permanent failure") => {
+                let error = "panicked".to_owned();
+                return self.fail(operation, held, error, Effect::Possible).await;
+            }
+            NoOutput::Panicked => AttemptEnd::Panic,
+            NoOutput::OutOfTime => AttemptEnd::Deadline,
+        };
+        self.give_back(operation, held, &End::Open(last_end), end.into())
+            .await
+    }
+
+    /// Records a permanent failure. If another attempt has completed the operation, returns the outcome in the record: the
+    /// handler of a duplicate may have failed only because of the first attempt's effect.
+    async fn fail(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        error: String,
+        effect: Effect,
+    ) -> Outcome {
+        // Without a claim, no attempt is open.
+        let effect = if L::IS_WRITTEN { effect } else { Effect::None };
+        let end = self.records.failure(operation, error.clone(), effect);
+        let (effort, nothing) = (Self::effort(operation), S::With::default());
+        let reason = match self.settle(operation, held, &effort, &end, &nothing).await {
+            Settled::Applied => return Outcome::PermanentFailure(error),
+            Settled::Unknown(given_up) => return unrecorded(error, given_up.error),
+            Settled::Recorded(Outcome::RetryableFailure(why)) => why.text,
+            Settled::Recorded(outcome) => return outcome,
+            Settled::Refused(why) => format!("{why:?}"),
+        };
+        let cause = StoreError::Rejected {
+            action: "fail",
+            key: operation.key.to_string(),
+            reason,
+        };
+        unrecorded(error, cause)
+    }
+
+    /// Records that the earliest open attempt is too old: the called system may have forgotten the call key, and would take a
+    /// repetition for a new operation.
+    pub(super) async fn too_old(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        open_since: Timestamp,
+        call_key: &str,
+    ) -> Outcome {
+        let error = format!(
+            "too old to repeat: look by hand. An attempt since {open_since} may have had its effect, and the called system may have forgotten its call key {call_key} (CONSUMER_CALL_KEY_LIFETIME). If you find no effect, `sqs-once record decline {}` lets a redrive run",
+            operation.key
+        );
+        self.fail(operation, held, error, Effect::None).await
+    }
+
+    /// Records that the process died every time this message ran alone.
+    pub(super) async fn crashed(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        has_look_up: bool,
+    ) -> Outcome {
+        let times = match held {
+            Held::Leased(claim) => claim.exclusive_attempts(),
+            Held::Unleased(_) => 0,
+        };
+        let effect = if has_look_up {
+            "the lookup found no effect"
+        } else {
+            "its effect may have happened"
+        };
+        let error = format!(
+            "the process ended {times} times while the handler of this message ran alone; {effect}"
+        );
+        if flawed("a message that is given up is not recorded") {
+            return Outcome::Crashed(error);
+        }
+        match self.fail(operation, held, error, Effect::Possible).await {
+            Outcome::PermanentFailure(error) => Outcome::Crashed(error),
+            other => other,
+        }
+    }
+
+    /// Undoes the claim after an attempt that had no effect.
+    pub(super) async fn undo(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        began: bool,
+        outcome: Outcome,
+    ) -> Outcome {
+        self.give_back(operation, held, &End::Undone { began }, outcome)
+            .await
+    }
+
+    /// Ends a claim whose message returns to the queue. If that fails, logs a warning and still returns `outcome`.
+    async fn give_back(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        end: &End,
+        outcome: Outcome,
+    ) -> Outcome {
+        let Held::Leased(claim) = held else {
+            // Nothing is written, so nothing is held.
+            return outcome;
+        };
+        // Without a recorded end, an attempt alone looks like a death of the process, and the message would rest for a
+        // long time.
+        let effort = if claim.is_counted() {
+            Self::effort(operation)
+        } else {
+            Effort::brief(operation.deadline.write_until(), &operation.meter)
+        };
+        let nothing = S::With::default();
+        match self.settle(operation, held, &effort, end, &nothing).await {
+            Settled::Applied | Settled::Refused(_) => outcome,
+            Settled::Recorded(outcome) => outcome,
+            Settled::Unknown(GivenUp { error, .. }) => {
+                tracing::warn!(
+                    key = %operation.key,
+                    %error,
+                    "settlement failed: the claim stays until its lease expires"
+                );
+                outcome
+            }
+        }
+    }
+
+    /// Repeats the swap that ends the attempt until the store responds or `effort` ends. Without a lease, decides again with a
+    /// record that another worker has written meanwhile.
+    async fn settle(
+        &self,
+        operation: &Operation,
+        held: &mut Held,
+        effort: &Effort,
+        end: &End,
+        with: &S::With,
+    ) -> Settled<<S::With as With>::Refused> {
+        let key: &Key = &operation.key;
+        let action = if with.is_empty() {
+            end.name()
+        } else {
+            "commit"
+        };
+        for _ in 0..MOST_SWAPS {
+            let swap = match held.ending(key, end, self.records.now()) {
+                Ok(swap) => swap,
+                Err(Decision::Rejected(rejection)) => {
+                    return Settled::Recorded(rejected(rejection, operation));
+                }
+                // The record is this attempt's own.
+                Err(_) => return Settled::Applied,
+            };
+            let send = || self.records.store.swap(&swap, with, effort.context());
+            let found = match repeat(effort, action, key, send).await {
+                Ok(Answered { answer, .. }) => match answer {
+                    Swapped::Applied => return Settled::Applied,
+                    Swapped::Refused(why) => return Settled::Refused(why),
+                    Swapped::Found(found) => found,
+                },
+                Err(GivenUp {
+                    may_have_been_applied: true,
+                    ..
+                }) if flawed("a write without an answer was applied") => return Settled::Applied,
+                Err(given_up) => return Settled::Unknown(given_up),
+            };
+            match found {
+                // An earlier copy was applied, and its answer was lost.
+                Some(found) if found.stamp == swap.to.stamp => return Settled::Applied,
+                Some(found) if found.stamp.owner == swap.to.stamp.owner => {
+                    return Settled::Recorded(recorded(found));
+                }
+                found => match held {
+                    Held::Leased(_) => return Settled::Recorded(Outcome::LeaseLost),
+                    Held::Unleased(unwritten) => unwritten.found = found,
+                },
+            }
+        }
+        let why = "other workers changed the record before each commit";
+        Settled::Recorded(Outcome::RetryableFailure(why.into()))
+    }
+
+    /// Returns the effort for recording an effect, or a failure that may have followed one. Without a claim the commit is the
+    /// effect itself.
+    fn effort(operation: &Operation) -> Effort {
+        let (end, meter) = (operation.deadline.write_until(), &operation.meter);
+        if L::IS_WRITTEN {
+            Effort::after_effect(end, meter)
+        } else {
+            Effort::commit(end, meter)
+        }
+    }
+}
+
+fn unrecorded(error: String, cause: StoreError) -> Outcome {
+    let cause = Arc::new(cause);
+    Outcome::FailureUnrecorded { error, cause }
+}
+
+/// Returns the outcome that a record shows which this worker wrote, by another of its writes.
+fn recorded(record: Record) -> Outcome {
+    match record.state {
+        State::Completed { result } => Outcome::Completed(result),
+        State::Failed => {
+            Outcome::PermanentFailure(record.last_error().unwrap_or_default().to_owned())
+        }
+        State::InProgress { .. } => Outcome::LeaseLost,
+    }
+}

@@ -1,0 +1,63 @@
+//! [`Output`]: what each mode can record of the types that handlers return. [`Lease`]: whether a claim is written before the
+//! handler runs.
+
+use serde::Serialize;
+
+use crate::{
+    dynamo::{done::Done, writes::Writes},
+    handler::{Answer, Failure, HandlerOutput, to_output},
+    store::Store,
+};
+
+/// Whether a claim is written before the handler runs. [`Leased`] and [`Unleased`] are the two answers.
+pub trait Lease: Send + Sync + 'static {
+    /// True if it is.
+    #[doc(hidden)]
+    const IS_WRITTEN: bool;
+}
+
+/// The claim is written first, with a lease: for effects outside the database.
+#[derive(Clone, Copy, Debug)]
+pub enum Leased {}
+
+/// Nothing is written before the end, which commits with the handler's writes: for effects that are only such writes. See
+/// [`Inbox`](super::Inbox).
+#[derive(Clone, Copy, Debug)]
+pub enum Unleased {}
+
+impl Lease for Leased {
+    const IS_WRITTEN: bool = true;
+}
+
+impl Lease for Unleased {
+    const IS_WRITTEN: bool = false;
+}
+
+/// A handler's output that [`Once`](super::Once) can record in a store `S`, with or without a lease.
+pub trait Output<S: Store, L>: HandlerOutput + Sized {
+    /// Takes the output apart.
+    ///
+    /// # Errors
+    ///
+    /// A permanent failure, if it cannot be committed.
+    fn answer(self) -> Result<Answer<S::With>, Failure>;
+}
+
+/// Without a lease, the effect of a handler that returns no writes would not be recorded anywhere.
+#[diagnostic::do_not_recommend]
+impl<S: Store, O: Serialize + Send> Output<S, Leased> for O {
+    fn answer(self) -> Result<Answer<S::With>, Failure> {
+        Ok(Answer::of(to_output(&self)))
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<S, L, O> Output<S, L> for Done<O>
+where
+    S: Store<With = Writes>,
+    O: Serialize + Send + 'static,
+{
+    fn answer(self) -> Result<Answer<Writes>, Failure> {
+        self.try_into()
+    }
+}
