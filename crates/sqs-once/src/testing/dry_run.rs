@@ -261,14 +261,19 @@ impl Sealed for DryRun {}
 
 #[diagnostic::do_not_recommend]
 impl<A: Planned> Mode<A> for DryRun {
-    type Claim = A::Claim;
+    type Claim = <A::Mode as Mode<A>>::Claim;
 
-    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<A::Claim> {
-        A::claim(&self.plans, operation, start).await
+    async fn claim(&self, operation: &Operation, start: Start) -> Claimed<Self::Claim> {
+        A::mode(&self.plans).claim(operation, start).await
     }
 
-    async fn finish(&self, operation: &Operation, claim: A::Claim, end: HandlerEnd<A>) -> Outcome {
-        A::finish(&self.plans, operation, claim, end).await
+    async fn finish(
+        &self,
+        operation: &Operation,
+        claim: Self::Claim,
+        end: HandlerEnd<A>,
+    ) -> Outcome {
+        A::mode(&self.plans).finish(operation, claim, end).await
     }
 
     fn now(&self) -> Timestamp {
@@ -276,6 +281,6 @@ impl<A: Planned> Mode<A> for DryRun {
     }
 
     fn records_failures(&self) -> bool {
-        A::RECORDS_FAILURES
+        A::mode(&self.plans).records_failures()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    slice,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -15,8 +16,8 @@ use crate::{
         write::{Write, table},
         writes::{Refused, Writes},
     },
-    modes::Operation,
-    protocol::{Claim, Key, Owner, Record, Swap, Timestamp},
+    modes::{Operation, Outcome, item::Kind},
+    protocol::{Claim, Key, Owner, Record, StoredResult, Swap, Timestamp},
     store::{MemoryStore, RequestContext, Store, StoreError, Swapped},
 };
 
@@ -110,7 +111,7 @@ impl Plans {
     }
 
     /// Returns the most recently written item with these attributes.
-    pub(crate) fn item(&self, table: &str, key: &Item) -> Option<Item> {
+    fn item(&self, table: &str, key: &Item) -> Option<Item> {
         let state = self.state();
         let mut items = state.items.get(table)?.iter().rev();
         let has = |item: &&Item| {
@@ -121,7 +122,7 @@ impl Plans {
     }
 
     /// Records the writes, unless the condition of one of them should fail.
-    pub(crate) fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), ConditionFailed> {
+    fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), Refused> {
         let mut state = self.state();
         let mut failed = Vec::new();
         for (index, write) in writes.iter().enumerate() {
@@ -138,7 +139,7 @@ impl Plans {
             }
         }
         if !failed.is_empty() {
-            return Err(ConditionFailed::new(failed));
+            return Err(Refused::Conditions(ConditionFailed::new(failed)));
         }
         state.writes.extend(writes.iter().map(|write| PlannedWrite {
             label: write.label.as_deref().map(str::to_owned),
@@ -148,12 +149,20 @@ impl Plans {
         Ok(())
     }
 
-    pub(crate) fn is_changed(&self, key: &Key) -> bool {
-        self.state().changed.contains(key)
-    }
-
-    pub(crate) fn note_changed(&self, key: Key) {
-        self.state().changed.insert(key);
+    /// Records a change, unless the operation has made one.
+    pub(super) fn change(&self, key: &Key, kind: Kind) -> Result<Outcome, Refused> {
+        if self.state().changed.contains(key) {
+            return Ok(Outcome::Duplicate(StoredResult::Omitted(
+                "the item keeps the key and no result".into(),
+            )));
+        }
+        let (write, result) = match kind.plan(|table, key| self.item(table, key)) {
+            Ok(planned) => planned,
+            Err(failure) => return Ok(failure.into()),
+        };
+        self.write(slice::from_ref(&write))?;
+        self.state().changed.insert(key.clone());
+        Ok(Outcome::Completed(result))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -179,10 +188,9 @@ impl Store for Plans {
         if !swap.admits(record.as_ref()) {
             return Ok(Swapped::Found(record));
         }
-        let writes = with.all(swap, Some("outbox"))?;
-        if let Err(failed) = self.write(&writes) {
-            return Ok(Swapped::Refused(Refused::Conditions(failed)));
+        match self.write(&with.all(swap, Some("outbox"))?) {
+            Ok(()) => Ok(self.records.apply(swap)),
+            Err(refused) => Ok(Swapped::Refused(refused)),
         }
-        Ok(self.records.apply(swap))
     }
 }

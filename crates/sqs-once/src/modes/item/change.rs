@@ -48,7 +48,8 @@ pub struct Change<O> {
 pub(super) type Modify =
     Box<dyn FnMut(Option<&Item>) -> Result<(Item, StoredResult), Failure> + Send>;
 
-pub(super) enum Kind {
+/// What is changed, and what the record of the change is.
+pub(crate) enum Kind {
     Create {
         put: Write<Put>,
         /// An attribute of the primary key.

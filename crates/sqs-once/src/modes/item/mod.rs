@@ -14,10 +14,13 @@ use aws_sdk_dynamodb::Client;
 use serde::Serialize;
 
 pub use change::Change;
+pub(crate) use change::Kind;
 use writer::ChangeWriter;
 
 use crate::{
-    dynamo::{empty_response::reject_empty_responses, store::Places, without_retries},
+    dynamo::{
+        empty_response::reject_empty_responses, store::Places, without_retries, writes::Refused,
+    },
     handler::{Attempt, Failure},
     modes::{
         Mode, Operation, Outcome,
@@ -162,38 +165,13 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
     }
 
     async fn finish(&self, operation: &Operation, (): (), end: HandlerEnd<Change<O>>) -> Outcome {
-        let mut answer = match end.answer() {
-            Ok(change) => change,
-            Err(outcome) => return outcome,
-        };
         let writer = ChangeWriter {
             item_mode: self,
             key: &operation.key,
             deadline: operation.deadline,
             meter: &operation.meter,
         };
-        // The next delivery begins with the first change, and only the item of that change can show that the
-        // operation is completed.
-        let item = match &answer {
-            Ok(change) if change.on_condition_failed.is_some() => Some(change.kind.item()),
-            _ => None,
-        };
-        loop {
-            let Change {
-                kind,
-                on_condition_failed,
-                ..
-            } = match answer {
-                Ok(change) => change,
-                Err(end) => return end.into(),
-            };
-            answer = match writer.write(kind).await {
-                Ok(outcome) => return outcome,
-                Err(refused) => {
-                    guard_now(|| Change::instead(refused, on_condition_failed, item.as_ref()))
-                }
-            };
-        }
+        make_change(end, |kind| writer.write(kind)).await
     }
 
     fn now(&self) -> Timestamp {
@@ -202,5 +180,42 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
 
     fn records_failures(&self) -> bool {
         false
+    }
+}
+
+/// Makes the change that a handler returned. After each failed condition check, asks the handler for another change of the same
+/// item.
+pub(crate) async fn make_change<O, F>(
+    end: HandlerEnd<Change<O>>,
+    write: impl Fn(Kind) -> F,
+) -> Outcome
+where
+    F: Future<Output = Result<Outcome, Refused>>,
+{
+    let mut answer = match end.answer() {
+        Ok(change) => change,
+        Err(outcome) => return outcome,
+    };
+    // The next delivery begins with the first change, and only the item of that change can show that the
+    // operation is completed.
+    let item = match &answer {
+        Ok(change) if change.on_condition_failed.is_some() => Some(change.kind.item()),
+        _ => None,
+    };
+    loop {
+        let Change {
+            kind,
+            on_condition_failed,
+            ..
+        } = match answer {
+            Ok(change) => change,
+            Err(end) => return end.into(),
+        };
+        answer = match write(kind).await {
+            Ok(outcome) => return outcome,
+            Err(refused) => {
+                guard_now(|| Change::instead(refused, on_condition_failed, item.as_ref()))
+            }
+        };
     }
 }
