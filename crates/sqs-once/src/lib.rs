@@ -129,7 +129,7 @@ pub mod internal {
         meter::Meter,
         modes::{
             held::open_too_long,
-            mode::{Claimed, Start, Unsupported, sealed::Sealed},
+            mode::{Claimed, Unsupported, sealed::Sealed},
             output::{Lease, Output},
             records::Records,
             rejected::rejected,
@@ -137,10 +137,11 @@ pub mod internal {
             work::{HandlerEnd, NoOutput, guard_now},
         },
         protocol::{
+            Start,
             circuit::{
                 Called, Circuit, CircuitChange, FAILURES_TO_OPEN, FIRST_WAIT, runs_while_open,
             },
-            isolation::{Standing, has_last_look_up, standing},
+            isolation::{Standing, standing},
             record::expires_at,
             request_error_kind::RequestErrorKind,
         },

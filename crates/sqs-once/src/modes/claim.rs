@@ -3,7 +3,7 @@
 use super::{
     Mode, Once, Operation, Outcome, Turns,
     held::{Held, HeldClaim, Unwritten},
-    mode::{Claimed, Start},
+    mode::Claimed,
     output::{Lease, Output},
     rejected::rejected,
     repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
@@ -15,8 +15,8 @@ use crate::{
     flawed::flawed,
     handler::{Attempt, Failure, HandlerOutput, History},
     protocol::{
-        Claim, Decision, End, Expect, Record, Swap, Timestamp, decide,
-        isolation::{Standing, has_last_look_up, standing},
+        Claim, Decision, End, Expect, Plan, Record, Runs, Start, Swap, Timestamp, decide,
+        plan_claim,
     },
     store::{RequestContext, Results, Store, StoreError, Swapped},
     system::{self, timeout_at},
@@ -25,11 +25,12 @@ use crate::{
 /// How often a claim or a commit decides again with the record that its swap found.
 pub(super) const MOST_SWAPS: usize = 4;
 
-/// A swap that a claim has sent, and the record that it would replace.
+/// A swap that a claim has sent, the record that it would replace, and what would run then.
 #[derive(Debug)]
 struct Sent {
     swap: Swap,
     replaced: Option<Record>,
+    runs: Runs,
 }
 
 impl<S: Store, L: Lease> Once<S, L> {
@@ -127,50 +128,33 @@ impl<S: Store, L: Lease> Once<S, L> {
         let nothing = S::With::default();
         let mut version = 0;
         for _ in 0..MOST_SWAPS {
-            let replaced = match decide(found.as_ref(), claim) {
-                Decision::Rejected(rejection) => {
-                    return Err(rejected(rejection, operation));
-                }
-                Decision::First if !flawed("an expired record is history") => None,
-                Decision::First | Decision::Over => found.clone(),
-                Decision::Mine => {
-                    let stamp = found.map(|record| record.stamp);
-                    let mine = sent
-                        .into_iter()
-                        .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
-                    return self.held(operation, mine, version).await;
-                }
-            };
-            let standing = standing(replaced.as_ref(), &self.crash_waits);
-            let looks_up_last = |exclusive_attempts| {
-                operation.quarantine.is_some()
-                    && (replaced.as_ref()).is_some_and(|record| record.first_claimed_at.is_some())
-                    && has_last_look_up(exclusive_attempts, &self.crash_waits)
-            };
-            let suspect = match standing {
-                Standing::Clear => None,
-                Standing::Suspect { exclusive_attempts } => Some(exclusive_attempts),
-                Standing::Crashed { exclusive_attempts } => {
-                    looks_up_last(exclusive_attempts).then_some(exclusive_attempts)
-                }
-            };
-            if let Some(exclusive_attempts) = suspect
-                && start == Start::Beside
-            {
-                return Ok(Claimed::Suspect { exclusive_attempts });
-            }
-            version = found
-                .as_ref()
-                .map_or(0, |record| record.stamp.version)
-                .max(version)
-                + 1;
-            let alone = suspect.map(|_| &self.crash_waits);
+            let (to, keeps, runs) =
+                match plan_claim(found.as_ref(), claim, version, start, &self.crash_waits) {
+                    Plan::Reject(rejection) => return Err(rejected(rejection, operation)),
+                    Plan::Suspend { exclusive_attempts } => {
+                        return Ok(Claimed::Suspect { exclusive_attempts });
+                    }
+                    Plan::Mine => {
+                        let stamp = found.map(|record| record.stamp);
+                        let mine = sent
+                            .into_iter()
+                            .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
+                        return self.held(operation, mine, version).await;
+                    }
+                    Plan::Write { to, keeps, runs } => (*to, keeps, runs),
+                };
+            version = to.stamp.version;
+            let replaced = found.as_ref().filter(|_| keeps).cloned();
             let swap = Swap {
                 key: key.clone(),
                 expect: found.take().map_or(Expect::Absent, Expect::Unchanged),
-                to: Record::claimed(claim, version, replaced.as_ref(), alone),
+                to,
             };
-            let this = Sent { swap, replaced };
+            let this = Sent {
+                swap,
+                replaced,
+                runs,
+            };
             let store = &self.records.store;
             let send = || store.swap(&this.swap, &nothing, effort.context());
             let answered = match repeat(&effort, "claim", key, send).await {
@@ -228,17 +212,18 @@ impl<S: Store, L: Lease> Once<S, L> {
         sent: Option<Sent>,
         version: u64,
     ) -> Result<Claimed<Held>, Outcome> {
-        let Some(Sent { swap, replaced }) = sent else {
+        let Some(Sent {
+            swap,
+            replaced,
+            runs,
+        }) = sent
+        else {
             let why = "the record has the owner of this claim, and a version that it never sent";
             let error = StoreError::invalid("claim", &operation.key, "the table", why);
             return Err(Outcome::store_unavailable(error));
         };
-        let is_crashed = matches!(
-            standing(replaced.as_ref(), &self.crash_waits),
-            Standing::Crashed { .. }
-        );
         let held = HeldClaim::new(swap.to, replaced, version);
-        if is_crashed && !held.is_counted() {
+        if runs == Runs::Nothing {
             let mut held = Held::Leased(held);
             return Err(Box::pin(self.crashed(operation, &mut held, false)).await);
         }
@@ -260,7 +245,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         Ok(Claimed::Run {
             history: held.history(),
             claim: Held::Leased(held),
-            runs_handler: !is_crashed,
+            runs_handler: runs == Runs::Handler,
         })
     }
 
@@ -272,7 +257,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         let context = RequestContext::until(end, &operation.meter);
         let mut applied = sent.last();
         let mut version = version;
-        while let Some(Sent { swap, replaced }) = applied {
+        while let Some(Sent { swap, replaced, .. }) = applied {
             version += 1;
             let now = self.records.now().max(swap.to.updated_at);
             let end_of_claim = End::Undone { began: false };

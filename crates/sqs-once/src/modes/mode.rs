@@ -5,7 +5,7 @@ use std::future::ready;
 use super::{Operation, Outcome, work::HandlerEnd};
 use crate::{
     handler::{Attempt, HandlerOutput, History},
-    protocol::Timestamp,
+    protocol::{Start, Timestamp},
     store::Results,
 };
 
@@ -75,15 +75,6 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     fn records_failures(&self) -> bool {
         true
     }
-}
-
-/// When a claim is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// Beside others: a suspect is not claimed.
-    Beside,
-    /// In a turn of its own: the claim of a suspect counts the attempt.
-    Alone,
 }
 
 /// The answer to a claim.

@@ -2,14 +2,14 @@
 
 use super::{
     Mode, Operation, Outcome, RetryableError, Turns,
-    mode::{Claimed, Start},
+    mode::Claimed,
     work::{HandlerEnd, NoOutput, guard, guard_now},
 };
 use crate::{
     deadline::Deadline,
     flawed::flawed,
     handler::{AnyLookUp, Attempt, Failure, Handler, HandlerOutput, History, LookedUp},
-    protocol::{Key, Timestamp},
+    protocol::{Key, Start, Timestamp},
 };
 
 tokio::task_local! {

@@ -113,9 +113,8 @@ pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
 ///
 /// The lookup runs alone, as an attempt alone. If the process dies once more, the count exceeds what this function
 /// admits, and the message is `crashed` without another lookup.
-#[doc(hidden)]
 #[must_use]
-pub fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
+pub(super) fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
     let earlier = exclusive_attempts.saturating_sub(1);
     earlier == 0 || waits.after_death(earlier).is_some()
 }

@@ -5,6 +5,7 @@
 //! | `key` | idempotency keys and payload fingerprints |
 //! | `record` | the record of an operation, and its limits |
 //! | `decide` | may a claim replace the record that it found, and what does it write? |
+//! | `plan` | what does a claim write, and what runs then? |
 //! | `ended` | what does the end of an attempt write? |
 //! | `isolation` | which messages run alone after a crash, and when |
 //!
@@ -16,6 +17,7 @@ mod decide;
 mod ended;
 pub(crate) mod isolation;
 pub(crate) mod key;
+mod plan;
 pub(crate) mod record;
 pub(crate) mod request_error_kind;
 
@@ -24,6 +26,8 @@ pub use ended::{Effect, End};
 pub use isolation::CrashWaits;
 pub(crate) use key::KeyBuilder;
 pub use key::{Fingerprint, Key, KeyError, KeyPart, MAX_KEY_BYTES, Namespace};
+#[doc(hidden)]
+pub use plan::{Plan, Runs, Start, plan_claim};
 pub use record::{
     AttemptEnd, Expect, MAX_ERROR_BYTES, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record,
     RecordedFailure, ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,

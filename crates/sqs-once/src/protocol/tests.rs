@@ -775,6 +775,87 @@ fn crashed_message_has_one_last_look_up() {
 }
 
 #[test]
+fn claim_over_a_death_waits_for_its_turn() {
+    let waits = CrashWaits::new([MINUTE]);
+    for (deaths, has_look_up, runs, counts) in [
+        (0, false, Runs::Handler, true),
+        (1, true, Runs::Handler, true),
+        (2, true, Runs::LookUp, true),
+        (2, false, Runs::Nothing, false),
+        (3, true, Runs::Nothing, false),
+    ] {
+        let died = with(|record| record.exclusive_attempts = deaths);
+        let claim = Claim {
+            quarantine: has_look_up.then_some(Duration::ZERO),
+            ..claim()
+        };
+        let plan = |start| plan_claim(Some(&died), &claim, 7, start, &waits);
+        let alone = counts.then_some(&waits);
+        let write = Plan::Write {
+            to: Box::new(Record::claimed(&claim, 8, Some(&died), alone)),
+            keeps: true,
+            runs,
+        };
+        assert_eq!(plan(Start::Alone), write, "{deaths} {has_look_up}");
+        let suspend = Plan::Suspend {
+            exclusive_attempts: deaths,
+        };
+        let beside = if counts { suspend } else { write };
+        assert_eq!(plan(Start::Beside), beside, "{deaths} {has_look_up}");
+    }
+}
+
+#[test]
+fn closed_attempt_has_no_last_look_up() {
+    let closed = with(|record| {
+        record.exclusive_attempts = 2;
+        record.first_claimed_at = None;
+    });
+    let waits = CrashWaits::new([MINUTE]);
+    let claim = Claim {
+        quarantine: Some(Duration::ZERO),
+        ..claim()
+    };
+    let plan = plan_claim(Some(&closed), &claim, 0, Start::Alone, &waits);
+    assert!(
+        matches!(
+            plan,
+            Plan::Write {
+                runs: Runs::Nothing,
+                ..
+            }
+        ),
+        "{plan:?}"
+    );
+}
+
+#[test]
+fn claim_plans_what_is_decided() {
+    let off = CrashWaits::off();
+    let expired = with(|record| record.expires_at = 1);
+    for (found, keeps, version) in [
+        (None, false, 1),
+        (Some(&expired), false, 2),
+        (Some(&died()), true, 2),
+    ] {
+        let to = Record::claimed(&claim(), version, found.filter(|_| keeps), None);
+        let write = Plan::Write {
+            to: Box::new(to),
+            keeps,
+            runs: Runs::Handler,
+        };
+        assert_eq!(plan_claim(found, &claim(), 0, Start::Beside, &off), write);
+    }
+    let mine = Record::claimed(&claim(), 3, None, None);
+    let plan = |found| plan_claim(Some(found), &claim(), 0, Start::Beside, &off);
+    assert_eq!(plan(&mine), Plan::Mine);
+    let Decision::Rejected(rejection) = decide(Some(&completed()), &claim()) else {
+        panic!("a completed record rejects");
+    };
+    assert_eq!(plan(&completed()), Plan::Reject(rejection));
+}
+
+#[test]
 fn write_of_a_record_is_named_in_errors() {
     let claimed = died();
     let ended = with(|record| record.updated_at = record.lease_until().unwrap());

@@ -31,11 +31,11 @@ use crate::{
     meter::{Meter, Readings},
     modes::{
         Mode, Operation, Outcome,
-        mode::{Claimed, Start},
+        mode::Claimed,
         run::{begin, call},
         work::{HandlerEnd, NoOutput, guard, guard_now},
     },
-    protocol::{Key, circuit::Called},
+    protocol::{Key, Start, circuit::Called},
     system::{self, Instant},
 };
 

@@ -12,11 +12,11 @@ use crate::{
     dynamo::item::Item,
     handler::AnyLookUp,
     modes::{
-        mode::{Claimed, Start, sealed::Sealed},
+        mode::{Claimed, sealed::Sealed},
         run::run_handler,
         work::HandlerEnd,
     },
-    protocol::{Namespace, Timestamp},
+    protocol::{Namespace, Start, Timestamp},
     sqs::read_message,
     testing::{
         Message, deadline,

@@ -9,11 +9,11 @@ use crate::{
     modes::{
         Leased, Mode, Once, Operation, Outcome,
         item::{Change, make_change},
-        mode::{Claimed, Start, sealed::Sealed},
+        mode::{Claimed, sealed::Sealed},
         output::Output,
         work::HandlerEnd,
     },
-    protocol::Timestamp,
+    protocol::{Start, Timestamp},
     testing::plans::Plans,
 };
 

@@ -24,11 +24,11 @@ use crate::{
     handler::{Attempt, Failure},
     modes::{
         Mode, Operation, Outcome,
-        mode::{Claimed, Start},
+        mode::Claimed,
         run::run_here,
         work::{HandlerEnd, guard_now},
     },
-    protocol::Timestamp,
+    protocol::{Start, Timestamp},
 };
 
 /// The item mode: runs operations whose only effect is one change of one item.

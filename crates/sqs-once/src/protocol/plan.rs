@@ -1,0 +1,107 @@
+//! [`plan_claim`]: what a claim writes over the record that it found.
+
+use super::{
+    decide::{Claim, Decision, Rejection, decide},
+    isolation::{CrashWaits, Standing, has_last_look_up, standing},
+    record::Record,
+};
+use crate::flawed::flawed;
+
+/// When a claim is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Beside others: a suspect is not claimed.
+    Beside,
+    /// In a turn of its own: the claim of a suspect counts the attempt.
+    Alone,
+}
+
+/// What a claim does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Nothing is written, and nothing runs.
+    Reject(Rejection),
+    /// The record is the claim's own: its swap was applied, and the answer was lost.
+    Mine,
+    /// Nothing is written: the message is a suspect, and needs a turn of its own.
+    Suspend {
+        /// Attempts alone before this one that have no recorded end.
+        exclusive_attempts: u64,
+    },
+    /// The claim is written.
+    Write {
+        /// The record that it writes.
+        to: Box<Record>,
+        /// False if nothing is kept of the record that it found.
+        keeps: bool,
+        /// What runs once it is written.
+        runs: Runs,
+    },
+}
+
+/// What runs after a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// The handler, after the lookup if there is one.
+    Handler,
+    /// Only the lookup: the process died alone too often.
+    LookUp,
+    /// Nothing: the message is `crashed`.
+    Nothing,
+}
+
+/// Plans a claim whose swaps so far have at most this `version`.
+///
+/// | [`decide`] | [`standing`] | beside others | alone |
+/// | --- | --- | --- | --- |
+/// | rejected | | reject | reject |
+/// | mine | | mine | mine |
+/// | first, over | clear | write, handler | write, handler |
+/// | over | suspect | suspend | write and count, handler |
+/// | over | crashed, a lookup for an open attempt, not yet asked alone | suspend | write and count, lookup |
+/// | over | crashed | write, nothing | write, nothing |
+#[must_use]
+pub fn plan_claim(
+    found: Option<&Record>,
+    claim: &Claim,
+    version: u64,
+    start: Start,
+    waits: &CrashWaits,
+) -> Plan {
+    let replaced = match decide(found, claim) {
+        Decision::Rejected(rejection) => return Plan::Reject(rejection),
+        Decision::Mine => return Plan::Mine,
+        Decision::First if !flawed("an expired record is history") => None,
+        Decision::First | Decision::Over => found,
+    };
+    let is_open = replaced.is_some_and(|record| record.first_claimed_at.is_some());
+    let (runs, suspect) = match standing(replaced, waits) {
+        Standing::Clear => (Runs::Handler, None),
+        Standing::Suspect { exclusive_attempts } => (Runs::Handler, Some(exclusive_attempts)),
+        Standing::Crashed { exclusive_attempts }
+            if claim.quarantine.is_some()
+                && is_open
+                && has_last_look_up(exclusive_attempts, waits) =>
+        {
+            (Runs::LookUp, Some(exclusive_attempts))
+        }
+        Standing::Crashed { .. } => (Runs::Nothing, None),
+    };
+    if let Some(exclusive_attempts) = suspect
+        && start == Start::Beside
+    {
+        return Plan::Suspend { exclusive_attempts };
+    }
+    let seen = found.map_or(0, |record| record.stamp.version);
+    let alone = suspect.map(|_| waits);
+    Plan::Write {
+        to: Box::new(Record::claimed(
+            claim,
+            seen.max(version) + 1,
+            replaced,
+            alone,
+        )),
+        keeps: replaced.is_some(),
+        runs,
+    }
+}
