@@ -7,6 +7,7 @@ use sqs_once::{
     protocol::{Expect, Key, Record, State, StoredResult, Swap, Timestamp},
     store::{
         AnyStore, Batched, DynamoStore, MemoryStore, RequestContext, Store, StoreError, Swapped,
+        With,
     },
 };
 
@@ -238,9 +239,10 @@ impl Store for Line {
     async fn swap(
         &self,
         swap: &Swap,
-        _: &Writes,
+        with: &Writes,
         _: &RequestContext,
     ) -> Result<Swapped<Refused>, StoreError> {
+        assert!(with.is_empty(), "memory commits a record alone");
         let (sent, worker) = (swap.clone(), self.member.worker);
         let key = swap.key.to_string();
         if is_claim_alone(swap) {
@@ -250,7 +252,7 @@ impl Store for Line {
         let apply = move |world: &World| {
             let records = world.table.in_memory();
             let was = records.record(&sent.key);
-            let swapped = records.apply(&sent);
+            let swapped = records.apply(&sent).widened();
             if swapped == Swapped::Applied {
                 let key = sent.key.as_str();
                 let was = was.filter(|was| !world.forgets(key, was.expires_at));

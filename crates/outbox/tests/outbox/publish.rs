@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde_json::json;
 use sqs_once::{
-    Deadline, Done, Event, Failure, Once, Operation, Outcome, Settings, Write, handler_fn,
+    Consumer, Deadline, Done, Event, Failure, Handler, Mode, Once, Operation, Outcome, Settings,
+    Write, handler_fn,
     protocol::{Key, Timestamp},
-    store::DynamoStore,
+    store::{Batched, DynamoStore},
 };
 use support::{
     consumer::namespace,
@@ -290,25 +291,44 @@ async fn missing_outbox_fails_retryably_by_name() {
     }
 }
 
+/// Also of a store that the program makes.
 #[tokio::test]
 async fn setting_names_the_outbox() {
     let dynamo = start().await;
-    let settings = Settings::from_vars([
-        ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:1"),
-        ("IDEMPOTENCY_NAMESPACE", "orders"),
-        ("IDEMPOTENCY_TABLE_NAME", RECORDS),
-        ("OUTBOX_TABLE_NAME", OUTBOX),
-        ("CONSUMER_VISIBILITY", "off"),
-        ("CONSUMER_METRICS", "off"),
-    ]);
-    let publish = handler_fn(async |_: serde_json::Value, _| {
-        Ok::<_, Failure>(Done::new(()).publish(placed(1)))
-    });
-    let settings = settings.sdk_config(dynamo.sdk_config());
-    let consumer = settings.inbox(Ok(publish)).await.unwrap();
-    let event = serde_json::from_value(batch([record("m-1", &order("o-1"))])).unwrap();
+    let settings = |table: &[_]| {
+        let of_each = [
+            ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:1"),
+            ("IDEMPOTENCY_NAMESPACE", "orders"),
+            ("OUTBOX_TABLE_NAME", OUTBOX),
+            ("CONSUMER_VISIBILITY", "off"),
+            ("CONSUMER_METRICS", "off"),
+        ];
+        let variables = of_each.iter().chain(table).copied();
+        Settings::from_vars(variables).sdk_config(dynamo.sdk_config())
+    };
+    let publish = || {
+        Ok(handler_fn(async |_: serde_json::Value, _| {
+            Ok::<_, Failure>(Done::new(()).publish(placed(1)))
+        }))
+    };
+    let table = [("IDEMPOTENCY_TABLE_NAME", RECORDS)];
+    let inbox = settings(&table).inbox(publish()).await.unwrap();
+    publishes(&inbox, "m-1").await;
+    let store = Batched::new(DynamoStore::new(dynamo.worker(None), RECORDS));
+    let once = settings(&[]).once_in(store, publish()).await.unwrap();
+    publishes(&once, "m-2").await;
+    let expected = ["orders#m-1#00", "orders#m-2#00"];
+    assert_eq!(ids(&dynamo.records(OUTBOX).await), expected);
+}
+
+async fn publishes<M: Mode<H::Output>, H: Handler>(consumer: &Consumer<M, H>, id: &str) {
+    let Ok(event) = serde_json::from_value(batch([record(id, &order("o-1"))])) else {
+        unreachable!("the event is valid");
+    };
     let deadline = consumer.deadline(Timestamp::now() + Duration::from_secs(20));
-    let response = consumer.process(event, deadline).await.unwrap();
-    assert!(response.batch_item_failures.is_empty());
-    assert_eq!(ids(&dynamo.records(OUTBOX).await), ["orders#m-1#00"]);
+    let response = consumer.process(event, deadline).await;
+    assert!(
+        response.is_ok_and(|of| of.batch_item_failures.is_empty()),
+        "{id}"
+    );
 }

@@ -215,7 +215,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             Settled::Unknown(given_up) => return unrecorded(error, given_up.error),
             Settled::Recorded(Outcome::RetryableFailure(why)) => why.text,
             Settled::Recorded(outcome) => return outcome,
-            Settled::Refused(why) => format!("{why:?}"),
+            Settled::Refused(_) => "the store refused it".to_owned(),
         };
         let cause = StoreError::Rejected {
             action: "fail",

@@ -33,6 +33,14 @@ pub enum AnyStore {
 impl Store for AnyStore {
     type With = Writes;
 
+    fn with_outbox(self, table: Option<String>) -> Self {
+        match self {
+            Self::DynamoDb(store) => Self::DynamoDb(store.with_outbox(table)),
+            Self::Batched(store) => Self::Batched(store.with_outbox(table)),
+            Self::Memory(_) => self,
+        }
+    }
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         match self {
             Self::DynamoDb(store) => store.get(key, context).await,
@@ -50,7 +58,7 @@ impl Store for AnyStore {
         match self {
             Self::DynamoDb(store) => store.swap(swap, with, context).await,
             Self::Batched(store) => store.swap(swap, with, context).await,
-            Self::Memory(store) if with.is_empty() => Ok(store.apply(swap)),
+            Self::Memory(store) if with.is_empty() => Ok(store.apply(swap).widened()),
             Self::Memory(_) => Ok(Swapped::Refused(Refused::Invalid(
                 "DynamoDB writes need a table of records: set IDEMPOTENCY_TABLE_NAME".to_owned(),
             ))),

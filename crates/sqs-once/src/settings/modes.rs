@@ -55,7 +55,7 @@ impl Settings {
         let (store, to_read) = match table {
             Some(table) => {
                 let batched_writes = table.batched_writes;
-                let store = table.store(&config).outbox(shared.values.outbox.clone());
+                let store = table.store(&config);
                 let to_read = self.warm_up.then(|| store.clone());
                 let store = if batched_writes {
                     AnyStore::Batched(Batched::new(store))
@@ -138,7 +138,7 @@ impl Settings {
         let read = (|| Ok((handler?, table?, shared?)))();
         let (handler, table, shared) = self.check(read)?;
         let config = self.config().await;
-        let store = table.store(&config).outbox(shared.values.outbox.clone());
+        let store = table.store(&config);
         let to_read = self.warm_up.then(|| store.clone());
         let inbox = shared.once(store, &config).inbox();
         let concurrency = shared.concurrency();

@@ -177,7 +177,7 @@ impl Shared {
     }
 
     pub(super) fn once<S: Store>(&self, store: S, config: &SdkConfig) -> Once<S> {
-        let once = Once::new(store)
+        let once = Once::new(store.with_outbox(self.values.outbox.clone()))
             .retention(self.values.retention)
             .results(self.results(config))
             .crash_waits(self.crash_waits())

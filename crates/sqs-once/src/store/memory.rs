@@ -53,7 +53,7 @@ impl MemoryStore {
     }
 
     /// Applies a swap.
-    pub fn apply<R>(&self, swap: &Swap) -> Swapped<R> {
+    pub fn apply(&self, swap: &Swap) -> Swapped {
         let mut records = self.records();
         let record = records.get(&swap.key);
         if !swap.admits(record) {

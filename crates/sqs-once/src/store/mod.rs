@@ -47,8 +47,20 @@ use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// What this store can commit together with a record. `()` if that is nothing.
+    /// What this store can commit together with a record. `()` if that is nothing, and that of the inner store in a store that
+    /// wraps another one and hands `with` on.
     type With: With;
+
+    /// Sets the table of `OUTBOX_TABLE_NAME` in a store that publishes events, unless it has one.
+    #[doc(hidden)]
+    #[must_use]
+    fn with_outbox(self, table: Option<String>) -> Self
+    where
+        Self: Sized,
+    {
+        let _ = table;
+        self
+    }
 
     /// Reads the record of a key. The read is strongly consistent.
     ///
@@ -110,6 +122,17 @@ pub enum Swapped<R = Infallible> {
     Found(Option<Record>),
     /// The record is as expected, and the store refuses what would commit with it. Nothing was written.
     Refused(R),
+}
+
+impl Swapped {
+    /// Returns the same answer as one of a store that can refuse.
+    pub fn widened<R>(self) -> Swapped<R> {
+        match self {
+            Self::Applied => Swapped::Applied,
+            Self::Found(found) => Swapped::Found(found),
+            Self::Refused(never) => match never {},
+        }
+    }
 }
 
 /// Why a request to a store failed.

@@ -189,7 +189,7 @@ impl Store for Plans {
             return Ok(Swapped::Found(record));
         }
         match self.write(&with.all(swap, Some("outbox"))?) {
-            Ok(()) => Ok(self.records.apply(swap)),
+            Ok(()) => Ok(self.records.apply(swap).widened()),
             Err(refused) => Ok(Swapped::Refused(refused)),
         }
     }

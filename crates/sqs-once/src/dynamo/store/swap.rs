@@ -336,6 +336,13 @@ impl Request {
 impl Store for DynamoStore {
     type With = Writes;
 
+    fn with_outbox(self, table: Option<String>) -> Self {
+        Self {
+            outbox: self.outbox.or(table),
+            ..self
+        }
+    }
+
     async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
         let _place = self.places.take(Request::Claim).await;
         let read = self

@@ -87,6 +87,13 @@ fn shares(swap: &Swap) -> bool {
 impl Store for Batched {
     type With = Writes;
 
+    fn with_outbox(self, table: Option<String>) -> Self {
+        Self {
+            store: self.store.with_outbox(table),
+            ..self
+        }
+    }
+
     async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
         self.store.get(key, context).await
     }
