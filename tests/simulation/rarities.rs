@@ -163,7 +163,9 @@ impl Plan {
     /// Messages that end their process, beside handlers that take more than half of the time.
     fn draw_slow_neighbours(&mut self, draw: &mut Draw) {
         let isolates = self.always(|of| of.isolates);
-        let can_have = self.mode.claims() && isolates && self.batch > 1 && self.batch <= 10;
+        // The messages of a group take more than an invocation together.
+        let can_have =
+            self.mode.claims() && isolates && !self.fifo && self.batch > 1 && self.batch <= 10;
         if !can_have || !draw.chance(0.05, 0.2) {
             return;
         }

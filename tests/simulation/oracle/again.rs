@@ -65,7 +65,9 @@ impl Again {
             Event::Settled { key, worker, .. } => self.close(|of_run| {
                 of_run.has_succeeded && of_run.worker == *worker && of_run.key == *key
             }),
-            Event::Charged { run, key, .. } => self.charged(*run, key, bench),
+            Event::Charged { run, key, .. } if !bench.orphans.contains(run) => {
+                self.charged(*run, key, bench);
+            }
             _ => {}
         }
     }

@@ -307,7 +307,8 @@ impl Fates {
             })
     }
 
-    /// An attempt with another payload is in its way, and no message with that payload is left that could end it.
+    /// An attempt with another payload is in its way, and no message with that payload is left that could end it. After a
+    /// deletion, that may be a late copy of a claim.
     fn is_behind_other_payload(&self, message: &Message, bench: &Bench<'_>) -> bool {
         let key = bench.key(message);
         let state = bench.states.of(&key);
@@ -317,7 +318,8 @@ impl Fates {
             .filter(|other| bench.key(other) == key && other.content() != message.content());
         let is_given_up = |id: &String| self.dead.contains_key(id) || self.expired.contains(id);
         state.is_some_and(|state| state.is_in_the_way_of(message))
-            && others.into_iter().any(|other| is_given_up(&other.id))
+            && (bench.touched.contains(&key)
+                || others.into_iter().any(|other| is_given_up(&other.id)))
     }
 
     pub(super) fn end(&self, bench: &mut Bench<'_>) {

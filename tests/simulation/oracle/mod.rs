@@ -15,7 +15,10 @@ mod runs;
 mod state;
 mod told;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use sqs_once::protocol::Key;
 
@@ -251,6 +254,12 @@ struct Bench<'a> {
     keys: BTreeMap<Run, String>,
     states: state::States,
     at_work: at_work::AtWork,
+    /// The worker of each key's claim, unless its record was deleted.
+    holders: BTreeMap<String, Worker>,
+    /// Keys whose record an operator has released or deleted.
+    touched: BTreeSet<String>,
+    /// Runs that began, as a layer held them back, after an operator had taken their claim away.
+    orphans: BTreeSet<Run>,
     now: Duration,
     releases: BTreeMap<Worker, usize>,
     verdict: Verdict,
@@ -275,6 +284,9 @@ impl<'a> Bench<'a> {
             keys: BTreeMap::new(),
             states: state::States::new(plan.tells_payloads_apart()),
             at_work: at_work::AtWork::default(),
+            holders: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            orphans: BTreeSet::new(),
             now: Duration::ZERO,
             releases: BTreeMap::new(),
             verdict: Verdict::default(),
@@ -292,7 +304,20 @@ impl<'a> Bench<'a> {
             Event::Started { worker, release } => {
                 self.releases.insert(*worker, *release);
             }
-            Event::Claimed { key, message, .. } => {
+            Event::Released { key } => {
+                self.touched.insert(key.clone());
+            }
+            Event::Deleted { key } => {
+                self.holders.remove(key);
+                self.touched.insert(key.clone());
+            }
+            Event::Claimed {
+                key,
+                message,
+                worker,
+                ..
+            } => {
+                self.holders.insert(key.clone(), *worker);
                 let claim = Claim {
                     message: message.clone(),
                     at,
@@ -306,7 +331,12 @@ impl<'a> Bench<'a> {
                     claim.has_failed = true;
                 }
             }
-            Event::HandlerStarted { run, key, .. } => {
+            Event::HandlerStarted {
+                run, key, worker, ..
+            } => {
+                if self.touched.contains(key) && self.holders.get(key) != Some(worker) {
+                    self.orphans.insert(*run);
+                }
                 self.keys.insert(*run, key.clone());
                 if let Some(claim) = self.claims.get_mut(key) {
                     claim.run = Some(("running", at));

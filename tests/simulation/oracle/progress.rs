@@ -169,7 +169,9 @@ impl Progress {
                     || bench.plan.stops_groups
                     || !records_unreadable(bench.plan)
                         && self.is_behind_unreadable(message, bench));
-            if message.kind.fails_always() || is_behind || self.declined.contains(&id) {
+            let is_touched = bench.touched.contains(&bench.key(message));
+            let is_excused = is_touched || is_behind || self.declined.contains(&id);
+            if message.kind.fails_always() || is_excused {
                 continue;
             }
             let batches = self.batches.get(&id).map_or(&[][..], Vec::as_slice);

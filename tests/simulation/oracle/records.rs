@@ -285,7 +285,7 @@ impl Records {
         );
         let of_key = self.keys.entry(key.to_owned()).or_default();
         // Without a claim, a handler may run again. Then its write is not applied.
-        if !bench.plan.mode.claims() {
+        if !bench.plan.mode.claims() || bench.orphans.contains(&run) {
             self.begin(at, run, key, worker, false, content);
             return;
         }
@@ -408,6 +408,9 @@ impl Records {
 
     /// A charge that the gateway has taken.
     fn charged(&mut self, at: Duration, run: Run, key: &str, bench: &mut Bench<'_>) {
+        if bench.orphans.contains(&run) {
+            return;
+        }
         let of_key = self.keys.entry(key.to_owned()).or_default();
         let charges = of_key.charges.len() + 1;
         // A request of one run that the network doubled or delayed has no other cause.
