@@ -73,11 +73,10 @@ impl History {
                 call_key,
                 ..
             } => {
-                if let Some(of_key) = self.keys.get_mut(key) {
+                let of_key = self.keys.get_mut(key);
+                if let Some(of_key) = of_key.filter(|of| of.is_claimed_by(*worker)) {
                     of_key.started((*run, key), *worker, *told, bench);
-                    if of_key.is_claimed_by(*worker) {
-                        has_call_key(message, key, call_key, bench);
-                    }
+                    has_call_key(message, key, call_key, bench);
                 }
             }
             Event::HandlerEnded { run, how } => {
@@ -130,9 +129,6 @@ impl OfKey {
         told: Option<Told>,
         bench: &mut Bench<'_>,
     ) {
-        if !self.is_claimed_by(worker) {
-            return;
-        }
         let Some((claim, earlier)) = self.claims.split_last() else {
             return;
         };

@@ -65,19 +65,18 @@ impl Writes {
         self.writes.len()
     }
 
-    /// Returns all writes beside the record: those of the handler, and a put of the events of each group into the table `outbox`.
+    /// Returns the puts of the events of each group into the table `outbox`.
     ///
     /// # Errors
     ///
     /// If there are events and no outbox.
-    pub(crate) fn all(
+    pub(crate) fn puts(
         &self,
         swap: &Swap,
         outbox: Option<&str>,
     ) -> Result<Vec<Write<TransactWriteItem>>, StoreError> {
-        let mut writes = self.writes.clone();
         if self.events.is_empty() || flawed("a commit leaves out its events") {
-            return Ok(writes);
+            return Ok(Vec::new());
         }
         let table = outbox.ok_or_else(|| StoreError::Rejected {
             action: "commit",
@@ -88,8 +87,15 @@ impl Writes {
             |(index, event): (usize, &Event)| Published::new(&swap.key, index, event.clone());
         let published = self.events.iter().enumerate().map(publish).collect();
         let puts = outbox::puts(table, published, swap.to.updated_at, &token(swap));
-        writes.extend(puts.into_iter().map(Write::into_item));
-        Ok(writes)
+        Ok(puts.into_iter().map(Write::into_item).collect())
+    }
+
+    /// Returns all writes beside the record: those of the handler, and then these [`puts`](Self::puts).
+    pub(crate) fn all<'a>(
+        &'a self,
+        puts: &'a [Write<TransactWriteItem>],
+    ) -> Vec<&'a Write<TransactWriteItem>> {
+        self.writes.iter().chain(puts).collect()
     }
 
     /// Returns the transaction of a swap. A swap that is sent again has the same bytes: DynamoDB refuses others under the same
@@ -112,13 +118,13 @@ impl Writes {
     }
 }
 
-/// The `TransactWriteItems` of one swap.
+/// The `TransactWriteItems` of one swap, without the handler's writes.
 #[derive(Debug)]
 pub(crate) struct Transaction {
     /// The `ClientRequestToken`.
     pub(crate) token: String,
     pub(crate) record: TransactWriteItem,
-    pub(crate) writes: Vec<Write<TransactWriteItem>>,
+    pub(crate) puts: Vec<Write<TransactWriteItem>>,
 }
 
 /// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 32 and the end of the version, since a claim

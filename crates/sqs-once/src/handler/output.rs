@@ -38,13 +38,13 @@ pub fn to_output<O: Serialize>(output: &O) -> StoredResult {
     }
 }
 
-/// What a handler returned, without its type. Of the handler's code, only `on_refused` can still run.
+/// The output of a handler without its type. Of the handler's code, only `on_refused` can still run.
 pub struct Answer<W: With> {
     /// Output of any length.
     pub output: StoredResult,
-    /// What commits with the record.
+    /// Commits with the record.
     pub with: W,
-    /// Asks the handler for another answer if the store refuses what would commit.
+    /// Asks the handler for another answer if the store refuses `with`.
     pub on_refused: Box<dyn FnOnce(W::Refused) -> Result<Self, Failure> + Send>,
 }
 

@@ -24,12 +24,12 @@ use crate::{
     system,
 };
 
-/// What became of the swap that ends an attempt.
+/// The answer to the swap that ends an attempt.
 enum Settled<R> {
     Applied,
     /// The record has an answer already: by another worker, or by another write of this one.
     Recorded(Outcome),
-    /// The store refuses what would commit with the record.
+    /// The store refuses to commit `with`.
     Refused(R),
     Unknown(GivenUp),
 }

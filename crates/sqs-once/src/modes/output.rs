@@ -9,7 +9,7 @@ use crate::{
     store::Store,
 };
 
-/// Whether a claim is written before the handler runs. [`Leased`] and [`Unleased`] are the two answers.
+/// Says whether a claim is written before the handler runs: [`Leased`] or [`Unleased`].
 pub trait Lease: Send + Sync + 'static {
     /// True if it is.
     #[doc(hidden)]

@@ -16,7 +16,7 @@ pub enum Start {
     Alone,
 }
 
-/// What a claim does.
+/// The next step of a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// Nothing is written, and nothing runs.
@@ -34,12 +34,12 @@ pub enum Plan {
         to: Box<Record>,
         /// False if nothing is kept of the record that it found.
         keeps: bool,
-        /// What runs once it is written.
+        /// Runs once it is written.
         runs: Runs,
     },
 }
 
-/// What runs after a claim.
+/// The part of the consumer that runs after a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
     /// The handler, after the lookup if there is one.

@@ -47,8 +47,8 @@ use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// What this store can commit together with a record. `()` if that is nothing, and that of the inner store in a store that
-    /// wraps another one and hands `with` on.
+    /// Writes that this store can commit together with a record. `()` in a store without any; a store that wraps another one
+    /// takes its type and hands `with` on.
     type With: With;
 
     /// Sets the table of `OUTBOX_TABLE_NAME` in a store that publishes events, unless it has one.
@@ -88,7 +88,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<SwappedIn<Self>, StoreError>> + Send;
 }
 
-/// What can commit together with a record.
+/// Writes that can commit together with a record.
 pub trait With: Default + Send + Sync + 'static {
     /// Why the store refuses it, though the record is as expected.
     type Refused: Debug + PartialEq + Send;

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    slice,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -122,7 +121,7 @@ impl Plans {
     }
 
     /// Records the writes, unless the condition of one of them should fail.
-    fn write(&self, writes: &[Write<TransactWriteItem>]) -> Result<(), Refused> {
+    fn write(&self, writes: &[&Write<TransactWriteItem>]) -> Result<(), Refused> {
         let mut state = self.state();
         let mut failed = Vec::new();
         for (index, write) in writes.iter().enumerate() {
@@ -160,7 +159,7 @@ impl Plans {
             Ok(planned) => planned,
             Err(failure) => return Ok(failure.into()),
         };
-        self.write(slice::from_ref(&write))?;
+        self.write(&[&write])?;
         self.state().changed.insert(key.clone());
         Ok(Outcome::Completed(result))
     }
@@ -188,7 +187,8 @@ impl Store for Plans {
         if !swap.admits(record.as_ref()) {
             return Ok(Swapped::Found(record));
         }
-        match self.write(&with.all(swap, Some("outbox"))?) {
+        let puts = with.puts(swap, Some("outbox"))?;
+        match self.write(&with.all(&puts)) {
             Ok(()) => Ok(self.records.apply(swap).widened()),
             Err(refused) => Ok(Swapped::Refused(refused)),
         }

@@ -27,7 +27,7 @@ impl DynamoStore {
     pub(super) fn cancelled(
         &self,
         key: &Key,
-        writes: &[Write<TransactWriteItem>],
+        writes: &[&Write<TransactWriteItem>],
         reasons: &[CancellationReason],
     ) -> Result<Cancelled, StoreError> {
         let Some((record, others)) = reasons.split_first() else {

@@ -37,18 +37,19 @@ impl DynamoStore {
             Ok(Transaction {
                 token,
                 record: transact_item(&self.layout, &self.table, swap),
-                writes: with.all(swap, self.outbox.as_deref())?,
+                puts: with.puts(swap, self.outbox.as_deref())?,
             })
         })?;
         let _place = self.places.take(Request::Other).await;
         let record = Some(transaction.record.clone());
         let record = record.filter(|_| !flawed("a commit leaves out its record"));
-        let writes = transaction.writes.iter().map(|write| write.action.clone());
-        let writes = writes.filter(|_| !flawed("a commit leaves out its writes"));
+        let writes = with.all(&transaction.puts);
+        let actions = writes.iter().map(|write| write.action.clone());
+        let actions = actions.filter(|_| !flawed("a commit leaves out its writes"));
         let sent = self
             .writing
             .transact_write_items()
-            .set_transact_items(Some(record.into_iter().chain(writes).collect()))
+            .set_transact_items(Some(record.into_iter().chain(actions).collect()))
             .client_request_token(&transaction.token)
             .send();
         let error = match sent.await {
@@ -58,7 +59,7 @@ impl DynamoStore {
         let (kind, why) = match error.as_service_error() {
             Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
                 let reasons = cancelled.cancellation_reasons();
-                match self.cancelled(&swap.key, &transaction.writes, reasons)? {
+                match self.cancelled(&swap.key, &writes, reasons)? {
                     Cancelled::Answered(answer) => return Ok(answer),
                     Cancelled::Contended(why) => (RequestErrorKind::Contended, why),
                 }
@@ -70,13 +71,13 @@ impl DynamoStore {
             _ => (kind(&error), None),
         };
         let why = why.unwrap_or_else(|| explain(&error, NEEDS));
-        Err(self.not_answered(&swap.key, &transaction.writes, kind, why, error))
+        Err(self.not_answered(&swap.key, &writes, kind, why, error))
     }
 
     fn not_answered(
         &self,
         key: &Key,
-        writes: &[Write<TransactWriteItem>],
+        writes: &[&Write<TransactWriteItem>],
         kind: RequestErrorKind,
         reason: String,
         error: SdkError<TransactWriteItemsError>,
