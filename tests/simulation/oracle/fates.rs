@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     Bench,
+    runs::{DEADLY_RUNS, RESTS},
     state::{State, has_crashed},
 };
 use crate::{
@@ -264,7 +265,8 @@ impl Fates {
             || reason.is_none()
                 && (has_lasted(message, at, bench.plan)
                     || self.is_behind_unrecorded(message, bench)
-                    || self.is_behind_other_payload(message, bench))
+                    || self.is_behind_other_payload(message, bench)
+                    || is_behind_deaths(message, bench))
     }
 
     /// Returns whether a message has failed as it always does, or for a cause.
@@ -386,6 +388,22 @@ fn waits_for_attempt_of(message: &Message, running: &Message, bench: &Bench<'_>)
     let key = bench.key(message);
     let state = bench.states.of(&key);
     key == bench.key(running) && state.is_some_and(|state| state.was_in_the_way_of(message))
+}
+
+/// Returns whether the messages ahead in its group that end their process leave a message too few receives. It is received
+/// with each of them: whenever that runs, and when it still rests although its visibility timeout is over. In the last two
+/// rows of docs/operations.md, too many such messages fit into a batch.
+fn is_behind_deaths(message: &Message, bench: &Bench<'_>) -> bool {
+    let timeouts = &bench.plan.timeouts;
+    let is_seen = |rest: &&Duration| **rest > timeouts.visibility;
+    let of_each = DEADLY_RUNS + RESTS.iter().filter(is_seen).count();
+    let ahead = (bench.order.iter()).take_while(|id| **id != message.id);
+    let deadly = ahead.filter(|id| {
+        let other = &bench.messages[*id];
+        other.kind == Kind::Killer && other.group.is_some() && other.group == message.group
+    });
+    let of_its_own = 3;
+    of_each * deadly.count() + of_its_own >= timeouts.max_receives as usize
 }
 
 /// Returns whether the text of a failure says that an attempt is too old to repeat.

@@ -258,7 +258,7 @@ struct Bench<'a> {
     holders: BTreeMap<String, Worker>,
     /// Keys whose record an operator has released or deleted.
     touched: BTreeSet<String>,
-    /// Runs that began, as a layer held them back, after an operator had taken their claim away.
+    /// Runs whose claim an operator has taken away: before they began, or by deleting the record.
     orphans: BTreeSet<Run>,
     now: Duration,
     releases: BTreeMap<Worker, usize>,
@@ -310,6 +310,8 @@ impl<'a> Bench<'a> {
             Event::Deleted { key } => {
                 self.holders.remove(key);
                 self.touched.insert(key.clone());
+                let of_key = self.keys.iter().filter(|(_, of)| *of == key);
+                self.orphans.extend(of_key.map(|(run, _)| *run));
             }
             Event::Claimed {
                 key,

@@ -26,10 +26,14 @@ use crate::{
 };
 
 /// Runs of a message that ends its process each time: one beside others, and alone one more than there are rests.
-const DEADLY_RUNS: usize = 5;
+pub(super) const DEADLY_RUNS: usize = 5;
 
-/// How long a message that ends its process rests in all: 20 minutes, 2 hours and 10 hours.
-const RESTS: Duration = Duration::from_secs(12 * 3600 + 20 * 60);
+/// How long a message that ends its process rests after its second, third and fourth run.
+pub(super) const RESTS: [Duration; 3] = [
+    Duration::from_secs(20 * 60),
+    Duration::from_secs(2 * 3600),
+    Duration::from_secs(10 * 3600),
+];
 
 /// How long a result is sent that is denied each time.
 const LONGEST_DENIAL: Duration = Duration::from_secs(60);
@@ -85,8 +89,9 @@ struct Runs<'a> {
 struct OfKey {
     /// Message of the last claim.
     claimed_for: String,
-    /// When its last failure was recorded.
+    /// When its last failure was recorded, and when an operator has deleted that record.
     failed: Option<Duration>,
+    deleted: Option<Duration>,
     table_faults: usize,
     /// Runs since the last recorded result that ended their process, as they always do.
     deaths: usize,
@@ -144,7 +149,7 @@ impl Runs<'_> {
                 self.touched.insert(key.clone());
             }
             Event::Deleted { key } => {
-                self.keys.remove(key);
+                self.deleted(at, key);
                 self.touched.insert(key.clone());
             }
             Event::Settled { key, is, .. } if *is != "IN_PROGRESS" => {
@@ -186,6 +191,23 @@ impl Runs<'_> {
         Some((self.key(&key), key))
     }
 
+    /// Begins anew. An invocation at work may still answer with the failure that it found.
+    fn deleted(&mut self, at: Duration, key: &str) {
+        let of_key = self.key(key);
+        *of_key = OfKey {
+            failed: of_key.failed,
+            deleted: Some(at),
+            ..OfKey::default()
+        };
+    }
+
+    /// Returns when the last invocation with a message began.
+    fn began(&self, message: &str) -> Option<Duration> {
+        let of_message = (message.to_owned(), 0)..=(message.to_owned(), u32::MAX);
+        let (_, batch) = self.batch_of.range(of_message).next_back()?;
+        self.batches.get(batch).copied()
+    }
+
     fn killed(&mut self, worker: Worker) {
         self.open.retain(|_, run| run.worker != worker);
     }
@@ -205,7 +227,7 @@ impl Runs<'_> {
         let began = of_key.first_claim.take().unwrap_or(at);
         let is_released = std::mem::take(&mut of_key.is_released);
         if failed {
-            of_key.failed = Some(at);
+            (of_key.failed, of_key.deleted) = (Some(at), None);
             let message = of_key.claimed_for.clone();
             let took = (!is_released).then_some(at - began);
             self.worked_on_for.insert(message.clone(), took);
@@ -276,7 +298,11 @@ impl Runs<'_> {
     fn copied(&mut self, message: &str, reason: &str) {
         let sent = self.messages.get(message).map(|message| message.sent);
         let skew = Duration::from_millis(self.plan.skew_ms + 1);
-        let failed = self.key_of(message).and_then(|(key, _)| key.failed);
+        let began = self.began(message);
+        let failed = self.key_of(message).and_then(|(key, _)| {
+            let is_gone = key.deleted.is_some_and(|at| Some(at) < began);
+            key.failed.filter(|_| !is_gone)
+        });
         // The failure of a message of its key that came later.
         let before = reason == "failed_before" && failed.map(|at| at + skew) >= sent;
         let has_record =
@@ -304,7 +330,7 @@ impl Runs<'_> {
                     return;
                 }
                 let took = took.flatten();
-                let rested = took.is_some_and(|took| took >= RESTS);
+                let rested = took.is_some_and(|took| took >= RESTS.iter().sum::<Duration>());
                 self.verdict.check("P7 a suspect rests", rested, names, || {
                     format!("{message} was given up after {took:?}")
                 });

@@ -235,7 +235,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     };
     assert_eq!(decide(Some(&earlier), &corrected), Decision::Over);
     assert_eq!(decide(Some(&failed(NOW)), &corrected), Decision::Over);
-    // Each payload has a failure of its own. Those that cannot be compared count as one.
+    // Each payload has a failure of its own. A payload that cannot be compared has each of them.
     let mut both = failed(sent);
     both.failures.insert(
         0,
@@ -639,13 +639,20 @@ fn four_payloads_keep_their_failures() {
     assert_eq!(kept, ["2", "5", "4", "3"].map(print));
     let sizes: Vec<_> = failures.iter().map(|one| one.error.len()).collect();
     assert_eq!(sizes, [4096, 200, 200, 200]);
-    // Payloads that cannot be compared are one.
-    let unknown = RecordedFailure {
-        fingerprint: None,
-        ..failure(ago(SECOND), "1")
-    };
-    let failures = unknown.added_to(&failures);
-    assert_eq!((failures.len(), failures[0].at), (1, NOW));
+}
+
+#[test]
+fn failure_without_a_fingerprint_replaces_no_other() {
+    let mut failures = Vec::new();
+    for fingerprint in [print("1"), None, print("2"), None] {
+        let failure = RecordedFailure {
+            fingerprint,
+            ..failure(NOW, "1")
+        };
+        failures = failure.added_to(&failures);
+    }
+    let kept: Vec<_> = failures.iter().map(|one| one.fingerprint.clone()).collect();
+    assert_eq!(kept, [None, print("2"), print("1")]);
 }
 
 #[test]

@@ -27,13 +27,14 @@ pub struct RecordedFailure {
 }
 
 impl RecordedFailure {
-    /// Puts this failure in front of the others. It replaces those of its payload, whose messages it answers too.
+    /// Puts this failure in front of the others. It replaces that of its payload, whose messages it answers too. Failures
+    /// that can't be compared stay: the fingerprint of one says nothing of the messages that the other answers.
     pub(crate) fn added_to(mut self, failures: &[Self]) -> Vec<Self> {
         cut(&mut self.error, MAX_ERROR_BYTES);
         let mut all = vec![self];
         for earlier in failures {
             let newest = &mut all[0];
-            if Fingerprint::may_be_same(&earlier.fingerprint, &newest.fingerprint) {
+            if earlier.fingerprint == newest.fingerprint {
                 newest.at = newest.at.max(earlier.at);
             } else if all.len() < MOST_PAYLOADS {
                 let mut earlier = earlier.clone();
