@@ -6,7 +6,7 @@ use super::{
     mode::Claimed,
     output::{Lease, Output},
     rejected::rejected,
-    repeat::{Answered, Effort, GivenUp, MAX_BRIEF, repeat},
+    repeat::{Answered, GivenUp, Patience, briefly, repeat},
     run::run_work,
     work::HandlerEnd,
 };
@@ -19,7 +19,7 @@ use crate::{
         plan_claim,
     },
     store::{RequestContext, Results, Store, StoreError, Swapped},
-    system::{self, timeout_at},
+    system::timeout_at,
 };
 
 /// How often a claim or a commit decides again with the record that its swap found.
@@ -41,9 +41,10 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// panics of `work`, except in a build with `panic = "abort"`.
     ///
     /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
-    /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it.
+    /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it. An
+    /// [`Inbox`](super::Inbox) has no claim, so nothing stays and nobody waits.
     ///
-    /// `work` must not call `run` on the same `Once` or a clone of it: such a call ends as
+    /// With claims, `work` must not call `run` on the same `Once` or a clone of it: such a call ends as
     /// [`Outcome::NotStarted`](super::Outcome::NotStarted) with an error in the log. In a task that `work` spawns, we can't see
     /// that: there the call may wait for the turn of its own caller until no time is left. Another `Once` inside is fine.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
@@ -115,11 +116,10 @@ impl<S: Store, L: Lease> Once<S, L> {
     ) -> Result<Claimed<Held>, Outcome> {
         let (key, deadline) = (&operation.key, operation.deadline);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-        let effort = Effort::claim(deadline, context);
         // At its first receive, a message has no record.
         let mut found = if start == Start::Alone || operation.delivery.facts().expects_record() {
-            let read = || self.records.store.get(key, effort.context());
-            let answered = repeat(&effort, "read", key, read).await;
+            let read = || self.records.store.get(key, &context);
+            let answered = repeat(Patience::Claim, &context, "read", key, read).await;
             self.answer(answered, deadline)?
         } else {
             None
@@ -156,8 +156,8 @@ impl<S: Store, L: Lease> Once<S, L> {
                 runs,
             };
             let store = &self.records.store;
-            let send = || store.swap(&this.swap, &nothing, effort.context());
-            let answered = match repeat(&effort, "claim", key, send).await {
+            let send = || store.swap(&this.swap, &nothing, &context);
+            let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
                     self.abandon(operation, &sent, version).await;
@@ -252,8 +252,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// Undoes a claim without an answer, with one swap. If that finds another swap of the claim applied, undoes that one.
     /// If neither is answered, the claim stays until its lease ends.
     async fn abandon(&self, operation: &Operation, sent: &[Sent], version: u64) {
-        let end = operation.deadline.write_until();
-        let end = end.min(system::instant() + MAX_BRIEF);
+        let end = briefly(operation.deadline.write_until());
         let context = RequestContext::until(end, &operation.meter);
         let mut applied = sent.last();
         let mut version = version;
@@ -295,8 +294,14 @@ impl<S: Store, L: Lease, O: Output<S, L>> Mode<O> for Once<S, L> {
         }
     }
 
-    async fn finish(&self, operation: &Operation, claim: Held, end: HandlerEnd<O>) -> Outcome {
-        self.finished(operation, claim, end).await
+    /// Not an `async fn`, whose future would hold `claim` and `end` twice.
+    fn finish(
+        &self,
+        operation: &Operation,
+        claim: Held,
+        end: HandlerEnd<O>,
+    ) -> impl Future<Output = Outcome> + Send {
+        self.finished(operation, claim, end)
     }
 
     async fn without_body(&self, operation: &Operation) -> Option<Outcome> {

@@ -10,7 +10,7 @@ use super::{
     held::Held,
     output::{Lease, Output},
     rejected::rejected,
-    repeat::{Answered, Effort, GivenUp, repeat},
+    repeat::{Answered, GivenUp, Patience, briefly, repeat},
     work::{HandlerEnd, NoOutput, guard_now},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
         AttemptEnd, Decision, Effect, End, Key, Record, RequestErrorKind, State, StoredResult,
         Timestamp,
     },
-    store::{Store, StoreError, Swapped, With},
+    store::{RequestContext, Store, StoreError, Swapped, With},
     system,
 };
 
@@ -104,11 +104,11 @@ impl<S: Store, L: Lease> Once<S, L> {
             result = StoredResult::Json("\"\"".to_owned());
         }
         let end = self.records.completion(&result);
-        let effort = Self::effort(operation);
+        let patience = Self::patience();
         let GivenUp {
             error,
             may_have_been_applied,
-        } = match self.settle(operation, held, &effort, &end, &with).await {
+        } = match self.settle(operation, held, patience, &end, &with).await {
             Settled::Applied => return Ok(Outcome::Completed(result)),
             Settled::Recorded(outcome) => return Ok(outcome),
             Settled::Refused(why) => return Err(guard_now(|| on_refused(why))),
@@ -209,8 +209,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         // Without a claim, no attempt is open.
         let effect = if L::IS_WRITTEN { effect } else { Effect::None };
         let end = self.records.failure(operation, error.clone(), effect);
-        let (effort, nothing) = (Self::effort(operation), S::With::default());
-        let reason = match self.settle(operation, held, &effort, &end, &nothing).await {
+        let (patience, nothing) = (Self::patience(), S::With::default());
+        let reason = match self.settle(operation, held, patience, &end, &nothing).await {
             Settled::Applied => return Outcome::PermanentFailure(error),
             Settled::Unknown(given_up) => return unrecorded(error, given_up.error),
             Settled::Recorded(Outcome::RetryableFailure(why)) => why.text,
@@ -295,13 +295,13 @@ impl<S: Store, L: Lease> Once<S, L> {
         };
         // Without a recorded end, an attempt alone looks like a death of the process, and the message would rest for a
         // long time.
-        let effort = if claim.is_counted() {
-            Self::effort(operation)
+        let patience = if claim.is_counted() {
+            Self::patience()
         } else {
-            Effort::brief(operation.deadline.write_until(), &operation.meter)
+            Patience::Brief
         };
         let nothing = S::With::default();
-        match self.settle(operation, held, &effort, end, &nothing).await {
+        match self.settle(operation, held, patience, end, &nothing).await {
             Settled::Applied | Settled::Refused(_) => outcome,
             Settled::Recorded(outcome) => outcome,
             Settled::Unknown(GivenUp { error, .. }) => {
@@ -315,13 +315,13 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Repeats the swap that ends the attempt until the store responds or `effort` ends. Without a lease, decides again with a
+    /// Repeats the swap that ends the attempt until the store responds or `patience` ends. Without a lease, decides again with a
     /// record that another worker has written meanwhile.
     async fn settle(
         &self,
         operation: &Operation,
         held: &mut Held,
-        effort: &Effort,
+        patience: Patience,
         end: &End,
         with: &S::With,
     ) -> Settled<<S::With as With>::Refused> {
@@ -331,6 +331,11 @@ impl<S: Store, L: Lease> Once<S, L> {
         } else {
             "commit"
         };
+        let mut end_of_writes = operation.deadline.write_until();
+        if patience == Patience::Brief {
+            end_of_writes = briefly(end_of_writes);
+        }
+        let context = RequestContext::until(end_of_writes, &operation.meter);
         for _ in 0..MOST_SWAPS {
             let swap = match held.ending(key, end, self.records.now()) {
                 Ok(swap) => swap,
@@ -340,8 +345,8 @@ impl<S: Store, L: Lease> Once<S, L> {
                 // The record is this attempt's own.
                 Err(_) => return Settled::Applied,
             };
-            let send = || self.records.store.swap(&swap, with, effort.context());
-            let found = match repeat(effort, action, key, send).await {
+            let send = || self.records.store.swap(&swap, with, &context);
+            let found = match repeat(patience, &context, action, key, send).await {
                 Ok(Answered { answer, .. }) => match answer {
                     Swapped::Applied => return Settled::Applied,
                     Swapped::Refused(why) => return Settled::Refused(why),
@@ -369,14 +374,13 @@ impl<S: Store, L: Lease> Once<S, L> {
         Settled::Recorded(Outcome::RetryableFailure(why.into()))
     }
 
-    /// Returns the effort for recording an effect, or a failure that may have followed one. Without a claim the commit is the
+    /// Returns how long an effect is recorded, or a failure that may have followed one. Without a claim the commit is the
     /// effect itself.
-    fn effort(operation: &Operation) -> Effort {
-        let (end, meter) = (operation.deadline.write_until(), &operation.meter);
+    fn patience() -> Patience {
         if L::IS_WRITTEN {
-            Effort::after_effect(end, meter)
+            Patience::AfterEffect
         } else {
-            Effort::commit(end, meter)
+            Patience::Commit
         }
     }
 }

@@ -36,6 +36,7 @@
 //! # Ok(()) }
 //! ```
 
+pub(crate) mod call;
 mod claim;
 mod claim_mode;
 mod finish;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     Operation, Outcome,
     rejected::rejected,
-    repeat::{Effort, repeat},
+    repeat::{Patience, repeat},
 };
 use crate::{
     deadline::Deadline,
@@ -69,9 +69,8 @@ impl<S> Records<S> {
     {
         let (deadline, key) = (operation.deadline, &operation.key);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-        let effort = Effort::claim(deadline, context);
-        let read = || self.store.get(key, effort.context());
-        match repeat(&effort, "read", key, read).await {
+        let read = || self.store.get(key, &context);
+        match repeat(Patience::Claim, &context, "read", key, read).await {
             Ok(answered) => Ok(answered.answer),
             Err(given_up) => Err(Outcome::store_unavailable(given_up.error)),
         }

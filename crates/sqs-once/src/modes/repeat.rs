@@ -10,9 +10,7 @@
 use std::time::Duration;
 
 use crate::{
-    deadline::Deadline,
     flawed::flawed,
-    meter::Meter,
     protocol::{Key, RequestErrorKind},
     store::{RequestContext, StoreError},
     system::{self, Instant, sleep, timeout_at},
@@ -31,8 +29,10 @@ const DENIED_REPETITIONS: u32 = 1;
 const MAX_DENIED: Duration = Duration::from_secs(60);
 /// How long the last retry of a denied write waits for its response.
 const TIME_FOR_A_DENIAL: Duration = Duration::from_secs(1);
+/// How long a request of a context without a limit is repeated.
+const NO_LIMIT: Duration = Duration::from_secs(900);
 /// Maximum time for a write that only shortens somebody's wait.
-pub(crate) const MAX_BRIEF: Duration = Duration::from_secs(2);
+const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// The same for a contended claim, which has few of them.
@@ -58,78 +58,59 @@ pub(crate) struct GivenUp {
     pub may_have_been_applied: bool,
 }
 
-/// How long a request is repeated.
-#[derive(Clone, Debug)]
-pub(crate) struct Effort {
-    /// When the last copy stops waiting for a response.
-    until: Instant,
-    /// Context that the store gets with each request.
-    context: RequestContext,
-    /// How often to retry a contended request, and how long after the first contention. `None`: until
-    /// `until`.
-    contended: Option<(u32, Duration)>,
-    /// How often a denied write is retried, and until when.
-    denied: (u32, Instant),
-    /// How often an unanswered request is retried. `None`: until `until`.
-    unanswered: Option<u32>,
+/// How long a request is repeated, at most until the limit of its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Nothing has happened yet, and the message returns to the queue anyway.
+    Claim,
+    /// A write that records an effect. Without the record, a retry would repeat the effect.
+    AfterEffect,
+    /// A write that is the effect itself. If it is denied, nothing has changed.
+    Commit,
+    /// A write that only shortens somebody's wait: see [`briefly`].
+    Brief,
 }
 
-impl Effort {
-    /// Effort for a claim. Nothing has happened yet, and the message returns to the queue anyway.
-    pub(super) fn claim(deadline: Deadline, context: RequestContext) -> Self {
-        let until = deadline.handler_cutoff();
-        let contended = MAX_CLAIM_TIME.min(deadline.time_left() / 10);
-        Self {
-            until,
-            context,
-            contended: Some((CONTENDED_REPETITIONS, contended)),
-            denied: (DENIED_REPETITIONS, until),
-            unanswered: Some(CLAIM_REPETITIONS),
+impl Patience {
+    /// Returns how often a contended request is retried, and how long after the first contention. `None`: until the limit.
+    fn contended(self, left: Duration) -> Option<(u32, Duration)> {
+        (self == Self::Claim).then(|| (CONTENDED_REPETITIONS, MAX_CLAIM_TIME.min(left / 10)))
+    }
+
+    /// Returns how often a denied request is retried, and for how long.
+    fn denied(self, left: Duration) -> (u32, Duration) {
+        if self == Self::AfterEffect {
+            // If we cut off a copy before its response arrives, we cannot know whether it was applied.
+            let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
+            (u32::MAX, (left - for_last_answer).min(MAX_DENIED))
+        } else {
+            (DENIED_REPETITIONS, left)
         }
     }
 
-    /// Effort for a write that records an effect. Without the record, a retry would repeat the effect.
-    pub(crate) fn after_effect(end: Instant, meter: &Meter) -> Self {
-        let now = system::instant();
-        let left = end.saturating_duration_since(now);
-        // If we cut off a copy before its response arrives, we cannot know whether it was applied.
-        let for_last_answer = TIME_FOR_A_DENIAL.min(left / 4);
-        Self {
-            denied: (u32::MAX, now + (left - for_last_answer).min(MAX_DENIED)),
-            unanswered: flawed("a completion is sent once").then_some(0),
-            ..Self::commit(end, meter)
+    /// Returns how often an unanswered request is retried. `None`: until the limit.
+    fn unanswered(self) -> Option<u32> {
+        match self {
+            Self::Claim => Some(CLAIM_REPETITIONS),
+            Self::AfterEffect if flawed("a completion is sent once") => Some(0),
+            Self::AfterEffect | Self::Commit | Self::Brief => None,
         }
-    }
-
-    /// Effort for a write that is the effect itself. If it is denied, nothing has changed.
-    pub(crate) fn commit(end: Instant, meter: &Meter) -> Self {
-        Self {
-            until: end,
-            context: RequestContext::until(end, meter),
-            contended: None,
-            denied: (DENIED_REPETITIONS, end),
-            unanswered: None,
-        }
-    }
-
-    /// Effort for a write that only shortens somebody's wait. It must not occupy the worker for long.
-    pub(crate) fn brief(end: Instant, meter: &Meter) -> Self {
-        Self::commit(end.min(system::instant() + MAX_BRIEF), meter)
-    }
-
-    /// Returns the context for the store.
-    pub(crate) const fn context(&self) -> &RequestContext {
-        &self.context
     }
 }
 
-/// Sends a request and repeats it as long as `effort` allows. The request must be safe to repeat.
+/// Returns until when a write is repeated that only shortens somebody's wait. It must not occupy the worker for long.
+pub(crate) fn briefly(end: Instant) -> Instant {
+    end.min(system::instant() + MAX_BRIEF)
+}
+
+/// Sends a request and repeats it as long as `patience` allows. The request must be safe to repeat.
 ///
 /// # Errors
 ///
-/// [`GivenUp`] after an error that a repetition cannot change, or when the effort ends.
+/// [`GivenUp`] after an error that a repetition cannot change, or when the patience ends.
 pub(crate) async fn repeat<T, F>(
-    effort: &Effort,
+    patience: Patience,
+    context: &RequestContext,
     action: &'static str,
     key: &Key,
     send: impl Fn() -> F,
@@ -137,16 +118,21 @@ pub(crate) async fn repeat<T, F>(
 where
     F: Future<Output = Result<T, StoreError>>,
 {
-    let meter = &effort.context.meter;
+    let meter = &context.meter;
+    let now = system::instant();
+    let until = context.limit.unwrap_or(now + NO_LIMIT);
+    let left = until.saturating_duration_since(now);
+    let most_contended = patience.contended(left);
+    let (most_denied, denied_for) = patience.denied(left);
     let mut contended = None;
-    let mut unanswered_pauses = RetryPauses::until(effort.until);
-    let mut denied_pauses = RetryPauses::new(LONG_PAUSES, effort.denied.1);
+    let mut unanswered_pauses = RetryPauses::until(until);
+    let mut denied_pauses = RetryPauses::new(LONG_PAUSES, now + denied_for);
     let (mut copies_contended, mut copies_denied) = (0, 0);
     // The last rejection explains most: throttling, or a missing permission.
     let (mut unanswered, mut rejected) = (None, None);
     let mut copies_unanswered = 0;
     loop {
-        let error = match meter.timed(timeout_at(effort.until, send())).await {
+        let error = match meter.timed(timeout_at(until, send())).await {
             Ok(Ok(answer)) => {
                 return Ok(Answered { answer, unanswered });
             }
@@ -169,20 +155,18 @@ where
         let again = match error.kind() {
             Some(RequestErrorKind::Contended) => {
                 copies_contended += 1;
-                let pauses = contended.get_or_insert_with(|| match effort.contended {
+                let pauses = contended.get_or_insert_with(|| match most_contended {
                     Some((_, time)) => RetryPauses::new(CLAIM_PAUSES, system::instant() + time),
-                    None => RetryPauses::until(effort.until),
+                    None => RetryPauses::until(until),
                 });
-                effort
-                    .contended
-                    .is_none_or(|(most, _)| copies_contended <= most)
+                most_contended.is_none_or(|(most, _)| copies_contended <= most)
                     && pauses.pause().await
             }
             Some(RequestErrorKind::Denied) => {
                 copies_denied += 1;
-                copies_denied <= effort.denied.0 && denied_pauses.pause().await
+                copies_denied <= most_denied && denied_pauses.pause().await
             }
-            Some(RequestErrorKind::Unanswered) => match effort.unanswered {
+            Some(RequestErrorKind::Unanswered) => match patience.unanswered() {
                 Some(most) if copies_unanswered > most => false,
                 // At once: the connection was dead. The calls of a batched write fail together, and so become
                 // one batched write again.

@@ -31,8 +31,8 @@ use crate::{
     meter::{Meter, Readings},
     modes::{
         Mode, Operation, Outcome,
+        call::{begin, call},
         mode::Claimed,
-        run::{begin, call},
         work::{HandlerEnd, NoOutput, guard, guard_now},
     },
     protocol::{Key, Start, circuit::Called},

@@ -18,8 +18,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
-    limit: Option<Instant>,
-    expects_record: bool,
+    pub(crate) limit: Option<Instant>,
     pub(crate) meter: Meter,
 }
 
@@ -29,25 +28,8 @@ impl RequestContext {
     pub fn until(limit: Instant, meter: &Meter) -> Self {
         Self {
             limit: Some(limit),
-            expects_record: false,
             meter: meter.clone(),
         }
-    }
-
-    /// Sets whether the claim's key probably has a record.
-    #[must_use]
-    pub fn expecting_record(self, expects_record: bool) -> Self {
-        Self {
-            expects_record,
-            ..self
-        }
-    }
-
-    /// Returns whether the claim's key probably has a record, because SQS has delivered the message before. A
-    /// store may then choose a request that is cheaper if there is a record.
-    #[must_use]
-    pub const fn expects_record(&self) -> bool {
-        self.expects_record
     }
 
     /// Returns how long the caller still waits for the response. `None` if there is no limit.

@@ -16,10 +16,10 @@ use crate::{
     },
     modes::{
         Outcome,
-        repeat::{Answered, Effort, GivenUp, repeat},
+        repeat::{Answered, GivenUp, Patience, repeat},
     },
     protocol::RequestErrorKind,
-    store::StoreError,
+    store::{RequestContext, StoreError},
     system::timeout_at,
 };
 
@@ -76,8 +76,8 @@ impl ChangeWriter<'_> {
                 Err(error) => self.answer(table, needs, error),
             }
         };
-        let effort = Effort::commit(self.deadline.write_until(), self.meter);
-        match repeat(&effort, "change", self.key, send).await {
+        let context = RequestContext::until(self.deadline.write_until(), self.meter);
+        match repeat(Patience::Commit, &context, "change", self.key, send).await {
             Ok(Answered {
                 answer, unanswered, ..
             }) => match (answer, unanswered) {
