@@ -66,7 +66,7 @@ else
 RELEASE := cargo build --locked --release
 endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
-WORKSPACE := --workspace --features sqs-once-cli/postgres,sqs-once-outbox/postgres
+WORKSPACE := --workspace --features sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
 # A separate, optimized build for runs of an hour.
 LONG      := $(TEST) --profile long

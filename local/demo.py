@@ -430,7 +430,6 @@ def look_closer(stack: Stack) -> None:
         f"export AWS_ENDPOINT_URL={stack.cloud.endpoint} AWS_REGION={REGION}",
         *(f"export {name}={CREDENTIALS[name]}" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
         f"export IDEMPOTENCY_TABLE_NAME={stack.table}",
-        f"{tool} record list --status failed",
         f"{tool} record show payments#{order}",
         f"{tool} dlq list {stack.dead_letters} --messages",
         f"{tool} doctor {stack.name}",
@@ -469,7 +468,7 @@ def main() -> int:
         if os.environ.get("KEEP"):
             look_closer(stacks[-1])
         else:
-            say("to look closer with `sqs-once record list`, `dlq list` and `doctor`: make demo KEEP=1")
+            say("to look closer with `sqs-once record show`, `dlq list` and `doctor`: make demo KEEP=1")
         return 0 if kept else 1
 
 

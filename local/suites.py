@@ -34,7 +34,7 @@ PARTS = {"process": CHAOS}
 SCRIPTS = ("before_deploy_test", "policies_test", "demo_test")
 
 # One compilation serves all packages.
-FEATURES = "sqs-once-cli/postgres,sqs-once-outbox/postgres"
+FEATURES = "sqs-once-outbox/postgres"
 CARGO_TEST = ("cargo", "test", "--locked", "--workspace", "--features", FEATURES)
 
 

@@ -192,48 +192,75 @@ async fn claim_mode_runs_operation_once() {
     assert!(matches!(second, Outcome::Duplicate(result) if result == kept));
 }
 
+const PAGE: &str = include_str!("../../docs/effects-in-postgresql.md");
+
+/// Returns a statement of the page for an operator.
+fn by_hand(begins: &str, version: u64) -> String {
+    let (_, chapter) = PAGE.split_once("## Records by hand").unwrap();
+    let mut blocks = chapter.split("```sql\n").skip(1);
+    let block = blocks.find(|block| block.starts_with(begins)).unwrap();
+    let (sql, _) = block.split_once("```").unwrap();
+    sql.replace("orders#o-1", key("o-1").as_str())
+        .replace("version = 3", &format!("version = {version}"))
+}
+
+/// Returns how many rows a statement of the page changes or finds.
+async fn rows(world: &World, sql: String) -> u64 {
+    let ended = world.pool.execute(AssertSqlSafe(sql)).await;
+    ended.unwrap().rows_affected()
+}
+
+const RELEASE: &str = "UPDATE sqs_once_records SET lease_until";
+
 /// A worker holds its claim although an operator has ended the lease.
 #[tokio::test]
-async fn released_claim_is_not_fenced() {
+async fn release_by_hand_does_not_fence() {
     let world = World::start().await;
     let store = PostgresStore::new(world.pool.clone());
     let key = key("o-1");
     let outcome = Once::new(store.clone())
         .run(operation("o-1", ample()), async |_| {
-            let shown = store.show(key.as_str()).await.unwrap().unwrap();
-            let before = shown.record.clone().unwrap();
-            let now = Timestamp::now();
-            let released = before.released(now);
-            assert!(store.replace(&shown, released.clone()).await.unwrap());
-            let after = store.get(&key, &CONTEXT).await.unwrap();
-            assert_eq!(after, Some(released));
+            assert_eq!(rows(&world, by_hand("SELECT id", 1)).await, 0);
+            assert_eq!(rows(&world, by_hand(RELEASE, 1)).await, 1);
+            let after = store.get(&key, &CONTEXT).await.unwrap().unwrap();
+            assert!(after.lease_until() <= Some(Timestamp::now()), "{after:?}");
+            assert_eq!(rows(&world, by_hand("SELECT id", 1)).await, 1);
             Ok(1)
         })
         .await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-    // The operation has ended.
-    let shown = store.show(key.as_str()).await.unwrap().unwrap();
-    let released = shown.record.clone().unwrap().released(Timestamp::now());
-    assert!(!store.replace(&shown, released).await.unwrap());
+    assert_eq!(rows(&world, by_hand(RELEASE, 2)).await, 0);
 }
 
 #[tokio::test]
-async fn changed_record_is_not_deleted() {
+async fn decline_by_hand_writes_what_the_rule_says() {
     let world = World::start().await;
     let store = PostgresStore::new(world.pool.clone());
     let key = key("o-1");
     let fails = async |_| Err::<u32, _>(Failure::retryable("no answer"));
-    let once = Once::new(store.clone());
-    let _ = once.run(operation("o-1", ample()), fails).await;
-    let stale = store.show(key.as_str()).await.unwrap().unwrap();
-    world
-        .run_sql("UPDATE sqs_once_records SET version = version + 1")
+    let outcome = Once::new(store.clone())
+        .run(operation("o-1", ample()), fails)
         .await;
-    let released = stale.record.clone().unwrap().released(Timestamp::now());
-    assert!(!store.replace(&stale, released).await.unwrap());
-    assert!(!store.delete_record(&stale).await.unwrap());
-    let shown = store.show(key.as_str()).await.unwrap().unwrap();
-    assert!(store.delete_record(&shown).await.unwrap());
+    assert!(
+        matches!(outcome, Outcome::RetryableFailure(_)),
+        "{outcome:?}"
+    );
+    let before = store.get(&key, &CONTEXT).await.unwrap().unwrap();
+    assert!(before.first_claimed_at.is_some());
+    let version = before.stamp.version;
+    let decline = by_hand("UPDATE sqs_once_records SET owner", version);
+    assert_eq!(rows(&world, decline.clone()).await, 1);
+    let after = store.get(&key, &CONTEXT).await.unwrap().unwrap();
+    assert_ne!(after.stamp.owner, before.stamp.owner);
+    let mut expected = before.declined(Timestamp::now() + SECOND).unwrap();
+    expected.stamp.owner = after.stamp.owner.clone();
+    expected.updated_at = after.updated_at;
+    assert_eq!(after, expected);
+    // It has changed since.
+    assert_eq!(rows(&world, decline).await, 0);
+    assert_eq!(rows(&world, by_hand("SELECT status", 0)).await, 1);
+    assert_eq!(rows(&world, by_hand("DELETE", version)).await, 0);
+    assert_eq!(rows(&world, by_hand("DELETE", version + 1)).await, 1);
     assert_eq!(store.get(&key, &CONTEXT).await.unwrap(), None);
 }
 

@@ -70,9 +70,6 @@ pub(crate) enum NextDelivery {
     TooOld,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
-    /// An open transaction locks the record. The message waits until it ends, and then finds the record that
-    /// the transaction leaves.
-    WaitsForTransaction,
     /// The operation is completed. The message is acknowledged, and the handler does not run.
     Duplicate,
     /// The message gets the stored failure, and the handler does not run.
@@ -85,7 +82,6 @@ impl NextDelivery {
     /// Returns what the next delivery does, given a record as it was read.
     pub(crate) fn by(stored: &StoredRecord, rules: &Rules, now: Timestamp) -> Self {
         match &stored.record {
-            _ if stored.locked_by.is_some() => Self::WaitsForTransaction,
             Ok(record) => Self::of(record, rules, now),
             Err(_) => Self::Unknown,
         }
@@ -119,7 +115,6 @@ impl NextDelivery {
             Self::Crashed => "crashed",
             Self::TooOld => "too_old",
             Self::Waits => "waits",
-            Self::WaitsForTransaction => "waits_for_transaction",
             Self::Duplicate => "duplicate",
             Self::StoredFailure => "stored_failure",
             Self::Unknown => "unknown",
@@ -142,9 +137,6 @@ impl NextDelivery {
                  its effect, and the called system may have forgotten the call key"
             }
             Self::Waits => "returns to the queue until the lease ends",
-            Self::WaitsForTransaction => {
-                "waits for the end of the open transaction, and then finds the record that it leaves"
-            }
             Self::Duplicate => "acknowledged as a duplicate; the handler does not run",
             Self::StoredFailure => "finds the stored failure; the handler does not run",
             Self::Unknown => "unknown: the record is unreadable",

@@ -7,13 +7,14 @@ use sqs_once::{
     internal::{has_payload, key_of},
     protocol::{Namespace, State, Timestamp},
     sqs::KeySource,
+    store::DynamoStore,
 };
 
 use crate::{
     dead_letters::DeadLetter,
     next_delivery::{NextDelivery, Rules},
     output::Error,
-    table::{Records, Table},
+    table::Table,
 };
 
 /// The records, and where keys come from.
@@ -58,7 +59,7 @@ impl From<NextDelivery> for Next {
 
 impl Preview {
     /// Opens the table of the records, and reads the settings. `None` if no table is named.
-    pub(crate) async fn open(&self) -> Result<Option<(Records, Rules)>, Error> {
+    pub(crate) async fn open(&self) -> Result<Option<(DynamoStore, Rules)>, Error> {
         if !self.table.is_named() {
             return Ok(None);
         }
@@ -76,7 +77,7 @@ impl Preview {
     /// If the table did not respond.
     pub(crate) async fn next(
         &self,
-        known: Option<&(Records, Rules)>,
+        known: Option<&(DynamoStore, Rules)>,
         dead_letter: &DeadLetter,
         message: &Message,
     ) -> Result<Next, Error> {

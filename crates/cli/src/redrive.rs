@@ -21,7 +21,7 @@ use aws_sdk_sqs::{
 };
 use clap::{ArgGroup, Args};
 use serde_json::{Value, json};
-use sqs_once::{internal::system::sleep, protocol::Timestamp};
+use sqs_once::{internal::system::sleep, protocol::Timestamp, store::DynamoStore};
 
 use crate::{
     aws::{self, code, failed},
@@ -31,7 +31,6 @@ use crate::{
     output::{End, Error, Format, answer, can_ask, clean, columns, confirm, count},
     preview::{Next, Preview},
     stop::{Progress, Stop},
-    table::Records,
 };
 
 /// How many attributes SQS allows on a message.
@@ -145,7 +144,7 @@ struct Run<'a> {
     at_start: &'a Depth,
     /// Moves nothing.
     is_dry: bool,
-    records: Option<&'a (Records, Rules)>,
+    records: Option<&'a (DynamoStore, Rules)>,
     started: Timestamp,
     received: usize,
     /// The selected messages by id.

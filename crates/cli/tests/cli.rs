@@ -18,9 +18,6 @@ mod message_move;
 mod new;
 #[path = "cli/outputs.rs"]
 mod outputs;
-#[cfg(feature = "postgres")]
-#[path = "cli/postgres.rs"]
-mod postgres;
 #[path = "cli/preview.rs"]
 mod preview;
 #[path = "cli/records.rs"]
@@ -93,6 +90,21 @@ async fn run(endpoint: &str, arguments: &[&str]) -> Ended {
 }
 
 #[tokio::test]
+async fn what_has_gone_says_what_to_do() {
+    for (arguments, place) in [
+        (
+            &["record", "list", "--status", "failed"][..],
+            "docs/runbook.md",
+        ),
+        (&["record", "show", "a"], "docs/effects-in-postgresql.md"),
+    ] {
+        let ended = run("http://127.0.0.1:1", arguments).await;
+        assert_eq!(ended.code, 2, "{ended:?}");
+        assert!(ended.stderr.contains(place), "{ended:?}");
+    }
+}
+
+#[tokio::test]
 async fn invalid_command_line_ends_with_2() {
     for arguments in [
         &["record"][..],
@@ -107,15 +119,6 @@ async fn invalid_command_line_ends_with_2() {
             "other",
         ],
         &["record", "show", "a", "--table", "t", "--sort-key", "SK"],
-        &[
-            "record",
-            "list",
-            "--table",
-            "t",
-            "--status",
-            "failed",
-            "--expired-lease",
-        ],
         &["dlq", "redrive", "orders-dead"],
         &["dlq", "redrive", "orders-dead", "--all", "--rate", "501"],
         &[

@@ -151,7 +151,7 @@ pub mod internal {
             identity::{has_payload, key_of},
             survived_outage,
         },
-        store::admin::{RecordFilter, RecordPage, RecordStatus, StoredRecord, UnreadableRecord},
+        store::admin::StoredRecord,
     };
 
     pub use crate::dynamo::store::swap::{statement, transact_item};

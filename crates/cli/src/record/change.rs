@@ -9,12 +9,12 @@ use sqs_once::{
 };
 
 use super::{
-    OPEN_TRANSACTION, read,
+    read,
     view::{Part, View},
 };
 use crate::{
     output::{End, Error, Format, answer, at, clean, confirm},
-    table::{Records, Table},
+    table::Table,
 };
 
 #[derive(Args, Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Change {
 impl Change {
     pub(super) async fn release(self, format: Format) -> Result<End, Error> {
         let records = self.table.open().await?;
-        let shown = self.read(&records).await?;
+        let shown = read(&records, &self.key).await?;
         let view = View::of(&shown, &Part::Size);
         let record = self.readable(&shown)?;
         let Some(lease_until) = record.lease_until() else {
@@ -61,7 +61,7 @@ impl Change {
 
     pub(super) async fn decline(self, format: Format) -> Result<End, Error> {
         let records = self.table.open().await?;
-        let shown = self.read(&records).await?;
+        let shown = read(&records, &self.key).await?;
         let record = self.readable(&shown)?;
         let Some(declined) = record.declined(Timestamp::now()) else {
             return Err(Error::negative(match record.lease_until() {
@@ -87,7 +87,7 @@ impl Change {
 
     pub(super) async fn delete(self, format: Format) -> Result<End, Error> {
         let records = self.table.open().await?;
-        let shown = self.read(&records).await?;
+        let shown = read(&records, &self.key).await?;
         if !self.yes {
             let view = View::of(&shown, &Part::Size);
             eprintln!("{}\n", clean(&view.text()));
@@ -108,24 +108,11 @@ impl Change {
         self.done(format, "deleted", applied.map_err(Error::remote)?)
     }
 
-    /// Reads the record to change. If an open transaction locks it, that transaction decides about the
-    /// record.
-    async fn read(&self, records: &Records) -> Result<StoredRecord, Error> {
-        let found = read(records, &self.key).await?;
-        match found.locked_by {
-            None => Ok(found),
-            Some(session) => Err(Error::negative(format!(
-                "nothing was changed: an open transaction of the PostgreSQL session {session} locks the record. \
-                 {OPEN_TRANSACTION}"
-            ))),
-        }
-    }
-
     fn readable<'a>(&self, shown: &'a StoredRecord) -> Result<&'a Record, Error> {
         let found = shown.record.as_ref();
         found.map_err(|found| {
             Error::negative(format!(
-                "nothing was changed: the table has no valid record under `{}` ({}); in DynamoDB, check --attributes",
+                "nothing was changed: the table has no valid record under `{}` ({}): check --attributes",
                 self.key, found.reason
             ))
         })

@@ -1,4 +1,4 @@
-//! A record as the commands show it: as text, as a row of a list, and as JSON.
+//! A record as the commands show it: as text and as JSON.
 
 use std::time::Duration;
 
@@ -9,11 +9,10 @@ use sqs_once::{
     store::{Results, S3Results},
 };
 
-use super::OPEN_TRANSACTION;
 use crate::{
     aws,
     next_delivery::{NextDelivery, Rules},
-    output::{Error, Format, answer, at, distance, first_line, in_words},
+    output::{Error, Format, answer, at, in_words},
 };
 
 /// Longest download of an output from S3: 10 MiB at 3 Mbit/s.
@@ -22,8 +21,6 @@ const MAX_OUTPUT_TIME: Duration = Duration::from_secs(30);
 /// How much of an output is shown.
 #[derive(Debug)]
 pub(super) enum Part {
-    /// A list does not read outputs.
-    Unread,
     Size,
     /// The output, or why S3 does not have it.
     Output(Result<String, String>),
@@ -84,15 +81,8 @@ impl<'a> View<'a> {
         answer(format, || self.text(), || self.json())
     }
 
-    /// Returns status, and lease or lock.
+    /// Returns status and lease.
     fn status(&self) -> String {
-        match self.stored.locked_by {
-            Some(_) => format!("{}; locked by an open transaction", self.state()),
-            None => self.state(),
-        }
-    }
-
-    fn state(&self) -> String {
         match &self.stored.record {
             Err(found) => format!("unreadable: {}", found.reason),
             Ok(record) if record.is_expired(self.now) => {
@@ -115,28 +105,6 @@ impl<'a> View<'a> {
         }
     }
 
-    pub(super) fn row(&self) -> [String; 6] {
-        let Ok(record) = &self.stored.record else {
-            let none = String::new;
-            return [
-                self.stored.key.clone(),
-                self.status(),
-                none(),
-                none(),
-                none(),
-                none(),
-            ];
-        };
-        [
-            self.stored.key.clone(),
-            self.status(),
-            record.attempts.to_string(),
-            distance(record.updated_at, self.now),
-            record.message_id.clone(),
-            record.last_error().map(first_line).unwrap_or_default(),
-        ]
-    }
-
     pub(super) fn text(&self) -> String {
         let mut lines = vec![("key", self.stored.key.clone()), ("status", self.status())];
         if let Err(found) = &self.stored.record {
@@ -152,12 +120,6 @@ impl<'a> View<'a> {
             if let State::InProgress { lease_until } = record.state {
                 line("lease until", time(lease_until));
             }
-            line(
-                "locked by",
-                self.stored
-                    .locked_by
-                    .map(|session| format!("PostgreSQL session {session}. {OPEN_TRANSACTION}")),
-            );
             line("owner", Some(record.stamp.owner.to_string()));
             line("version", Some(record.stamp.version.to_string()));
             line("message", Some(record.message_id.clone()));
@@ -278,7 +240,6 @@ impl<'a> View<'a> {
             "key": key,
             "status": record.state.name(),
             "expired": record.is_expired(self.now),
-            "locked_by_session": self.stored.locked_by,
             "owner": record.stamp.owner.as_str(),
             "version": record.stamp.version,
             "message_id": record.message_id,
@@ -302,7 +263,6 @@ impl<'a> View<'a> {
                 shown["lease_until"] = json!(time(*lease_until));
                 shown["lease_left_s"] = json!(self.now.until(*lease_until).as_secs());
             }
-            State::Completed { .. } if matches!(self.part, Part::Unread) => {}
             State::Completed { result } => {
                 match result {
                     StoredResult::Json(text) => shown["result_bytes"] = json!(text.len()),
@@ -320,7 +280,7 @@ impl<'a> View<'a> {
                         shown["result"] = value;
                     }
                     Part::Output(Err(why)) => shown["result_error"] = json!(why),
-                    Part::Unread | Part::Size => {}
+                    Part::Size => {}
                 }
             }
             State::Failed => {}

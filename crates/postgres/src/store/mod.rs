@@ -1,6 +1,5 @@
 //! [`PostgresStore`]: records in a PostgreSQL table.
 
-mod admin;
 pub(crate) mod row;
 
 use std::{

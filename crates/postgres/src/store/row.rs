@@ -9,7 +9,7 @@ use sqlx::{
     query::Query,
 };
 
-use sqs_once::protocol::{Expect, Key, Record, Stamp, Swap, Timestamp};
+use sqs_once::protocol::{Expect, Key, Record, Stamp, Swap};
 
 /// Attributes of a record that are text columns.
 const TEXTS: [&str; 4] = ["status", "owner", "failures", "result"];
@@ -20,17 +20,9 @@ const NUMBERS: [&str; 3] = ["version", "lease_until", "expires_at"];
 /// Every column but the key: [`TEXTS`], [`NUMBERS`], and the other attributes as JSON.
 macro_rules! columns {
     () => {
-        columns!("result")
-    };
-    ($result:literal) => {
-        concat!(
-            "status, owner, failures, ",
-            $result,
-            ", version, lease_until, expires_at, attributes"
-        )
+        "status, owner, failures, result, version, lease_until, expires_at, attributes"
     };
 }
-pub(super) use columns;
 
 macro_rules! insert {
     () => {
@@ -141,7 +133,7 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Statement<'static> {
 }
 
 /// Binds owner and version.
-pub(super) fn bind_stamp<'a>(query: Statement<'a>, stamp: &Stamp) -> Statement<'a> {
+fn bind_stamp<'a>(query: Statement<'a>, stamp: &Stamp) -> Statement<'a> {
     let owner = text(stamp.owner.as_str());
     query.bind(owner).bind(int(stamp.version))
 }
@@ -162,7 +154,7 @@ pub(super) fn record(row: &PgRow) -> Result<Record, Error> {
 }
 
 /// Returns the columns and the JSON of a row as one object.
-pub(super) fn attributes(row: &PgRow) -> Result<Map<String, Value>, Error> {
+fn attributes(row: &PgRow) -> Result<Map<String, Value>, Error> {
     let json: String = row.try_get("attributes")?;
     let mut attributes: Map<String, Value> = serde_json::from_str(&json)
         .map_err(|_| Error::Decode("column `attributes` must be a JSON object".into()))?;
@@ -181,10 +173,6 @@ pub(super) fn attributes(row: &PgRow) -> Result<Map<String, Value>, Error> {
 
 pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-pub(super) fn millis(at: Timestamp) -> i64 {
-    int(at.as_millis())
 }
 
 /// PostgreSQL's text cannot contain U+0000. This control character precedes the escaped ones.
@@ -206,7 +194,7 @@ pub(super) fn text(plain: &str) -> String {
     stored
 }
 
-pub(super) fn from_text(stored: String) -> String {
+fn from_text(stored: String) -> String {
     if !stored.contains(ESCAPE) {
         return stored;
     }

@@ -159,12 +159,6 @@ impl Layout {
         both.map(|(name, text)| (name, Value::Text(text)))
     }
 
-    /// Returns the sort key's name and the partition key's fixed value, if there is a sort key.
-    pub(super) fn sort(&self) -> Option<(&str, &str)> {
-        let sort = self.sort.as_ref()?;
-        Some((&sort.name, &sort.partition))
-    }
-
     /// Returns the name of the key attribute that differs between records.
     pub(super) fn key_name(&self) -> &str {
         let sort = self.sort.as_ref().map(|sort| sort.name.as_str());

@@ -44,9 +44,9 @@ pub(crate) enum Value<'a> {
     Number(u64),
 }
 
-pub(crate) const IN_PROGRESS: &str = "IN_PROGRESS";
-pub(crate) const COMPLETED: &str = "COMPLETED";
-pub(crate) const FAILED: &str = "FAILED";
+const IN_PROGRESS: &str = "IN_PROGRESS";
+const COMPLETED: &str = "COMPLETED";
+const FAILED: &str = "FAILED";
 
 impl Record {
     /// Returns the failures as they are written, if there are any.

@@ -10,7 +10,7 @@ use std::{fmt, time::Duration};
 use serde::Deserialize;
 
 use attributes::Attributes;
-pub(crate) use attributes::{COMPLETED, FAILED, IN_PROGRESS, Value};
+pub(crate) use attributes::Value;
 pub use failure::{MAX_ERROR_BYTES, RecordedFailure};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
