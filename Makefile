@@ -53,7 +53,7 @@ invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EV
 # The command `sqs-once new`, built without the AWS SDK.
 .PHONY: new
 new: ## Make a project of your own: make new NAME=charge-cards [DIR=..] [EFFECT=inbox|item] [KEY=message-id] [FIFO=yes] [SOURCE=git]
-	@cargo run --quiet --locked --package starter -- --dir '$(or $(DIR),..)' --source '$(or $(SOURCE),$(CURDIR))' \
+	@cargo run --quiet --locked --package sqs-once-cli --no-default-features --target-dir target/new -- new --dir '$(or $(DIR),..)' --source '$(or $(SOURCE),$(CURDIR))' \
 	  $(if $(EFFECT),--effect '$(EFFECT)') $(if $(KEY),--key '$(KEY)') --fifo='$(or $(FIFO),no)' -- '$(NAME)'
 
 # ---- check it ----------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ flaws: $(VENV) ## Switch on each flaw of docs/flaws.md; its test must fail. Find
 
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
-DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulated-outbox --exclude simulation --exclude starter
+DENY       := cargo deny --locked --workspace --exclude model --exclude support --exclude pages --exclude programs --exclude simulated --exclude simulated-outbox --exclude simulation
 
 # Half of both lists runs on one processor, so the two run side by side. With `support`, rustdoc reads what clippy has
 # compiled: see tests/support/Cargo.toml.

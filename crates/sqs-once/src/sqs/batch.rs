@@ -20,10 +20,9 @@ use tokio::{
 use tracing::Instrument as _;
 
 use super::{
-    chains::{Chain, ChainInputs, chains},
+    chains::{Chain, ChainInputs, FifoAfterPermanent, chains},
     consumer::Consumer,
     ended::{Began, Ended, HandlerRun},
-    fifo_after_permanent::FifoAfterPermanent,
     message::Message,
     run::{OfBatch, Ran, Suspect},
 };

@@ -7,8 +7,8 @@ use tracing::Span;
 
 use super::{
     Consumer, Envelope, FifoAfterPermanent, FingerprintSource, KeySource, MessageOutcome,
-    ReadBodies, Visibility, breaker::CircuitBreaker, make_span::MakeSpan, observer::Observer,
-    on_duplicate::OnDuplicate, options::Concurrency,
+    ReadBodies, Visibility, callback::Callback, on_duplicate::OnDuplicate, options::Concurrency,
+    process::CircuitBreaker,
 };
 use crate::{
     handler::{Attempt, DeliveryMetadata, Failure, Handler, HandlerOutput, LookUp, Stored},
@@ -358,7 +358,7 @@ impl<M, H> Consumer<M, H> {
         mut self,
         observe: impl Fn(&MessageOutcome<'_>) + Send + Sync + 'static,
     ) -> Self {
-        self.options.observer = Some(Observer::new(observe));
+        self.options.observer = Some(Callback(Arc::new(observe)));
         self
     }
 
@@ -388,7 +388,7 @@ impl<M, H> Consumer<M, H> {
         mut self,
         make_span: impl Fn(&DeliveryMetadata) -> Span + Send + Sync + 'static,
     ) -> Self {
-        self.options.make_span = Some(MakeSpan::new(make_span));
+        self.options.make_span = Some(Callback(Arc::new(make_span)));
         self
     }
 }

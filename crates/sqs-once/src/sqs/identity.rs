@@ -2,9 +2,7 @@
 
 use std::sync::Once;
 
-use super::{
-    envelope, fingerprint_source::FingerprintSource, key_fn::NoIdentity, key_source::KeySource,
-};
+use super::{envelope, fingerprint_source::FingerprintSource, key_source::KeySource};
 use crate::{
     flawed::flawed,
     handler::{Attribute, AttributeValue, DeliveryMetadata, InvalidMessage},
@@ -16,6 +14,21 @@ use crate::{
 pub(crate) struct Identity {
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<Fingerprint>,
+}
+
+/// Why a message has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoIdentity {
+    /// The message is invalid, so no attempt can find a key.
+    Invalid(InvalidMessage),
+    /// The key function panicked.
+    KeyPanicked,
+}
+
+impl From<InvalidMessage> for NoIdentity {
+    fn from(invalid: InvalidMessage) -> Self {
+        Self::Invalid(invalid)
+    }
 }
 
 /// Where the identity of a message comes from.

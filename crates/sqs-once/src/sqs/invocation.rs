@@ -5,8 +5,8 @@ use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
 use super::{
-    batch::Batch, breaker::CircuitBreaker, consumer::Consumer, key_source::KeySource,
-    message::Message, message_outcome::MessageOutcome, record::Record, report::BatchReport,
+    batch::Batch, consumer::Consumer, key_source::KeySource, message::Message,
+    message_outcome::MessageOutcome, process::CircuitBreaker, record::Record, report::BatchReport,
 };
 use crate::{
     deadline::Deadline, flawed::flawed, handler::Handler, modes::Mode, store::StoreError, system,
@@ -153,7 +153,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         for message in &ended {
             report.add(message);
             if let Some(observer) = &self.options.observer {
-                observer.observe(message);
+                observer.call(|observe| observe(message));
             }
         }
         if let Some(visibility) = &self.options.visibility {

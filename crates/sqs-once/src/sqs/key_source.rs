@@ -1,18 +1,20 @@
 //! [`KeySource`]: decides which messages are the same operation.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::de::DeserializeOwned;
 use serde_json::Number;
 
 use super::{
+    callback::{Callback, MakeKey},
     canonical::Canonical,
     document::{Document, one_at_a_time},
-    key_fn::{KeyFn, NoIdentity},
+    identity::NoIdentity,
     pointer::Pointers,
 };
 use crate::{
     InvalidValue,
+    flawed::flawed,
     handler::{DeliveryMetadata, InvalidMessage, without_bom},
     protocol::{Key, KeyBuilder, KeyPart, Namespace},
 };
@@ -96,7 +98,7 @@ pub enum KeySource {
     /// The values at these pointers into the body.
     Body(Pointers),
     /// The texts that a function makes from the message.
-    Function(KeyFn),
+    Function(Callback<MakeKey>),
 }
 
 impl KeySource {
@@ -128,10 +130,10 @@ impl KeySource {
         P: IntoIterator<Item: Into<KeyPart<'static>>>,
         E: fmt::Display,
     {
-        Self::Function(KeyFn::new(move |body, delivery| {
+        Self::Function(Callback(Arc::new(move |body, delivery| {
             let parts = function(body, delivery).map_err(|error| error.to_string())?;
             Ok(parts.into_iter().map(Into::into).collect())
-        }))
+        })))
     }
 
     /// Makes the key in code, of a struct of your own that the JSON body is decoded into before the claim. The struct has
@@ -212,8 +214,15 @@ impl KeySource {
                 }
             }
             Self::Function(function) => {
-                for part in function.parts(body, delivery)? {
-                    push(&part)?;
+                let parts = function.call(|function| function(body, delivery));
+                let mut parts = parts.ok_or(NoIdentity::KeyPanicked)?.map_err(|why| {
+                    InvalidMessage(format!("no idempotency key by the key function: {why}"))
+                })?;
+                if flawed("only the first part of a key function counts") {
+                    parts.truncate(1);
+                }
+                for part in &parts {
+                    push(part)?;
                 }
             }
         }
@@ -578,7 +587,7 @@ mod tests {
         let one = source();
         assert_eq!(one, one.clone());
         assert_ne!(one, source());
-        assert_eq!(format!("{one:?}"), "Function(KeyFn { .. })");
+        assert_eq!(format!("{one:?}"), "Function(Callback)");
     }
 
     #[test]

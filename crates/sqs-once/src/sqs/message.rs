@@ -6,11 +6,10 @@ use aws_lambda_events::sqs::SqsMessageAttribute;
 use tracing::{Span, field};
 
 use super::{
+    callback::{Callback, MakeSpan},
     envelope::{self, Envelope, NoMessage},
     fingerprint_source::FingerprintSource,
-    identity::{Identity, IdentitySources},
-    key_fn::NoIdentity,
-    make_span::MakeSpan,
+    identity::{Identity, IdentitySources, NoIdentity},
     options::MEMORY_OF_OUTPUT,
     record::Record,
     s3_pointer::S3Pointer,
@@ -264,8 +263,8 @@ impl Message {
 
     /// Creates the span of the message's run, whose fields are on the handler's log lines too. Ours is open
     /// at every log level, and names the request id as the Lambda runtime's span does.
-    pub(crate) fn span(&self, make_span: Option<&MakeSpan>) -> Span {
-        let made = make_span.and_then(|make_span| make_span.span(self.delivery.facts()));
+    pub(crate) fn span(&self, make_span: Option<&Callback<MakeSpan>>) -> Span {
+        let made = make_span.and_then(|span| span.call(|make| make(self.delivery.facts())));
         if let Some(span) = made {
             if let Some(key) = self.key() {
                 Self::add_key_to(&span, key);

@@ -10,7 +10,6 @@
 //! | `identity` | key and fingerprint of a message |
 //! | `key_source` | which messages are the same operation |
 //! | `fingerprint_source` | which part of a message must not change under one key |
-//! | `key_fn` | a key made in code |
 //! | `pointer` | JSON pointers into a body |
 //! | `document` | finds what they name in the text of a body |
 //! | `canonical` | the canonical form of JSON |
@@ -18,28 +17,25 @@
 //! | `s3_bodies` | reads such bodies |
 //! | `consumer` | the type [`Consumer`] |
 //! | `consumer_settings` | its settings |
-//! | `process` | what the invocations of a process share |
+//! | `process` | what the invocations of a process share: circuit breaker, turns, memory |
 //! | `invocation` | a batch, and the response |
-//! | `chains` | which messages run one after the other |
+//! | `chains` | which messages run one after the other, and how a group goes on behind a permanent failure |
 //! | `batch` | runs the chains until the deadline, and keeps how each message ended |
 //! | `run` | one message: admit, claim, decode, look up, call the handler, finish |
 //! | `body` | its body, which may be from S3 |
-//! | `fifo_after_permanent` | how a message group goes on behind a permanent failure |
 //! | `long_polls` | finds handlers that block their thread |
-//! | `on_duplicate` | a function that sees the duplicates |
+//! | `callback` | functions of the application |
+//! | `on_duplicate` | the one that sees the duplicates |
 //! | `ended` | how a message ended, and its log line |
 //! | `message_outcome` | the same with the facts of the message, for the response, metrics and observers |
-//! | `observer` | a function that sees each of them |
-//! | `make_span` | a function that makes the span of a message |
 //! | `report` | the log line of a batch, with metrics |
-//! | `breaker` | the circuit breaker of the process |
 //! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering |
 //! | `visibility::change` | the calls that change visibility timeouts |
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
 mod body;
-mod breaker;
+mod callback;
 mod canonical;
 mod chains;
 mod consumer;
@@ -47,18 +43,14 @@ mod consumer_settings;
 mod document;
 mod ended;
 mod envelope;
-mod fifo_after_permanent;
 mod fingerprint_source;
 pub(crate) mod identity;
 mod invocation;
-mod key_fn;
 mod key_source;
 mod lambda;
 mod long_polls;
-mod make_span;
 mod message;
 mod message_outcome;
-mod observer;
 mod on_duplicate;
 mod options;
 mod pointer;
@@ -74,9 +66,9 @@ mod s3_notification;
 mod s3_pointer;
 mod visibility;
 
+pub use chains::FifoAfterPermanent;
 pub use consumer::Consumer;
 pub use envelope::Envelope;
-pub use fifo_after_permanent::FifoAfterPermanent;
 pub use fingerprint_source::FingerprintSource;
 pub use invocation::BatchError;
 pub use key_source::KeySource;

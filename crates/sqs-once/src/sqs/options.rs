@@ -3,8 +3,12 @@
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use super::{
-    Envelope, fifo_after_permanent::FifoAfterPermanent, fingerprint_source::FingerprintSource,
-    key_source::KeySource, make_span::MakeSpan, observer::Observer, s3_pointer::ReadBodies,
+    Envelope,
+    callback::{Callback, MakeSpan, Observe},
+    chains::FifoAfterPermanent,
+    fingerprint_source::FingerprintSource,
+    key_source::KeySource,
+    s3_pointer::ReadBodies,
     visibility::Visibility,
 };
 use crate::{
@@ -35,8 +39,8 @@ pub(crate) struct Options {
     pub(crate) fail_when_store_unavailable: bool,
     pub(crate) visibility: Option<Visibility>,
     pub(crate) metrics: Option<Metrics>,
-    pub(crate) observer: Option<Observer>,
-    pub(crate) make_span: Option<MakeSpan>,
+    pub(crate) observer: Option<Callback<Observe>>,
+    pub(crate) make_span: Option<Callback<MakeSpan>>,
 }
 
 impl Options {

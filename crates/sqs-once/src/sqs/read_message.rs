@@ -6,8 +6,7 @@ use aws_lambda_events::sqs::SqsMessage;
 
 use super::{
     Consumer, Envelope, FingerprintSource, KeySource,
-    identity::{Identity, IdentitySources},
-    key_fn::NoIdentity,
+    identity::{Identity, IdentitySources, NoIdentity},
     message::Message,
 };
 use crate::{

@@ -8,7 +8,9 @@
     reason = "all other modules use this module"
 )]
 
+// Not a part of the library: tests/simulation/product compiles these sources with it.
 #[cfg(feature = "simulation")]
+#[path = "../../../../tests/simulation/product/simulated.rs"]
 pub(crate) mod simulated;
 
 use std::{

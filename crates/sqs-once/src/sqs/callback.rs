@@ -1,0 +1,50 @@
+//! [`Callback`]: a function of the application.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use tracing::Span;
+
+use super::message_outcome::MessageOutcome;
+use crate::{handler::DeliveryMetadata, protocol::KeyPart};
+
+/// Makes the parts of a key, or says why there is none.
+pub(super) type MakeKey =
+    dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
+/// Makes the span of a message.
+pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
+/// Sees the result of each message.
+pub(super) type Observe = dyn Fn(&MessageOutcome<'_>) + Send + Sync;
+
+/// A function of the application. Clones share it, and compare as equal.
+pub struct Callback<F: ?Sized>(pub(super) Arc<F>);
+
+impl<F: ?Sized> Callback<F> {
+    /// Calls the function. `None` if it panics, which the panic hook logs.
+    pub(super) fn call<T>(&self, call: impl FnOnce(&F) -> T) -> Option<T> {
+        catch_unwind(AssertUnwindSafe(|| call(&self.0))).ok()
+    }
+}
+
+impl<F: ?Sized> Clone for Callback<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: ?Sized> fmt::Debug for Callback<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Callback")
+    }
+}
+
+impl<F: ?Sized> PartialEq for Callback<F> {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl<F: ?Sized> Eq for Callback<F> {}
