@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 
@@ -26,10 +26,6 @@ from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 COMPUTING = ("model", "simulation")
 WAITING_AT_ONCE = 3
 LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
-# Tests that run as a separate suite. Those of chaos wait for the ends of leases, each with less than a fifth of a
-# processor, so all of them run at a time.
-CHAOS, CHAOS_AT_ONCE = ("chaos::",), 8
-PARTS = {"process": CHAOS}
 # Scripts that build nothing, some of which start clouds. They run one at a time beside the suites.
 SCRIPTS = ("before_deploy_test", "policies_test", "demo_test")
 
@@ -43,8 +39,6 @@ class Suite:
     name: str
     kind: str  # lib, bin, test, script
     command: tuple[str, ...]
-    only: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
 
     @property
     def again(self) -> str:
@@ -56,15 +50,6 @@ class Suite:
                 return " ".join([*CARGO_TEST, "--lib"])
             case kind:
                 return " ".join([*CARGO_TEST, f"--{kind}", self.name])
-
-    @property
-    def title(self) -> str:
-        return " ".join([self.name, *self.only])
-
-    def parts(self) -> list["Suite"]:
-        """The suite in two parts, or whole."""
-        part = PARTS.get(self.name)
-        return [replace(self, only=part), replace(self, skipped=part)] if part else [self]
 
 
 @dataclass(frozen=True)
@@ -115,7 +100,7 @@ def built(*arguments: str, environment: Mapping[str, str] = os.environ) -> list[
 def build() -> list[Suite]:
     """Builds all suites, and returns them in the order of their start."""
     # Without `--tests` Cargo would also link each example, which tests/cloud/examples.rs compiles anyway.
-    suites = [part for suite in built("--tests") for part in suite.parts()]
+    suites = built("--tests")
     suites += [Suite(name, "script", (sys.executable, f"local/{name}.py")) for name in SCRIPTS]
     order = COMPUTING + LONGEST + SCRIPTS
     return sorted(suites, key=lambda suite: order.index(suite.name) if suite.name in order else len(order))
@@ -123,13 +108,12 @@ def build() -> list[Suite]:
 
 def run(suite: Suite, environment: Mapping[str, str]) -> Result:
     priority = ["nice", "-n", "19"] if suite.name in COMPUTING else []
-    at_once = {"RUST_TEST_THREADS": str(CHAOS_AT_ONCE)} if suite.only == CHAOS else {}
     start = time.monotonic()
     started = subprocess.Popen(
-        [*priority, *suite.command, *suite.only, *(f"--skip={test}" for test in suite.skipped)],
+        [*priority, *suite.command],
         cwd=ROOT,
         # Scripts start clouds, and refuse to run against another.
-        env=os.environ if suite.kind == "script" else {**environment, **at_once},
+        env=os.environ if suite.kind == "script" else environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -149,10 +133,10 @@ def report(result: Result) -> None:
     counts = result.counts or (0, 0, 0)
     ignored = f", {counts[2]} ignored" * bool(counts[2])
     word = "ok    " if result.passed else "FAILED"
-    line = f"{word}  {result.suite.title:30} {counts[0]:4} passed{ignored}  {result.seconds:5.1f} s"
+    line = f"{word}  {result.suite.name:30} {counts[0]:4} passed{ignored}  {result.seconds:5.1f} s"
     print(f"{line}, {result.processor_seconds:.0f} s of a processor", flush=True)
     if not result.passed:
-        print(f"\n---- output of {result.suite.title}, which exited with status {result.status} ----")
+        print(f"\n---- output of {result.suite.name}, which exited with status {result.status} ----")
         print(result.output, flush=True)
 
 

@@ -10,10 +10,10 @@
     reason = "what the files share is public, as in tests/support"
 )]
 
-mod chaos;
 mod edges;
 mod inbox;
 mod metrics;
 mod queries;
 mod runtime_api;
 mod security;
+mod smoke;

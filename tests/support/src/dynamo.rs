@@ -92,11 +92,6 @@ impl Dynamo {
         }
     }
 
-    /// The emulator itself, past the proxy.
-    pub fn upstream(&self) -> &str {
-        &self.wire.upstream
-    }
-
     /// The counted endpoint, for `AWS_ENDPOINT_URL`.
     pub fn endpoint(&self) -> &str {
         &self.endpoint

@@ -3,7 +3,7 @@
 use std::env;
 
 /// The seed that `CHAOS_SEED` names, or a new one for `CHAOS_SEED=new`. `None` if it is not set.
-pub fn named() -> Option<u64> {
+fn named() -> Option<u64> {
     match env::var("CHAOS_SEED").ok()?.as_str() {
         "new" => Some(fastrand::u64(..)),
         seed => Some(seed.parse().expect("CHAOS_SEED is a whole number, or new")),

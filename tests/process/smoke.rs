@@ -1,0 +1,340 @@
+//! A queue, and three processes of the release build, of which one is killed and one is frozen while they work on it.
+//!
+//! Processes, signals, sockets and clocks are real here. What may happen at each step is the simulation's.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    process::Command,
+    sync::Mutex,
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use serde_json::Value;
+use support::{
+    event::{batch, failed, in_group, order, received},
+    gateway::Reply,
+    runtime_api::{Answer, Lambda},
+    stage::{Stage, TABLE, now_ms},
+};
+use tokio::{
+    join,
+    sync::Notify,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+const ORDERS: usize = 60;
+const WORKERS: usize = 3;
+const GROUPS: usize = 4;
+const DECLINED: &str = "o-25";
+const BUSY: &str = "o-31";
+const KILLS: &str = "o-3";
+const FREEZES: &str = "o-17";
+const INVALID: &str = "no-json";
+/// Of the function.
+const TIMEOUT: Duration = Duration::from_secs(2);
+const VISIBILITY: Duration = Duration::from_millis(200);
+/// Receives after which a message that always fails is a dead letter.
+const ENOUGH: u32 = 30;
+/// Receives of the template.
+const MOST: u32 = 130;
+/// Memory of a process, in KiB.
+const MOST_MEMORY: u64 = 64 << 10;
+
+const SETTINGS: [(&str, &str); 5] = [
+    ("IDEMPOTENCY_KEY", "body:/orderId"),
+    ("CONSUMER_VISIBILITY", "off"),
+    ("TEST_LEASE_MARGIN", "100ms"),
+    ("TEST_DEADLINE_RESERVE", "800ms"),
+    ("TEST_CRASH_WAIT", "1s"),
+];
+
+/// Promises 1, 2, 3, 5 and 7.
+#[tokio::test]
+async fn standard_queue_survives_kills_and_freezes() {
+    let mut messages: Vec<_> = (0..ORDERS).map(|n| Message::of_order(n, "m")).collect();
+    let again = (0..ORDERS)
+        .step_by(5)
+        .map(|n| Message::of_order(n, "again"));
+    messages.extend(again);
+    messages.push(Message::new(INVALID, "{".to_owned()));
+    let ended = World::run(messages).await;
+    let receives = ended.queue.receives(INVALID);
+    assert_eq!(receives, ENOUGH);
+}
+
+#[tokio::test]
+async fn fifo_queue_keeps_its_order_under_kills() {
+    let group = |n: usize| format!("account-{}", n % GROUPS);
+    let in_groups = (0..ORDERS).map(|n| Message {
+        group: Some(group(n)),
+        ..Message::of_order(n, "m")
+    });
+    let ended = World::run(in_groups.collect()).await;
+    let mut first_calls: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for call in ended.stage.gateway.calls() {
+        let n: usize = call.order["o-".len()..].parse().unwrap();
+        let calls = first_calls.entry(group(n)).or_default();
+        if !calls.contains(&n) {
+            calls.push(n);
+        }
+    }
+    for (group, calls) in first_calls {
+        assert!(calls.is_sorted(), "{group}: {calls:?}");
+    }
+}
+
+struct World {
+    stage: Stage,
+    queue: Queue,
+    /// Orders whose batch was lost with its process.
+    troubled: Mutex<BTreeSet<String>>,
+}
+
+impl World {
+    /// Works on the queue until it is empty, and asks for what both kinds of queues promise.
+    async fn run(messages: Vec<Message>) -> Self {
+        let world = Self {
+            stage: Stage::set().await,
+            queue: Queue {
+                messages: Mutex::new(messages),
+                changed: Notify::new(),
+            },
+            troubled: Mutex::default(),
+        };
+        let gateway = &world.stage.gateway;
+        gateway.script(DECLINED, [Reply::Status(402), Reply::Status(402)]);
+        gateway.script(BUSY, [Reply::Status(503), Reply::Status(503)]);
+        gateway.script(KILLS, [Reply::Hang]);
+        gateway.script(FREEZES, [Reply::Hang]);
+        join_all((0..WORKERS).map(|_| world.work())).await;
+        world.check().await;
+        world
+    }
+
+    async fn work(&self) {
+        let mut lambda = self.stage.adjusted(&SETTINGS).await;
+        while let Some(received) = self.queue.receive(10).await {
+            let is_first = |order: &str| {
+                let has = |message: &Message| message.order() == order && message.receives == 1;
+                received.iter().any(has)
+            };
+            let event = batch(received.iter().map(Message::record));
+            let answer = if is_first(KILLS) {
+                let arrived = self.stage.gateway.arrived(KILLS, 1);
+                let (answer, _) = join!(lambda.invoke(event, TIMEOUT), async {
+                    arrived.await;
+                    lambda.kill().await
+                });
+                answer
+            } else if is_first(FREEZES) {
+                self.freeze(&lambda, event, &received).await;
+                continue;
+            } else {
+                lambda.invoke(event, TIMEOUT).await
+            };
+            match answer {
+                Answer::Response(response) => self.queue.answer(&received, &failed(&response)),
+                Answer::Exited => {
+                    self.lose(&received);
+                    lambda = self.stage.adjusted(&SETTINGS).await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let memory = memory_of(lambda.pid());
+        assert!(memory < MOST_MEMORY, "{memory} KiB");
+    }
+
+    /// Stops the process while the gateway has its call, and lets it go on when another one has called again.
+    async fn freeze(&self, lambda: &Lambda, event: Value, received: &[Message]) {
+        let end = Instant::now() + TIMEOUT;
+        let deadline = now_ms().unsigned_abs() + u64::try_from(TIMEOUT.as_millis()).unwrap();
+        let (answer, ()) = join!(lambda.invoke_until(event, deadline, 10 * TIMEOUT), async {
+            self.stage.gateway.arrived(FREEZES, 1).await;
+            signal(lambda.pid(), "-STOP");
+            sleep_until(end).await;
+            self.lose(received);
+            self.stage.gateway.arrived(FREEZES, 2).await;
+            signal(lambda.pid(), "-CONT");
+        });
+        let failed = failed(&answer.response());
+        let frozen = received.iter().find(|of| of.order() == FREEZES).unwrap();
+        assert!(failed.contains(&frozen.id), "{failed:?}");
+    }
+
+    /// The messages of a batch without an answer are visible at once.
+    fn lose(&self, received: &[Message]) {
+        let orders = received.iter().map(|message| message.order().to_owned());
+        self.troubled.lock().unwrap().extend(orders);
+        let all: Vec<_> = received.iter().map(|message| message.id.clone()).collect();
+        self.queue.answer(received, &all);
+    }
+
+    async fn check(&self) {
+        let troubled = self.troubled.lock().unwrap().clone();
+        assert!(troubled.contains(KILLS) && troubled.contains(FREEZES));
+        let records = self.stage.dynamo.records(TABLE).await;
+        assert_eq!(records.len(), ORDERS);
+        for n in 0..ORDERS {
+            let order = format!("o-{n}");
+            let status = self.stage.status(&order).await;
+            let calls = self.stage.gateway.calls_for(&order);
+            let keys: BTreeSet<_> = calls.iter().map(|call| call.key.clone()).collect();
+            assert_eq!(keys.len(), 1, "{order}: {calls:?}");
+            let expected = match &*order {
+                DECLINED => "FAILED",
+                _ => "COMPLETED",
+            };
+            assert_eq!(status, expected, "{order}");
+            let most = match &*order {
+                BUSY => 3,
+                _ => 1,
+            };
+            assert!(
+                calls.len() == most || troubled.contains(&order),
+                "{order}: {calls:?}"
+            );
+        }
+        for message in &*self.queue.messages.lock().unwrap() {
+            assert!(message.receives < MOST, "{message:?}");
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Message {
+    id: String,
+    body: String,
+    group: Option<String>,
+    receives: u32,
+    /// `None` while a batch has it.
+    visible_at: Option<Instant>,
+    is_done: bool,
+}
+
+impl Message {
+    fn new(id: &str, body: String) -> Self {
+        Self {
+            id: id.to_owned(),
+            body,
+            group: None,
+            receives: 0,
+            visible_at: Some(Instant::now()),
+            is_done: false,
+        }
+    }
+
+    fn of_order(n: usize, prefix: &str) -> Self {
+        let id = format!("o-{n}");
+        Self::new(&format!("{prefix}:{id}"), order(&id).to_string())
+    }
+
+    fn order(&self) -> &str {
+        self.id
+            .split_once(':')
+            .map_or(&*self.id, |(_, order)| order)
+    }
+
+    fn record(&self) -> Value {
+        let record = received(&self.id, &self.body, self.receives);
+        match &self.group {
+            Some(group) => in_group(record, group),
+            None => record,
+        }
+    }
+
+    /// It is deleted, or a dead letter.
+    fn is_over(&self) -> bool {
+        let fails = [DECLINED, INVALID].contains(&self.order());
+        let is_held = self.visible_at.is_none();
+        self.is_done || fails && self.receives >= ENOUGH && !is_held
+    }
+}
+
+struct Queue {
+    messages: Mutex<Vec<Message>>,
+    changed: Notify,
+}
+
+impl Queue {
+    /// Waits for messages. `None` when the queue is empty.
+    async fn receive(&self, most: usize) -> Option<Vec<Message>> {
+        loop {
+            let changed = self.changed.notified();
+            let next = {
+                let mut messages = self.messages.lock().unwrap();
+                if messages.iter().all(Message::is_over) {
+                    self.changed.notify_waiters();
+                    return None;
+                }
+                let received = visible(&mut messages, most);
+                if !received.is_empty() {
+                    return Some(received);
+                }
+                let hidden = messages.iter().filter_map(|message| message.visible_at);
+                let now = Instant::now();
+                let next = hidden.filter(|at| *at > now).min();
+                next.unwrap_or(now + TIMEOUT)
+            };
+            let _either = timeout_at(next, changed).await;
+        }
+    }
+
+    fn answer(&self, received: &[Message], failed: &[String]) {
+        let mut messages = self.messages.lock().unwrap();
+        for message in &mut *messages {
+            if received.iter().any(|of| of.id == message.id) {
+                message.is_done = !failed.contains(&message.id);
+                message.visible_at = Some(Instant::now() + VISIBILITY);
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    fn receives(&self, id: &str) -> u32 {
+        let messages = self.messages.lock().unwrap();
+        messages.iter().find(|of| of.id == id).unwrap().receives
+    }
+}
+
+/// Takes visible messages. Of a group, one that is held or hidden keeps back those behind it.
+fn visible(messages: &mut [Message], most: usize) -> Vec<Message> {
+    let now = Instant::now();
+    let (mut received, mut closed) = (Vec::new(), BTreeSet::new());
+    for message in messages.iter_mut().filter(|message| !message.is_over()) {
+        let is_closed = message
+            .group
+            .as_ref()
+            .is_some_and(|group| closed.contains(group));
+        let is_visible = message.visible_at.is_some_and(|at| at <= now);
+        if is_closed || !is_visible || received.len() == most {
+            closed.extend(message.group.clone());
+            continue;
+        }
+        message.receives += 1;
+        message.visible_at = None;
+        received.push(message.clone());
+    }
+    received
+}
+
+fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill").args([name, &pid.to_string()]).status();
+    assert!(status.unwrap().success(), "{name}");
+}
+
+/// Memory of a process in KiB. Only Linux says it in a file.
+fn memory_of(pid: u32) -> u64 {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return 0;
+    };
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    line.unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
