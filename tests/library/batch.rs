@@ -259,26 +259,6 @@ async fn deliveries_of_one_s3_test_event_are_acknowledged() {
 }
 
 #[tokio::test]
-async fn second_payload_of_key_in_batch_is_refused() {
-    async fn take(_: Value, _: Attempt) -> Result<(), Failure> {
-        Ok(())
-    }
-    let store = MemoryStore::default();
-    let consumer = Consumer::without_aws(Once::new(store.clone()), namespace(), handler_fn(take));
-    let consumer = Arc::new(consumer.key("body:/id".parse().unwrap()));
-    let event = batch([
-        record("m-1", &json!({"id": "o-7", "amount": 1})),
-        record("m-2", &json!({"id": "o-7", "amount": 2})),
-        record("m-3", &json!({"id": "o-7", "amount": 1})),
-    ]);
-    assert_eq!(
-        process(&consumer, event, within(10 * SECOND)).await,
-        ["m-2"]
-    );
-    assert!(matches!(state(&store, "o-7"), State::Completed { .. }));
-}
-
-#[tokio::test]
 async fn key_ignores_changes_by_handler() {
     // The handler takes the body by value, so it cannot change the original.
     async fn change(mut order: Value, attempt: Attempt) -> Result<Value, Failure> {
@@ -1194,32 +1174,6 @@ async fn fifo_group_stops_at_failed_duplicate() {
     let event = batch([number("m-1"), number("m-2")]);
     let failed = process(&consumer, event, within(10 * SECOND)).await;
     assert_eq!(failed, ["m-1", "m-2"], "the failure has no record");
-}
-
-#[tokio::test]
-async fn fifo_group_stops_at_retryable_failure_alone() {
-    let handler = ScriptedHandler::default();
-    let consumer = Arc::new(consumer(MemoryStore::default(), &handler));
-    let event = batch([
-        fifo("a-1", "a", "succeed"),
-        fifo("b-1", "b", "succeed"),
-        fifo("a-2", "a", "fail"),
-        fifo("b-2", "b", "succeed"),
-        fifo("a-3", "a", "succeed"),
-    ]);
-    assert_eq!(
-        process(&consumer, event, within(10 * SECOND)).await,
-        ["a-2", "a-3"]
-    );
-    let of = |group: &str| {
-        handler
-            .ran()
-            .into_iter()
-            .filter(|id| id.starts_with(group))
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(of("a"), ["a-1", "a-2"]);
-    assert_eq!(of("b"), ["b-1", "b-2"]);
 }
 
 fn order() -> impl Strategy<Value = Order> {
