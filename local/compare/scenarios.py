@@ -35,11 +35,9 @@ class Scenario:
     """The path of the test of sqs-once."""
 
 
-def scenario(test: str | None = None, **variants: Setting) -> Callable[[Play], Play]:
-    """A scenario without `test` has the name of its test in tests/wire/known_failures."""
-
+def scenario(test: str, **variants: Setting) -> Callable[[Play], Play]:
     def add(play: Play) -> Play:
-        SCENARIOS[play.__name__] = Scenario(play, variants, test or f"known_failures::{play.__name__}")
+        SCENARIOS[play.__name__] = Scenario(play, variants, test)
         return play
 
     return add
@@ -86,20 +84,20 @@ def overtaken(ours: Environment, late_end: Json) -> Ended:
     return ours.function().deliver(ORDER)
 
 
-@scenario()
+@scenario(test="once::late_completion_is_refused_and_unacknowledged")
 def late_completion_keeps_newer_result(ours: Environment) -> Seen:
     after = overtaken(ours, {"return": "older"})
     answer = after.outputs.get("m-1")
     return Seen(not after.ran and answer == "newer", f'the next delivery is answered "{answer}", not "newer"')
 
 
-@scenario()
+@scenario(test="once::late_completion_is_refused_and_unacknowledged")
 def late_failure_keeps_newer_completion(ours: Environment) -> Seen:
     after = overtaken(ours, {"raise": "too late"})
     return Seen(not after.ran, "the next delivery runs again")
 
 
-@scenario(lambda_context=False)
+@scenario(test="batch::crash_without_deadline_locks_key_briefly", lambda_context=False)
 def crash_without_deadline_locks_key_briefly(ours: Environment) -> Seen:
     crashing = ours.function()
     crashing.deliver(ORDER, remaining_ms=500, does=lambda _: crashing.kill())
@@ -110,7 +108,7 @@ def crash_without_deadline_locks_key_briefly(ours: Environment) -> Seen:
     return Seen(after.ran == ["m-1"], f"locked for the {left} minutes until the record expires")
 
 
-@scenario()
+@scenario(test="once::lost_claim_response_does_not_block_worker")
 def lost_claim_response_does_not_block_worker(ours: Environment) -> Seen:
     line = ours.line(loses_first_answer=True)
     ended = ours.function(line.endpoint).deliver(ORDER, remaining_ms=2000)
@@ -121,7 +119,7 @@ def lost_claim_response_does_not_block_worker(ours: Environment) -> Seen:
     return Seen(ended.ran == ["m-1"] and not ended.failed, f"ran nothing, and the key is locked {locked}")
 
 
-@scenario()
+@scenario(test="batch::falsy_output_is_replayed_unchanged")
 def falsy_output_is_replayed_unchanged(ours: Environment) -> Seen:
     function, wrong = ours.function(), []
     for number, output in enumerate([0, False, None, ""]):
@@ -145,17 +143,17 @@ def two_without(ours: Environment, key: str) -> Seen:
     return Seen(True, but="unprotected: a second delivery runs again" if again.ran else "")
 
 
-@scenario(key_required=True)
+@scenario(test="batch::messages_without_key_do_not_collide", key_required=True)
 def messages_without_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).orderId")
 
 
-@scenario(key_required=True, validation="body")
+@scenario(test="batch::messages_without_key_do_not_collide", key_required=True, validation="body")
 def messages_without_part_of_key_do_not_collide(ours: Environment) -> Seen:
     return two_without(ours, "powertools_json(body).[customerId, orderId]")
 
 
-@scenario(in_turn=True)
+@scenario(test="batch::messages_behind_failed_one_of_their_key_fail_with_it", in_turn=True)
 def key_twice_in_batch_runs_once(ours: Environment) -> Seen:
     twice = [record(message_id, {"orderId": "o-1"}) for message_id in ("m-1", "m-2")]
     ended = ours.function().deliver(*twice)
@@ -163,7 +161,7 @@ def key_twice_in_batch_runs_once(ours: Environment) -> Seen:
     return Seen(ran == 1 and not failed, f"ran {ran} and reported {failed} of the two as failed")
 
 
-@scenario()
+@scenario(test="batch::key_ignores_changes_by_handler")
 def message_changed_by_handler_keeps_key(ours: Environment) -> Seen:
     changed = {"body": json.dumps({"orderId": "changed"}), "return": "done"}
     first = ours.function().deliver(ORDER, does=lambda _: changed)
@@ -175,7 +173,7 @@ def message_changed_by_handler_keeps_key(ours: Environment) -> Seen:
     )
 
 
-@scenario()
+@scenario(test="batch::failed_message_does_not_affect_others")
 def malformed_message_fails_alone(ours: Environment) -> Seen:
     batch = [record("m-1", {"orderId": "o-1"}), record("bad", "{"), record("m-3", {"orderId": "o-3"})]
     # A handler that reads the malformed body fails like this.
@@ -185,7 +183,7 @@ def malformed_message_fails_alone(ours: Environment) -> Seen:
     return Seen(alone, f"ran {ended.ran}, reported {ended.failed} as failed")
 
 
-@scenario()
+@scenario(test="faults::results::oversized_result_does_not_run_again")
 def oversized_result_does_not_run_again(ours: Environment) -> Seen:
     large = {"return": "x" * 420_000}
     first = ours.function().deliver(ORDER, remaining_ms=2000, does=lambda _: large)

@@ -14,6 +14,7 @@
 mod aws_numbers;
 mod batch;
 mod bodies;
+mod breaker;
 mod call_keys;
 mod dry_run;
 mod envelopes;

@@ -184,21 +184,6 @@ async fn outcome_expires_after_retention() {
     assert_eq!(runs.last().prior, None);
 }
 
-#[tokio::test]
-async fn permanent_failure_runs_once_per_message() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let first = run(&store, operation("m-1", "p"), &runs, declined()).await;
-    let second = run(&store, operation("m-1", "p"), &runs, declined()).await;
-    assert!(matches!(first, Outcome::PermanentFailure(error) if error == "declined"));
-    assert!(matches!(second, Outcome::FailedBefore(error) if error == "declined"));
-    assert_eq!(runs.count(), 1);
-    assert_eq!(store.sent(), ["claim", "fail", "claim"]);
-
-    // A new message runs, also with a corrected payload.
-    let resent = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(resent, Outcome::Completed(_)));
-}
-
 /// It may have charged before it failed, so a redriven message is told of it. It did not crash, so that message neither
 /// runs alone nor is a takeover.
 #[tokio::test]
@@ -245,49 +230,6 @@ async fn retryable_failure_keeps_the_record() {
     assert_eq!(runs.last(), History::with_prior(1, open));
 }
 
-#[tokio::test]
-async fn failure_without_effect_leaves_no_open_attempt() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let outcome = run(&store, operation("m-1", "p"), &runs, unsent()).await;
-    assert!(matches!(outcome, Outcome::NoEffect(error) if error.text == "connection refused"));
-    assert_eq!(record(&store).first_claimed_at, None);
-    assert_eq!(store.sent(), ["claim", "release"]);
-
-    // It binds no payload either.
-    pass(MILLISECOND);
-    let corrected = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(matches!(corrected, Outcome::Completed(_)), "{corrected:?}");
-    assert_eq!(runs.last().prior, None);
-}
-
-#[tokio::test]
-async fn failure_without_effect_restores_failed_record() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
-    let before = record(&store);
-    pass(SECOND);
-    let _ = run(&store, operation("m-2", "corrected"), &runs, unsent()).await;
-    let after = record(&store);
-    let mut expected = before;
-    expected.stamp = after.stamp.clone();
-    expected.updated_at = now();
-    expected.attempts = 2;
-    assert_eq!(after, expected);
-}
-
-#[tokio::test]
-async fn failure_without_effect_keeps_earlier_attempts() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let first = now();
-    crash(&store, "m-1").await;
-    pass(12 * SECOND);
-    let _ = run(&store, operation("m-1", "p"), &runs, unsent()).await;
-    pass(MILLISECOND);
-    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert_eq!(runs.open_since(), Some(first));
-    assert_eq!(runs.last().attempts, 2);
-}
-
 /// Promise 2.
 #[tokio::test]
 async fn failed_message_never_runs_again() {
@@ -322,17 +264,6 @@ async fn third_attempt_gets_time_of_first() {
         assert_eq!(runs.open_since(), Some(first));
         assert_eq!(runs.last().attempts, 2);
     }
-}
-
-#[tokio::test]
-async fn open_attempt_outlives_permanent_failure() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let first = now();
-    crash(&store, "m-1").await;
-    pass(12 * SECOND);
-    let _ = run(&store, operation("m-1", "p"), &runs, declined()).await;
-    let _ = run(&store, operation("m-2", "p"), &runs, Ok(())).await;
-    assert_eq!(runs.open_since(), Some(first));
 }
 
 #[tokio::test]
@@ -395,48 +326,6 @@ async fn each_payload_fails_once_and_the_corrected_one_runs() {
     assert_eq!(runs.count(), 3);
 }
 
-/// DynamoDB's TTL deletes an expired record. The promises hold while the record is kept.
-#[tokio::test]
-async fn redrive_after_ttl_deletion_runs_again() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert_eq!(record(&store).expires_at, now().as_secs() + 20 * 24 * 3600);
-    // A redriven message has a new id.
-    let redriven = run(&store, operation("m-2", "p"), &runs, Ok(2)).await;
-    assert!(matches!(redriven, Outcome::Duplicate(_)));
-
-    store.store.put(&key(), None);
-    let again = run(&store, operation("m-3", "p"), &runs, Ok(2)).await;
-    assert!(matches!(again, Outcome::Completed(_)));
-    assert_eq!((runs.count(), runs.last().attempts), (2, 0));
-}
-
-#[tokio::test]
-async fn other_payload_waits_after_retryable_failures() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let first = now();
-    for _ in 0..5 {
-        let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
-        pass(SECOND);
-    }
-    let corrected = run(&store, operation("m-2", "corrected"), &runs, Ok(1)).await;
-    assert!(
-        matches!(corrected, Outcome::PayloadConflict { open_since } if open_since == Some(first))
-    );
-    assert_eq!(runs.count(), 5);
-}
-
-#[tokio::test]
-async fn reused_key_runs_nothing_and_keeps_record() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    let before = record(&store);
-    let reused = run(&store, operation("m-2", "another"), &runs, Ok(2)).await;
-    assert!(matches!(reused, Outcome::KeyReused));
-    assert_eq!(record(&store), before);
-    assert_eq!(runs.count(), 1);
-}
-
 /// Promise 1.
 #[tokio::test]
 async fn crash_is_conflict_until_lease_ends() {
@@ -463,21 +352,24 @@ async fn crash_is_conflict_until_lease_ends() {
     assert_eq!(runs.last(), History::with_prior(1, crashed));
 }
 
+/// The record of a claim is kept until its lease ends, however short the retention is.
 #[tokio::test]
 async fn lease_and_expiry_follow_settings() {
     let store = Lossy::default();
     let once = Once::new(store.clone()).clock(now);
-    let once = once.lease_margin(5 * SECOND).retention(3600 * SECOND);
-    let work = async |_| Ok::<_, Failure>(lease_until(&store).as_millis());
+    let once = once.lease_margin(5 * SECOND).retention(SECOND);
+    let work = async |_| {
+        let claimed = (lease_until(&store).as_millis(), record(&store).expires_at);
+        Ok::<_, Failure>(claimed)
+    };
     let started = now();
     let outcome = once.run(operation("m-1", "p"), work).await;
-    let Outcome::Completed(StoredResult::Json(lease_until)) = outcome else {
+    let Outcome::Completed(StoredResult::Json(claimed)) = outcome else {
         panic!("{outcome}")
     };
-    let wanted = started + 15 * SECOND;
-    assert_eq!(lease_until, wanted.as_millis().to_string());
-    let wanted = started + 3600 * SECOND;
-    assert_eq!(record(&store).expires_at, wanted.as_secs());
+    let end = started + 15 * SECOND;
+    assert_eq!(claimed, format!("[{},{}]", end.as_millis(), end.as_secs()));
+    assert_eq!(record(&store).expires_at, (started + SECOND).as_secs());
 }
 
 /// The timers of a frozen worker may not have fired.
@@ -497,17 +389,6 @@ async fn frozen_worker_without_lease_does_not_start() {
         let open = record(&store).first_claimed_at;
         assert_eq!(open, None, "the next attempt is not informed");
     }
-}
-
-#[tokio::test]
-async fn record_outlives_lease_with_short_retention() {
-    let store = Lossy::default();
-    let once = Once::new(store.clone()).clock(now).retention(SECOND);
-    let mut dying = Box::pin(once.run(operation("m-1", "p"), |_| {
-        std::future::pending::<Result<(), Failure>>()
-    }));
-    assert!(futures_util::poll!(&mut dying).is_pending());
-    assert!(record(&store).expires_at * 1000 >= lease_until(&store).as_millis());
 }
 
 /// Promise 3.
@@ -577,6 +458,21 @@ async fn slow_claim_does_not_start_handler() {
     assert!(matches!(outcome, Outcome::NotStarted));
     assert_eq!(store.sent(), ["claim", "release"], "not even claimed");
     assert_eq!(runs.count(), 0);
+}
+
+/// The table applies a claim, and the connection breaks before the response. The worker's own record refuses the copy that
+/// the SDK sends. A worker that takes it for another's runs nothing, and the key stays locked until the deadline.
+///
+/// Known failure: lost claim response does not block worker. Seen with Powertools for AWS Lambda (Python) 3.37.0 and
+/// (TypeScript) 2.35.0. The cause is aws/aws-sdk-java #2667, "AmazonDynamoDB / DynamoDBMapper retries are considered as new
+/// requests".
+#[tokio::test]
+async fn lost_claim_response_does_not_block_worker() {
+    let (store, runs) = (Lossy::fates([Fate::SentTwice]), Runs::default());
+    let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    assert_eq!(runs.last(), History::fresh());
+    assert_eq!(store.sent(), ["claim", "complete"]);
 }
 
 #[tokio::test]
@@ -879,18 +775,6 @@ async fn unanswered_takeover_keeps_history() {
     assert!(runs.last().prior.is_some());
 }
 
-#[tokio::test]
-async fn retryable_takeover_keeps_history() {
-    let (store, runs) = (Lossy::default(), Runs::default());
-    crash(&store, "m-1").await;
-    pass(12 * SECOND);
-    let _ = run(&store, operation("m-1", "p"), &runs, busy()).await;
-    assert!(runs.last().prior.is_some());
-    pass(MILLISECOND);
-    let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
-    assert!(runs.last().prior.is_some());
-}
-
 #[tokio::test(start_paused = true)]
 async fn silent_store_is_abandoned_before_deadline() {
     let store = Lossy::fates([Fate::Silence, Fate::Silence]);
@@ -937,20 +821,29 @@ async fn unrecorded_completion_keeps_claim() {
     }
 }
 
+/// A worker outlives its lease, and another one takes over and completes. Without a fencing token, the end of the first
+/// replaces the newer result, or deletes the record so that the operation runs again.
+///
+/// Known failures: late completion keeps newer result, late failure keeps newer completion. Seen with Powertools for AWS
+/// Lambda (Python) 3.37.0 and (TypeScript) 2.35.0, whose update has no condition. A related bug deletes records that the
+/// middleware never acquired: aws-powertools/powertools-lambda-typescript #5675, "Bug: `makeHandlerIdempotent` deletes
+/// idempotency records it never acquired".
 /// Promise 5.
 #[tokio::test]
 async fn late_completion_is_refused_and_unacknowledged() {
-    for answer in [
-        Ok("slow"),
-        Err(Failure::permanent("slow")),
-        Err(Failure::retryable("slow")),
-    ] {
+    let ends: [fn() -> Result<&'static str, Failure>; 4] = [
+        || Ok("slow"),
+        || Err(Failure::permanent("slow")),
+        || Err(Failure::retryable("slow")),
+        || panic!("slow"),
+    ];
+    for end in ends {
         let (store, runs) = (Lossy::default(), Runs::default());
         let (go, wait) = tokio::sync::oneshot::channel();
         let once = once(&store);
         let slow = once.run(operation("m-1", "p"), |_| async {
             wait.await.unwrap();
-            answer
+            end()
         });
         let mut slow = Box::pin(slow);
         assert!(futures_util::poll!(&mut slow).is_pending());

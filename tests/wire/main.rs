@@ -14,7 +14,6 @@ mod batched_writes;
 mod costs;
 mod dead_letter;
 mod faults;
-mod known_failures;
 mod modes;
 mod outage;
 mod s3_bodies;

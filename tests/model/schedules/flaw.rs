@@ -14,10 +14,6 @@ pub enum Flaw {
     WritesGoFirst,
     /// A transaction's token depends on the key alone.
     TokenOfTheKey,
-    /// A change of the item has no condition.
-    ChangeWithoutCondition,
-    /// Without `ReturnValuesOnConditionCheckFailure`, a refused change returns no item.
-    RefusalWithoutItem,
     /// A claim does not see that a lease has not ended.
     LeaseNotSeen,
     /// A claim takes a completed record for a failed one.
@@ -57,14 +53,12 @@ pub enum Flaw {
 }
 
 impl Flaw {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 23] = [
         Self::InsertOverRecord,
         Self::ClaimForgetsFailures,
         Self::ClaimForgetsOpenAttempts,
         Self::WritesGoFirst,
         Self::TokenOfTheKey,
-        Self::ChangeWithoutCondition,
-        Self::RefusalWithoutItem,
         Self::LeaseNotSeen,
         Self::CompletionNotSeen,
         Self::FailureNotSeen,

@@ -36,12 +36,11 @@ impl Line {
             }
             Fate::RequestLost | Fate::AnswerLost | Fate::GivenUpArrivesLater => {
                 pause().await;
-                if !request.reads() || matches!(request, Request::Get) {
-                    let mut world = lock(world);
-                    world.contended(worker);
-                    // A worker counts these, and those of contention.
-                    world.workers[worker].receives_answer("none");
-                }
+                let mut world = lock(world);
+                world.contended(worker);
+                // A worker counts these, and those of contention.
+                world.workers[worker].receives_answer("none");
+                drop(world);
                 Err(request.unavailable(RequestErrorKind::Unanswered))
             }
             Fate::Contended => {
@@ -50,7 +49,7 @@ impl Line {
                 world.contended(worker);
                 world.workers[worker].receives_answer("contended");
                 drop(world);
-                request.contended()
+                Err(request.unavailable(RequestErrorKind::Contended))
             }
             Fate::Answered
             | Fate::SentTwice

@@ -6,8 +6,8 @@
 //! | | |
 //! | --- | --- |
 //! | the network | responds; loses the request or the response; hangs; sends a request twice; delivers it late, when its worker may have given up or crashed; throttles (`network.rs`) |
-//! | the table | refuses a transaction or a change, because of a condition of the user's; has forgotten a token (`table.rs`, `items.rs`) |
-//! | the handler | succeeds, fails retryably or permanently, panics before or after its effect; interprets refused writes (`handler.rs`, `planner.rs`, `changer.rs`) |
+//! | the table | refuses a transaction, because of a condition of the user's; has forgotten a token (`table.rs`) |
+//! | the handler | succeeds, fails retryably or permanently, panics before or after its effect; interprets refused writes (`handler.rs`, `planner.rs`) |
 //! | a worker | continues, crashes, or waits while another goes first (`schedule.rs`) |
 //! | the clocks | stand; pass the lease; pass a worker's deadline; differ by the lease margin (`clock.rs`) |
 //! | an operator | releases the record, or deletes it, in the scenarios of these names |
@@ -34,7 +34,6 @@
 //! | `Once` (`claim.rs`, `call_keys.rs`) | `claim`, `grouped`, and `claim` frozen, skewed, after a crash, with an operator, deleted, with two payloads (also on a FIFO queue); `call_keys`, also frozen, and with two payloads | the record (`records.rs`), by the library's rule of a swap |
 //! | `Once` with a lookup (`reconcile.rs`) | `reconciled`, also frozen and skewed | the same, and a gateway at which charges arrive late |
 //! | `Once` with `Done`, `Inbox` (`transactions.rs`) | `commit`, also frozen, and `inbox` | the same, and the item that the writes change |
-//! | `ItemMode` (`item_mode.rs`) | `create`, `update`, `outdated`, `modify` | the real SDK over a wire of the test's own, and dynoxide in this process |
 //!
 //! The explorer is tested too: on a table with one flaw (`flaw.rs`) it must find the promise that
 //! the flaw breaks.
@@ -67,14 +66,11 @@
 //! A future polled by hand needs none of them: it stops at each await by itself.
 
 mod call_keys;
-mod changer;
 mod chooser;
 mod claim;
 mod clock;
 mod flaw;
 mod handler;
-mod item_mode;
-mod items;
 mod line;
 mod network;
 mod planner;
@@ -93,7 +89,6 @@ mod world;
 
 use std::{collections::BTreeSet, env, str::FromStr as _};
 
-use changer::ChangeKind;
 use chooser::{Found, Schedule, Visited};
 use flaw::Flaw;
 use scenario::Scenario;
@@ -126,7 +121,7 @@ fn keeps_every_promise(scenario: &Scenario) -> Found {
 /// anything, exploring each schedule would find more states.
 #[test]
 fn pruning_loses_no_state() {
-    let mut scenarios = vec![
+    let scenarios = [
         Scenario::claim(),
         Scenario::grouped(),
         Scenario::claim().frozen(),
@@ -136,18 +131,6 @@ fn pruning_loses_no_state() {
         Scenario::commit().frozen(),
         Scenario::inbox(),
     ];
-    // These scenarios take longer, and with one deviation nothing would be pruned.
-    if bound() > 3 {
-        scenarios.extend(
-            [
-                ChangeKind::Create,
-                ChangeKind::Update,
-                ChangeKind::Outdated,
-                ChangeKind::Modify,
-            ]
-            .map(Scenario::item_mode),
-        );
-    }
     for scenario in scenarios {
         let once_each = scenario.explore(2, Visited::default);
         let every_path = scenario.explore(2, Visited::on_every_path);

@@ -58,8 +58,6 @@ const OF_A_WRITE: [Fate; 12] = [
 
 const OF_A_GET: [Fate; 4] = [Answered, RequestLost, Silence, Contended];
 
-const OF_A_READ: [Fate; 3] = [Answered, RequestLost, Silence];
-
 impl Fate {
     /// True if the table answers the caller at once.
     fn answers(self) -> bool {
@@ -98,8 +96,6 @@ impl World {
             Request::Swap(_) => &OF_A_WRITE[..10],
             Request::Get => &OF_A_GET,
             Request::Commit(_) => &OF_A_WRITE,
-            Request::Item(_) if request.reads() => &OF_A_READ,
-            Request::Item(_) => &OF_A_WRITE,
         };
         let fate = fates[self.choose(worker, fates.len())];
         if matches!(request, Request::Commit(_)) && !fate.answers() {

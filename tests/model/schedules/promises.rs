@@ -6,7 +6,7 @@
 //! | P2 | once COMPLETED, no worker enters the handler, and no worker with a live lease has an effect. A message whose failure was recorded never enters the handler again, and the table never admits it again |
 //! | P3 | a run follows only on a failure, of another message if it was permanent, or an attempt whose end was not recorded. The run is informed of each but one without effect, with a time no later than the claim of the earliest |
 //! | P3, in money | the effect happens twice only if a worker had it after its lease had expired |
-//! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction. No worker makes it under another's live claim. On an item it exists at most once, and exactly if the item remembers the operation. No handler has to interpret a refusal that its own duplicate caused |
+//! | P4 | an effect in the table exists at most once, and exactly if the record is COMPLETED with the result of the same transaction. No worker makes it under another's live claim |
 //! | P5 | a worker reports success only of a COMPLETED operation, with the recorded result. A COMPLETED record does not change, and its result is that of a handler that returned it |
 //! | ends | every message ends in success or in a stored failure (`schedule.rs`) |
 //!
@@ -30,7 +30,6 @@ use sqs_once::{
 use crate::schedules::{
     clock::{from_now, of_worker, wall},
     handler::{BUDGET, HandlerEnd, MARGIN},
-    items::ItemHistory,
     world::fingerprint,
 };
 
@@ -377,40 +376,6 @@ impl Promises {
         };
         self.break_if(!told, || {
             format!("P4: the effect is that of {made:?}, and the record tells {recorded:?}")
-        });
-    }
-
-    /// Checks an effect on an item; `made` lists the workers whose requests made it. Other programs
-    /// have changed the item too.
-    pub fn changed(&mut self, made: &[usize], tells: ItemHistory, others: usize) {
-        self.break_if(made.len() > 1, || {
-            format!("P4: the item was changed {} times, by {made:?}", made.len())
-        });
-        let ItemHistory { sold, known, .. } = tells;
-        self.break_if(sold != made.len() || known == made.is_empty(), || {
-            format!("P4: changed by {made:?}, the item tells {tells:?}")
-        });
-        self.break_if(tells.others != others, || {
-            format!("P4: a change by another program is lost: {others} were made, {tells:?}")
-        });
-    }
-
-    /// A worker ends whose effect is on an item.
-    pub fn ended_item_change(&mut self, worker: usize, outcome: &Outcome, made: &[usize]) {
-        let mut said = self.run(worker).said.iter();
-        let unsaid = !said.any(|word| *word == HandlerEnd::Permanent);
-        self.gone(worker);
-        let right = match outcome {
-            Outcome::Completed(result) => made == [worker] && *result == output_of(worker),
-            Outcome::Duplicate(_) => made.len() == 1,
-            Outcome::PermanentFailure(_) => !unsaid,
-            _ => true,
-        };
-        self.break_if(!right, || {
-            format!(
-                "P5: w{worker} says {}, and the effect is that of {made:?}",
-                outcome.name()
-            )
         });
     }
 

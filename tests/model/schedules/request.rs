@@ -11,11 +11,7 @@ use sqs_once::{
     store::{StoreError, Swapped},
 };
 
-use crate::schedules::{
-    items::{ItemAnswer, ItemRequest},
-    records,
-    world::KEY,
-};
+use crate::schedules::{records, world::KEY};
 
 /// A swap with writes.
 #[derive(Clone, Debug)]
@@ -35,14 +31,12 @@ impl Commit {
 #[derive(Clone, Debug)]
 pub enum Request {
     Commit(Box<Commit>),
-    Item(ItemRequest),
     Get,
     Swap(Box<Swap>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    Item(ItemAnswer),
     Got(Option<Record>),
     Swapped(Swapped<Refused>),
 }
@@ -51,15 +45,13 @@ impl Request {
     pub fn key(&self) -> &Key {
         match self {
             Self::Commit(commit) => &commit.record.key,
-            Self::Item(_) | Self::Get => &KEY,
+            Self::Get => &KEY,
             Self::Swap(swap) => &swap.key,
         }
     }
 
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Item(_) if self.reads() => "get",
-            Self::Item(_) => "change",
             Self::Commit(_) => "commit",
             Self::Get => "read",
             Self::Swap(swap) => swap.to.action(),
@@ -71,7 +63,7 @@ impl Request {
         match self {
             Self::Commit(commit) => Some(&commit.record.to.stamp.owner),
             Self::Swap(swap) => Some(&swap.to.stamp.owner),
-            Self::Item(_) | Self::Get => None,
+            Self::Get => None,
         }
     }
 
@@ -98,25 +90,8 @@ impl Request {
                 commit.writes.hash(hasher);
                 records::hash_swap(&commit.record, worker_of, hasher);
             }
-            Self::Item(request) => request.hash(hasher),
             Self::Get => {}
             Self::Swap(swap) => records::hash_swap(swap, worker_of, hasher),
-        }
-    }
-
-    pub fn reads(&self) -> bool {
-        match self {
-            Self::Item(request) => request.reads(),
-            Self::Commit(_) | Self::Swap(_) => false,
-            Self::Get => true,
-        }
-    }
-
-    /// Response of a conflict or of throttling.
-    pub fn contended(&self) -> Result<Answer, StoreError> {
-        match self {
-            Self::Item(_) => Ok(Answer::Item(ItemAnswer::throttled())),
-            _ => Err(self.unavailable(RequestErrorKind::Contended)),
         }
     }
 }
@@ -130,9 +105,6 @@ impl Answer {
             Self::Swapped(Swapped::Found(found)) => ("refused", found.as_ref()),
             Self::Swapped(Swapped::Refused(Refused::Conditions(_))) => ("cancelled", None),
             Self::Swapped(Swapped::Refused(Refused::Invalid(_))) => ("invalid", None),
-            Self::Item(answer) if answer.is_refusal() => ("refused", None),
-            Self::Item(answer) if answer.said.is_ok() => ("answered", None),
-            Self::Item(_) => ("failed", None),
         }
     }
 }

@@ -10,13 +10,10 @@ use sqs_once::{Outcome, internal::Delivery};
 
 use crate::schedules::{
     call_keys,
-    changer::{self, ChangeKind},
     chooser::{Chooser, Found, Schedule, Visited, search},
     clock::Clocks,
     flaw::Flaw,
-    handler,
-    items::{self, Item},
-    planner,
+    handler, planner,
     reconcile::{self, ON_ITS_WAY},
     schedule::{Ended, execute},
     timeline::Timeline,
@@ -32,8 +29,6 @@ pub struct Scenario {
     pub name: String,
     pub work: Work,
     pub effect: Effect,
-    /// The item before the first delivery.
-    pub item: Item,
     /// True if a refused claim over nothing comes without the record.
     pub groups: bool,
     /// True if an operator may release the record at any time.
@@ -65,8 +60,6 @@ pub enum Effect {
     Outside,
     /// In the table: a transaction makes it.
     InTable,
-    /// On an item, which remembers it.
-    ItemMode,
 }
 
 /// Behaviour of a worker's own timers while it is frozen until its lease has expired.
@@ -87,7 +80,6 @@ impl Scenario {
                 Box::pin(handler::claim_run_complete(world, worker, delivery))
             },
             effect: Effect::Outside,
-            item: None,
             groups: false,
             operated: false,
             deleted: false,
@@ -251,40 +243,6 @@ impl Scenario {
         }
     }
 
-    /// One change of one item.
-    pub fn item_mode(way: ChangeKind) -> Self {
-        let (name, work): (_, Work) = match way {
-            ChangeKind::Create => ("create", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, ChangeKind::Create))
-            }),
-            ChangeKind::Update => ("update", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, ChangeKind::Update))
-            }),
-            ChangeKind::Outdated => ("outdated", |world, worker, delivery| {
-                Box::pin(changer::change(
-                    world,
-                    worker,
-                    delivery,
-                    ChangeKind::Outdated,
-                ))
-            }),
-            ChangeKind::Modify => ("modify", |world, worker, delivery| {
-                Box::pin(changer::change(world, worker, delivery, ChangeKind::Modify))
-            }),
-        };
-        Self {
-            name: name.into(),
-            work,
-            effect: Effect::ItemMode,
-            item: match way {
-                ChangeKind::Outdated => items::outdated(),
-                _ => None,
-            },
-            fewer: 1,
-            ..Self::claim()
-        }
-    }
-
     /// The same on a table with a flaw.
     pub fn with(self, flaw: Flaw) -> Self {
         Self {
@@ -321,10 +279,6 @@ impl Scenario {
             Self::commit(),
             Self::commit().frozen(),
             Self::inbox(),
-            Self::item_mode(ChangeKind::Create),
-            Self::item_mode(ChangeKind::Update),
-            Self::item_mode(ChangeKind::Outdated),
-            Self::item_mode(ChangeKind::Modify),
         ];
         let (base, quarantine) = match base.split_once('~') {
             Some((base, seconds)) => (base, seconds.parse::<f64>().ok()),

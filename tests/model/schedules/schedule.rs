@@ -22,7 +22,7 @@ use crate::schedules::{
     clock::{self, Clocks, from_now, wall},
     handler::{BUDGET, MARGIN, RESERVE},
     records::failed_messages,
-    scenario::{Effect, Freeze, Scenario},
+    scenario::{Freeze, Scenario},
     timeline::Timeline,
     world::{Shared, Worker, World, lock},
 };
@@ -309,18 +309,10 @@ impl Execution<'_> {
         let mut world = lock(&self.world);
         world.workers[worker].live = false;
         let record = world.record.clone();
-        if self.scenario.effect == Effect::ItemMode {
-            let made = world.effects().to_vec();
-            world.promises.ended_item_change(worker, &outcome, &made);
-        } else {
-            let message = message_id(world.workers[worker].message);
-            world
-                .promises
-                .ended(worker, &message, &outcome, record.as_ref());
-        }
+        let message = message_id(world.workers[worker].message);
+        (world.promises).ended(worker, &message, &outcome, record.as_ref());
         world.log(worker, || format!("ends: {}", outcome.name()));
-        // An unrecorded failure returns, as every other message does. An item records no failure,
-        // so there the message returns until it is in the dead-letter queue.
+        // An unrecorded failure returns, as every other message does.
         let failed = matches!(
             outcome,
             Outcome::PermanentFailure(_) | Outcome::FailedBefore(_) | Outcome::KeyReused
@@ -397,10 +389,6 @@ impl Execution<'_> {
             }
         }
         world.hash_table(&mut state);
-        if self.scenario.effect == Effect::ItemMode {
-            // With a retention, an item holds the time of day.
-            wall().hash(&mut state);
-        }
         world.promises.hash(&mut state);
         (self.current, &self.settled, world.workers.len()).hash(&mut state);
         if self.scenario.returns {

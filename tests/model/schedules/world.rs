@@ -17,9 +17,7 @@ use sqs_once::{
 use crate::schedules::{
     chooser::Chooser,
     clock::{START, from_now, since_start, wall},
-    flaw::Flaw,
     handler::MARGIN,
-    items::{self, Item, ItemAnswer, ItemRequest},
     network::InFlight,
     promises::{Promises, lives},
     records::{self, failed_messages, left_by_a_crash},
@@ -70,11 +68,6 @@ pub struct World {
     pub messages: Vec<Message>,
     /// Content of the table, after the last write.
     pub record: Option<Record>,
-    /// The item that changes, in scenarios with the effect on an item.
-    pub item: Item,
-    /// Number of changes by other programs.
-    meddled: usize,
-    flaw: Option<Flaw>,
     effect: Effect,
     /// True if a refused claim over nothing comes without the record.
     pub groups: bool,
@@ -104,8 +97,6 @@ pub struct Worker {
     /// Pause before the retry of a conflict: polling it lets time pass.
     pub pausing: bool,
     pub collisions: u32,
-    /// Its last change was refused by an item that knew the operation.
-    pub met_its_own: bool,
     pub started: Duration,
     pub owner: Option<Owner>,
     pub calls: usize,
@@ -136,9 +127,6 @@ impl World {
             chooser,
             table: Table::new(scenario.flaw),
             messages: scenario.messages(),
-            item: scenario.item.clone(),
-            meddled: 0,
-            flaw: scenario.flaw,
             effect: scenario.effect,
             groups: scenario.groups,
             clocks_differ: scenario.clocks_differ,
@@ -184,11 +172,6 @@ impl World {
         self.promises.deleted();
         self.record = None;
         self.note("the record is deleted");
-    }
-
-    /// Workers whose requests have made the effect in DynamoDB.
-    pub fn effects(&self) -> &[usize] {
-        &self.table.effects
     }
 
     /// The payload of a worker's message.
@@ -270,10 +253,7 @@ impl World {
 
     fn line(&mut self, who: impl FnOnce() -> String, what: impl FnOnce() -> String) {
         if self.timeline.is_written() {
-            let record = match &self.item {
-                Some(item) => item.clone(),
-                None => self.in_words(self.record.as_ref()),
-            };
+            let record = self.in_words(self.record.as_ref());
             self.timeline.line(&who(), &what(), &record);
         }
     }
@@ -294,7 +274,6 @@ impl World {
                 let answer = self.table.commit(worker, commit, finds);
                 answer.map(Answer::Swapped)
             }
-            Request::Item(request) => Ok(Answer::Item(self.change(worker, request, finds))),
             Request::Get => Ok(Answer::Got(self.table.records.get())),
             Request::Swap(swap) => Ok(Answer::Swapped(self.swap(worker, swap))),
         };
@@ -337,29 +316,6 @@ impl World {
         answer
     }
 
-    /// A request reaches the item.
-    fn change(&mut self, worker: usize, request: &ItemRequest, finds: Circumstances) -> ItemAnswer {
-        let (found, stays) = if finds.sold_out {
-            items::change_by_other(&self.item, request)
-        } else {
-            (self.item.clone(), true)
-        };
-        let with_flaw = self.flaw.map(|flaw| request.with_flaw(flaw));
-        let request = with_flaw.as_ref().unwrap_or(request);
-        let (answer, left) = items::answer(&found, request);
-        let made = answer.said.is_ok() && !request.reads();
-        if made || stays {
-            self.item = left;
-        }
-        self.meddled += usize::from(finds.sold_out && stays);
-        if made {
-            self.table.effects.push(worker);
-        }
-        let (tells, made) = (items::tells(&self.item), &self.table.effects);
-        self.promises.changed(made, tells, self.meddled);
-        answer
-    }
-
     /// Hash of a response.
     pub fn hash_of_answer(&self, answer: &Result<Answer, StoreError>) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -368,9 +324,6 @@ impl World {
             Err(_) => ("failed", None),
         };
         word.hash(&mut hasher);
-        if let Ok(Answer::Item(answer)) = answer {
-            format!("{answer:?}").hash(&mut hasher);
-        }
         self.hash_record(record, &mut hasher);
         hasher.finish()
     }
@@ -382,7 +335,7 @@ impl World {
             .iter()
             .map(|message| message.sent.map(from_now))
             .for_each(|sent| sent.hash(hasher));
-        (&self.item, &self.table.effects, &self.charged).hash(hasher);
+        (&self.table.effects, &self.charged).hash(hasher);
         (&self.answered, self.deleted).hash(hasher);
         for (worker, latest) in &self.on_their_way {
             (worker, from_now(*latest)).hash(hasher);

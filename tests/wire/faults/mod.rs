@@ -1,15 +1,9 @@
-//! Injected faults between the consumer and its table, at every request of the protocol. The real SDK talks
-//! to a DynamoDB that fails on purpose: in memory and on paused time, where a test is about time, and else over HTTP.
+//! Injected faults between the consumer and its table. The real SDK talks to a DynamoDB that fails on purpose: in memory
+//! and on paused time, where a test is about time, and else over HTTP.
 
 mod results;
-mod story;
 
-use std::{
-    io,
-    num::NonZeroUsize,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{io, num::NonZeroUsize, sync::Arc, time::Duration};
 
 use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
 use aws_sdk_dynamodb::{
@@ -19,16 +13,19 @@ use aws_sdk_dynamodb::{
 };
 use futures_util::future::join_all;
 use sqs_once::{
-    Attempt, Consumer, Deadline, Once, Operation, handler_fn,
+    Attempt, Consumer, Deadline, Done, Once, Operation, Write, handler_fn,
     internal::Delivery,
-    protocol::{Key, Timestamp},
-    store::{AnyStore, Batched, DynamoStore},
+    protocol::{
+        Claim, Expect, Key, Owner, Record,
+        RequestErrorKind::{self, Contended, Denied, Unanswered},
+        Swap, Timestamp,
+    },
+    store::{AnyStore, Batched, DynamoStore, Store as _, StoreError, Swapped},
 };
-use story::{Act, Before, FaultDuration, Grouping, RecordState, Step, Story, TABLE, When};
 use support::{
-    PATIENCE,
+    CONTEXT, NOTHING, PATIENCE,
     consumer::{namespace, process, within},
-    dynamo::Dynamo,
+    dynamo::{Dynamo, number},
     event::{batch, record},
     faults::Fault,
 };
@@ -37,261 +34,68 @@ use tokio::{
     net::TcpStream,
 };
 
-/// A fault, and whether DynamoDB applies the request. Each is repeated at least once.
-type Row = (Fault, bool);
+/// A fault, the kind of the error of a request that meets nothing else, and whether DynamoDB applies it.
+type Row = (Fault, RequestErrorKind, bool);
 
-const FAULTS: [Row; 14] = [
-    (Fault::CutBefore, false),
-    (Fault::CutAfter, true),
-    (Fault::HalfAnswer, true),
-    (Fault::Garbage, true),
-    (Fault::GarbageInstead, false),
-    (Fault::HoldRequest, false),
-    (Fault::HoldAnswer, true),
-    (Fault::Throttle, false),
-    (Fault::ThroughputExceeded, false),
-    (Fault::InternalError, false),
-    (Fault::Unavailable, false),
-    (Fault::Refuse, false),
-    (Fault::TransactionConflict, false),
-    (Fault::Denied, false),
+const FAULTS: [Row; 16] = [
+    (Fault::CutBefore, Unanswered, false),
+    (Fault::CutAfter, Unanswered, true),
+    (Fault::HalfAnswer, Unanswered, true),
+    (Fault::Garbage, Unanswered, true),
+    (Fault::GarbageInstead, Unanswered, false),
+    (Fault::Empty, Unanswered, true),
+    (Fault::EmptyInstead, Unanswered, false),
+    (Fault::HoldRequest, Unanswered, false),
+    (Fault::HoldAnswer, Unanswered, true),
+    (Fault::InternalError, Unanswered, false),
+    (Fault::Unavailable, Unanswered, false),
+    (Fault::Refuse, Unanswered, false),
+    (Fault::Throttle, Contended, false),
+    (Fault::ThroughputExceeded, Contended, false),
+    (Fault::TransactionConflict, Contended, false),
+    (Fault::Denied, Denied, false),
 ];
 
-const EMPTY: [Row; 2] = [(Fault::Empty, true), (Fault::EmptyInstead, false)];
-
-#[rustfmt::skip]
-const STEPS: [Step; 13] = {
-    use {Act::*, Before::{Delivery, OtherMessage, UnansweredClaim}, RecordState::{Completed, Dead, Failed, Live, Undone}};
-    [
-        step("claim", "Claim", Before::Nothing, &[Succeed], [Completed, Undone, RecordState::Nothing]),
-        step("retry's read", "GetItem", Delivery, &[Fail, Succeed], [Completed, Dead, Dead]),
-        step("retry's claim", "Claim", Delivery, &[Panic, Succeed], [Completed, Dead, Dead]),
-        step("duplicate's read", "GetItem", Delivery, &[Succeed], [Completed, Completed, Completed]),
-        step("second message's claim", "Claim", OtherMessage, &[Succeed], [Completed, Completed, Completed]),
-        step("complete", "UpdateItem", Before::Nothing, &[Succeed], [Completed, Completed, Live]),
-        step("fail", "UpdateItem", Before::Nothing, &[Decline], [Failed, Failed, Live]),
-        step("end of the lease", "UpdateItem", Before::Nothing, &[Fail], [Dead, Dead, Live]),
-        step("undo", "UpdateItem", Before::Nothing, &[NoEffect], [Undone, Undone, Live]),
-        step("retry's undo", "UpdateItem", Delivery, &[Panic, NoEffect], [Dead, Dead, Live]),
-        step("end of the lease after a panic", "UpdateItem", Before::Nothing, &[Panic], [Dead, Dead, Live]),
-        step("end of the lease at the deadline", "UpdateItem", Before::Nothing, &[Hang], [Dead, Dead, Live]),
-        step("end of an unanswered claim's lease", "UpdateItem", UnansweredClaim, &[Succeed], [Undone, Undone, Live]),
-    ]
-};
-
-const fn step(
-    name: &'static str,
-    request: &'static str,
-    before: Before,
-    acts: &'static [Act],
-    [answered, applied, not_applied]: [RecordState; 3],
-) -> Step {
-    Step {
-        name,
-        request,
-        before,
-        acts,
-        answered,
-        applied,
-        not_applied,
-    }
-}
-
-/// Every fault at every step, run once and shared by all tests.
-fn stories() -> &'static [(Story, Row)] {
-    static STORIES: OnceLock<Vec<(Story, Row)>> = OnceLock::new();
-    STORIES.get_or_init(|| live(&FAULTS))
-}
-
-fn live(faults: &[Row]) -> Vec<(Story, Row)> {
-    let mut plots = Vec::new();
-    let ungrouped = STEPS.map(|step| (Grouping::Off, step));
-    // The other steps are the same with and without groups.
-    let grouped = STEPS.into_iter().filter(|step| step.group().is_some());
-    let grouped = grouped.map(|step| (Grouping::On, step));
-    for (grouping, step) in ungrouped.into_iter().chain(grouped) {
-        for row in faults {
-            let lastings: &[FaultDuration] = match row.0 {
-                Fault::Refuse => &[FaultDuration::Throughout],
-                Fault::HoldRequest | Fault::HoldAnswer => &[
-                    FaultDuration::Once,
-                    FaultDuration::Throughout,
-                    FaultDuration::UntilTheDeadline,
-                ],
-                _ => &[FaultDuration::Once, FaultDuration::Throughout],
+/// Whether a request may have been applied, and whether a repetition may help, is all that the rest of the library knows of
+/// a fault. A copy of the request is applied if the first one was not, and changes nothing else.
+#[tokio::test(start_paused = true)]
+async fn each_fault_has_its_kind() {
+    let now = Timestamp::now();
+    let claim = Claim::new(Owner::fresh(), "m-1", now, now + SECOND, now.as_secs() + 60);
+    let claim = Swap {
+        key: Key::new(&namespace(), ["o-1"]).unwrap(),
+        expect: Expect::Absent,
+        to: Record::claimed(&claim, 1, None, None),
+    };
+    let one_more = Write::update(TABLE, "ADD n :one").key("id", "count");
+    let effect = Done::new(()).with(one_more.value(":one", 1)).into();
+    for (fault, kind, is_applied) in FAULTS {
+        for (request, with) in [("Claim", &*NOTHING), ("TransactWriteItems", &effect)] {
+            let dynamo = Dynamo::in_memory();
+            dynamo.create_table(TABLE).await;
+            let store = DynamoStore::new(dynamo.worker(Some(SECOND)), TABLE);
+            dynamo.fail_all(request, fault);
+            let error = store.swap(&claim, with, &CONTEXT).await.unwrap_err();
+            let StoreError::Unavailable { kind: told, .. } = error else {
+                panic!("{request} {fault:?}: {error}")
             };
-            let lastings = lastings.iter();
-            plots.extend(lastings.map(|lasting| (grouping, step, *row, *lasting)));
+            assert_eq!(told, kind, "{request} {fault:?}");
+            let record = dynamo.record(TABLE, claim.key.as_str()).await;
+            assert_eq!(record.is_some(), is_applied, "{request} {fault:?}");
+            assert!(!is_applied || error.may_have_been_applied());
+
+            // A request that is held back arrives now.
+            dynamo.heal().await;
+            let copy = store.swap(&claim, with, &CONTEXT).await.unwrap();
+            let own = Swapped::Found(Some(claim.to.clone()));
+            assert!(copy == Swapped::Applied || copy == own, "{copy:?}");
+            let record = store.get(&claim.key, &CONTEXT).await.unwrap();
+            assert_eq!(record.as_ref(), Some(&claim.to), "{request} {fault:?}");
+            if request == "TransactWriteItems" {
+                let count = dynamo.record(TABLE, "count").await.unwrap();
+                assert_eq!(number(&count, "n"), 1, "{request} {fault:?}");
+            }
         }
-    }
-    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let share = plots.len().div_ceil(threads);
-    std::thread::scope(|scope| {
-        let shares = plots.chunks(share);
-        let shares = shares.map(|share| scope.spawn(move || share.iter().map(live_one).collect()));
-        let threads: Vec<_> = shares.collect();
-        let lived = threads.into_iter().map(|thread| thread.join().unwrap());
-        lived.flat_map(|stories: Vec<_>| stories).collect()
-    })
-}
-
-type Plot = (Grouping, Step, Row, FaultDuration);
-
-fn live_one(&(grouping, step, row, lasting): &Plot) -> (Story, Row) {
-    let mut paused = tokio::runtime::Builder::new_current_thread();
-    let runtime = paused.enable_all().start_paused(true).build().unwrap();
-    let story = Story::live(grouping, step, row.0, lasting);
-    (runtime.block_on(story), row)
-}
-
-/// True if the failed request received a response in the end.
-fn answered(story: &Story) -> bool {
-    let step = &story.step;
-    // The ordinary request follows a group.
-    if story.grouping == Grouping::On {
-        return story.lasting != FaultDuration::Throughout;
-    }
-    let repeated = step.before != Before::UnansweredClaim;
-    story.lasting == FaultDuration::Once && repeated
-}
-
-#[test]
-fn every_story_meets_its_fault() {
-    for (story, _) in stories() {
-        assert!(story.met > 0, "{story}");
-    }
-}
-
-/// Promise 5.
-#[test]
-fn acknowledged_message_is_completed() {
-    for (story, _) in stories() {
-        acknowledged_only_if_completed(story);
-    }
-}
-
-fn acknowledged_only_if_completed(story: &Story) {
-    for delivery in &story.deliveries {
-        let completed = delivery.left == RecordState::Completed;
-        assert!(completed || !delivery.acknowledged, "{story}");
-    }
-}
-
-/// Promise 5.
-#[test]
-fn result_is_never_overwritten() {
-    for (story, _) in stories() {
-        let mut results = story.deliveries.iter().filter_map(|d| d.result.as_ref());
-        let first = results.next();
-        assert!(results.all(|result| Some(result) == first), "{story}");
-    }
-}
-
-#[test]
-fn batch_is_answered_before_deadline() {
-    for (story, _) in stories() {
-        let in_time = story.deliveries.iter().all(|d| d.in_time);
-        assert!(in_time, "{story}");
-    }
-}
-
-/// Promise 3.
-#[test]
-fn repeated_effect_is_announced_to_handler() {
-    for (story, _) in stories() {
-        assert_informed_of_effects(story);
-    }
-}
-
-/// Only a run that declares so is sure to have had no effect.
-fn assert_informed_of_effects(story: &Story) {
-    let mut effects = std::collections::BTreeMap::<_, usize>::new();
-    for run in &story.runs {
-        let effects = effects.entry(&run.key).or_default();
-        assert!(*effects == 0 || run.informed, "{story}");
-        *effects += usize::from(run.act != Act::NoEffect);
-    }
-}
-
-#[test]
-fn retried_fault_changes_nothing() {
-    for (story, row) in stories().iter().filter(|(story, _)| answered(story)) {
-        let (step, first) = (&story.step, story.first());
-        let succeeds = step.answered == RecordState::Completed;
-        let runs = step.before != Before::UnansweredClaim && first.found != RecordState::Completed;
-        let seen = (first.acknowledged, first.runs.len(), first.left);
-        assert_eq!(
-            seen,
-            (succeeds, usize::from(runs), step.answered),
-            "{row:?} {story}"
-        );
-    }
-}
-
-#[test]
-fn unanswered_request_fails_message_and_keeps_write() {
-    for (story, row) in stories().iter().filter(|(story, _)| !answered(story)) {
-        let (step, first) = (&story.step, story.first());
-        let (_, applied) = *row;
-        let left = if applied {
-            step.applied
-        } else {
-            step.not_applied
-        };
-        // An unanswered read or claim runs no handler.
-        let claims = ["GetItem", "Claim"].contains(&step.request);
-        let claimed = !claims && step.before != Before::UnansweredClaim;
-        let seen = (first.acknowledged, first.runs.len(), first.left);
-        assert_eq!(seen, (false, usize::from(claimed), left), "{row:?} {story}");
-    }
-}
-
-/// Promise 2.
-#[test]
-fn redelivery_after_fault_follows_record() {
-    for (story, _) in stories() {
-        for redelivery in story.redeliveries() {
-            let informed: Vec<_> = redelivery.runs.iter().map(|run| run.informed).collect();
-            let seen = (&informed[..], redelivery.acknowledged, redelivery.left);
-            let expected: (&[bool], bool, RecordState) = match (redelivery.found, redelivery.when) {
-                (RecordState::Nothing | RecordState::Undone, _) => {
-                    (&[false], true, RecordState::Completed)
-                }
-                (RecordState::Live, When::Now) => (&[], false, RecordState::Live),
-                (RecordState::Dead, _) | (RecordState::Live, When::Later) => {
-                    (&[true], true, RecordState::Completed)
-                }
-                (RecordState::Completed, _) => (&[], true, RecordState::Completed),
-                (RecordState::Failed, _) => (&[], false, RecordState::Failed),
-            };
-            assert_eq!(seen, expected, "{redelivery:?} of {story}");
-        }
-    }
-}
-
-#[test]
-fn every_message_settles_after_lease_ends() {
-    for (story, _) in stories() {
-        let [.., later, again] = &story.deliveries[..] else {
-            unreachable!()
-        };
-        for delivery in [later, again] {
-            let settled = match delivery.left {
-                RecordState::Completed => delivery.acknowledged,
-                RecordState::Failed => !delivery.acknowledged,
-                _ => false,
-            };
-            assert!(settled, "{story}");
-        }
-        assert!(again.runs.is_empty(), "{story}");
-    }
-}
-
-#[test]
-fn empty_response_is_rejected() {
-    for (story, _) in live(&EMPTY) {
-        acknowledged_only_if_completed(&story);
-        assert_informed_of_effects(&story);
     }
 }
 
@@ -316,7 +120,7 @@ async fn fault_of_one_message_spares_others() {
         ![HoldRequest, HoldAnswer, Refuse].contains(fault)
     });
     let stories = counted.flat_map(|row| [("Claim", row), ("UpdateItem", row)]);
-    let stories = stories.map(|(request, &(fault, _))| async move {
+    let stories = stories.map(|(request, &(fault, ..))| async move {
         let dynamo = Dynamo::in_memory();
         dynamo.create_table(TABLE).await;
         // The worker outlasts contention, and every fault of a settlement.
@@ -500,6 +304,7 @@ async fn throttled_completion(grouping: bool) {
     }
 }
 
+const TABLE: &str = "idempotency";
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Half of the time is reserve.
@@ -599,7 +404,7 @@ async fn fault_on_the_wire_matches_its_name() {
 #[tokio::test]
 async fn faults_are_the_same_in_memory() {
     let (on_wire, in_memory) = (Dynamo::start().await, Dynamo::in_memory());
-    for (fault, ..) in FAULTS.into_iter().chain(EMPTY) {
+    for (fault, ..) in FAULTS {
         // A client without a timeout waits for these for ever, in both ways.
         if let Fault::HoldRequest | Fault::HoldAnswer = fault {
             continue;

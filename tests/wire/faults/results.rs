@@ -9,7 +9,7 @@ use aws_config::{retry::RetryConfig, timeout::TimeoutConfig};
 use sqs_once::{
     Attempt, Deadline, Done, Once, Operation, Outcome, Write,
     internal::Delivery,
-    protocol::{Key, StoredResult, Timestamp},
+    protocol::{Key, MAX_RESULT_BYTES, StoredResult, Timestamp},
     store::{DynamoStore, Results, S3Results},
 };
 use support::{
@@ -98,14 +98,8 @@ impl World {
             .clock(clock)
     }
 
-    /// Runs the operation, with more time than it needs.
     async fn run(&self, clock: fn() -> Timestamp) -> Outcome {
-        let operation = Operation::new(
-            Key::new(&namespace(), ["o-1"]).unwrap(),
-            None,
-            Delivery::new("m-1"),
-            Deadline::after(clock(), PATIENCE, SECOND),
-        );
+        let operation = operation(clock());
         let once = self.once(clock);
         let claim = |attempt: Attempt| async move { Ok(self.output(&attempt)) };
         let commit = |attempt: Attempt| async move {
@@ -139,6 +133,16 @@ impl World {
             assert_eq!(number(&thing, "n"), 1, "{case:?}");
         }
     }
+}
+
+/// The operation, with more time than it needs.
+fn operation(now: Timestamp) -> Operation {
+    Operation::new(
+        Key::new(&namespace(), ["o-1"]).unwrap(),
+        None,
+        Delivery::new("m-1"),
+        Deadline::after(now, PATIENCE, SECOND),
+    )
 }
 
 fn output_of(run: usize) -> String {
@@ -258,12 +262,7 @@ async fn late_put_of_a_refused_answer_changes_nothing() {
     for way in [Way::Commit, Way::Inbox] {
         let world = World::start(way).await;
         world.s3.on_put(S3Put::Late);
-        let operation = Operation::new(
-            Key::new(&namespace(), ["o-1"]).unwrap(),
-            None,
-            Delivery::new("m-1"),
-            Deadline::after(now(), PATIENCE, SECOND),
-        );
+        let operation = operation(now());
         let plan = |_: Attempt| async move {
             let taken = Write::update(THINGS, "ADD n :one").key("id", "t");
             let taken = taken.value(":one", 1).when("attribute_exists(never)");
@@ -289,5 +288,27 @@ async fn late_put_of_a_refused_answer_changes_nothing() {
         world.s3.release().await;
         assert_eq!(world.s3.objects().len(), 2, "{way:?}");
         world.assert_completed(way, Some(output_of(2))).await;
+    }
+}
+
+/// The operation is done, and its output does not fit into an item of 400 KB. A library whose completion then fails reports
+/// the message as failed, and the operation runs again for each receive until the message is dead-lettered.
+///
+/// Known failure: oversized result does not run again. Seen with Powertools for AWS Lambda (Python) 3.37.0 and (TypeScript)
+/// 2.35.0.
+#[tokio::test]
+async fn oversized_result_does_not_run_again() {
+    for size in [MAX_RESULT_BYTES, 420_000] {
+        let dynamo = Dynamo::start().await;
+        dynamo.create_table(RECORDS).await;
+        let once = Once::new(DynamoStore::new(dynamo.client(), RECORDS));
+        let first = once.run(operation(now()), async |_| Ok("x".repeat(size)));
+        assert_eq!(first.await.name(), "completed", "{size}");
+        let kept = dynamo.record(RECORDS, "test#o-1").await.unwrap();
+        assert_eq!(text(&kept, "status"), "COMPLETED");
+        assert!(text(&kept, "result_omitted").contains("bytes"), "{kept:?}");
+        let never = async |_| -> Result<(), _> { panic!("it ran again") };
+        let again = once.run(operation(now()), never).await;
+        assert_eq!(again.name(), "duplicate", "{size}");
     }
 }

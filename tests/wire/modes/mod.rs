@@ -5,7 +5,6 @@ pub mod world;
 
 mod batches;
 mod crashes;
-mod failures;
 mod item_mode;
 mod refusals;
 mod requests;

@@ -1,7 +1,4 @@
-//! Outages of DynamoDB, whose failed invocations show in Lambda's Errors metric, and of the system that handlers
-//! call.
-
-mod breaker;
+//! Outages of DynamoDB, whose failed invocations show in Lambda's Errors metric.
 
 use std::{sync::Arc, time::Duration};
 
