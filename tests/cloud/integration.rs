@@ -322,7 +322,6 @@ async fn create_queue(
     Queue { url, arn }
 }
 
-/// Promise 5.
 #[tokio::test]
 async fn orders_charge_once_and_failures_are_dead_lettered() {
     in_each_world(async |world| {
@@ -413,7 +412,6 @@ async fn redriven_order_is_charged_once_by_order_id() {
     .await;
 }
 
-/// Promise 2.
 #[tokio::test]
 async fn lost_delete_message_charges_once() {
     in_each_world(async |world| {
@@ -474,7 +472,6 @@ async fn redelivery_after_ttl_deletion_charges_again() {
     .await;
 }
 
-/// Promise 3.
 #[tokio::test]
 async fn killed_worker_is_taken_over() {
     in_each_world(async |world| {

@@ -158,7 +158,6 @@ async fn new_message_costs_2_requests_duplicate_1() {
 ///
 /// Known failure: malformed message fails alone. Seen with aws_lambda_events 1.2, if a handler takes `SqsEventObj<T>`, as
 /// this test shows. Both Powertools pass.
-/// Promise 6.
 #[tokio::test]
 async fn failed_message_does_not_affect_others() {
     let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
@@ -1316,7 +1315,6 @@ proptest! {
 
     /// Any batch: the response names each failed message once, in batch order, and no other. No
     /// message runs twice.
-    /// Promise 5.
     #[test]
     fn response_lists_failed_messages_only(orders in orders(), concurrency in 1..12_usize) {
         // A message id always comes with the same order.

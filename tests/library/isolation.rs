@@ -174,7 +174,6 @@ async fn died_in_a_crowd(store: &MemoryStore, ids: &[String]) {
     advance(MINUTE);
 }
 
-/// Promise 6.
 #[tokio::test]
 async fn nine_neighbours_succeed_and_killer_is_crashed() {
     let (world, store) = (World::default(), MemoryStore::default());
@@ -373,7 +372,6 @@ async fn blocked_handler_keeps_no_turn_after_the_answer() {
     assert_eq!(again.await, [""; 0], "the suspect got no turn");
 }
 
-/// Promise 7.
 #[tokio::test]
 async fn outage_between_attempts_alone_crashes_nobody() {
     let dynamo = Dynamo::start().await;

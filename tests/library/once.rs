@@ -151,7 +151,6 @@ fn lease_until(store: &Lossy) -> Timestamp {
     }
 }
 
-/// Promise 2.
 #[tokio::test]
 async fn duplicate_gets_result_without_running() {
     let (store, runs) = (Lossy::default(), Runs::default());
@@ -230,7 +229,6 @@ async fn retryable_failure_keeps_the_record() {
     assert_eq!(runs.last(), History::with_prior(1, open));
 }
 
-/// Promise 2.
 #[tokio::test]
 async fn failed_message_never_runs_again() {
     for second in [declined(), busy(), unsent()] {
@@ -326,7 +324,6 @@ async fn each_payload_fails_once_and_the_corrected_one_runs() {
     assert_eq!(runs.count(), 3);
 }
 
-/// Promise 1.
 #[tokio::test]
 async fn crash_is_conflict_until_lease_ends() {
     let (store, runs) = (Lossy::default(), Runs::default());
@@ -391,7 +388,6 @@ async fn frozen_worker_without_lease_does_not_start() {
     }
 }
 
-/// Promise 3.
 #[tokio::test]
 async fn panic_is_caught_and_next_attempt_informed() {
     let (store, runs) = (Lossy::default(), Runs::default());
@@ -828,7 +824,6 @@ async fn unrecorded_completion_keeps_claim() {
 /// Lambda (Python) 3.37.0 and (TypeScript) 2.35.0, whose update has no condition. A related bug deletes records that the
 /// middleware never acquired: aws-powertools/powertools-lambda-typescript #5675, "Bug: `makeHandlerIdempotent` deletes
 /// idempotency records it never acquired".
-/// Promise 5.
 #[tokio::test]
 async fn late_completion_is_refused_and_unacknowledged() {
     let ends: [fn() -> Result<&'static str, Failure>; 4] = [

@@ -176,7 +176,6 @@ async fn first_attempt_never_looks_up() {
     assert_eq!(world.calls(), ["charge"]);
 }
 
-/// Promise 2.
 #[tokio::test]
 async fn found_effect_is_recorded_without_running() {
     let (world, store) = (World::default(), MemoryStore::default());

@@ -234,7 +234,6 @@ async fn signal(pid: u32, name: &str) {
     assert!(kill.await.unwrap().success(), "{name}");
 }
 
-/// Promise 4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stock_is_exact_after_crashes_of_all() {
     let orders = env::var("CHAOS_POSTGRES_ORDERS").map_or(300, |orders| orders.parse().unwrap());

@@ -46,7 +46,6 @@ async fn place(order: String, attempt: Attempt) -> Result<InTransaction<bool>, F
     Ok(tx.done(taken))
 }
 
-/// Promise 4.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn stock_is_exact_beside_killed_workers() {
     let world = Arc::new(World::start().await);

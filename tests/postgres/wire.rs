@@ -107,13 +107,11 @@ async fn request_that_never_arrives_loses_nothing() {
     assert_effect_is_once(Cut::Before).await;
 }
 
-/// Promise 4.
 #[tokio::test]
 async fn lost_answer_repeats_no_effect() {
     assert_effect_is_once(Cut::After).await;
 }
 
-/// Promise 4.
 #[tokio::test]
 async fn crash_at_each_request_loses_nothing() {
     assert_effect_is_once(Cut::Silence).await;

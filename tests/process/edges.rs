@@ -18,7 +18,6 @@ fn first_message(n: u32) -> Value {
     batch([received("m-1", &order("o-1"), n)])
 }
 
-/// Promise 3.
 #[tokio::test]
 async fn third_attempt_after_kills_gets_first_claim_time() {
     let stage = Stage::set().await;

@@ -43,8 +43,6 @@ async fn commit_met(stage: &Stage, fault: Fault) {
     }
 }
 
-/// Promise 4.
-///
 /// The first process is killed before DynamoDB applies its commit, or before it reads the response. In the first
 /// case the commit arrives late, after that of the second process.
 #[tokio::test]

@@ -50,7 +50,6 @@ const SETTINGS: [(&str, &str); 5] = [
     ("TEST_CRASH_WAIT", "1s"),
 ];
 
-/// Promises 1, 2, 3, 5 and 7.
 #[tokio::test]
 async fn standard_queue_survives_kills_and_freezes() {
     let mut messages: Vec<_> = (0..ORDERS).map(|n| Message::of_order(n, "m")).collect();

@@ -16,7 +16,6 @@ use support::template::Template;
 /// Worlds of the survey.
 const SEEDS: u64 = 1000;
 
-/// Promises 1, 2, 3, 4, 5, 6 and 7.
 #[test]
 fn worlds_of_fixed_seeds_keep_promises() {
     silence_handlers();
@@ -40,8 +39,6 @@ fn same_seed_has_same_story() {
 }
 
 /// Every message survives an outage of twelve hours.
-///
-/// Promise 7.
 #[test]
 fn outages_of_half_a_day_dead_letter_nothing() {
     let ends = |plan: &Plan| [30, 900].contains(&plan.timeouts.function.as_secs());

@@ -286,7 +286,6 @@ async fn permanent_outcomes_are_copied_with_reason() {
     assert_eq!(world.runs(), 2);
 }
 
-/// Promise 5.
 #[tokio::test]
 async fn odd_record_is_copied_if_it_is_complete() {
     let world = World::start().await;
@@ -318,7 +317,6 @@ async fn odd_record_is_copied_if_it_is_complete() {
     assert_eq!(world.runs(), 0);
 }
 
-/// Promise 5.
 #[tokio::test]
 async fn contents_under_one_id_are_both_reported() {
     let mut body = declined("m-1");
@@ -348,7 +346,6 @@ async fn contents_under_one_id_are_both_reported() {
     assert_eq!(world.copied(), ["m-1"]);
 }
 
-/// Promise 5.
 #[tokio::test]
 async fn copy_is_sent_after_failure_is_recorded() {
     let world = World::start().await;

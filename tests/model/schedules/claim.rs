@@ -2,7 +2,6 @@
 
 use crate::schedules::{finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
 
-/// Promises 1, 2, 3 and 5.
 #[test]
 fn three_workers_keep_every_promise() {
     let found = keeps_every_promise(&Scenario::claim());

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use crate::schedules::{finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
 
-/// Promise 4.
 #[test]
 fn commit_with_claim_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::commit());
@@ -35,7 +34,6 @@ fn frozen_commit_keeps_every_promise() {
     });
 }
 
-/// Promise 4.
 #[test]
 fn inbox_keeps_every_promise() {
     let found = keeps_every_promise(&Scenario::inbox());

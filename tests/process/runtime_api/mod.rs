@@ -30,7 +30,6 @@ fn orders(numbers: std::ops::RangeInclusive<u32>) -> Value {
     batch(numbers.map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}")))))
 }
 
-/// Promise 2.
 #[tokio::test]
 async fn redelivered_batches_charge_each_order_once() {
     let stage = Stage::set().await;
@@ -60,7 +59,6 @@ async fn redelivered_batches_charge_each_order_once() {
     assert!(outcomes[31..].iter().all(|o| o == outcome::DUPLICATE));
 }
 
-/// Promise 3.
 #[tokio::test]
 async fn killed_charge_is_taken_over_after_lease() {
     let stage = Stage::set().await;
@@ -410,7 +408,6 @@ async fn handler_lines_name_message_and_invocation() {
     assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);
 }
 
-/// Promise 6.
 #[tokio::test]
 async fn release_panic_fails_its_message_alone() {
     let stage = Stage::set().await;

@@ -120,7 +120,6 @@ fn good(id: &str) -> Value {
     json!({"orderId": id, "amount": 1, "currency": "EUR", "order": {"id": id}, "text": outer})
 }
 
-/// Promise 6.
 #[tokio::test]
 async fn key_and_fingerprint_take_little_memory() {
     let mut too_much = Vec::new();

@@ -109,7 +109,6 @@ fn store(dynamo: &Dynamo, grouping: bool) -> AnyStore {
     }
 }
 
-/// Promise 6.
 #[tokio::test(start_paused = true)]
 async fn fault_of_one_message_spares_others() {
     use Fault::{

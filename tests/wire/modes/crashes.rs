@@ -205,13 +205,11 @@ async fn survives_every_fault(way: EffectMode) {
     }
 }
 
-/// Promise 4.
 #[tokio::test(start_paused = true)]
 async fn claim_and_commit_survive_every_fault() {
     survives_every_fault(EffectMode::Claim).await;
 }
 
-/// Promise 4.
 #[tokio::test(start_paused = true)]
 async fn inbox_survives_every_fault() {
     survives_every_fault(EffectMode::Inbox).await;
@@ -222,7 +220,6 @@ async fn item_creation_survives_every_fault() {
     survives_every_fault(EffectMode::Create).await;
 }
 
-/// Promise 4.
 #[tokio::test(start_paused = true)]
 async fn item_update_survives_every_fault() {
     survives_every_fault(EffectMode::Update).await;

@@ -325,7 +325,6 @@ async fn failure_refused_by_table_is_not_final() {
 }
 
 /// The commit was sent before its message failed, and arrives after another message has failed too.
-/// Promise 2.
 #[tokio::test(start_paused = true)]
 async fn late_commit_after_two_failures_is_refused() {
     let world = World::start_paused().await;

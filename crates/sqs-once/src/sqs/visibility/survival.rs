@@ -252,7 +252,6 @@ fn dead_copies(queue: &Queue, copies: usize, handler: u64) -> usize {
     dead
 }
 
-/// Promise 7.
 #[test]
 fn copies_of_one_key_survive_twelve_hours() {
     let queue = queue(&Template::with(&[("FunctionTimeout", "30")]));
