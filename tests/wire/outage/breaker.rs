@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Consumer, Deadline, Failure, Handler, Once,
@@ -90,6 +91,22 @@ enum Gateway {
     Silent,
     /// The handler panics.
     Strange,
+    /// The handler's output panics.
+    Unwritable,
+}
+
+enum Receipt {
+    Plain,
+    Unwritable,
+}
+
+impl Serialize for Receipt {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Plain => serializer.serialize_unit(),
+            Self::Unwritable => panic!("scripted"),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -100,9 +117,9 @@ struct Charge {
 
 impl Handler for Charge {
     type Message = Value;
-    type Output = ();
+    type Output = Receipt;
 
-    async fn handle(&self, order: Value, attempt: Attempt) -> Result<(), Failure> {
+    async fn handle(&self, order: Value, attempt: Attempt) -> Result<Receipt, Failure> {
         let id = attempt.message_id().to_owned();
         self.calls.lock().unwrap().push(id);
         // Calls of one batch are under way at the same time.
@@ -110,13 +127,14 @@ impl Handler for Charge {
         let gateway = *self.gateway.lock().unwrap();
         match gateway {
             // Another system, which has no outage.
-            _ if order["system"] == "other" => Ok(()),
-            Gateway::Works => Ok(()),
+            _ if order["system"] == "other" => Ok(Receipt::Plain),
+            Gateway::Works => Ok(Receipt::Plain),
             Gateway::Busy => Err(Failure::retryable("503")),
             Gateway::Declines => Err(Failure::permanent("declined")),
             Gateway::Unreachable => Err(Failure::no_effect("connection refused")),
             Gateway::Silent => std::future::pending().await,
             Gateway::Strange => panic!("scripted"),
+            Gateway::Unwritable => Ok(Receipt::Unwritable),
         }
     }
 }
@@ -298,6 +316,23 @@ async fn panics_leave_the_circuit_closed() {
     for number in 0..5 {
         let outcomes = world.process(ten(10 * number, 2)).await;
         assert_eq!(outcomes, [("panicked", 10)].into());
+    }
+}
+
+/// A panic says nothing about the called system.
+#[tokio::test]
+async fn panic_of_a_probe_leaves_the_circuit_open() {
+    for gateway in [Gateway::Strange, Gateway::Unwritable] {
+        let world = World::new(Gateway::Busy);
+        world.open().await;
+        pass(5 * SECOND);
+        world.set(gateway);
+        let outcomes = world.process(ten(20, 2)).await;
+        assert_eq!(outcomes, [("circuit_open", 9), ("panicked", 1)].into());
+        assert_eq!(
+            world.process(ten(30, 2)).await,
+            [("circuit_open", 10)].into()
+        );
     }
 }
 
