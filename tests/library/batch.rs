@@ -417,7 +417,13 @@ fn outcomes<const N: usize>(expected: [(&str, &str); N]) -> BTreeMap<String, Str
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocking_handler_does_not_delay_response() {
     let (store, handler) = (MemoryStore::default(), ScriptedHandler::default());
-    let consumer = consumer(store, &handler);
+    let seen = Arc::new(Mutex::new(BTreeMap::new()));
+    let sees = Arc::clone(&seen);
+    let consumer = consumer(store, &handler).on_outcome(move |message| {
+        let claims_and_requests = (message.earlier_claims(), message.store_latencies().len());
+        let mut seen = sees.lock().unwrap();
+        seen.insert(message.message_id.to_owned(), claims_and_requests);
+    });
     let consumer = Arc::new(consumer.concurrency(NonZeroUsize::MIN));
     let event = batch([
         received("m-1", &json!("succeed"), 3),
@@ -436,6 +442,8 @@ async fn blocking_handler_does_not_delay_response() {
         ("m-2", "not_started"),
     ];
     assert_eq!(logged, outcomes(expected));
+    // Its claim is known, though its end is not.
+    assert_eq!(seen.lock().unwrap()["blocks"], (Some(0), 2));
     let unfinished = unfinished.unwrap();
     assert_eq!(unfinished["unfinished"], 2);
     assert_eq!(unfinished["blocking"], "blocks");
@@ -1081,12 +1089,12 @@ async fn duplicate_that_cannot_be_decoded_is_acknowledged() {
         let values = lines.map(|(level, fields)| format!("{level} {}", fields[field]));
         values.collect::<BTreeSet<_>>()
     };
-    let warnings = of(
-        "a duplicate can't be read, so on_duplicate was not called",
-        "key",
-    );
+    let warning = "a duplicate can't be read, so on_duplicate was not called";
     let warned = ["m-1", "m-2"].map(|id| format!("\"WARN\" \"test#{id}\""));
-    assert_eq!(warnings, warned.into());
+    assert_eq!(of(warning, "key"), warned.into());
+    let mut reasons = of(warning, "why");
+    assert!(reasons.remove("\"WARN\" \"decoding it panicked\""));
+    assert_eq!(reasons.len(), 1, "{reasons:?}");
     let outcomes = of("message processed", "outcome");
     assert_eq!(outcomes, ["\"INFO\" \"duplicate\"".to_owned()].into());
 }
@@ -1243,10 +1251,11 @@ async fn fifo_group_stops_at_permanent_failure_if_set() {
     assert_eq!(handler.ran(), ["bad"]);
 }
 
-#[tokio::test]
-async fn fifo_group_stops_at_any_failure_in_item_mode() {
-    let ran = Arc::new(Mutex::new(Vec::new()));
-    let runs = Arc::clone(&ran);
+/// Declines each message, and notes its id.
+fn declining_items(
+    ran: &Arc<Mutex<Vec<String>>>,
+) -> Consumer<ItemMode, impl Handler<Message = Order, Output = Change<()>>> {
+    let runs = Arc::clone(ran);
     let decline = move |_: Order, attempt: Attempt| {
         runs.lock().unwrap().push(attempt.message_id().to_owned());
         async { Err::<Change<()>, _>(Failure::permanent("told to")) }
@@ -1254,11 +1263,13 @@ async fn fifo_group_stops_at_any_failure_in_item_mode() {
     // The client sends no request: no handler returns a change.
     let config = aws_sdk_dynamodb::Config::builder().behavior_version_latest();
     let mode = ItemMode::new(aws_sdk_dynamodb::Client::from_conf(config.build()));
-    let consumer = Arc::new(Consumer::without_aws(
-        mode,
-        namespace(),
-        handler_fn(decline),
-    ));
+    Consumer::without_aws(mode, namespace(), handler_fn(decline))
+}
+
+#[tokio::test]
+async fn fifo_group_stops_at_any_failure_in_item_mode() {
+    let ran = Arc::default();
+    let consumer = Arc::new(declining_items(&ran));
     let mut undecodable = fifo("undecodable", "g", "");
     undecodable["body"] = json!("{");
     let event = batch([undecodable, fifo("good", "g", "succeed")]);
@@ -1269,6 +1280,17 @@ async fn fifo_group_stops_at_any_failure_in_item_mode() {
     let failed = process(&consumer, event, within(10 * SECOND)).await;
     assert_eq!(failed, ["bad", "good"]);
     assert_eq!(*ran.lock().unwrap(), ["bad"]);
+}
+
+/// The second may be the correction.
+#[tokio::test]
+async fn messages_of_one_key_are_no_group_in_item_mode() {
+    let ran = Arc::default();
+    let consumer = declining_items(&ran).key("attribute:order".parse().unwrap());
+    let event = batch(["m-1", "m-2"].map(|id| keyed(record(id, &json!("decline")), "o-1")));
+    let failed = process(&Arc::new(consumer), event, within(10 * SECOND)).await;
+    assert_eq!(failed, ["m-1", "m-2"]);
+    assert_eq!(*ran.lock().unwrap(), ["m-1", "m-2"]);
 }
 
 #[tokio::test]

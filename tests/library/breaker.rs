@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use sqs_once::{Attempt, Consumer, Deadline, Failure, Handler, Once};
 use support::{
@@ -31,6 +32,22 @@ enum Gateway {
     Silent,
     /// The handler panics.
     Strange,
+    /// The handler's output panics.
+    Unwritable,
+}
+
+enum Receipt {
+    Plain,
+    Unwritable,
+}
+
+impl Serialize for Receipt {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Plain => serializer.serialize_unit(),
+            Self::Unwritable => panic!("scripted"),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -38,19 +55,20 @@ struct Charge(Arc<Mutex<Gateway>>);
 
 impl Handler for Charge {
     type Message = Value;
-    type Output = ();
+    type Output = Receipt;
 
-    async fn handle(&self, _: Value, _: Attempt) -> Result<(), Failure> {
+    async fn handle(&self, _: Value, _: Attempt) -> Result<Receipt, Failure> {
         let gateway = *self.0.lock().unwrap();
         // The messages of a batch are under way at the same time.
         tokio::task::yield_now().await;
         match gateway {
-            Gateway::Works => Ok(()),
+            Gateway::Works => Ok(Receipt::Plain),
             Gateway::Declines => Err(Failure::permanent("declined")),
             Gateway::Busy => Err(Failure::retryable("503")),
             Gateway::Unreachable => Err(Failure::no_effect("connection refused")),
             Gateway::Silent => std::future::pending().await,
             Gateway::Strange => panic!("scripted"),
+            Gateway::Unwritable => Ok(Receipt::Unwritable),
         }
     }
 }
@@ -136,6 +154,21 @@ async fn open_circuit_costs_no_request_until_a_probe_is_answered() {
         let probed = world.ten(answer).await;
         assert_eq!(probed, [("circuit_open", 9), (outcome, 1)].into());
         assert_eq!(world.ten(answer).await, [(outcome, 10)].into());
+    }
+}
+
+/// A panic says nothing about the called system.
+#[tokio::test(start_paused = true)]
+async fn panic_of_a_probe_leaves_the_circuit_open() {
+    for gateway in [Gateway::Strange, Gateway::Unwritable] {
+        let world = World::new(true);
+        for _ in 0..2 {
+            world.ten(Gateway::Busy).await;
+        }
+        advance(5 * SECOND).await;
+        let probed = world.ten(gateway).await;
+        assert_eq!(probed, [("circuit_open", 9), ("panicked", 1)].into());
+        assert_eq!(world.ten(gateway).await, [("circuit_open", 10)].into());
     }
 }
 

@@ -198,7 +198,8 @@ async fn nine_neighbours_succeed_and_killer_is_crashed() {
         (&State::Failed, 0)
     );
     let error = crashed.last_error().unwrap();
-    assert!(error.contains("ran alone"), "no reason");
+    let reason = "the process ended 4 times while the handler of this message ran alone";
+    assert!(error.starts_with(reason), "{error}");
     for id in ids.iter().filter(|id| *id != "m-4") {
         assert!(
             matches!(kept(&store, id).state, State::Completed { .. }),
@@ -444,6 +445,39 @@ async fn suspect_starts_in_the_second_half_of_the_time() {
     let failed = process(&consumer, messages, within(SECOND / 3)).await;
     assert_eq!(failed, [""; 0]);
     assert_eq!(world.began(), ["m-2", "m-1"]);
+}
+
+/// A handler takes 200 ms of the 750.
+#[tokio::test(start_paused = true)]
+async fn others_start_in_the_first_half_while_a_suspect_waits() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let consumer = Arc::new(world.consumer(store).concurrency(NonZeroUsize::MIN));
+    let slow = ["m-2", "m-3", "m-4"].map(|id| order(id, "slow"));
+    let messages = batch([order("m-1", "succeed")].into_iter().chain(slow));
+    process(&consumer, messages, within(SECOND)).await;
+    assert_eq!(world.began(), ["m-2", "m-3", "m-1", "m-4"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_behind_a_suspect_without_time_is_behind_a_failure() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let consumer = Arc::new(world.consumer(store));
+    let of_group = ["m-1", "m-2"].map(|id| in_group(order(id, "succeed"), "g"));
+    let other = in_group(order("m-3", "slow"), "h");
+    log::start();
+    let messages = batch(of_group.into_iter().chain([other]));
+    let failed = process(&consumer, messages, within(SECOND / 5)).await;
+    assert_eq!(failed, ["m-1", "m-2", "m-3"]);
+    let lines = log::lines();
+    let fields_where = |field: &str, value: &str| {
+        let mut fields = lines.iter().map(|line| &line["fields"]);
+        fields.find(|fields| fields[field] == value).unwrap()
+    };
+    assert_eq!(fields_where("message_id", "m-1")["key"], "test#m-1");
+    let unfinished = fields_where("message", "messages did not finish before the deadline");
+    assert_eq!(unfinished["not_started"], "m-1", "{unfinished}");
 }
 
 #[tokio::test]
@@ -740,6 +774,23 @@ async fn duplicate_in_the_turn_of_a_suspect_gets_its_reply() {
     assert_eq!(failed, (vec![], vec![]));
     assert_eq!(world.began(), ["m-1"]);
     assert_eq!(replies.load(SeqCst), 1);
+}
+
+/// It is claimed beside others, read and claimed alone, and ended.
+#[tokio::test]
+async fn outcome_of_a_suspect_has_all_its_requests() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    died_in_a_crowd(&store, &["m-1".into()]).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let sees = Arc::clone(&seen);
+    let consumer = world.consumer(store).on_outcome(move |message| {
+        let requests = message.store_latencies().len();
+        sees.lock().unwrap().push((message.key.cloned(), requests));
+    });
+    let messages = batch([order("m-1", "succeed")]);
+    let failed = process(&Arc::new(consumer), messages, within(20 * SECOND)).await;
+    assert_eq!(failed, [""; 0]);
+    assert_eq!(*seen.lock().unwrap(), [(Some(key("m-1")), 4)]);
 }
 
 /// A healthy message sends two requests, as before.

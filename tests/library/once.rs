@@ -512,6 +512,7 @@ async fn claim_is_abandoned_after_three_copies_without_answer() {
         // The applied claim has a lease of 11 seconds. It ends when the worker abandons the claim.
         if fate == Fate::AnswerLost {
             assert_eq!(lease_until(&store), now());
+            assert_eq!(record(&store).stamp.version, 2);
         }
         pass(MILLISECOND);
         let again = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
@@ -519,6 +520,65 @@ async fn claim_is_abandoned_after_three_copies_without_answer() {
             matches!(again, Outcome::Completed(_)),
             "{fate:?}: {again:?}"
         );
+    }
+}
+
+/// To abandon a claim only shortens somebody's wait.
+#[tokio::test(start_paused = true)]
+async fn abandoned_claim_waits_two_seconds_for_its_answer() {
+    for (answer, ended) in [
+        (Fate::Late(1900 * MILLISECOND), true),
+        (Fate::Silence, false),
+    ] {
+        let lost = [Fate::AnswerLost; 3].into_iter();
+        let store = Lossy::fates(lost.chain([answer]));
+        let started = tokio::time::Instant::now();
+        let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+        assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+        assert_eq!(lease_until(&store) == now(), ended);
+        assert!(started.elapsed() <= 2100 * MILLISECOND);
+    }
+}
+
+/// TTL deletes the record that refused the first swap of a claim, and a late copy of that swap is applied.
+#[tokio::test(start_paused = true)]
+async fn abandoned_claim_ends_the_lease_of_its_earlier_swap() {
+    let before = [Fate::Answered; 3].into_iter();
+    let unanswered = [Fate::RequestLost; 3].into_iter();
+    let store = Lossy::fates(before.chain(unanswered).chain([Fate::Late(SECOND)]));
+    let _ = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    pass(21 * 24 * 3600 * SECOND);
+    let late = async {
+        tokio::time::sleep(SECOND / 2).await;
+        store.store.put(&key(), None);
+        let first = &store.claims()[1];
+        assert_eq!(store.store.apply(first), Swapped::Applied);
+        assert_eq!(lease_until(&store), now() + 11 * SECOND);
+    };
+    let runs = Runs::default();
+    let (outcome, ()) = tokio::join!(run(&store, operation("m-1", "p"), &runs, Ok(1)), late);
+    assert!(matches!(outcome, Outcome::StoreUnavailable(_)));
+    assert_eq!(lease_until(&store), now());
+    assert_eq!(store.sent()[6..], ["release", "release"]);
+}
+
+/// The connection was dead.
+#[tokio::test(start_paused = true)]
+async fn lost_request_is_sent_again_at_once() {
+    let store = Lossy::fates([Fate::RequestLost, Fate::Answered, Fate::RequestLost]);
+    let started = tokio::time::Instant::now();
+    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)));
+    assert_eq!(store.sent(), ["claim", "claim", "complete", "complete"]);
+    assert_eq!(started.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test]
+async fn end_has_a_version_of_its_own() {
+    for answer in [Ok(()), declined(), busy(), unsent()] {
+        let store = Lossy::default();
+        let _ = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
+        assert_eq!(record(&store).stamp.version, 2);
     }
 }
 
@@ -690,6 +750,19 @@ async fn throttled_end_of_lease_is_given_up_soon() {
     }
 }
 
+/// Without it, the attempt looks like a death of the process, and the message rests for hours.
+#[tokio::test(start_paused = true)]
+async fn end_of_an_attempt_alone_is_repeated_until_the_end() {
+    for answer in [busy(), unsent()] {
+        let store = Lossy::default();
+        crash(&store, "m-1").await;
+        pass(12 * SECOND);
+        store.throttle("release", tokio::time::Instant::now() + 8 * SECOND);
+        let _ = run(&store, operation("m-1", "p"), &Runs::default(), answer).await;
+        assert_eq!(record(&store).exclusive_attempts, 0);
+    }
+}
+
 /// The effect has happened: credentials that are replaced, or a permission that arrives late, cost no
 /// second one.
 #[tokio::test(start_paused = true)]
@@ -710,10 +783,12 @@ async fn denied_completion_is_repeated_for_a_minute() {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_completion_is_sent_once() {
-    let store = Lossy::fates([Fate::Answered, Fate::Invalid]);
-    let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
-    assert!(matches!(outcome, Outcome::CompletionUnrecorded(_)));
-    assert_eq!(store.sent(), ["claim", "complete"]);
+    for fate in [Fate::Invalid, Fate::TooLarge] {
+        let store = Lossy::fates([Fate::Answered, fate]);
+        let outcome = run(&store, operation("m-1", "p"), &Runs::default(), Ok(1)).await;
+        assert!(matches!(outcome, Outcome::CompletionUnrecorded(_)));
+        assert_eq!(store.sent(), ["claim", "complete"]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -31,6 +31,8 @@ pub enum Fate {
     Denied,
     /// The request is not applied, and never will be.
     Invalid,
+    /// The request is not sent: the record would be too large.
+    TooLarge,
     /// The response has an invalid record.
     Unreadable,
     /// The response arrives after this time.
@@ -138,6 +140,11 @@ impl Lossy {
             Fate::Contended => Err(failed(RequestErrorKind::Contended)),
             Fate::Denied => Err(failed(RequestErrorKind::Denied)),
             Fate::Invalid => Err(failed(RequestErrorKind::Invalid)),
+            Fate::TooLarge => Err(StoreError::ItemTooLarge {
+                key: key.into(),
+                bytes: 2,
+                limit: 1,
+            }),
             Fate::Unreadable => Err(StoreError::Unreadable {
                 key: key.into(),
                 store: "a bad line".into(),

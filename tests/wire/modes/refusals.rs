@@ -8,7 +8,7 @@ use std::{
 use aws_sdk_dynamodb::types::{AttributeValue, Put, ReturnValuesOnConditionCheckFailure, Update};
 use serde_json::json;
 use sqs_once::{
-    Attempt, Change, Done, Failure, Once, Outcome, Write,
+    Attempt, Change, Done, Failure, Once, Operation, Outcome, Write,
     internal::Delivery,
     protocol::{Key, StoredResult},
     store::{DynamoStore, Layout},
@@ -322,6 +322,18 @@ async fn failure_refused_by_table_is_not_final() {
     assert_eq!(denied.name(), "failure_unrecorded", "{denied}");
     let placed = inbox.run(operation("b", ample()), placed).await;
     assert_eq!(placed.name(), "failure_unrecorded", "{placed}");
+}
+
+/// No claim has been refused before.
+#[tokio::test(start_paused = true)]
+async fn record_too_large_for_an_inbox_is_a_failure() {
+    let world = World::start_paused().await;
+    let inbox = world.inbox(&world.no_timeout_client());
+    let key = Key::new(&namespace(), ["a"]).unwrap();
+    let operation = Operation::new(key, None, "m".repeat(400 << 10), ample());
+    let outcome = inbox.run(operation, async |_| Ok(order("a"))).await;
+    assert_eq!(outcome.name(), "failure_unrecorded", "{outcome}");
+    assert_eq!(world.ended("a").await, None);
 }
 
 /// The commit was sent before its message failed, and arrives after another message has failed too.

@@ -98,14 +98,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         let quarantine = operation.quarantine;
         let quarantine = quarantine.map(|wait| self.lease_margin.saturating_add(wait));
         let claim = self.records.claim(operation, lease_until, quarantine);
-        match self.send_claim(operation, &claim, start).await {
-            Ok(Claimed::Run { mut claim, .. }) if !deadline.may_begin(self.records.now()) => {
-                let outcome = Outcome::NotStarted;
-                Claimed::Ended(self.undo(operation, &mut claim, false, outcome).await)
-            }
-            Ok(claimed) => claimed,
-            Err(outcome) => Claimed::Ended(outcome),
-        }
+        let claimed = self.send_claim(operation, &claim, start).await;
+        claimed.unwrap_or_else(Claimed::Ended)
     }
 
     async fn send_claim(

@@ -270,7 +270,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     }
 
     /// Undoes the claim after an attempt that had no effect.
-    pub(super) async fn undo(
+    async fn undo(
         &self,
         operation: &Operation,
         held: &mut Held,
@@ -398,5 +398,152 @@ fn recorded(record: Record) -> Outcome {
             Outcome::PermanentFailure(record.last_error().unwrap_or_default().to_owned())
         }
         State::InProgress { .. } => Outcome::LeaseLost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::{Mutex, PoisonError},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::{
+        deadline::Deadline,
+        dynamo::{
+            done::Done,
+            write::Write,
+            writes::{Refused, Writes},
+        },
+        protocol::{Namespace, Swap},
+        store::{MemoryStore, RequestContext, SwappedIn},
+        system::Instant,
+    };
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn operation(id: &str, deadline: Deadline) -> Operation {
+        let key = Key::new(&Namespace::new("test").unwrap(), [id]).unwrap();
+        Operation::new(key, None, id, deadline)
+    }
+
+    /// Answers the first completion after this time, or never. Notes when each was sent.
+    #[derive(Clone)]
+    struct Slow {
+        store: MemoryStore,
+        answers_after: Option<Duration>,
+        sent: Arc<Mutex<Vec<Instant>>>,
+    }
+
+    impl Slow {
+        fn is_first(&self) -> bool {
+            let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+            sent.push(system::instant());
+            sent.len() == 1
+        }
+    }
+
+    impl Store for Slow {
+        type With = ();
+
+        async fn get(
+            &self,
+            key: &Key,
+            context: &RequestContext,
+        ) -> Result<Option<Record>, StoreError> {
+            self.store.get(key, context).await
+        }
+
+        async fn swap(
+            &self,
+            swap: &Swap,
+            (): &(),
+            context: &RequestContext,
+        ) -> Result<Swapped, StoreError> {
+            if swap.to.action() == "complete" && self.is_first() {
+                match self.answers_after {
+                    Some(time) => system::sleep(time).await,
+                    None => pending().await,
+                }
+            }
+            self.store.swap(swap, &(), context).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_output_waits_for_memory_for_half_of_the_time() {
+        // Outcomes are written for 15 seconds.
+        for (answers_after, waited) in [(Some(5 * SECOND), 5 * SECOND), (None, 15 * SECOND / 2)] {
+            let store = Slow {
+                store: MemoryStore::default(),
+                answers_after,
+                sent: Arc::default(),
+            };
+            let once = Once::new(store.clone()).output_memory(1);
+            let deadline = Deadline::after(Timestamp::now(), 16 * SECOND, 4 * SECOND);
+            let run = async |id: &str| {
+                let large = "x".repeat(100 << 10);
+                once.run(operation(id, deadline), async |_| Ok(large)).await
+            };
+            let (_, second) = tokio::join!(run("o-1"), run("o-2"));
+            assert!(matches!(second, Outcome::Completed(_)), "{second:?}");
+            let sent = store.sent.lock().unwrap();
+            assert_eq!(sent[1] - sent[0], waited);
+        }
+    }
+
+    /// Refuses the handler's writes, while an earlier copy of them is on its way. The next request arrives after it.
+    #[derive(Clone, Default)]
+    struct Overtaking {
+        store: MemoryStore,
+        late: Arc<Mutex<Option<Swap>>>,
+    }
+
+    impl Store for Overtaking {
+        type With = Writes;
+
+        async fn get(
+            &self,
+            key: &Key,
+            context: &RequestContext,
+        ) -> Result<Option<Record>, StoreError> {
+            self.store.get(key, context).await
+        }
+
+        async fn swap(
+            &self,
+            swap: &Swap,
+            with: &Writes,
+            _: &RequestContext,
+        ) -> Result<SwappedIn<Self>, StoreError> {
+            let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+            if !with.is_empty() {
+                *late = Some(swap.clone());
+                return Ok(Swapped::Refused(Refused::Invalid("refused".into())));
+            }
+            if let Some(late) = late.take() {
+                assert_eq!(self.store.apply(&late), Swapped::Applied);
+            }
+            Ok(self.store.apply(swap).widened())
+        }
+    }
+
+    #[tokio::test]
+    async fn commit_behind_its_refusal_is_the_outcome() {
+        let once = Once::new(Overtaking::default());
+        let inbox = once.clone().inbox();
+        let deadline = Deadline::after(Timestamp::now(), 20 * SECOND, SECOND);
+        let work = async |_| {
+            let put = Write::put("orders", serde_json::json!({"id": "o-1"}));
+            Ok(Done::new(1).with(put))
+        };
+        for outcome in [
+            once.run(operation("o-1", deadline), work).await,
+            inbox.run(operation("o-2", deadline), work).await,
+        ] {
+            assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+        }
     }
 }

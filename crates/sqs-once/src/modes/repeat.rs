@@ -236,3 +236,52 @@ impl RetryPauses {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    /// Pauses so often, and returns how long each pause was.
+    async fn paused(pauses: &mut RetryPauses, times: usize) -> Vec<Duration> {
+        let mut took = Vec::new();
+        for _ in 0..times {
+            let start = system::instant();
+            if !pauses.pause().await {
+                break;
+            }
+            took.push(system::elapsed(start));
+        }
+        took
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_double_up_to_their_limit() {
+        let mut pauses = RetryPauses::until(system::instant() + Duration::from_secs(60));
+        let longest = [20, 40, 80, 160, 320, 640, 1000, 1000];
+        let took = paused(&mut pauses, longest.len()).await;
+        for (took, longest) in took.into_iter().zip(longest) {
+            let longest = longest * MILLISECOND;
+            // A timer may fire a millisecond late.
+            let expected = longest / 2..=longest + MILLISECOND;
+            assert!(expected.contains(&took), "{took:?} of {longest:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pause_takes_half_of_the_time_left() {
+        let until = system::instant() + 100 * MILLISECOND;
+        let mut pauses = RetryPauses::new(LONG_PAUSES, until);
+        let took = paused(&mut pauses, 10).await;
+        assert_eq!(took, [50, 25, 13, 6].map(|n| n * MILLISECOND));
+    }
+
+    #[test]
+    fn last_copy_of_a_denied_write_has_time_for_its_answer() {
+        for (left, denied_for) in [(400, 300), (10_000, 9_000), (900_000, 60_000)] {
+            let denied = Patience::AfterEffect.denied(left * MILLISECOND);
+            assert_eq!(denied.1, denied_for * MILLISECOND, "{left} ms");
+        }
+    }
+}

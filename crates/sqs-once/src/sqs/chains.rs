@@ -161,25 +161,40 @@ mod tests {
             standard(Some(&keys[0]), 1),
             standard(Some(&keys[1]), 4),
             standard(Some(&keys[2]), 2),
+            standard(Some(&keys[2]), 3),
         ];
-        assert_eq!(messages(&chains(&batch)), [[1], [2], [0]]);
+        assert_eq!(messages(&chains(&batch)), [vec![1], vec![3, 2], vec![0]]);
     }
 
     #[test]
     fn fifo_group_is_one_chain_in_order() {
         let keys = ["a", "b"].map(key);
-        let fifo = |key, group| ChainInputs {
+        let fifo = |key, group, receive_count| ChainInputs {
             key,
             fifo_group: Some(group),
-            receive_count: 1,
+            receive_count,
         };
         let batch = [
-            fifo(Some(&keys[0]), "g"),
-            fifo(Some(&keys[1]), "h"),
-            fifo(None, "g"),
+            fifo(Some(&keys[0]), "g", 1),
+            fifo(Some(&keys[1]), "h", 2),
+            fifo(None, "g", 3),
         ];
         let chains = chains(&batch);
         assert_eq!(messages(&chains), [vec![0, 2], vec![1]]);
         assert!(chains.iter().all(|chain| chain.is_fifo_group));
+    }
+
+    #[test]
+    fn chain_gives_its_messages_one_after_the_other() {
+        let chain = Chain {
+            messages: [3, 1].into(),
+            is_fifo_group: false,
+        };
+        assert_eq!(chain.next(), Some(3));
+        let (first, chain) = chain.split().unwrap();
+        assert_eq!((first, chain.next()), (3, Some(1)));
+        let (second, chain) = chain.split().unwrap();
+        assert_eq!((second, chain.next()), (1, None));
+        assert_eq!(chain.split(), None);
     }
 }

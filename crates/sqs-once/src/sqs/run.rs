@@ -453,3 +453,64 @@ fn sign<O>(end: &HandlerEnd<O>) -> Called {
         HandlerEnd::NoOutput(_) | HandlerEnd::NotStarted(_) => Called::Failed,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        handler::handler_fn,
+        modes::mode::sealed::Sealed,
+        protocol::{Namespace, Timestamp},
+    };
+
+    /// Always finds a different transaction in the way. Notes when it began to claim.
+    #[derive(Default)]
+    struct Rivals(Arc<Mutex<Vec<Instant>>>);
+
+    impl Sealed for Rivals {}
+
+    impl Mode<()> for Rivals {
+        type Claim = ();
+
+        async fn claim(&self, operation: &Operation, _: Start) -> Claimed<()> {
+            let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            claims.push(system::instant());
+            Claimed::without_record(operation)
+        }
+
+        async fn finish(&self, _: &Operation, (): (), _: HandlerEnd<()>) -> Outcome {
+            Outcome::Contended("a rival".into())
+        }
+
+        fn now(&self) -> Timestamp {
+            Timestamp::now()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn contended_message_runs_again_with_growing_pauses() {
+        let claims = Arc::<Mutex<Vec<_>>>::default();
+        let rivals = Rivals(Arc::clone(&claims));
+        let handler = handler_fn(async |_: u64, _: Attempt| Ok::<(), Failure>(()));
+        let namespace = Namespace::new("test").unwrap();
+        let consumer = Arc::new(Consumer::without_aws(rivals, namespace, handler));
+        let event = json!({"Records": [{"messageId": "m-1", "body": "1"}]});
+        let second = Duration::from_secs(1);
+        let deadline = Deadline::after(Timestamp::now(), 5 * second, second);
+        let start = system::instant();
+        let response = consumer.process(serde_json::from_value(event).unwrap(), deadline);
+        let failed = response.await.unwrap().batch_item_failures;
+        assert_eq!(failed[0].item_identifier, "m-1");
+        let claims = claims.lock().unwrap();
+        let after = claims.iter().map(|at| (*at - start).as_millis());
+        // The next one would be behind the last time to start.
+        assert_eq!(
+            after.collect::<Vec<_>>(),
+            [0, 50, 150, 350, 750, 1550, 2550, 3550]
+        );
+    }
+}
