@@ -134,20 +134,9 @@ impl Store for Forms {
     }
 }
 
-/// A sort key, and other names, among them reserved words and names that an expression cannot hold.
+/// A sort key, and other names: a reserved word, and a name that an expression cannot hold.
 fn renamed() -> Layout {
-    let names = [
-        ("id", "size"),
-        ("status", "state"),
-        ("owner", "user"),
-        ("version", "the \"version\""),
-        ("lease_until", "until"),
-        ("message_id", "message-id"),
-        ("attempts", "number of claims"),
-        ("result_omitted", "no.value"),
-        ("failures", "status"),
-        ("updated_at", ":now"),
-    ];
+    let names = [("id", "size"), ("expires_at", "the \"end\"")];
     let names = Layout::native().rename(names).unwrap();
     names.sort_key("SK", "idempotency").unwrap()
 }

@@ -6,14 +6,14 @@ use sqs_once::{Settings, store::DynamoStore};
 
 use crate::{aws, output::Error};
 
-/// The table and the attribute names of its records. The consumer's variables are the defaults of the options.
+/// The table of the records. The consumer's variables are the defaults of the options.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Table of the records")]
 pub(crate) struct Table {
     /// DynamoDB table of the records.
     #[arg(long, env = "IDEMPOTENCY_TABLE_NAME", value_name = "NAME")]
     table: Option<String>,
-    /// Other attribute names, as in `id=PK,expires_at=ttl`.
+    /// Other names of the key and of the TTL attribute, as in `id=PK,expires_at=ttl`.
     #[arg(long, env = "IDEMPOTENCY_ATTRIBUTES", value_name = "NAMES")]
     attributes: Option<String>,
     /// Sort key of the table, as in `SK=payments`.

@@ -1,18 +1,18 @@
-//! A record as the commands show it: as text and as JSON.
+//! A record as the commands show it: as JSON.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqs_once::{
     internal::StoredRecord,
-    protocol::{AttemptEnd, Record, RecordedFailure, State, StoredResult, Timestamp},
+    protocol::{AttemptEnd, Record, State, StoredResult, Timestamp},
     store::{Results, S3Results},
 };
 
 use crate::{
     aws,
     next_delivery::{NextDelivery, Rules},
-    output::{Error, Format, answer, at, in_words},
+    output::{Error, Format, answer},
 };
 
 /// Longest download of an output from S3: 10 MiB at 3 Mbit/s.
@@ -40,13 +40,6 @@ impl Part {
             }
             StoredResult::Omitted(_) => Self::Size,
         })
-    }
-
-    fn output(&self) -> Option<&str> {
-        match self {
-            Self::Output(Ok(json)) => Some(json),
-            _ => None,
-        }
     }
 }
 
@@ -81,141 +74,19 @@ impl<'a> View<'a> {
         answer(format, || self.text(), || self.json())
     }
 
-    /// Returns status and lease.
-    fn status(&self) -> String {
-        match &self.stored.record {
-            Err(found) => format!("unreadable: {}", found.reason),
-            Ok(record) if record.is_expired(self.now) => {
-                format!(
-                    "{}, past its retention: counts as absent",
-                    record.state.name()
-                )
-            }
-            Ok(record) => match record.state {
-                State::InProgress { lease_until } if lease_until >= self.now => {
-                    let left = in_words(self.now.until(lease_until));
-                    format!("IN_PROGRESS, {left} of the lease left")
-                }
-                State::InProgress { lease_until } => {
-                    let since = in_words(lease_until.until(self.now));
-                    format!("IN_PROGRESS, lease ended {since} ago")
-                }
-                State::Completed { .. } | State::Failed => record.state.name().to_owned(),
-            },
-        }
-    }
-
+    /// Returns the record for a person: the same JSON, and what the next message does.
     pub(super) fn text(&self) -> String {
-        let mut lines = vec![("key", self.stored.key.clone()), ("status", self.status())];
-        if let Err(found) = &self.stored.record {
-            lines.push(("raw", found.raw.clone()));
-        }
-        if let Ok(record) = &self.stored.record {
-            let time = |time| Some(at(time, self.now));
-            let mut line = |name, value: Option<String>| {
-                if let Some(value) = value {
-                    lines.push((name, value));
-                }
-            };
-            if let State::InProgress { lease_until } = record.state {
-                line("lease until", time(lease_until));
-            }
-            line("owner", Some(record.stamp.owner.to_string()));
-            line("version", Some(record.stamp.version.to_string()));
-            line("message", Some(record.message_id.clone()));
-            line("queue", record.source.clone());
-            line("attempts", Some(record.attempts.to_string()));
-            line("updated", time(record.updated_at));
-            let kept = Timestamp::from_millis(record.expires_at.saturating_mul(1000));
-            line("kept until", time(kept));
-            line(
-                "open attempt",
-                record.first_claimed_at.map(|since| {
-                    let since = at(since, self.now);
-                    let end = match record.state {
-                        State::Failed => "permanent",
-                        _ => record.last_end.map_or("not recorded", AttemptEnd::name),
-                    };
-                    let other = if record.open_other {
-                        "; one may have had another payload"
-                    } else {
-                        ""
-                    };
-                    format!(
-                        "since {since}; end of the last attempt: {end}; it may have had its effect{other}"
-                    )
-                }),
-            );
-            line(
-                "died alone",
-                Some(record.exclusive_attempts)
-                    .filter(|count| *count > 0 && record.last_end.is_none())
-                    .map(|number| {
-                        let times = times(number);
-                        format!("{times}: attempts that ran alone and have no recorded end")
-                    }),
-            );
-            line(
-                "declined",
-                Some(record.generation)
-                    .filter(|count| *count > 0)
-                    .map(times),
-            );
-            line("call key", self.stored.call_key());
-            for failure in &record.failures {
-                let RecordedFailure {
-                    at: failed_at,
-                    error,
-                    message_id,
-                    ..
-                } = failure;
-                let failed_at = at(*failed_at, self.now);
-                line(
-                    "failed",
-                    Some(format!("{failed_at}, message {message_id}: {error}")),
-                );
-            }
-            line("result", self.result_text(record));
-        }
-        let failed = matches!(&self.stored.record, Ok(record) if record.state == State::Failed);
+        let record = self.stored.record.as_ref().ok();
         let but = match self.next_delivery {
             NextDelivery::Runs | NextDelivery::RunsWithPriorAttempt | NextDelivery::TooOld
-                if failed =>
+                if record.is_some_and(|record| record.state == State::Failed) =>
             {
                 "; one with a payload that failed, sent before that, finds the stored error"
             }
             _ => "",
         };
-        lines.push((
-            "next message",
-            format!("{}{but}", self.next_delivery.text()),
-        ));
-        if matches!(&self.stored.record, Ok(record) if record.first_claimed_at.is_some()) {
-            lines.push(("by settings", self.rules.text()));
-        }
-        let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-        lines
-            .iter()
-            .map(|(name, value)| format!("{name:width$}  {value}"))
-            .collect::<Vec<_>>()
-            .join("\n")
-    }
-
-    fn result_text(&self, record: &Record) -> Option<String> {
-        let State::Completed { result } = &record.state else {
-            return None;
-        };
-        if let Some(output) = self.part.output() {
-            return Some(output.to_owned());
-        }
-        Some(match result {
-            StoredResult::Json(json) => format!("{} bytes; --result shows it", json.len()),
-            StoredResult::InS3(pointer) => format!(
-                "{} bytes in {pointer}, with the SHA-256 {}; --result reads it",
-                pointer.bytes, pointer.sha256
-            ),
-            StoredResult::Omitted(why) => why.clone(),
-        })
+        let (json, next) = (self.json(), self.next_delivery.text());
+        format!("{json:#}\n\nThe next message: {next}{but}")
     }
 
     pub(super) fn json(&self) -> Value {
@@ -287,8 +158,4 @@ impl<'a> View<'a> {
         }
         shown
     }
-}
-
-fn times(number: u64) -> String {
-    format!("{number} {}", if number == 1 { "time" } else { "times" })
 }

@@ -104,7 +104,11 @@ async fn release_ends_lease_after_yes_and_only_then() {
     world.dynamo.put(TABLE, held.clone()).await;
     for no in NO {
         let asked = world.asked("release").await;
-        assert!(asked.shown.contains("of the lease left"), "{}", asked.shown);
+        assert!(
+            asked.shown.contains("\"lease_left_s\": "),
+            "{}",
+            asked.shown
+        );
         let ended = asked.answer(no).await;
         assert_eq!((ended.code, &*ended.stdout), (1, ""), "{no:?}: {ended:?}");
         let record = world.dynamo.record(TABLE, KEY).await;

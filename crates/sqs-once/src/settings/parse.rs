@@ -7,23 +7,16 @@ use std::{
 };
 
 use crate::{
-    dynamo::store::{Field, Layout},
-    entries::entries,
-    settings::variables::parse::positive,
-    sqs::Visibility,
+    dynamo::store::Layout, entries::entries, settings::variables::parse::positive, sqs::Visibility,
 };
 
-/// Renames attributes. The text has native names and other names, as in `id=PK,expires_at=ttl`.
+/// Renames the key and the TTL attribute. The text has native names and other names, as in `id=PK,expires_at=ttl`.
 pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     let pair = |pair: &str| {
         let (field, name) = pair
             .split_once('=')
             .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
-        let field = field
-            .trim()
-            .parse::<Field>()
-            .map_err(|error| error.to_string())?;
-        Ok((field, name.trim().to_owned()))
+        Ok((field.trim().to_owned(), name.trim().to_owned()))
     };
     let names = entries(text, "").into_iter().map(pair);
     let names = names.collect::<Result<Vec<_>, String>>()?;

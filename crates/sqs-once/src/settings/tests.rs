@@ -20,7 +20,7 @@ use super::{modes::while_reading, records::Table, shared::Shared, *};
 use crate::{
     dynamo::{
         done::Done,
-        store::{DynamoStore, Field, Layout},
+        store::{DynamoStore, Layout},
     },
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
     modes::item::Change,
@@ -455,7 +455,7 @@ fn buckets_need_the_feature() {
 fn layout_has_renames_and_sort_key() {
     let layout = |variables: &[_]| with(variables).map(|(table, ..)| table.layout);
     let attributes = ("IDEMPOTENCY_ATTRIBUTES", "id=PK,expires_at=ttl");
-    let names = [(Field::Id, "PK"), (Field::ExpiresAt, "ttl")];
+    let names = [("id", "PK"), ("expires_at", "ttl")];
     let names = Layout::native().rename(names).unwrap();
     for (sort_key, partition) in [("SK", "idempotency#payments"), ("SK=all", "all")] {
         assert_eq!(
@@ -463,7 +463,7 @@ fn layout_has_renames_and_sort_key() {
             names.clone().sort_key("SK", partition).unwrap()
         );
     }
-    for invalid in ["PK", "key=PK", "id=status", "id="] {
+    for invalid in ["PK", "key=PK", "id=status", "id=", "owner=user"] {
         let layout = layout(&[("IDEMPOTENCY_ATTRIBUTES", invalid)]);
         assert!(layout.is_err(), "{invalid}");
     }

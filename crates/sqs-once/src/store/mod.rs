@@ -13,7 +13,7 @@ mod results;
 use std::{convert::Infallible, error::Error, fmt::Debug};
 
 // The stores of other modules, where users look for them.
-pub use crate::dynamo::store::{Batched, DynamoStore, Field, Layout};
+pub use crate::dynamo::store::{Batched, DynamoStore, Layout};
 #[cfg(feature = "s3")]
 pub use crate::s3_results::S3Results;
 pub use crate::settings::any_store::AnyStore;

@@ -2,7 +2,7 @@
 
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 
-use super::{DynamoStore, Field};
+use super::DynamoStore;
 use crate::{
     dynamo::item::Item,
     protocol::{Expect, Key, Record, Swap},
@@ -61,12 +61,12 @@ impl DynamoStore {
             .set_key(Some(self.layout.primary_key_of(item)));
         // An item that is no record may have no stamp.
         let mut condition = Vec::new();
-        for (field, name, value) in [
-            (Field::Owner, "#owner", ":owner"),
-            (Field::Version, "#version", ":version"),
+        for (native, name, value) in [
+            ("owner", "#owner", ":owner"),
+            ("version", "#version", ":version"),
         ] {
-            delete = delete.expression_attribute_names(name, self.layout.name(field));
-            condition.push(match item.get(self.layout.name(field)) {
+            delete = delete.expression_attribute_names(name, native);
+            condition.push(match item.get(native) {
                 None => format!("attribute_not_exists({name})"),
                 Some(found) => {
                     delete = delete.expression_attribute_values(value, found.clone());

@@ -1,8 +1,7 @@
-//! [`Layout`]: attribute names and key schema of records in the table.
+//! [`Layout`]: key schema and TTL attribute of the table, and the types of its attributes.
 
 use std::borrow::Cow;
 
-use super::field::Field;
 use crate::{
     InvalidValue,
     dynamo::item::{self as items, Item},
@@ -15,7 +14,36 @@ const MAX_SORT_KEY_BYTES: usize = 1024;
 /// Maximum size of an attribute name in a key or an index, in bytes (the same page).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Attribute names and key schema of the records in a table.
+/// Attributes of a record of type S.
+pub(super) const TEXTS: [&str; 10] = [
+    "failures",
+    "fingerprint",
+    "last_end",
+    "message_id",
+    "owner",
+    "result",
+    "result_in_s3",
+    "result_omitted",
+    "source",
+    "status",
+];
+/// Attributes of a record of type N.
+pub(super) const NUMBERS: [&str; 9] = [
+    "attempts",
+    "exclusive_attempts",
+    EXPIRES_AT,
+    "first_claimed_at",
+    "generation",
+    "lease_until",
+    "open_other",
+    "updated_at",
+    "version",
+];
+/// Native names of the partition key and of the table's TTL attribute.
+const ID: &str = "id";
+const EXPIRES_AT: &str = "expires_at";
+
+/// Key schema and TTL attribute of the records in a table.
 ///
 /// Set a layout only for a new table, or for a table whose records already have this layout. The store does
 /// not find records with a different layout, so handlers would run again for their messages.
@@ -31,7 +59,8 @@ const MAX_NAME_BYTES: usize = 255;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    names: [String; Field::ALL.len()],
+    id: String,
+    expires_at: String,
     sort: Option<SortKey>,
 }
 
@@ -52,24 +81,32 @@ impl Layout {
     #[must_use]
     pub fn native() -> Self {
         Self {
-            names: Field::ALL.map(|field| field.native_name().to_owned()),
+            id: ID.to_owned(),
+            expires_at: EXPIRES_AT.to_owned(),
             sort: None,
         }
     }
 
-    /// Renames attributes, each given by its [native](Self::native) name.
+    /// Renames the partition key, `id`, and the table's TTL attribute, `expires_at`.
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if a record has no such attribute, or if a name is empty, longer than 255 bytes, or
-    /// the name of two attributes.
+    /// [`InvalidValue`] if another attribute is to be renamed, or if a name is empty, longer than 255 bytes, or the name of two
+    /// attributes.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
     ) -> Result<Self, InvalidValue> {
         for (native, name) in names {
-            let field: Field = native.as_ref().parse()?;
-            self.names[field as usize] = name.into();
+            match native.as_ref() {
+                ID => self.id = name.into(),
+                EXPIRES_AT => self.expires_at = name.into(),
+                other => {
+                    return Err(InvalidValue::new(format!(
+                        "only `id` and `expires_at` can have other names: remove `{other}`, and if records exist under its other name, use a new table"
+                    )));
+                }
+            }
         }
         self.checked()
     }
@@ -104,7 +141,10 @@ impl Layout {
 
     fn checked(self) -> Result<Self, InvalidValue> {
         let sort = self.sort.iter().map(|sort| sort.name.as_str());
-        let names: Vec<_> = self.names.iter().map(String::as_str).chain(sort).collect();
+        let chosen = [&*self.id, &*self.expires_at].into_iter().chain(sort);
+        let others = TEXTS.into_iter().chain(NUMBERS);
+        let others: Vec<_> = others.filter(|native| *native != EXPIRES_AT).collect();
+        let names: Vec<_> = others.iter().copied().chain(chosen).collect();
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
                 return Err(InvalidValue::new(format!(
@@ -121,20 +161,13 @@ impl Layout {
         Ok(self)
     }
 
-    pub(super) fn name(&self, field: Field) -> &str {
-        &self.names[field as usize]
-    }
-
     /// Returns the name of the attribute with this native name.
-    pub(super) fn named(&self, native: &str) -> &str {
-        let field = native.parse::<Field>();
-        field.map_or(self.name(Field::Id), |field| self.name(field))
-    }
-
-    /// Returns the native name and the name of each attribute but the key.
-    pub(super) fn natives(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let fields = Field::ALL.into_iter().filter(|field| *field != Field::Id);
-        fields.map(|field| (field.native_name(), self.name(field)))
+    pub(super) fn named<'a>(&'a self, native: &'a str) -> &'a str {
+        match native {
+            ID => &self.id,
+            EXPIRES_AT => &self.expires_at,
+            other => other,
+        }
     }
 
     /// Returns the primary key of the record with the key `id`.
@@ -147,7 +180,7 @@ impl Layout {
         &'a self,
         id: &'a str,
     ) -> impl Iterator<Item = (&'a str, Value<'a>)> {
-        let partition = self.name(Field::Id);
+        let partition = &*self.id;
         let (partition, sort) = match &self.sort {
             None => ((partition, id.into()), None),
             Some(sort) => {
@@ -162,12 +195,12 @@ impl Layout {
     /// Returns the name of the key attribute that differs between records.
     pub(super) fn key_name(&self) -> &str {
         let sort = self.sort.as_ref().map(|sort| sort.name.as_str());
-        sort.unwrap_or_else(|| self.name(Field::Id))
+        sort.unwrap_or(&self.id)
     }
 
     /// Returns the primary key of `item`, as the item has it.
     pub(super) fn primary_key_of(&self, item: &Item) -> Item {
-        let names = [self.name(Field::Id), self.key_name()];
+        let names = [&*self.id, self.key_name()];
         let pairs = names.map(|name| Some((name.to_owned(), item.get(name)?.clone())));
         pairs.into_iter().flatten().collect()
     }
@@ -201,17 +234,19 @@ mod tests {
 
     #[test]
     fn attribute_names_are_valid_and_distinct() {
-        for names in [
-            vec![(Field::Id, "status")],
-            vec![(Field::Id, "a"), (Field::Owner, "a")],
-            vec![(Field::Id, "")],
-        ] {
-            assert!(Layout::native().rename(names.clone()).is_err(), "{names:?}");
-        }
-        let swapped = [(Field::Id, "owner"), (Field::Owner, "id")];
-        assert!(Layout::native().rename(swapped).is_ok());
         let too_long = "x".repeat(MAX_NAME_BYTES + 1);
-        assert!(Layout::native().rename([(Field::Id, too_long)]).is_err());
+        for (native, name) in [
+            ("id", "status"),
+            ("id", "expires_at"),
+            ("id", ""),
+            ("expires_at", &*too_long),
+            ("owner", "user"),
+        ] {
+            let renamed = Layout::native().rename([(native, name)]);
+            assert!(renamed.is_err(), "{native}: {name}");
+        }
+        let swapped = [("id", "expires_at"), ("expires_at", "id")];
+        assert!(Layout::native().rename(swapped).is_ok());
         for (name, partition) in [("id", "all"), ("", "all"), ("sk", "")] {
             assert!(
                 Layout::native().sort_key(name, partition).is_err(),

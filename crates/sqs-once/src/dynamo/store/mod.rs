@@ -3,7 +3,6 @@
 mod admin;
 mod batched;
 mod errors;
-mod field;
 mod layout;
 mod places;
 pub(crate) mod swap;
@@ -14,7 +13,6 @@ use std::time::Duration;
 use aws_sdk_dynamodb::Client;
 
 pub use batched::Batched;
-pub use field::Field;
 pub use layout::Layout;
 pub(crate) use places::{Place, Places, Request};
 
@@ -40,7 +38,7 @@ use crate::{
 ///
 /// The attributes of a record are those of the [`Record`](crate::protocol::Record): see `docs/protocol.md`.
 ///
-/// [`layout`](Self::layout) sets other attribute names and a sort key.
+/// [`layout`](Self::layout) names the key and the TTL attribute otherwise, and sets a sort key.
 ///
 /// # Requests
 ///
@@ -113,7 +111,7 @@ impl DynamoStore {
         }
     }
 
-    /// Sets attribute names and key schema of the table.
+    /// Sets key schema and TTL attribute of the table.
     ///
     /// ```no_run
     /// # fn store(client: aws_sdk_dynamodb::Client) -> Result<(), sqs_once::InvalidValue> {
@@ -173,7 +171,7 @@ impl DynamoStore {
             // Escaped keys never contain `\p`, so no operation has this id.
             .set_key(Some(self.layout.primary_key("\\prime")))
             .projection_expression("#id")
-            .expression_attribute_names("#id", self.layout.name(Field::Id))
+            .expression_attribute_names("#id", self.layout.named("id"))
             .send();
         let reason = match system::timeout(timeout, read).await {
             Ok(Ok(_)) => return Ok(()),

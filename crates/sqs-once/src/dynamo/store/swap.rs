@@ -11,7 +11,10 @@ use aws_sdk_dynamodb::{
     },
 };
 
-use super::{DynamoStore, Layout, Place, Request};
+use super::{
+    DynamoStore, Layout, Place, Request,
+    layout::{NUMBERS, TEXTS},
+};
 use crate::{
     dynamo::{
         item::{self as items, Item},
@@ -23,19 +26,6 @@ use crate::{
     },
     store::{RequestContext, Store, StoreError, Swapped, With as _},
 };
-
-/// Attributes of type N. All others are of type S.
-const NUMBERS: [&str; 9] = [
-    "version",
-    "lease_until",
-    "expires_at",
-    "attempts",
-    "first_claimed_at",
-    "exclusive_attempts",
-    "generation",
-    "open_other",
-    "updated_at",
-];
 
 /// The attributes that a swap over a record sets and removes, by their native names.
 struct Difference<'a> {
@@ -224,11 +214,14 @@ impl Layout {
     /// Reads a record. The error names an attribute, never its value.
     pub(super) fn read(&self, item: &Item) -> Result<Record, String> {
         let mut read = HashMap::new();
-        for (native, name) in self.natives() {
+        let texts = TEXTS.iter().map(|native| (*native, false));
+        let numbers = NUMBERS.iter().map(|native| (*native, true));
+        for (native, is_number) in texts.chain(numbers) {
+            let name = self.named(native);
             let Some(value) = item.get(name) else {
                 continue;
             };
-            match (NUMBERS.contains(&native), value) {
+            match (is_number, value) {
                 (true, AttributeValue::N(_)) | (false, AttributeValue::S(_)) => {}
                 (true, _) => return Err(format!("attribute `{name}` must be a number")),
                 (false, _) => return Err(format!("attribute `{name}` must be a string")),

@@ -136,7 +136,7 @@ settings! {
     "DynamoDB table for the [events](outbox.md) that handlers publish"
 
     IDEMPOTENCY_ATTRIBUTES: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
-    "attribute names, such as `id=PK,expires_at=ttl`, that replace the [default names](protocol.md#record)"
+    "other names of the key and of the TTL attribute, such as `id=PK,expires_at=ttl`"
 
     IDEMPOTENCY_SORT_KEY: Consumer, "", "not set; not used by `item_mode` and `PostgresMode`";
     "`SK` puts the key into the sort key `SK`, in the partition `idempotency#<namespace>`; `SK=TEXT` does so in the partition `TEXT`"
