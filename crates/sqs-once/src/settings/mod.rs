@@ -70,7 +70,7 @@ use crate::{
 /// | variable | default | meaning |
 /// | --- | --- | --- |
 /// | `IDEMPOTENCY_TABLE_NAME` | required; not used by `item_mode` and `PostgresMode` | DynamoDB table for the records. Without it, `once` runs only under `cargo lambda watch`, with records in memory |
-/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | attribute names, such as `id=PK,expires_at=ttl`, that replace the default names |
+/// | `IDEMPOTENCY_ATTRIBUTES` | not set; not used by `item_mode` and `PostgresMode` | other names of the key and of the TTL attribute, such as `id=PK,expires_at=ttl` |
 /// | `IDEMPOTENCY_SORT_KEY` | not set; not used by `item_mode` and `PostgresMode` | `SK` puts the key into the sort key `SK`, in the partition `idempotency#<namespace>`; `SK=TEXT` does so in the partition `TEXT` |
 /// | `IDEMPOTENCY_NAMESPACE` | required | first part of every key, such as `payments`. Never share it between consumers, and never change it: every message would be a new operation |
 /// | `IDEMPOTENCY_KEY` | `message-id` | what names an operation: `body:/orderId`, `attribute:NAME`, `deduplication-id` or `message-id` (choose one). With `message-id`, a message that is sent twice runs twice |
