@@ -10,8 +10,8 @@ use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
     Deadline, Failure, Once, Outcome,
     protocol::{
-        Claim, CrashWaits, Expect, Owner, Record, RecordedFailure, State, StoredResult, Swap,
-        Timestamp,
+        Claim, CrashWaits, Expect, Owner, Record, RecordedFailure, Stamp, State, StoredResult,
+        Swap, Timestamp,
     },
     store::{Store, StoreError, Swapped},
     testing::conformance,
@@ -194,14 +194,15 @@ async fn claim_mode_runs_operation_once() {
 
 const PAGE: &str = include_str!("../../docs/effects-in-postgresql.md");
 
-/// Returns a statement of the page for an operator.
-fn by_hand(begins: &str, version: u64) -> String {
+/// Returns a statement of the page for an operator who has read this record.
+fn by_hand(begins: &str, stamp: &Stamp) -> String {
     let (_, chapter) = PAGE.split_once("## Records by hand").unwrap();
     let mut blocks = chapter.split("```sql\n").skip(1);
     let block = blocks.find(|block| block.starts_with(begins)).unwrap();
     let (sql, _) = block.split_once("```").unwrap();
     sql.replace("orders#o-1", key("o-1").as_str())
-        .replace("version = 3", &format!("version = {version}"))
+        .replace("0f8fad5bd9cb469fa16570867728950e", stamp.owner.as_str())
+        .replace("version = 3", &format!("version = {}", stamp.version))
 }
 
 /// Returns how many rows a statement of the page changes or finds.
@@ -210,58 +211,87 @@ async fn rows(world: &World, sql: String) -> u64 {
     ended.unwrap().rows_affected()
 }
 
+const LIST: &str = "SELECT id";
 const RELEASE: &str = "UPDATE sqs_once_records SET lease_until";
+const DECLINE: &str = "UPDATE sqs_once_records SET owner";
+const DELETE: &str = "DELETE";
+
+async fn record(store: &PostgresStore) -> Record {
+    let found = store.get(&key("o-1"), &CONTEXT).await;
+    found.unwrap().unwrap()
+}
 
 /// A worker holds its claim although an operator has ended the lease.
 #[tokio::test]
 async fn release_by_hand_does_not_fence() {
     let world = World::start().await;
     let store = PostgresStore::new(world.pool.clone());
-    let key = key("o-1");
     let outcome = Once::new(store.clone())
         .run(operation("o-1", ample()), async |_| {
-            assert_eq!(rows(&world, by_hand("SELECT id", 1)).await, 0);
-            assert_eq!(rows(&world, by_hand(RELEASE, 1)).await, 1);
-            let after = store.get(&key, &CONTEXT).await.unwrap().unwrap();
+            let stamp = record(&store).await.stamp;
+            assert_eq!(rows(&world, by_hand(LIST, &stamp)).await, 0);
+            assert_eq!(rows(&world, by_hand(DECLINE, &stamp)).await, 0);
+            assert_eq!(rows(&world, by_hand(RELEASE, &stamp)).await, 1);
+            let after = record(&store).await;
             assert!(after.lease_until() <= Some(Timestamp::now()), "{after:?}");
-            assert_eq!(rows(&world, by_hand("SELECT id", 1)).await, 1);
+            assert_eq!(rows(&world, by_hand(LIST, &stamp)).await, 1);
+            assert_eq!(rows(&world, by_hand(RELEASE, &stamp)).await, 0);
             Ok(1)
         })
         .await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-    assert_eq!(rows(&world, by_hand(RELEASE, 2)).await, 0);
+    let stamp = record(&store).await.stamp;
+    for statement in [RELEASE, DECLINE] {
+        assert_eq!(rows(&world, by_hand(statement, &stamp)).await, 0);
+    }
 }
 
 #[tokio::test]
 async fn decline_by_hand_writes_what_the_rule_says() {
     let world = World::start().await;
     let store = PostgresStore::new(world.pool.clone());
-    let key = key("o-1");
-    let fails = async |_| Err::<u32, _>(Failure::retryable("no answer"));
-    let outcome = Once::new(store.clone())
-        .run(operation("o-1", ample()), fails)
-        .await;
-    assert!(
-        matches!(outcome, Outcome::RetryableFailure(_)),
-        "{outcome:?}"
-    );
-    let before = store.get(&key, &CONTEXT).await.unwrap().unwrap();
-    assert!(before.first_claimed_at.is_some());
-    let version = before.stamp.version;
-    let decline = by_hand("UPDATE sqs_once_records SET owner", version);
-    assert_eq!(rows(&world, decline.clone()).await, 1);
-    let after = store.get(&key, &CONTEXT).await.unwrap().unwrap();
-    assert_ne!(after.stamp.owner, before.stamp.owner);
-    let mut expected = before.declined(Timestamp::now() + SECOND).unwrap();
-    expected.stamp.owner = after.stamp.owner.clone();
-    expected.updated_at = after.updated_at;
-    assert_eq!(after, expected);
-    // It has changed since.
-    assert_eq!(rows(&world, decline).await, 0);
-    assert_eq!(rows(&world, by_hand("SELECT status", 0)).await, 1);
-    assert_eq!(rows(&world, by_hand("DELETE", version)).await, 0);
-    assert_eq!(rows(&world, by_hand("DELETE", version + 1)).await, 1);
-    assert_eq!(store.get(&key, &CONTEXT).await.unwrap(), None);
+    let once = Once::new(store.clone());
+    for (declines, failure) in [
+        Failure::retryable("no answer"),
+        Failure::retryable("no answer"),
+        Failure::permanent("no"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let fails = async |_| Err::<u32, _>(failure);
+        let _failed = once.run(operation("o-1", ample()), fails).await;
+        let before = record(&store).await;
+        assert!(before.first_claimed_at.is_some());
+        let decline = by_hand(DECLINE, &before.stamp);
+        assert_eq!(rows(&world, decline.clone()).await, 1);
+        let after = record(&store).await;
+        assert_ne!(after.stamp.owner, before.stamp.owner);
+        assert_eq!(after.generation, declines as u64 + 1);
+        let mut expected = before.declined(Timestamp::now() + SECOND).unwrap();
+        expected.stamp.owner = after.stamp.owner.clone();
+        expected.updated_at = after.updated_at;
+        assert_eq!(after, expected);
+        // It has changed since.
+        assert_eq!(rows(&world, decline).await, 0);
+    }
+}
+
+/// Versions begin again with each record.
+#[tokio::test]
+async fn record_is_deleted_by_hand_only_as_it_was_read() {
+    let world = World::start().await;
+    let store = PostgresStore::new(world.pool.clone());
+    let once = Once::new(store.clone());
+    let fails = async |_| Err::<u32, _>(Failure::permanent("no"));
+    let _failed = once.run(operation("o-1", ample()), fails).await;
+    let stamp = record(&store).await.stamp;
+    assert_eq!(rows(&world, by_hand("SELECT status", &stamp)).await, 1);
+    let delete = by_hand(DELETE, &stamp);
+    assert_eq!(rows(&world, delete.clone()).await, 1);
+    let _done = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
+    assert_eq!(record(&store).await.stamp.version, stamp.version);
+    assert_eq!(rows(&world, delete).await, 0);
 }
 
 async fn number_of_expired(world: &World) -> i64 {

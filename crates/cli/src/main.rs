@@ -43,7 +43,7 @@ Exit codes:
   0  done
   1  not done, or only in part: see the help of the command
   2  the command line or a setting is invalid, or a question cannot be asked; nothing was changed
-  3  AWS or PostgreSQL did not answer, or refused the request
+  3  AWS did not answer, or refused the request
 
 Credentials, Region and endpoint are those of the AWS SDK: AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL.";
 
@@ -66,7 +66,7 @@ Example: sqs-once new charge-cards
 Needs no network and no AWS. When it fails, nothing is left.")]
     New(new::New),
     #[cfg(feature = "aws")]
-    /// Reads and changes records in the idempotency table, in DynamoDB or PostgreSQL.
+    /// Reads and changes records in the idempotency table.
     #[command(subcommand)]
     Record(record::Command),
     #[cfg(feature = "aws")]

@@ -38,7 +38,7 @@ pub(crate) enum Error {
     /// The command line or a setting is invalid.
     #[error("{0}")]
     Usage(String),
-    /// AWS or PostgreSQL did not respond, or rejected the request.
+    /// AWS did not respond, or rejected the request.
     #[error("{0}")]
     Remote(String),
 }

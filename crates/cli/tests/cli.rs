@@ -1,5 +1,4 @@
-//! The built `sqs-once`, the command-line tool, against a DynamoDB, an SQS and a
-//! PostgreSQL of the tests' own. `new` needs none of them.
+//! The built `sqs-once`, the command-line tool, against a DynamoDB and an SQS of the tests' own. `new` needs none of them.
 
 #![allow(
     clippy::unwrap_used,

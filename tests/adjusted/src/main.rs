@@ -15,22 +15,7 @@ mod obey;
 #[path = "../../../src/order.rs"]
 mod order;
 
-use std::sync::atomic::{AtomicI64, Ordering};
-
-use sqs_once::{
-    Settings, handler_fn,
-    internal::positive,
-    protocol::{CrashWaits, Timestamp},
-};
-
-/// Difference of this program's clock to the machine's, in milliseconds.
-static CLOCK_SKEW: AtomicI64 = AtomicI64::new(0);
-
-fn skewed() -> Timestamp {
-    let skew = CLOCK_SKEW.load(Ordering::Relaxed);
-    let now = Timestamp::now().as_millis();
-    Timestamp::from_millis(now.saturating_add_signed(skew))
-}
+use sqs_once::{Settings, handler_fn, internal::positive, protocol::CrashWaits};
 
 fn main() -> Result<(), lambda_runtime::Error> {
     sqs_once::telemetry::init();
@@ -43,14 +28,11 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
         return sqs_once::run(settings.once(Ok(handler_fn(obey::obey))).await?).await;
     }
     let reserve = settings.duration("TEST_DEADLINE_RESERVE", "500ms")?;
-    let assumed_timeout = settings.duration("TEST_ASSUMED_TIMEOUT", "5m")?;
     let margin = settings.duration("TEST_LEASE_MARGIN", "1s")?;
     let waits = settings.changed("TEST_CRASH_WAIT", CrashWaits::default(), |_, text| {
         Ok(CrashWaits::new([positive(text)?; 3]))
     })?;
     let fails = settings.optional("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "true", str::parse)?;
-    let skew = settings.optional("TEST_CLOCK_SKEW_MS", "0", str::parse)?;
-    CLOCK_SKEW.store(skew, Ordering::Relaxed);
     let warm_up = settings.optional("TEST_PRIME", "true", str::parse)?;
     let charge = charge::Charge::read(&mut settings);
     let consumer = settings
@@ -58,9 +40,8 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
         .once(charge.clone())
         .await?
         .deadline_reserve(reserve)
-        .assumed_timeout(assumed_timeout)
         .fail_when_store_unavailable(fails)
-        .map_mode(|once| once.lease_margin(margin).crash_waits(waits).clock(skewed));
+        .map_mode(|once| once.lease_margin(margin).crash_waits(waits));
     let charge = charge?;
     let quarantine = charge.quarantine();
     sqs_once::run(consumer.look_up(charge, quarantine)).await

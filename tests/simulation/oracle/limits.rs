@@ -160,7 +160,8 @@ impl Limits {
     }
 }
 
-/// A suspect that has its turn waits for nothing else, and its handler runs if there is enough time.
+/// A suspect that has its turn waits for nothing else, and its handler runs if there is enough time. Of two deliveries in one
+/// worker, one waits for the turn of the other.
 fn suspect_ended(
     message: &str,
     worker: Worker,
@@ -168,8 +169,9 @@ fn suspect_ended(
     outcome: &str,
     bench: &mut Bench<'_>,
 ) {
-    let began = bench.at_work.of(worker, message).map(|(_, began, _)| began);
-    let Some(began) = began.min() else { return };
+    let batches = bench.at_work.of(worker, message);
+    let began: Vec<_> = batches.map(|(_, began, _)| began).collect();
+    let [began] = began[..] else { return };
     let time = bench.plan.timeouts.function;
     let (half, enough) = (began + time / 2, began + time * 3 / 4);
     if claimed > half && claimed < enough {

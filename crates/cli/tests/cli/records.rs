@@ -385,7 +385,7 @@ async fn delete_removes_the_record() {
     assert_eq!(unasked.code, 2, "{unasked:?}");
     let call_key = Key::from_stored(KEY).call_key(1);
     for wanted in [
-        "message m-1: declined",
+        "\"error\": \"declined\"",
         &format!("under the call key {call_key}"),
     ] {
         assert!(unasked.stderr.contains(wanted), "{unasked:?}");

@@ -103,7 +103,7 @@ impl Layout {
                 EXPIRES_AT => self.expires_at = name.into(),
                 other => {
                     return Err(InvalidValue::new(format!(
-                        "only `id` and `expires_at` can have other names: remove `{other}`, and if records exist under its other name, use a new table"
+                        "only `id` and `expires_at` can have other names: remove `{other}`; if records exist under its other name, drain the queue first, and use a new table"
                     )));
                 }
             }
