@@ -12,7 +12,7 @@ use crate::{
     lambda::{Answer, Pause, Slot},
     ledger::Event,
     operator::operate,
-    plan::{Mode, RECORDS_KEPT},
+    plan::{Kind, Mode, RECORDS_KEPT},
     queue::Received,
     stream::relay,
     world::World,
@@ -34,15 +34,21 @@ pub async fn run(world: &Arc<World>) {
     let rests = plan.deadly() * rests * (1 + plan.redrives().count() as u32);
     let sent = plan.messages.iter().map(|message| message.sent);
     let last = plan.redrives().chain(sent).chain([plan.healed]).max();
-    // An item has no failures, so such a message stops its group until its receives are used up.
+    // An item has no failures, and neither has a message without a key, so it stops its group until its receives are used up.
     let failing = plan.messages.iter().filter(|of| of.kind.fails_always());
-    let stops = if plan.fifo && plan.mode == Mode::Item {
-        plan.timeouts.cap * plan.timeouts.max_receives * failing.clone().count() as u32
-    } else if plan.stops_groups {
-        // Whatever fails may stop its group, as long as the queue keeps it.
-        plan.retention
+    let stopping = failing.clone().filter(|of| {
+        plan.mode == Mode::Item || of.kind == Kind::Undecodable && plan.key.needs_body()
+    });
+    let unrecorded = if plan.fifo {
+        plan.timeouts.cap * plan.timeouts.max_receives * stopping.count() as u32
     } else {
         Duration::ZERO
+    };
+    let stops = if plan.stops_groups {
+        // Whatever fails may stop its group, as long as the queue keeps it.
+        unrecorded.max(plan.retention)
+    } else {
+        unrecorded
     };
     // A message that fails is in flight until its receives are used up, but for moments, and the first ones fit in the quiet.
     // Where only a few may be in flight, the others wait for these. The queue of an account has 120,000, and keeps its
