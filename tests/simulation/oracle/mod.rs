@@ -254,8 +254,8 @@ struct Bench<'a> {
     keys: BTreeMap<Run, String>,
     states: state::States,
     at_work: at_work::AtWork,
-    /// The worker of each key's claim, unless its record was deleted.
-    holders: BTreeMap<String, Worker>,
+    /// The worker and the message of each key's claim, unless its record was deleted.
+    holders: BTreeMap<String, (Worker, String)>,
     /// Keys whose record an operator has released or deleted.
     touched: BTreeSet<String>,
     /// Runs whose claim an operator has taken away: before they began, or by deleting the record.
@@ -319,7 +319,7 @@ impl<'a> Bench<'a> {
                 worker,
                 ..
             } => {
-                self.holders.insert(key.clone(), *worker);
+                self.holders.insert(key.clone(), (*worker, message.clone()));
                 let claim = Claim {
                     message: message.clone(),
                     at,
@@ -334,9 +334,15 @@ impl<'a> Bench<'a> {
                 }
             }
             Event::HandlerStarted {
-                run, key, worker, ..
+                run,
+                key,
+                worker,
+                message,
+                ..
             } => {
-                if self.touched.contains(key) && self.holders.get(key) != Some(worker) {
+                let holder = self.holders.get(key);
+                let holds = holder.is_some_and(|(of, held)| of == worker && held == message);
+                if self.touched.contains(key) && !holds {
                     self.orphans.insert(*run);
                 }
                 self.keys.insert(*run, key.clone());
