@@ -258,6 +258,10 @@ impl Runs<'_> {
 
     fn died(&mut self, key: &str, message: &str) {
         let of_key = self.key(key);
+        // Its claim was deleted before it began, and nothing counts it.
+        if of_key.deleted.is_some() && of_key.claimed_for != message {
+            return;
+        }
         of_key.deaths += 1;
         let (deaths, most) = (of_key.deaths, DEADLY_RUNS + of_key.table_faults);
         self.verdict.check(
