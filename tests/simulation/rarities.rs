@@ -182,6 +182,8 @@ impl Plan {
     fn draw_layer(&mut self, draw: &mut Draw) {
         if draw.chance(0.1, 0.6) {
             self.layer = Some(draw.dice.pick(&[1, 1, 2]));
+            // They run one after the other, so an invocation needs time for many.
+            self.gateway.work = self.gateway.work.min(self.timeouts.function / 20);
             if draw.dice.chance(0.6) {
                 self.gateway.patience = None;
                 self.batch = self.batch.max(10);
