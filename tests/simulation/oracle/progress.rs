@@ -180,7 +180,7 @@ impl Progress {
                 .filter(|batch| !self.troubled.contains(batch));
             let calm = calm.count();
             bench.verdict.most_calm = bench.verdict.most_calm.max(calm);
-            let holds = calm <= MOST_CALM || waits_for_rests(message, bench);
+            let holds = calm <= MOST_CALM || waits_for_attempt(message, bench);
             bench.check("P7 progress", holds, &[&id], || {
                 format!("{id} needed {calm} receives in which nothing went wrong")
             });
@@ -188,13 +188,17 @@ impl Progress {
     }
 }
 
-/// Returns whether a message, or one of its group, has the key of another one whose process ends each time. While that one rests,
-/// another payload waits for its open attempt.
-fn waits_for_rests(message: &Message, bench: &Bench<'_>) -> bool {
+/// Returns whether a message, or one of its group, waits for an open attempt with another payload: that of a message that rests
+/// because it ends its process, or one that nobody is left to end.
+fn waits_for_attempt(message: &Message, bench: &Bench<'_>) -> bool {
     let messages = || bench.messages.values();
-    let deadly = messages().filter(|other| other.kind == Kind::Killer);
+    let deadly = messages().filter(|of| matches!(of.kind, Kind::Killer | Kind::Kills(_)));
     let keys: BTreeSet<_> = deadly.map(|other| bench.key(other)).collect();
-    let has_key = |other: &Message| keys.contains(&bench.key(other));
+    let waits = |other: &Message| {
+        let key = bench.key(other);
+        let state = bench.states.of(&key);
+        keys.contains(&key) || state.is_some_and(|state| state.is_in_the_way_of(other))
+    };
     let mut of_group = messages().filter(|other| other.group == message.group);
-    has_key(message) || message.group.is_some() && of_group.any(has_key)
+    waits(message) || message.group.is_some() && of_group.any(waits)
 }
