@@ -2,7 +2,7 @@
 
 use std::env;
 
-/// The seed that `CHAOS_SEED` names, or a new one for `CHAOS_SEED=new`. `None` if it is not set.
+/// `None` if it is not set.
 fn named() -> Option<u64> {
     match env::var("CHAOS_SEED").ok()?.as_str() {
         "new" => Some(fastrand::u64(..)),
@@ -10,7 +10,7 @@ fn named() -> Option<u64> {
     }
 }
 
-/// As [`named`], or else `default`. Prints how to repeat the run.
+/// The seed that `CHAOS_SEED` names, a new one for `CHAOS_SEED=new`, or else `default`. Prints how to repeat the run.
 pub fn or(default: u64) -> u64 {
     let seed = named().unwrap_or(default);
     eprintln!("CHAOS_SEED={seed} repeats this run");
