@@ -203,11 +203,11 @@ impl Chaos {
             Fate::Frozen(after) => {
                 let Ok(answer) = timeout(after, lambda.invoke(event, TIME)).await else {
                     self.frozen.fetch_add(1, SeqCst);
-                    signal(lambda.pid(), "-STOP").await;
+                    lambda.signal("-STOP").await;
                     // The process keeps its connections, thaws after its deadline, and is killed.
                     tokio::spawn(async move {
                         sleep(3 * SECOND).await;
-                        signal(lambda.pid(), "-CONT").await;
+                        lambda.signal("-CONT").await;
                         sleep(SECOND / 10).await;
                         lambda.kill().await;
                     });
@@ -227,11 +227,6 @@ impl Chaos {
             Answer::Exited | Answer::TimedOut => (None, all),
         }
     }
-}
-
-async fn signal(pid: u32, name: &str) {
-    let kill = Command::new("kill").args([name, &pid.to_string()]).status();
-    assert!(kill.await.unwrap().success(), "{name}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,8 +4,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    process::Command,
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -42,8 +40,8 @@ const VISIBILITY: Duration = Duration::from_millis(200);
 const ENOUGH: u32 = 30;
 /// Receives of the template.
 const MOST: u32 = 130;
-/// Memory of a process, in KiB.
-const MOST_MEMORY: u64 = 64 << 10;
+/// Memory of a process, in bytes.
+const MOST_MEMORY: usize = 64 << 20;
 
 const SETTINGS: [(&str, &str); 5] = [
     ("IDEMPOTENCY_KEY", "body:/orderId"),
@@ -142,8 +140,8 @@ impl World {
                 Answer::Error(error) => panic!("{error}"),
             }
         }
-        let memory = memory_of(lambda.pid());
-        assert!(memory < MOST_MEMORY, "{memory} KiB");
+        let memory = lambda.memory("VmRSS");
+        assert!(memory < Some(MOST_MEMORY), "{memory:?} bytes");
     }
 
     /// Stops the process while the gateway has its call, and lets it go on when another one has called again.
@@ -158,12 +156,12 @@ impl World {
         };
         let (answer, ()) = join!(invocation, async {
             self.stage.gateway.arrived(FREEZES, 1).await;
-            signal(lambda.pid(), "-STOP");
+            lambda.signal("-STOP").await;
             sleep_until(end).await;
             self.lose(received);
             self.stage.gateway.arrived(FREEZES, 2).await;
             is_thawed.store(true, Relaxed);
-            signal(lambda.pid(), "-CONT");
+            lambda.signal("-CONT").await;
         });
         let failed = failed(&answer.response());
         let frozen = received.iter().find(|of| of.order() == FREEZES).unwrap();
@@ -327,23 +325,4 @@ fn visible(messages: &mut [Message], most: usize) -> Vec<Message> {
         received.push(message.clone());
     }
     received
-}
-
-fn signal(pid: u32, name: &str) {
-    let status = Command::new("kill").args([name, &pid.to_string()]).status();
-    assert!(status.unwrap().success(), "{name}");
-}
-
-/// Memory of a process in KiB. Only Linux says it in a file.
-fn memory_of(pid: u32) -> u64 {
-    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return 0;
-    };
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    line.unwrap()
-        .split_whitespace()
-        .nth(1)
-        .unwrap()
-        .parse()
-        .unwrap()
 }

@@ -37,7 +37,7 @@ pub async fn run(world: &Arc<World>) {
     // An item has no failures, and neither has a message without a key, so it stops its group until its receives are used up.
     let failing = plan.messages.iter().filter(|of| of.kind.fails_always());
     let stopping = failing.clone().filter(|of| {
-        plan.mode == Mode::Item || of.kind == Kind::Undecodable && plan.key.needs_body()
+        plan.mode == Mode::Item || of.kind == Kind::Undecodable && !plan.records_unreadable()
     });
     let unrecorded = if plan.fifo {
         plan.timeouts.cap * plan.timeouts.max_receives * stopping.count() as u32

@@ -776,6 +776,12 @@ impl Plan {
         self.always(|of| of.fingerprint != Scheme::Off) && !self.changes(|of| of.fingerprint)
     }
 
+    /// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
+    /// failures.
+    pub fn records_unreadable(&self) -> bool {
+        self.mode != Mode::Item && !self.key.needs_body()
+    }
+
     /// Returns whether a service is out for a while.
     pub fn has_outage(&self, of: Service) -> bool {
         self.outages.iter().any(|outage| outage.of == of)

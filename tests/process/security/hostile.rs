@@ -3,7 +3,6 @@
 
 use std::{
     collections::HashSet,
-    fs,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -322,17 +321,7 @@ async fn invalid_bytes_fail_and_next_event_succeeds() {
 
 /// Peak memory of the process, in bytes.
 pub(super) fn peak(lambda: &Lambda) -> usize {
-    let status = fs::read_to_string(format!("/proc/{}/status", lambda.pid())).unwrap();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .unwrap();
-    line.trim()
-        .strip_suffix(" kB")
-        .unwrap()
-        .parse::<usize>()
-        .unwrap()
-        * 1024
+    lambda.memory("VmHWM").unwrap()
 }
 
 #[tokio::test]

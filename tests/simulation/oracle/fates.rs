@@ -278,20 +278,12 @@ impl Fates {
     /// A failure that is not recorded stops its group until its receives are used up, and the messages behind it are
     /// received with it.
     fn is_behind_unrecorded(&self, message: &Message, bench: &Bench<'_>) -> bool {
-        let ahead = (bench.order.iter()).take_while(|id| **id != message.id);
-        let mut of_group = ahead.filter(|id| {
-            let group = bench.messages[*id].group.as_ref();
-            group.is_some() && group == message.group.as_ref()
-        });
-        of_group.any(|id| {
+        bench.ahead_in_group(message).any(|other| {
+            let id = &other.id;
             let is_unrecorded = match bench.plan.mode {
                 _ if bench.plan.stops_groups => return self.stops_group(id, bench),
-                Mode::Item => {
-                    bench.messages[id].kind.fails_always() || self.failed.contains_key(id)
-                }
-                _ => {
-                    bench.messages[id].kind == Kind::Undecodable && !records_unreadable(bench.plan)
-                }
+                Mode::Item => other.kind.fails_always() || self.failed.contains_key(id),
+                _ => other.kind == Kind::Undecodable && !bench.plan.records_unreadable(),
             };
             let is_over = |until: &Duration| *until < message.sent;
             is_unrecorded && !self.settled.get(id).is_some_and(is_over)
@@ -397,11 +389,8 @@ fn is_behind_deaths(message: &Message, bench: &Bench<'_>) -> bool {
     let timeouts = &bench.plan.timeouts;
     let is_seen = |rest: &&Duration| **rest > timeouts.visibility;
     let of_each = DEADLY_RUNS + RESTS.iter().filter(is_seen).count();
-    let ahead = (bench.order.iter()).take_while(|id| **id != message.id);
-    let deadly = ahead.filter(|id| {
-        let other = &bench.messages[*id];
-        other.kind == Kind::Killer && other.group.is_some() && other.group == message.group
-    });
+    let ahead = bench.ahead_in_group(message);
+    let deadly = ahead.filter(|other| other.kind == Kind::Killer);
     let of_its_own = 3;
     of_each * deadly.count() + of_its_own >= timeouts.max_receives as usize
 }
@@ -443,10 +432,4 @@ fn keeps_from_running(service: Service, plan: &Plan) -> bool {
         // Receives go on, and a message that does not fail needs neither a visibility timeout nor a copy.
         Service::Sqs | Service::DeadLetters | Service::Target => false,
     }
-}
-
-/// Returns whether the failure of a body that can't be decoded has a record. Without a key there is none, and an item has no
-/// failures.
-pub(super) fn records_unreadable(plan: &Plan) -> bool {
-    plan.mode != Mode::Item && !plan.key.needs_body()
 }

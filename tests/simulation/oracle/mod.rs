@@ -254,8 +254,6 @@ struct Bench<'a> {
     keys: BTreeMap<Run, String>,
     states: state::States,
     at_work: at_work::AtWork,
-    /// The worker and the message of each key's claim, unless its record was deleted.
-    holders: BTreeMap<String, (Worker, String)>,
     /// Keys whose record an operator has released or deleted.
     touched: BTreeSet<String>,
     /// Runs whose claim an operator has taken away: before they began, or by deleting the record.
@@ -284,7 +282,6 @@ impl<'a> Bench<'a> {
             keys: BTreeMap::new(),
             states: state::States::new(plan.tells_payloads_apart()),
             at_work: at_work::AtWork::default(),
-            holders: BTreeMap::new(),
             touched: BTreeSet::new(),
             orphans: BTreeSet::new(),
             now: Duration::ZERO,
@@ -308,18 +305,11 @@ impl<'a> Bench<'a> {
                 self.touched.insert(key.clone());
             }
             Event::Deleted { key } => {
-                self.holders.remove(key);
                 self.touched.insert(key.clone());
                 let of_key = self.keys.iter().filter(|(_, of)| *of == key);
                 self.orphans.extend(of_key.map(|(run, _)| *run));
             }
-            Event::Claimed {
-                key,
-                message,
-                worker,
-                ..
-            } => {
-                self.holders.insert(key.clone(), (*worker, message.clone()));
+            Event::Claimed { key, message, .. } => {
                 let claim = Claim {
                     message: message.clone(),
                     at,
@@ -340,8 +330,8 @@ impl<'a> Bench<'a> {
                 message,
                 ..
             } => {
-                let holder = self.holders.get(key);
-                let holds = holder.is_some_and(|(of, held)| of == worker && held == message);
+                let state = self.states.of(key);
+                let holds = state.is_some_and(|state| state.is_claimed_for(message, *worker));
                 if self.touched.contains(key) && !holds {
                     self.orphans.insert(*run);
                 }
@@ -409,6 +399,13 @@ impl<'a> Bench<'a> {
 
     fn key(&self, message: &Message) -> String {
         self.plan.key(message)
+    }
+
+    /// Returns the messages of a message's group that were sent before it.
+    fn ahead_in_group<'b>(&'b self, message: &'b Message) -> impl Iterator<Item = &'b Message> {
+        let ahead = self.order.iter().take_while(|id| **id != message.id);
+        let ahead = ahead.map(|id| &self.messages[id]);
+        ahead.filter(|other| other.group.is_some() && other.group == message.group)
     }
 
     fn check(

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Bench, fates::records_unreadable};
+use super::Bench;
 use crate::{
     ledger::{Event, Run, Worker},
     plan::{Kind, Message, Mode},
@@ -167,7 +167,7 @@ impl Progress {
             let is_behind = message.group.is_some()
                 && (bench.plan.mode == Mode::Item
                     || bench.plan.stops_groups
-                    || !records_unreadable(bench.plan)
+                    || !bench.plan.records_unreadable()
                         && self.is_behind_unreadable(message, bench));
             let is_touched = bench.touched.contains(&bench.key(message));
             let is_excused = is_touched || is_behind || self.declined.contains(&id);

@@ -148,7 +148,8 @@ impl States {
                 ..
             } => {
                 let state = self.state(key);
-                if let Some(claim) = state.claim.as_mut().filter(|of| of.worker == *worker) {
+                let claim = state.claim.as_mut();
+                if let Some(claim) = claim.filter(|of| of.is_of(message, *worker)) {
                     (claim.run, claim.end) = (Some(*run), Some("running"));
                 }
                 let of_run = OfRun {
@@ -214,7 +215,19 @@ impl States {
     }
 }
 
+impl Claim {
+    fn is_of(&self, message: &str, worker: Worker) -> bool {
+        self.message == message && self.worker == worker
+    }
+}
+
 impl State {
+    /// Returns whether the last claim is of this message and this worker. A deletion ends it.
+    pub(super) fn is_claimed_for(&self, message: &str, worker: Worker) -> bool {
+        let claim = self.claim.as_ref();
+        claim.is_some_and(|claim| claim.is_of(message, worker))
+    }
+
     /// Notes what became of the attempt alone before a claim.
     fn end_attempt_alone(&mut self, stopped: &HashMap<Worker, Duration>) {
         let troubled = self.troubled;

@@ -253,6 +253,22 @@ impl Lambda {
         self.pid
     }
 
+    /// Sends the process a signal, such as `-STOP`.
+    pub async fn signal(&self, name: &str) {
+        let mut kill = Command::new("kill");
+        let sent = kill.args([name, &self.pid.to_string()]).status().await;
+        assert!(sent.unwrap().success(), "{name}");
+    }
+
+    /// What Linux says of the process's memory under this name, in bytes. `None` on other systems.
+    pub fn memory(&self, name: &str) -> Option<usize> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+        let mut lines = status.lines().filter_map(|line| line.split_once(':'));
+        let (_, size) = lines.find(|(of, _)| *of == name)?;
+        let kib: usize = size.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kib * 1024)
+    }
+
     pub fn output(&self) -> Vec<String> {
         self.output.borrow().clone()
     }

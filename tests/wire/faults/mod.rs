@@ -56,8 +56,8 @@ const FAULTS: [Row; 16] = [
     (Fault::Denied, Denied, false),
 ];
 
-/// Whether a request may have been applied, and whether a repetition may help, is all that the rest of the library knows of
-/// a fault. A copy of the request is applied if the first one was not, and changes nothing else.
+/// The rest of the library knows two things of a fault: whether the request may have been applied, and whether a repetition
+/// may help. A copy of the request is applied if the first one was not, and changes nothing else.
 #[tokio::test(start_paused = true)]
 async fn each_fault_has_its_kind() {
     let now = Timestamp::now();

@@ -6,7 +6,7 @@ use super::{
     mode::Claimed,
     output::{Lease, Output},
     rejected::rejected,
-    repeat::{Answered, GivenUp, Patience, briefly, repeat},
+    repeat::{Answered, GivenUp, Patience, repeat},
     run::run_work,
     work::HandlerEnd,
 };
@@ -246,7 +246,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// Undoes a claim without an answer, with one swap. If that finds another swap of the claim applied, undoes that one.
     /// If neither is answered, the claim stays until its lease ends.
     async fn abandon(&self, operation: &Operation, sent: &[Sent], version: u64) {
-        let end = briefly(operation.deadline.write_until());
+        let end = Patience::Brief.until(operation.deadline.write_until());
         let context = RequestContext::until(end, &operation.meter);
         let mut applied = sent.last();
         let mut version = version;

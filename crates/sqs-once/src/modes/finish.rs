@@ -10,7 +10,7 @@ use super::{
     held::Held,
     output::{Lease, Output},
     rejected::rejected,
-    repeat::{Answered, GivenUp, Patience, briefly, repeat},
+    repeat::{Answered, GivenUp, Patience, repeat},
     work::{HandlerEnd, NoOutput, guard_now},
 };
 use crate::{
@@ -331,11 +331,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         } else {
             "commit"
         };
-        let mut end_of_writes = operation.deadline.write_until();
-        if patience == Patience::Brief {
-            end_of_writes = briefly(end_of_writes);
-        }
-        let context = RequestContext::until(end_of_writes, &operation.meter);
+        let until = patience.until(operation.deadline.write_until());
+        let context = RequestContext::until(until, &operation.meter);
         for _ in 0..MOST_SWAPS {
             let swap = match held.ending(key, end, self.records.now()) {
                 Ok(swap) => swap,

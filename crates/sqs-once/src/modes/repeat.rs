@@ -67,11 +67,20 @@ pub(crate) enum Patience {
     AfterEffect,
     /// A write that is the effect itself. If it is denied, nothing has changed.
     Commit,
-    /// A write that only shortens somebody's wait: see [`briefly`].
+    /// A write that only shortens somebody's wait. It must not occupy the worker for long.
     Brief,
 }
 
 impl Patience {
+    /// Returns when the last copy stops waiting for a response, at the latest at `end`.
+    pub(crate) fn until(self, end: Instant) -> Instant {
+        if self == Self::Brief {
+            end.min(system::instant() + MAX_BRIEF)
+        } else {
+            end
+        }
+    }
+
     /// Returns how often a contended request is retried, and how long after the first contention. `None`: until the limit.
     fn contended(self, left: Duration) -> Option<(u32, Duration)> {
         (self == Self::Claim).then(|| (CONTENDED_REPETITIONS, MAX_CLAIM_TIME.min(left / 10)))
@@ -96,11 +105,6 @@ impl Patience {
             Self::AfterEffect | Self::Commit | Self::Brief => None,
         }
     }
-}
-
-/// Returns until when a write is repeated that only shortens somebody's wait. It must not occupy the worker for long.
-pub(crate) fn briefly(end: Instant) -> Instant {
-    end.min(system::instant() + MAX_BRIEF)
 }
 
 /// Sends a request and repeats it as long as `patience` allows. The request must be safe to repeat.

@@ -15,7 +15,7 @@ const MAX_SORT_KEY_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 255;
 
 /// Attributes of a record of type S.
-pub(super) const TEXTS: [&str; 10] = [
+const TEXTS: [&str; 10] = [
     "failures",
     "fingerprint",
     "last_end",
@@ -39,6 +39,11 @@ pub(super) const NUMBERS: [&str; 9] = [
     "updated_at",
     "version",
 ];
+/// Returns the attributes of a record but its key, by their native names.
+pub(super) fn attributes() -> impl Iterator<Item = &'static str> {
+    TEXTS.into_iter().chain(NUMBERS)
+}
+
 /// Native names of the partition key and of the table's TTL attribute.
 const ID: &str = "id";
 const EXPIRES_AT: &str = "expires_at";
@@ -141,10 +146,8 @@ impl Layout {
 
     fn checked(self) -> Result<Self, InvalidValue> {
         let sort = self.sort.iter().map(|sort| sort.name.as_str());
-        let chosen = [&*self.id, &*self.expires_at].into_iter().chain(sort);
-        let others = TEXTS.into_iter().chain(NUMBERS);
-        let others: Vec<_> = others.filter(|native| *native != EXPIRES_AT).collect();
-        let names: Vec<_> = others.iter().copied().chain(chosen).collect();
+        let names = attributes().map(|native| self.named(native));
+        let names: Vec<_> = names.chain([&*self.id]).chain(sort).collect();
         for (n, name) in names.iter().enumerate() {
             if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
                 return Err(InvalidValue::new(format!(

@@ -13,7 +13,7 @@ use aws_sdk_dynamodb::{
 
 use super::{
     DynamoStore, Layout, Place, Request,
-    layout::{NUMBERS, TEXTS},
+    layout::{NUMBERS, attributes},
 };
 use crate::{
     dynamo::{
@@ -214,14 +214,12 @@ impl Layout {
     /// Reads a record. The error names an attribute, never its value.
     pub(super) fn read(&self, item: &Item) -> Result<Record, String> {
         let mut read = HashMap::new();
-        let texts = TEXTS.iter().map(|native| (*native, false));
-        let numbers = NUMBERS.iter().map(|native| (*native, true));
-        for (native, is_number) in texts.chain(numbers) {
+        for native in attributes() {
             let name = self.named(native);
             let Some(value) = item.get(name) else {
                 continue;
             };
-            match (is_number, value) {
+            match (NUMBERS.contains(&native), value) {
                 (true, AttributeValue::N(_)) | (false, AttributeValue::S(_)) => {}
                 (true, _) => return Err(format!("attribute `{name}` must be a number")),
                 (false, _) => return Err(format!("attribute `{name}` must be a string")),
