@@ -79,9 +79,12 @@ async fn rival_clients_run_their_own_statements() {
         .fetch_one(&pooled.world.pool)
         .await
         .unwrap();
+    // On a busy machine a client gives up a request that waits too long, and PgBouncer closes its
+    // session and opens another.
     let closed = pooled.pooler.closed_sessions();
+    let at_once = usize::try_from(sessions).unwrap().saturating_sub(closed.len());
     assert!(
-        sessions <= 3,
+        at_once <= 3,
         "{sessions} sessions, of which PgBouncer closed {closed:#?}"
     );
     let half = i64::try_from(CLIENTS * MESSAGES / 2).unwrap();

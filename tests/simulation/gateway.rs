@@ -114,7 +114,8 @@ impl Gateway {
             return Some(Answer::Declined);
         }
         match kind {
-            Kind::Declined => {
+            // A copy that was mended before the redrive has charged: its answer is repeated.
+            Kind::Declined if !self.remembers_charge(world, call_key) => {
                 self.books().declined.insert(call_key.to_owned());
                 note_declined(false);
                 return Some(Answer::Declined);
@@ -141,18 +142,23 @@ impl Gateway {
         if !world.plan.mode.claims() {
             return;
         }
-        let (mut books, now) = (self.books(), world.age());
-        let before = books.charged.get(call_key).copied();
-        let taken = match world.plan.gateway.keys {
-            Keys::Forever => before.is_none(),
-            Keys::ForADay => before.is_none_or(|at| now - at > DAY),
-            Keys::Never => true,
-        };
+        let taken = !self.remembers_charge(world, call_key);
         if taken {
+            let (mut books, now) = (self.books(), world.age());
             books.charged.insert(call_key.to_owned(), now);
         }
         let key = key.to_owned();
         world.note(Event::Charged { run, key, taken });
+    }
+
+    /// Whether a request with this key is answered with the charge that was made under it.
+    fn remembers_charge(&self, world: &World, call_key: &str) -> bool {
+        let charged = self.books().charged.get(call_key).copied();
+        charged.is_some_and(|at| match world.plan.gateway.keys {
+            Keys::Forever => true,
+            Keys::ForADay => world.age() - at <= DAY,
+            Keys::Never => false,
+        })
     }
 
     /// Says whether an operation was charged. `None`: no answer.
