@@ -5,22 +5,20 @@ use std::{collections::BTreeMap, fs, path::Path};
 use regex_lite::Regex;
 
 /// From the bottom to the top. `protocol` has the rules, and imports nothing but `flawed`.
-const LAYERS: [&str; 20] = [
+const LAYERS: [&str; 18] = [
     "flawed",
     "protocol",
     "system",
     "invalid",
     "entries",
-    "unanswered",
     "meter",
     "deadline",
     "event",
     "store",
     "handler",
+    "aws",
     "dynamo",
     "s3",
-    "s3_results",
-    "aws",
     "modes",
     "telemetry",
     "sqs",

@@ -82,7 +82,9 @@ async fn rival_clients_run_their_own_statements() {
     // On a busy machine a client gives up a request that waits too long, and PgBouncer closes its
     // session and opens another.
     let closed = pooled.pooler.closed_sessions();
-    let at_once = usize::try_from(sessions).unwrap().saturating_sub(closed.len());
+    let at_once = usize::try_from(sessions)
+        .unwrap()
+        .saturating_sub(closed.len());
     assert!(
         at_once <= 3,
         "{sessions} sessions, of which PgBouncer closed {closed:#?}"

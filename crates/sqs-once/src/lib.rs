@@ -103,8 +103,6 @@ pub mod modes;
 pub mod protocol;
 #[cfg(feature = "s3")]
 mod s3;
-#[cfg(feature = "s3")]
-mod s3_results;
 mod settings;
 pub mod sqs;
 pub mod store;
@@ -112,14 +110,14 @@ mod system;
 pub mod telemetry;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod unanswered;
 
 /// Items that the other crates of this project and its tests use. Not part of the API.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::{
+        aws::explain::unanswered,
         dynamo::{
-            explain::{is_contended, unanswered},
+            explain::is_contended,
             writes::{Refused, Writes, token},
         },
         entries::entries,

@@ -15,7 +15,8 @@ use aws_smithy_runtime_api::client::{
     result::ConnectorError,
 };
 
-use crate::{dynamo::explain::NoResponse, protocol::Timestamp, system::timeout};
+use super::explain::NoResponse;
+use crate::{protocol::Timestamp, system::timeout};
 
 /// A connection has rested when it got no response for this long, by the wall clock. The monotonic clock
 /// stands still while Lambda has the process frozen.

@@ -1,6 +1,7 @@
 //! The AWS SDK, set up for Lambda.
 
 mod connections;
+pub(crate) mod explain;
 #[cfg(test)]
 mod tests;
 

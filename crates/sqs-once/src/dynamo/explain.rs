@@ -2,58 +2,52 @@
 
 use std::{env, error::Error};
 
-use aws_credential_types::provider::error::CredentialsError;
-use aws_sdk_dynamodb::{
-    error::{ProvideErrorMetadata, SdkError},
-    operation::RequestId,
-};
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
 use crate::{
+    aws::explain::{self, NoResponse, reason_of_denial, unanswered},
     protocol::{Key, RequestErrorKind},
     store::StoreError,
-    unanswered::Unanswered,
 };
 
-pub(crate) use crate::unanswered::{NoResponse, causes};
-
-/// Explains a failed request and says what to do. The text leaves out request and response, which contain
+/// Explains a failed request to DynamoDB and says what to do. The text leaves out request and response, which contain
 /// payload.
 pub(crate) fn explain<E>(error: &SdkError<E>, permission: &str) -> String
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
-    let Some(service) = error.as_service_error() else {
+    if error.as_service_error().is_none() {
         return unsent(error, env::var_os(ACCOUNT_ID).is_some());
-    };
-    let code = service.code().unwrap_or("unknown error");
-    let refused = refused_signature(code).unwrap_or_default();
-    let advice = match code {
-        _ if !refused.is_empty() => refused.into(),
-        "ResourceNotFoundException" => {
-            "there is no such table in this account and region; check the table name".into()
-        }
-        "AccessDeniedException" => {
-            let reason = reason_of_denial(service.message());
-            format!("this role may not {permission} on this table; {reason}")
-        }
-        "UnrecognizedClientException" | "ExpiredTokenException" => {
-            "the credentials are invalid or expired".into()
-        }
-        "ProvisionedThroughputExceededException"
-        | "ThrottlingException"
-        | "RequestLimitExceeded" => {
-            "throttled; raise the table's capacity or lower the concurrency".into()
-        }
-        "TransactionConflictException" => {
-            "a transaction on the same item is in progress; retry the request".into()
-        }
-        "ReplicatedWriteConflictException" => {
-            "another Region writes the same item; retry the request".into()
-        }
-        _ => without_quotes(service.message().unwrap_or("no message")).to_owned(),
-    };
-    let request_id = error.request_id().unwrap_or("none");
-    format!("{code}: {advice} (request id {request_id})")
+    }
+    explain::explain(error, |code, service| {
+        let advice = match code {
+            "ResourceNotFoundException" => {
+                "there is no such table in this account and region; check the table name"
+            }
+            "AccessDeniedException" => {
+                let reason = reason_of_denial(service.message());
+                return Some(format!(
+                    "this role may not {permission} on this table; {reason}"
+                ));
+            }
+            "UnrecognizedClientException" | "ExpiredTokenException" => {
+                "the credentials are invalid or expired"
+            }
+            "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "RequestLimitExceeded" => {
+                "throttled; raise the table's capacity or lower the concurrency"
+            }
+            "TransactionConflictException" => {
+                "a transaction on the same item is in progress; retry the request"
+            }
+            "ReplicatedWriteConflictException" => {
+                "another Region writes the same item; retry the request"
+            }
+            _ => without_quotes(service.message().unwrap_or("no message")),
+        };
+        Some(advice.to_owned())
+    })
 }
 
 /// The variable from which the SDK takes the account of DynamoDB's endpoint.
@@ -71,47 +65,6 @@ fn unsent<E: Error + 'static>(error: &SdkError<E>, account_is_set: bool) -> Stri
     format!(
         "{why}; {ACCOUNT_ID} is set, so without an endpoint of your own the SDK calls `ACCOUNT.ddb.REGION.amazonaws.com`: check it, unset it, or set AWS_ACCOUNT_ID_ENDPOINT_MODE=disabled"
     )
-}
-
-/// Returns what to do about a request whose signature was refused, or `None` for other codes.
-pub(crate) fn refused_signature(code: &str) -> Option<&'static str> {
-    const CODES: [&str; 4] = [
-        "InvalidSignatureException",
-        "RequestExpired",
-        "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch",
-    ];
-    CODES.contains(&code).then_some(
-        "the signature was refused: the clock of this machine differs from that of AWS, or the process was frozen after it had signed; if it happens again, set the clock, and check AWS_SECRET_ACCESS_KEY",
-    )
-}
-
-/// Returns why a service denied a request: user, action, resource, and the kind of policy that denies it. A
-/// service control policy, a permissions boundary, an endpoint policy or a KMS key can deny what the role's
-/// own policy allows. We leave out everything between the first and the last quote, because it may be
-/// payload.
-pub(crate) fn reason_of_denial(message: Option<&str>) -> String {
-    const QUOTES: [char; 2] = ['\'', '"'];
-    let said = message.unwrap_or_default().trim();
-    if said.is_empty() {
-        return "grant the permission".to_owned();
-    }
-    let reason = match (said.split_once(QUOTES), said.rsplit_once(QUOTES)) {
-        (Some((before, _)), Some((_, after))) => format!("{before}...{after}"),
-        _ => said.to_owned(),
-    };
-    format!("the reason of AWS: {reason}")
-}
-
-/// Explains a request that got no response from the service. The text leaves out the request.
-pub fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
-    let unanswered = match error {
-        SdkError::TimeoutError(_) => Unanswered::Timeout,
-        SdkError::DispatchFailure(_) => Unanswered::NotSent,
-        SdkError::ConstructionFailure(_) => Unanswered::NotBuilt,
-        _ => Unanswered::Unreadable,
-    };
-    unanswered.explain(error, |error| error.is::<CredentialsError>())
 }
 
 /// Codes of requests that were throttled or collided with another write to the same item. All but the last
@@ -216,40 +169,11 @@ mod tests {
         error::ErrorMetadata,
         operation::put_item::PutItemError,
     };
-    use aws_smithy_runtime_api::{client::result::ConnectorError, http::Response};
+    use aws_smithy_runtime_api::http::Response;
 
     use super::*;
 
     type Failed = SdkError<PutItemError>;
-
-    #[test]
-    fn unanswered_request_is_explained() {
-        let refused = std::io::Error::other("connection refused");
-        for (error, wanted) in [
-            (Failed::timeout_error("secret"), "no answer in time"),
-            (
-                Failed::dispatch_failure(ConnectorError::timeout(NoResponse.into())),
-                "no answer in time",
-            ),
-            (
-                Failed::dispatch_failure(ConnectorError::io(refused.into())),
-                "could not connect; check the endpoint, the region and the network (io error: connection refused)",
-            ),
-            (
-                Failed::dispatch_failure(ConnectorError::other(
-                    CredentialsError::not_loaded_no_source().into(),
-                    None,
-                )),
-                "no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; a deployed function needs a role (other: the credential provider was not enabled)",
-            ),
-            (
-                Failed::construction_failure("no region"),
-                "could not build the request (no region)",
-            ),
-        ] {
-            assert_eq!(explain(&error, "dynamodb:PutItem"), wanted);
-        }
-    }
 
     #[tokio::test]
     async fn unsent_request_names_the_account_variable() {
@@ -314,22 +238,6 @@ mod tests {
             for code in codes {
                 assert_eq!(of(code), advice, "{code}");
             }
-        }
-    }
-
-    #[test]
-    fn denial_has_reason_of_service_without_quotes() {
-        let of_key = "User: arn:aws:sts::123456789012:assumed-role/orders/orders is not authorized to perform: kms:Decrypt on resource: arn:aws:kms:eu-west-1:123456789012:key/k because no resource-based policy allows the kms:Decrypt action";
-        for (message, wanted) in [
-            (Some(of_key), format!("the reason of AWS: {of_key}")),
-            (
-                Some("the item '{\"id\": \"secret\"}' of \"secret\" is denied"),
-                "the reason of AWS: the item ... is denied".to_owned(),
-            ),
-            (Some(" "), "grant the permission".to_owned()),
-            (None, "grant the permission".to_owned()),
-        ] {
-            assert_eq!(reason_of_denial(message), wanted);
         }
     }
 

@@ -169,9 +169,7 @@ impl Shared {
     pub(super) fn results(&self, config: &SdkConfig) -> Results {
         match &self.values.result_bucket {
             #[cfg(feature = "s3")]
-            Some(bucket) => {
-                Results::outside(crate::s3_results::S3Results::new(config, bucket.clone()))
-            }
+            Some(bucket) => Results::outside(crate::s3::S3Results::new(config, bucket.clone())),
             _ => Results::inline(),
         }
     }

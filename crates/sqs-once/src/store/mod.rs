@@ -15,7 +15,7 @@ use std::{convert::Infallible, error::Error, fmt::Debug};
 // The stores of other modules, where users look for them.
 pub use crate::dynamo::store::{Batched, DynamoStore, Layout};
 #[cfg(feature = "s3")]
-pub use crate::s3_results::S3Results;
+pub use crate::s3::S3Results;
 pub use crate::settings::any_store::AnyStore;
 pub use context::RequestContext;
 pub use memory::MemoryStore;

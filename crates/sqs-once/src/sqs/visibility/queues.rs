@@ -15,7 +15,7 @@ use aws_sdk_sqs::{
 };
 
 use crate::{
-    dynamo::explain::{causes, reason_of_denial, refused_signature, unanswered},
+    aws::explain::{causes, reason_of_denial, refused_signature, unanswered},
     protocol::Timestamp,
     system::{self, Instant, sleep, timeout_at},
 };

@@ -10,8 +10,9 @@ use aws_sdk_dynamodb::{
 
 use super::standing::BatchingEnd;
 use crate::{
+    aws::explain::refused_signature,
     dynamo::{
-        explain::{explain, kind, refused_signature},
+        explain::{explain, kind},
         item::Item,
         store::Place,
     },

@@ -1,5 +1,7 @@
 //! Objects in S3: the client, bounded reads, and errors that name the remedy.
 
+mod results;
+
 use std::{error::Error, time::Duration};
 
 use aws_config::SdkConfig;
@@ -7,10 +9,12 @@ use aws_sdk_s3::{
     Client,
     config::{Builder, StalledStreamProtectionConfig, http::HttpResponse},
     error::{ProvideErrorMetadata, SdkError},
-    operation::{RequestId as _, get_object::GetObjectOutput},
+    operation::get_object::GetObjectOutput,
 };
 
-use crate::dynamo::explain::{causes, refused_signature, unanswered};
+pub use results::S3Results;
+
+use crate::aws::explain::{causes, explain};
 
 /// How long a read of an object waits for its next bytes.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
@@ -92,21 +96,17 @@ impl Bucket<'_> {
     where
         E: ProvideErrorMetadata + Error + 'static,
     {
-        if error.as_service_error().is_none() {
-            return unanswered(error);
-        }
-        let code = code(error).unwrap_or("unknown error");
         let status = error.raw_response().map(|answer| answer.status().as_u16());
-        let refused = refused_signature(code).unwrap_or_default();
-        let why = match (code, status) {
-            _ if !refused.is_empty() => refused.to_owned(),
-            ("NoSuchBucket", _) => format!("there is no such bucket; check {}", self.setting),
-            (_, Some(403)) => denied.to_owned(),
-            (_, Some(301 | 400)) => "check the Region of the bucket and the credentials".to_owned(),
-            _ => "S3 failed".to_owned(),
-        };
-        let request_id = error.request_id().unwrap_or("none");
-        format!("{code}: {why} (request id {request_id})")
+        explain(error, |code, _| {
+            Some(match (code, status) {
+                ("NoSuchBucket", _) => format!("there is no such bucket; check {}", self.setting),
+                (_, Some(403)) => denied.to_owned(),
+                (_, Some(301 | 400)) => {
+                    "check the Region of the bucket and the credentials".to_owned()
+                }
+                _ => "S3 failed".to_owned(),
+            })
+        })
     }
 }
 

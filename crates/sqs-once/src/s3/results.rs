@@ -8,9 +8,9 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use futures_util::future::BoxFuture;
 use sha2::{Digest as _, Sha256};
 
+use super::{Bucket, ReadError, client};
 use crate::{
     protocol::{Key, Owner, ResultPointer, StoredResult},
-    s3::{Bucket, ReadError, client},
     store::ResultStore,
     system::{self, Instant, timeout, timeout_at},
 };
