@@ -31,16 +31,16 @@ help: ## List the verbs
 
 .PHONY: demo
 demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
-	python local/demo.py
+	python tools/demo.py
 
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
 dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
-	@python local/dev.py watch consumer $(or $(EVENT),events/mixed.json)
+	@python tools/dev.py watch consumer $(or $(EVENT),events/mixed.json)
 
 .PHONY: watch
 watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on local tables; each change of the source rebuilds it
-	python local/watch.py $(EXAMPLE)
+	python tools/watch.py $(EXAMPLE)
 
 .PHONY: invoke
 invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EVENT=events/new-orders.json
@@ -78,14 +78,14 @@ PROGRAM  := $(RELEASE) --package programs --bin
 .PHONY: test
 test: $(POOLER) ## Run every test and the runbook; a local cloud is started, unless AWS_ENDPOINT_URL names one
 	$(MAKE) --no-print-directory --jobs 2 programs suites
-	python local/suites.py
+	python tools/suites.py
 	$(if $(and $(shell command -v valgrind),$(filter x86_64,$(shell uname -m))),$(MAKE) --no-print-directory instructions)
 	$(MAKE) --no-print-directory --jobs 2 doctests test-aws ACCOUNT=$(EMULATED) REGION=us-east-1
 	$(MAKE) --no-print-directory --jobs 2 runbook local-runs
 
 .PHONY: suites
 suites:
-	python local/suites.py --build
+	python tools/suites.py --build
 
 .PHONY: doctests
 doctests:
@@ -94,15 +94,15 @@ doctests:
 # After the suites: it replaces the program that some of them run.
 .PHONY: local-runs
 local-runs:
-	python local/watch_test.py
+	python tools/watch_test.py
 
 .PHONY: runbook
 runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
-	python local/runbook.py
+	python tools/runbook.py
 
 .PHONY: starter
 starter: $(VENV) $(LINT) ## Make a project of each variant of `make new`, test it, and drive its `make dev`
-	python local/starter.py
+	python tools/starter.py
 
 .PHONY: programs
 programs: $(VENV) ## Build the release programs that the tests run
@@ -146,16 +146,16 @@ test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the s
 	@test -n '$(ACCOUNT)' -a -n '$(REGION)' || { echo 'make test-aws: set ACCOUNT and REGION: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
 	cargo build --locked $(WORKSPACE) --profile test --bin sqs-once
-	python local/test_aws.py '$(ACCOUNT)' '$(REGION)' \
+	python tools/test_aws.py '$(ACCOUNT)' '$(REGION)' \
 	  $(TEST) --test wire --test cloud -- $(AT_ENDPOINT)
 
 .PHONY: test-inbox
 test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]
-	python local/inbox_test.py $(SEED)
+	python tools/inbox_test.py $(SEED)
 
 .PHONY: compare
 compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
-	python -B local/compare/compare.py
+	python -B tools/compare/compare.py
 
 .PHONY: bench
 bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md and benches/RESULTS.md
@@ -163,7 +163,7 @@ bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and w
 	$(PROGRAM) raw_loop
 	$(PROGRAM) raw_batches
 	$(RELEASE) --package adjusted --bin adjusted
-	python -B local/compare/packages.py
+	python -B tools/compare/packages.py
 	ulimit -n $$(ulimit -Hn) && cargo bench --locked --bench compare # The plain loop opens thousands of connections.
 	cargo bench --locked --bench postgres
 
@@ -199,10 +199,10 @@ mutants: export CARGO_PROFILE_DEV_DEBUG := false
 mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/sqs-once/src/modes/**"]
 	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
 
-# Cargo keeps what local/flaws_rustc compiles apart, so that all other verbs test what ships.
+# Cargo keeps what tools/flaws_rustc compiles apart, so that all other verbs test what ships.
 .PHONY: flaws
 flaws: $(VENV) ## Switch on each flaw of docs/flaws.md; its test must fail. Find its test: make flaws SEARCH=new, all or "a flaw"
-	python local/flaws.py $(if $(SEARCH),--search "$(SEARCH)")
+	python tools/flaws.py $(if $(SEARCH),--search "$(SEARCH)")
 
 LIBRARIES  := sqs-once sqs-once-outbox sqs-once-postgres
 # Every package that is published or deployed.
@@ -229,13 +229,13 @@ LINKS := .venv-lint/bin/lychee --offline --include-fragments --no-progress \
 .PHONY: lint-project
 lint-project: $(VENV) $(LINT)
 	$(DENY) check bans licenses sources
-	ruff check --config local/pyproject.toml local tests examples
-	ruff format --config local/pyproject.toml --check local tests examples
-	mypy --config-file local/pyproject.toml
+	ruff check --config tools/pyproject.toml tools tests examples
+	ruff format --config tools/pyproject.toml --check tools tests examples
+	mypy --config-file tools/pyproject.toml
 	.venv-lint/bin/typos
 	$(LINKS)
 	! grep -onE '\](\(|: *)[^) ]*' crates/*/README.md | grep -v https:// # a registry resolves no relative links
-	python local/overlay.py --self-test
+	python tools/overlay.py --self-test
 	rm -rf .local/merged
 	for names in $(KNOWN) "$(KNOWN)"; do $(MAKE) --no-print-directory merged OVERLAYS="$$names" || exit 1; done
 	cfn-lint template.yaml .local/merged/*.yaml examples/*.template.yaml
@@ -295,7 +295,7 @@ book: $(MDBOOK) ## Build the pages of docs/ into target/book
 .PHONY: fmt
 fmt: $(VENV) ## Format the source
 	cargo fmt --all
-	ruff format --config local/pyproject.toml local tests examples
+	ruff format --config tools/pyproject.toml tools tests examples
 
 # ---- ship it -----------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ MERGED    = $(if $(OVERLAYS),.local/merged/$(subst $(eval) ,+,$(strip $(OVERLAYS
 
 .PHONY: merged
 merged: $(VENV) $(OVERLAYS:%=overlays/%.yaml)
-	$(if $(OVERLAYS),python local/overlay.py template.yaml $(OVERLAYS:%=overlays/%.yaml) $(MERGED))
+	$(if $(OVERLAYS),python tools/overlay.py template.yaml $(OVERLAYS:%=overlays/%.yaml) $(MERGED))
 
 ifneq ($(filter s3-bodies,$(OVERLAYS)),)
 package: export CARGO_LAMBDA_GLOBAL := $(CURDIR)/overlays/s3-bodies.toml
@@ -329,20 +329,20 @@ package: linker merged ## Build what is deployed, into .aws-sam/build: make pack
 	cargo fetch --quiet --locked
 	sam build --parameter-overrides Architecture=$(ARCH) --template-file $(MERGED) --base-dir . --config-file "$(CURDIR)/samconfig.toml"
 
-# SAM makes a change set, shows it, and asks. YES=1 does not ask, and stops where local/before_deploy.py would ask.
+# SAM makes a change set, shows it, and asks. YES=1 does not ask, and stops where tools/before_deploy.py would ask.
 # BUILT=1 compiles nothing. For a job that has a role of AWS, it takes the program from .aws-sam/build/Consumer, and the template
 # from here: docs/deploying.md.
 .PHONY: deploy
 deploy: OVERRIDES = Architecture=$(ARCH) "PaymentGatewayUrl=$(GATEWAY_URL)" $(PARAMETERS) $(if $(filter gradual,$(OVERLAYS)),Release=$$(date +%s))
 deploy: $(VENV) ## Show what a deployment to AWS changes, ask, and deploy: make deploy GATEWAY_URL=https://... [ARCH=x86_64] [PARAMETERS="Key=value ..."] [OVERLAYS="fifo ..."] [TAGS="key=value ..."] [YES=1] [BUILT=1]
 	@test -n "$(GATEWAY_URL)" || { echo 'make deploy: set the gateway that charges the orders, GATEWAY_URL=https://... or GATEWAY_URL=sandbox' >&2; exit 1; }
-	$(if $(BUILT),@python local/overlay.py --built template.yaml $(OVERLAYS:%=overlays/%.yaml) .aws-sam/build/template.yaml,@$(MAKE) --no-print-directory package)
-	@python local/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
+	$(if $(BUILT),@python tools/overlay.py --built template.yaml $(OVERLAYS:%=overlays/%.yaml) .aws-sam/build/template.yaml,@$(MAKE) --no-print-directory package)
+	@python tools/before_deploy.py $(OVERRIDES) $(if $(YES),< /dev/null)
 	@sam deploy $(if $(YES),--no-confirm-changeset) $(if $(TAGS),--tags $(TAGS)) --parameter-overrides $(OVERRIDES)
 
 .PHONY: undeploy
 undeploy: $(VENV) ## Delete a stack with its queues, table and logs, after a question: make undeploy [STACK=sqs-once]
-	@python local/undeploy.py $(STACK)
+	@python tools/undeploy.py $(STACK)
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
@@ -364,31 +364,31 @@ dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip, the tool, and the bi
 linker: $(VENV)
 	@test -d "$$(rustc --print target-libdir --target $(RUST_TARGET))" || { \
 	  echo 'make: Rust cannot build for $(ARCH) here; run `rustup target add $(RUST_TARGET)`, or choose the other ARCH (arm64, x86_64)' >&2; exit 1; }
-	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-deploy.txt
+	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements-deploy.txt
 
 .PHONY: clean
 clean: ## Remove the files that the verbs made
-	rm -rf target .aws-sam .local .venv .venv-lint local/__pycache__
+	rm -rf target .aws-sam .local .venv .venv-lint tools/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------
 
-$(VENV): local/requirements.txt
+$(VENV): tools/requirements.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo 'make: "$(PYTHON)" is older than Python 3.11; name another with make PYTHON=...' >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' || { \
 	  echo 'make: "$(PYTHON)" cannot make a virtual environment; install its venv package (python3-venv)' >&2; exit 1; }
 	"$(PYTHON)" -m venv --clear .venv
-	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements.txt
+	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements.txt
 	@touch $@
 
 # On Debian and its relatives. Elsewhere the recipe says so, and the tests look for an installed `pgbouncer`.
 $(POOLER): | $(VENV)
-	python local/pgbouncer.py install
+	python tools/pgbouncer.py install
 
 # In a separate environment: it and SAM CLI require different versions of the same packages.
-$(LINT): local/requirements-lint.txt | $(VENV)
+$(LINT): tools/requirements-lint.txt | $(VENV)
 	"$(PYTHON)" -m venv --clear .venv-lint
-	.venv-lint/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r local/requirements-lint.txt
+	.venv-lint/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements-lint.txt
 	@touch $@
 
 $(MDBOOK):

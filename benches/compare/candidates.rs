@@ -115,7 +115,7 @@ pub(crate) fn powertools() -> (Vec<Candidate>, Vec<String>) {
     }
     match on_path("python").filter(|python| has_powertools(python)) {
         Some(python) => found.push(Candidate {
-            script: Some(repository.join("local/compare/bench.py")),
+            script: Some(repository.join("tools/compare/bench.py")),
             sizes: 1..=PYTHON_MESSAGES,
             ..Candidate::new(PYTHON, python, table)
         }),

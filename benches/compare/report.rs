@@ -62,8 +62,8 @@ The candidates run in turns, as processes behind the same Lambda Runtime API, an
 | raw loop, batched | The same with its writes batched by hand, `benches/raw_batches.rs`: first all claims of a batch, 25 in a request, then all completions. |
 | consumer | The release build as it ships, with no setting but the table and the gateway. The goals apply to this one. |
 | consumer, single writes | The consumer with `IDEMPOTENCY_BATCHED_WRITES=off`. |
-| Powertools TypeScript | Batch processor and idempotency utility as documented for SQS, `local/compare/bench.mjs`. It runs all messages at a time. |
-| Powertools Python | The same utilities as documented for SQS, `local/compare/bench.py`. It runs one message after the other. |
+| Powertools TypeScript | Batch processor and idempotency utility as documented for SQS, `tools/compare/bench.mjs`. It runs all messages at a time. |
+| Powertools Python | The same utilities as documented for SQS, `tools/compare/bench.py`. It runs one message after the other. |
 
 Each figure is the median over the rounds. The stub responds after 5 ms unless a row says otherwise.
 ";

@@ -266,10 +266,10 @@ fn deploying_job_takes_only_the_program() {
     assert!(installs.is_some_and(|at| received < at && at < credentials));
     assert!(!text.contains("tar "), "unpacks an archive");
     for (makefile, overlay) in [
-        ("Makefile", "local/overlay.py"),
+        ("Makefile", "tools/overlay.py"),
         (
             "crates/cli/template/Makefile",
-            "'$(SQS_ONCE)/local/overlay.py'",
+            "'$(SQS_ONCE)/tools/overlay.py'",
         ),
     ] {
         let text = fs::read_to_string(root().join(makefile)).unwrap();

@@ -112,7 +112,7 @@ impl Role {
             admin: world.pool.clone(),
             options: world.options.clone(),
         };
-        // local/postgres.py asks its members for passwords.
+        // tools/postgres.py asks its members for passwords.
         role.run_sql(
             "DO $$ BEGIN CREATE ROLE with_password; \
              EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"

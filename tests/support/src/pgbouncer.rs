@@ -11,7 +11,7 @@ use std::{
 
 use super::{postgres::root, prerequisite::missing};
 
-/// A pooler that runs until this is dropped: `local/pgbouncer.py` stops it at the end of its input.
+/// A pooler that runs until this is dropped: `tools/pgbouncer.py` stops it at the end of its input.
 pub struct PgBouncer {
     pub port: u16,
     process: Child,
@@ -24,7 +24,7 @@ impl PgBouncer {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let mut process = Command::new(python)
-            .arg(root().join("local/pgbouncer.py"))
+            .arg(root().join("tools/pgbouncer.py"))
             .args([port.to_string(), format!("user={user}")])
             .args(settings)
             .stdin(Stdio::piped())
@@ -37,7 +37,7 @@ impl PgBouncer {
         let Some(ready_at) = line.strip_prefix("ready ") else {
             let _status = process.wait();
             missing(
-                "PgBouncer did not start, see the message of local/pgbouncer.py \
+                "PgBouncer did not start, see the message of tools/pgbouncer.py \
                  (on Debian, `make .venv/pgbouncer` installs it; elsewhere, install `pgbouncer`)",
             );
         };

@@ -21,7 +21,7 @@ use super::prerequisite::missing;
 /// The server of a suite.
 pub static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
-/// A server that runs until this process ends: `local/postgres.py` stops it at the end of its input.
+/// A server that runs until this process ends: `tools/postgres.py` stops it at the end of its input.
 pub struct Server {
     port: u16,
     launcher: Mutex<Launcher>,
@@ -44,7 +44,7 @@ impl Server {
         let python = root().join(".venv/bin/python");
         let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
         let started = Command::new(&python)
-            .arg(root().join("local/postgres.py"))
+            .arg(root().join("tools/postgres.py"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn();
@@ -60,7 +60,7 @@ impl Server {
             _process: process,
         };
         let Some(port) = launcher.ready() else {
-            return Err("PostgreSQL did not start, see the message of local/postgres.py".into());
+            return Err("PostgreSQL did not start, see the message of tools/postgres.py".into());
         };
         Ok(Self {
             port,

@@ -195,7 +195,7 @@ def effects(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
 
 def environment(cloud: Cloud, programs: Path) -> dict[str, str]:
     """With `aws` and `sqs-once`, and the endpoint of the local cloud."""
-    (programs / "aws").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/local/aws_cli.py" "$@"\n')
+    (programs / "aws").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tools/aws_cli.py" "$@"\n')
     (programs / "aws").chmod(0o755)
     shutil.copy(TOOL, programs / "sqs-once")
     variables = cloud.environment()

@@ -1,6 +1,6 @@
 """`make test-inbox`: examples/place_order.rs sells 100 pieces to 300 orders on a local cloud, while workers are killed.
 
-    python local/inbox_test.py [SEED]     the same orders in the same order, and kills at the same intervals
+    python tools/inbox_test.py [SEED]     the same orders in the same order, and kills at the same intervals
 
 The evidence is independent of the function: two queues and three tables. Only the number of deliveries comes from the
 function's log.

@@ -2,7 +2,7 @@
 messages, their table, the key or receives of its queues, or replaces these, while they hold some. Stops if a program of
 `.aws-sam/build` was built for another processor than that of its function.
 
-    python local/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
+    python tools/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
 
 It prints nothing if there is no stack yet, or if nothing of that kind changes. Without a terminal, the deployment stops
 here, unless MESSAGES_MAY_RUN_AGAIN is set. `sam deploy` alone does not run this check.

@@ -1,6 +1,6 @@
 """`make undeploy`: deletes a stack with the queues, tables and logs that outlive it, after a question that names them.
 
-python local/undeploy.py [STACK]     by default the stack of samconfig.toml
+python tools/undeploy.py [STACK]     by default the stack of samconfig.toml
 """
 
 import sys

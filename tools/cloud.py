@@ -1,6 +1,6 @@
 """A local cloud: MiniStack on a free port of the loopback interface, stopped at the end of its use.
 
-    python local/cloud.py run -- COMMAND...     run COMMAND with AWS_ENDPOINT_URL set to the local cloud
+    python tools/cloud.py run -- COMMAND...     run COMMAND with AWS_ENDPOINT_URL set to the local cloud
 
 An AWS_ENDPOINT_URL that is already set stays, and no MiniStack is started.
 """

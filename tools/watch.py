@@ -1,6 +1,6 @@
 """`make watch`: runs the consumer under `cargo lambda watch`, on a local table.
 
-    python local/watch.py [EXAMPLE]     or an example, on tables with the items that its sample event needs
+    python tools/watch.py [EXAMPLE]     or an example, on tables with the items that its sample event needs
 
 The tables are in the cloud at AWS_ENDPOINT_URL, or in a new MiniStack. Those of place_order_postgres are in a
 new PostgreSQL server, whose data is deleted at the end. The consumer inherits the environment

@@ -1,7 +1,7 @@
 """`make dev`: the function under `cargo lambda watch`, with its queue and its tables on a local cloud.
 
-    python local/dev.py watch PROGRAM [EVENT...]          sends the messages of these files, and shows their outcomes
-    python local/dev.py run PROGRAM -- COMMAND...         runs COMMAND with the function's environment
+    python tools/dev.py watch PROGRAM [EVENT...]          sends the messages of these files, and shows their outcomes
+    python tools/dev.py run PROGRAM -- COMMAND...         runs COMMAND with the function's environment
 
 Runs in the folder of a project, here or elsewhere. Queues, tables and variables are those of the function in its
 template.yaml. Without EVENT, all of events/*.json.

@@ -1,8 +1,8 @@
 """Switches on one flaw of the product after another, and expects that a test outside the simulation fails.
 
-    python local/flaws.py                   runs the test that docs/flaws.md names for each flaw
-    python local/flaws.py --search new      finds a test for each flaw that the page does not have
-    python local/flaws.py --search all      finds them again for every flaw; or for the one that is named
+    python tools/flaws.py                   runs the test that docs/flaws.md names for each flaw
+    python tools/flaws.py --search new      finds a test for each flaw that the page does not have
+    python tools/flaws.py --search all      finds them again for every flaw; or for the one that is named
 
 A search runs the suites of one layer after another with the flaw, and stops at the lowest layer in which a test fails.
 Of several it names the one that the page has, or the one that fails for the fewest flaws.
@@ -168,7 +168,7 @@ class Layer:
 
 
 def layers() -> dict[str, Layer]:
-    environment = {**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(ROOT / "local/flaws_rustc")}
+    environment = {**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(ROOT / "tools/flaws_rustc")}
     suites = built(
         *(f"--exclude={package}" for package in EXCLUDED),
         "--lib",
@@ -243,7 +243,7 @@ def main() -> int:
                 print(f"NO TEST {name}")
             passed = not missing
         case _:
-            sys.exit("local/flaws.py [--search all|new|FLAW]: see tests/simulation/twins.rs for the names of flaws")
+            sys.exit("tools/flaws.py [--search all|new|FLAW]: see tests/simulation/twins.rs for the names of flaws")
     if passed or sys.argv[1:]:
         PAGE.write_text(INTRODUCTION + "".join(f"{flaw}\n" for flaw in sorted(known, key=lambda flaw: flaw.name)))
     print(f"{time.monotonic() - start:.0f} s")

@@ -1,7 +1,7 @@
 """Runs the test suites that Cargo built and the tests of the local tools, several at a time: a part of `make test`.
 
-    python local/suites.py [SUITE...]     all suites, or the named ones
-    python local/suites.py --build        builds all of them, and runs none
+    python tools/suites.py [SUITE...]     all suites, or the named ones
+    python tools/suites.py --build        builds all of them, and runs none
 
 The suites use the cloud at AWS_ENDPOINT_URL, or a new MiniStack if the variable is not set. `cargo test` runs the
 same suites one after the other. Most of them wait for timeouts and for other processes, so that two processors
@@ -45,7 +45,7 @@ class Suite:
         """The command that runs this suite alone."""
         match self.kind:
             case "script":
-                return f"python local/{self.name}.py"
+                return f"python tools/{self.name}.py"
             case "lib":
                 return " ".join([*CARGO_TEST, "--lib"])
             case kind:
@@ -101,7 +101,7 @@ def build() -> list[Suite]:
     """Builds all suites, and returns them in the order of their start."""
     # Without `--tests` Cargo would also link each example, which tests/cloud/examples.rs compiles anyway.
     suites = built("--tests")
-    suites += [Suite(name, "script", (sys.executable, f"local/{name}.py")) for name in SCRIPTS]
+    suites += [Suite(name, "script", (sys.executable, f"tools/{name}.py")) for name in SCRIPTS]
     order = COMPUTING + LONGEST + SCRIPTS
     return sorted(suites, key=lambda suite: order.index(suite.name) if suite.name in order else len(order))
 
@@ -147,7 +147,7 @@ def main() -> int:
     if names == ["--build"]:
         return 0
     if unknown := set(names) - {suite.name for suite in suites}:
-        sys.exit(f"local/suites.py: there is no suite {', '.join(sorted(unknown))}")
+        sys.exit(f"tools/suites.py: there is no suite {', '.join(sorted(unknown))}")
     suites = [suite for suite in suites if not names or suite.name in names]
     start = time.monotonic()
     results: list[Result] = []

@@ -1,6 +1,6 @@
 """Compares the policies of docs/policies.md with the actions that deploying, being on call and sending need.
 
-python local/policies_test.py [-v] [TEST...]     a part of `make test`
+python tools/policies_test.py [-v] [TEST...]     a part of `make test`
 
 What CloudFormation needs for a resource is in the schemas of cfn-lint, as the services publish it.
 """
@@ -103,7 +103,7 @@ class Policies(unittest.TestCase):
         assert missing(needed, "Deploy", "|".join(NOT_NEEDED.values())) == []
 
     def test_deployer_may_do_what_the_check_before_does(self) -> None:
-        source = (ROOT / "local/before_deploy.py").read_text()
+        source = (ROOT / "tools/before_deploy.py").read_text()
         needed = {f"{service}:{name}" for service, name in re.findall(r'aws\.read\(\s*"(\w+)", "(\w+)"', source)}
         assert len(needed) >= 7, needed
         assert missing(needed, "Deploy", "") == []

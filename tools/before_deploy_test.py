@@ -1,6 +1,6 @@
-"""Tests of local/before_deploy.py against the template's stack on a local cloud.
+"""Tests of tools/before_deploy.py against the template's stack on a local cloud.
 
-python local/before_deploy_test.py [-v] [TEST...]     a part of `make test`
+python tools/before_deploy_test.py [-v] [TEST...]     a part of `make test`
 """
 
 import contextlib
@@ -134,7 +134,7 @@ class BeforeDeploy(unittest.TestCase):
         self, *words: str, stdin: int = subprocess.DEVNULL, but: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
         """The exit status and the output of the check, in an environment `but` for these variables."""
-        command = [sys.executable, str(ROOT / "local" / "before_deploy.py"), *words]
+        command = [sys.executable, str(ROOT / "tools" / "before_deploy.py"), *words]
         environment = self.cloud.environment()
         environment.pop(before_deploy.ALLOW, None)
         environment |= but or {}
@@ -331,7 +331,7 @@ class BeforeDeploy(unittest.TestCase):
             groups = self.cloud.client("logs").describe_log_groups()["logGroups"]
             return [name for name in names if name in (*found, *(group["logGroupName"] for group in groups))]
 
-        command = [sys.executable, str(ROOT / "local" / "undeploy.py")]
+        command = [sys.executable, str(ROOT / "tools" / "undeploy.py")]
         environment = self.cloud.environment()
         for answer, status, expected in (("y", 1, list(names)), ("", 1, list(names)), ("removed", 0, [])):
             ended = subprocess.run(
@@ -481,7 +481,7 @@ class Pages(unittest.TestCase):
         page = (ROOT / "docs/deploying.md").read_text()
         commands = [block.text for block in runbook.blocks(page) if "aws " in block.text]
         assert len(commands) >= 6, commands
-        aws = f'aws() {{ "{sys.executable}" "{ROOT}/local/aws_cli.py" "$@"; }}'
+        aws = f'aws() {{ "{sys.executable}" "{ROOT}/tools/aws_cli.py" "$@"; }}'
         for command in commands:
             script = f"set -e; {aws}; make() {{ :; }}; sleep() {{ :; }}\n{command}"
             environment = os.environ | {"AWS_CLI_CHECK": "1"}

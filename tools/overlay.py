@@ -1,12 +1,12 @@
 """Merges overlays into a template of CloudFormation.
 
-    python local/overlay.py TEMPLATE OVERLAY... MERGED
-    python local/overlay.py --built TEMPLATE [OVERLAY...] MERGED    the template that `sam build` would leave
-    python local/overlay.py --self-test    how values are merged, and what SAM makes of overlays/gradual.yaml
+    python tools/overlay.py TEMPLATE OVERLAY... MERGED
+    python tools/overlay.py --built TEMPLATE [OVERLAY...] MERGED    the template that `sam build` would leave
+    python tools/overlay.py --self-test    how values are merged, and what SAM makes of overlays/gradual.yaml
 
 Mappings are merged, `null` removes a value, and any other value of an overlay replaces that of the template. A
 resource that the template does not have must have a type, so that a renamed one is found. The output Overlays names
-the overlays, for local/before_deploy.py. With `--built`, each function's code is the folder of its name, so that a job
+the overlays, for tools/before_deploy.py. With `--built`, each function's code is the folder of its name, so that a job
 that has a role of AWS takes nothing but the programs from the job that compiled them.
 """
 

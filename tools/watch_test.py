@@ -1,6 +1,6 @@
 """Tests of local runs: `cargo lambda watch` and `make watch`, on the consumer itself.
 
-    python local/watch_test.py [-v] [TEST...]     a part of `make test`
+    python tools/watch_test.py [-v] [TEST...]     a part of `make test`
 
 They build the consumer for `cargo lambda watch`, in the profile `dev` without the features of the tests.
 """
@@ -150,7 +150,7 @@ class MakeWatch(unittest.TestCase):
 
     @contextlib.contextmanager
     def watch(self, *arguments: str, **settings: str) -> Iterator[Terminal]:
-        command = [sys.executable, "local/watch.py", *arguments]
+        command = [sys.executable, "tools/watch.py", *arguments]
         with terminal(command, self.environment(**settings)) as watch:
             watch.line("starting Runtime server")
             yield watch
@@ -180,7 +180,7 @@ class MakeWatch(unittest.TestCase):
 
     def test_example_runs_on_a_server_of_its_own(self) -> None:
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command = [sys.executable, "local/watch.py", "place_order_postgres"]
+        command = [sys.executable, "tools/watch.py", "place_order_postgres"]
         with group(command, env=self.environment(), cwd=ROOT, **output) as process:
             watch = Terminal(process)
             url = watch.line("tables at postgres://")
@@ -198,7 +198,7 @@ class MakeWatch(unittest.TestCase):
 
     def test_endpoint_without_scheme_is_refused(self) -> None:
         environment = self.environment(AWS_ENDPOINT_URL="127.0.0.1:4566")
-        for command in (["local/watch.py"], ["local/cloud.py", "run", "--", "true"]):
+        for command in (["tools/watch.py"], ["tools/cloud.py", "run", "--", "true"]):
             ended = run([sys.executable, *command], environment)
             assert ended.returncode == 1
             assert "AWS_ENDPOINT_URL=127.0.0.1:4566 must begin with http://" in ended.stderr

@@ -24,7 +24,7 @@ def install() -> None:
         shutil.copy(HERE / name, NODE / name)
     npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
     if subprocess.run(npm, cwd=NODE, stdin=subprocess.DEVNULL).returncode != 0:
-        raise cloud.Unavailable("npm could not install the packages of local/compare")
+        raise cloud.Unavailable("npm could not install the packages of tools/compare")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """PgBouncer, a pooler of PostgreSQL, for the tests.
 
-    python local/pgbouncer.py install
-    python local/pgbouncer.py PORT [NAME=VALUE ...]
+    python tools/pgbouncer.py install
+    python tools/pgbouncer.py PORT [NAME=VALUE ...]
 
 `install` takes the package from Debian's archive with apt, and unpacks it into .venv/pgbouncer. It needs no root. If
 the lists of packages are old, it gets its own. Where apt is missing, or Debian does not answer, it says so and
@@ -77,7 +77,7 @@ def program(folder: Path) -> tuple[str, str]:
     if named := os.environ.get("PGBOUNCER") or (None if INSTALLED.is_dir() else shutil.which("pgbouncer")):
         return named, ""
     if not INSTALLED.is_dir():
-        sys.exit("local/pgbouncer.py: PgBouncer is not installed: see the message of `make .venv/pgbouncer`")
+        sys.exit("tools/pgbouncer.py: PgBouncer is not installed: see the message of `make .venv/pgbouncer`")
     copy = folder / "program"
     shutil.copytree(INSTALLED / "usr", copy / "usr", ignore=shutil.ignore_patterns("share"))
     return str(copy / "usr/sbin/pgbouncer"), libraries(copy)
@@ -116,7 +116,7 @@ def start(folder: Path, server: int, settings: dict[str, str]) -> tuple["subproc
         if "process up" in line:
             break
     else:
-        sys.exit("local/pgbouncer.py: PgBouncer ended:\n" + "".join(before))
+        sys.exit("tools/pgbouncer.py: PgBouncer ended:\n" + "".join(before))
     return process, port
 
 

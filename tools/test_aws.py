@@ -2,8 +2,8 @@
 
 On the stack it runs the tool, and reads whether a deployment ends a pause of the consumer.
 
-    python local/test_aws.py ACCOUNT REGION COMMAND...       COMMAND runs the suites
-    python local/test_aws.py ACCOUNT REGION --delete RUN     deletes what a killed run left
+    python tools/test_aws.py ACCOUNT REGION COMMAND...       COMMAND runs the suites
+    python tools/test_aws.py ACCOUNT REGION --delete RUN     deletes what a killed run left
 
 It writes only if ACCOUNT is the account of the credentials. 000000000000 is that of the emulator at AWS_ENDPOINT_URL,
 or else of a new MiniStack.
@@ -247,7 +247,7 @@ def main() -> int:
     run = NAME + secrets.token_hex(4)
     with services(account, region) as cloud:
         say(f"{run} in account {account}")
-        say(f"after a kill -9: .venv/bin/python local/test_aws.py {account} {region} --delete {run}")
+        say(f"after a kill -9: .venv/bin/python tools/test_aws.py {account} {region} --delete {run}")
         try:
             variables = {"SQS_ONCE_TEST_ACCOUNT": account, "SQS_ONCE_TEST_RUN": run}
             status = local_cloud.run([program, *arguments], cloud.environment() | variables)

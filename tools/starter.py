@@ -127,7 +127,7 @@ def check_own_template() -> None:
     """`make dev` of this checkout finds the table and the variables of the shipped template."""
     found = ('"$IDEMPOTENCY_TABLE_NAME" != ""', '"$CONSUMER_ENVELOPE" = none', '"$PAYMENT_GATEWAY_URL" = sandbox')
     test = " && ".join(f"test {condition}" for condition in found)
-    run = ("python", "local/dev.py", "run", "consumer", "--", "sh", "-c", test)
+    run = ("python", "tools/dev.py", "run", "consumer", "--", "sh", "-c", test)
     command("env", "PAYMENT_GATEWAY_URL=sandbox", *run, cwd=ROOT, tools=True)
 
 
@@ -218,7 +218,7 @@ def main() -> int:
                 report = drive(project, since)
                 command("make", "--no-print-directory", "test", cwd=project)
             else:
-                run = ("python", f"{ROOT}/local/dev.py", "run", variant.name, "--", "cargo", "test", "--quiet")
+                run = ("python", f"{ROOT}/tools/dev.py", "run", variant.name, "--", "cargo", "test", "--quiet")
                 command(*run, "--", "--include-ignored", cwd=project, tools=True)
             command("cargo", "test", "--quiet", cwd=project)  # as a stranger types it, without a local cloud
             check_source(project)

