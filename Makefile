@@ -182,13 +182,13 @@ outage: ## Simulate outages of twelve hours with the template's values; no messa
 SECONDS    ?= 60
 CARGO_FUZZ := target/tools/bin/cargo-fuzz
 
-# tests/library/fuzz_seeds.rs writes the seeds. The corpus grows in target/fuzz, failing inputs are in fuzz/artifacts.
+# tests/library/fuzz_seeds.rs writes the seeds. The corpus grows in target/fuzz, failing inputs are in tests/fuzz/artifacts.
 .PHONY: fuzz
 fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SECONDS=600] for each
 	@cargo +nightly --version > /dev/null 2>&1 || { echo 'make fuzz: run `rustup toolchain install nightly` first' >&2; exit 1; }
 	$(TEST) --test library -- --ignored seeds_are_written
-	cargo +nightly fuzz run --target-dir target/fuzz event target/fuzz/event -- -max_total_time=$(SECONDS)
-	cargo +nightly fuzz run --target-dir target/fuzz body target/fuzz/body -- -max_total_time=$(SECONDS)
+	cargo +nightly fuzz run --fuzz-dir tests/fuzz --target-dir target/fuzz event target/fuzz/event -- -max_total_time=$(SECONDS)
+	cargo +nightly fuzz run --fuzz-dir tests/fuzz --target-dir target/fuzz body target/fuzz/body -- -max_total_time=$(SECONDS)
 
 FILES         ?= crates/sqs-once/src/{protocol,modes,store,dynamo,sqs}/**
 CARGO_MUTANTS := target/tools/bin/cargo-mutants
@@ -224,7 +224,7 @@ lint-source:
 
 # Links between documents, with their anchors. The book links to files outside of docs/ by the repository's address.
 LINKS := .venv-lint/bin/lychee --offline --include-fragments --no-progress \
-  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md docs/*.md crates/*/README.md crates/cli/template/*.md
+  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md .github/*.md docs/*.md crates/*/README.md crates/cli/template/*.md
 
 .PHONY: lint-project
 lint-project: $(VENV) $(LINT)

@@ -228,7 +228,7 @@ fn actions_of(cell: &str) -> BTreeSet<String> {
 
 #[test]
 fn security_page_has_every_action_of_role() {
-    let page = include_str!("../../SECURITY.md");
+    let page = include_str!("../../.github/SECURITY.md");
     let (_, table) = page
         .split_once("| on | actions |\n| --- | --- |\n")
         .unwrap();

@@ -52,7 +52,7 @@ fn copies_equal_the_page_of_aws_numbers() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let numbers = fs::read_to_string(root.join("docs/aws-numbers.md")).unwrap();
     let mut pages = String::new();
-    for folder in [root.to_owned(), root.join("docs")] {
+    for folder in [".", ".github", "docs"].map(|folder| root.join(folder)) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             let is_page = path.extension().is_some_and(|end| end == "md");

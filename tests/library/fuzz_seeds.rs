@@ -1,6 +1,6 @@
 //! The fuzz targets with their seeds, on a stable compiler. `make fuzz` starts from the same seeds.
 
-#[path = "../../fuzz/targets.rs"]
+#[path = "../fuzz/targets.rs"]
 mod targets;
 
 use std::{fs, path::Path};

@@ -1,4 +1,4 @@
-//! The modules of the library import only from modules below them, and DESIGN.md names the way of one message.
+//! The modules of the library import only from modules below them, and docs/design.md names the way of one message.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -77,11 +77,11 @@ fn modules_import_only_from_below() {
     assert_eq!(upward, Vec::<String>::new());
 }
 
-/// The table of DESIGN.md names files and functions that exist.
+/// The table of docs/design.md names files and functions that exist.
 #[test]
 fn way_of_one_message_is_true() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let design = fs::read_to_string(root.join("DESIGN.md")).unwrap();
+    let design = fs::read_to_string(root.join("docs/design.md")).unwrap();
     let (_, table) = design.split_once("### The way of one message").unwrap();
     let (table, _) = table.split_once("\n## ").unwrap();
     let row = Regex::new(r"(?m)^\| [^|]+ \| `([^`]+)` \| ([^|]+) \|$").unwrap();
