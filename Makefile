@@ -1,5 +1,6 @@
 # The verbs install the tools that they use: the Python tools into .venv and .venv-lint, the Cargo tools into
-# target/tools, each at a pinned version. `make help` lists the verbs.
+# target/tools, each at a pinned version. `make help` lists the verbs. The other targets are parts of verbs, of .ci/run and
+# of the workflows; CONTRIBUTING.md has more commands.
 
 # Looked up before .venv comes first on the path.
 ifndef PYTHON
@@ -24,7 +25,7 @@ export SAM_CLI_TELEMETRY := 0
 .DELETE_ON_ERROR:
 
 .PHONY: help
-help: ## List the verbs
+help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # ---- see it work -------------------------------------------------------------------------------
@@ -35,18 +36,8 @@ demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check t
 
 .PHONY: dev
 dev: export PAYMENT_GATEWAY_URL ?= sandbox
-dev: $(VENV) ## Run the consumer on a local queue, send EVENT, show the outcomes; a saved change restarts it
-	@python tools/dev.py watch consumer $(or $(EVENT),events/mixed.json)
-
-.PHONY: watch
-watch: $(VENV) ## Run the consumer, or EXAMPLE=place_order, on local tables; each change of the source rebuilds it
-	python tools/watch.py $(EXAMPLE)
-
-.PHONY: invoke
-invoke: $(VENV) ## Send an event to the consumer of `make watch`: make invoke EVENT=events/new-orders.json
-	@test -f .local/watch.port || { echo 'make invoke: start `make watch` in another terminal' >&2; exit 1; }
-	@test -f "$(EVENT)" || { echo 'make invoke: name an event file, as in EVENT=events/new-orders.json' >&2; exit 1; }
-	cargo lambda invoke -A 127.0.0.1 -P $$(cat .local/watch.port) --data-file "$(EVENT)"
+dev: $(VENV) ## Run the sample, or EXAMPLE=place_order, on a local queue, send EVENT, show the outcomes; a saved change restarts it
+	@python tools/dev.py $(if $(EXAMPLE),example $(EXAMPLE) $(EVENT),watch consumer $(or $(EVENT),events/mixed.json))
 
 # ---- a project of one's own --------------------------------------------------------------------
 
@@ -68,8 +59,6 @@ endif
 # The tests of all packages. One set of features serves every verb, so that each crate is compiled once.
 WORKSPACE := --workspace --features sqs-once-outbox/postgres
 TEST      := cargo test --locked $(WORKSPACE)
-# A separate, optimized build for runs of an hour.
-LONG      := $(TEST) --profile long
 # One command per package: a common one would unify the features of their dependencies.
 CONSUMER := $(RELEASE) --bin consumer
 PROGRAM  := $(RELEASE) --package programs --bin
@@ -91,48 +80,24 @@ suites:
 doctests:
 	$(TEST) --exclude simulated --exclude simulated-outbox --doc
 
-# After the suites: it replaces the program that some of them run.
+# `make dev` and `cargo lambda watch`. After the suites: it replaces the program that some of them run.
 .PHONY: local-runs
 local-runs:
 	python tools/watch_test.py
 
 .PHONY: runbook
-runbook: $(VENV) ## Run the commands of docs/runbook.md against a local cloud
+runbook: $(VENV)
 	python tools/runbook.py
 
 .PHONY: starter
-starter: $(VENV) $(LINT) ## Make a project of each variant of `make new`, test it, and drive its `make dev`
+starter: $(VENV) $(LINT)
 	python tools/starter.py
 
 .PHONY: programs
-programs: $(VENV) ## Build the release programs that the tests run
+programs: $(VENV)
 	$(CONSUMER)
 	$(PROGRAM) place_order
 	$(RELEASE) --package adjusted --bin adjusted
-
-.PHONY: test-deep
-test-deep: export EXPLORE_BOUND ?= 4
-test-deep: ## Check every schedule of the explorer with one deviation more than `make test` (EXPLORE_BOUND)
-	$(LONG) --test model -- promise charge_once loses
-
-SOAK_MINUTES          ?= 60
-CHAOS_POSTGRES_ORDERS ?= 10000
-OUTBOX_ORDERS         ?= 10000
-EXPIRED_MINUTES       ?= 10
-
-.PHONY: soak
-soak: ## Run simulated worlds of new seeds for an hour: make soak [SOAK_MINUTES=60]
-	@unset SEED FLAW; MINUTES=$(SOAK_MINUTES); export MINUTES; $(SIMULATE)
-
-.PHONY: soak-postgres
-soak-postgres: export CHAOS_SEED ?= new
-soak-postgres: export CHAOS_POSTGRES_ORDERS := $(CHAOS_POSTGRES_ORDERS)
-soak-postgres: export OUTBOX_ORDERS := $(OUTBOX_ORDERS)
-soak-postgres: export EXPIRED_MINUTES := $(EXPIRED_MINUTES)
-soak-postgres: $(VENV) ## Crash PostgreSQL, workers and relays over tens of thousands of orders
-	$(CONSUMER)
-	$(TEST) --test postgres -- chaos expired::table --nocapture
-	$(TEST) --test outbox -- end_to_end --nocapture
 
 EMULATED := 000000000000
 
@@ -142,20 +107,12 @@ AT_ENDPOINT = $(if $(filter $(EMULATED),$(ACCOUNT)),swaps::dynamodb:: swaps::bat
 # On AWS the function is built for Amazon Linux, and for the processor of this machine.
 .PHONY: test-aws
 test-aws: ARCH = $(if $(filter arm64 aarch64,$(shell uname -m)),arm64,x86_64)
-test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the suites on AWS that need its services, and the deployed template: make test-aws ACCOUNT=123456789012 REGION=eu-west-1; ACCOUNT=000000000000 runs them on an emulator
+test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the suites that need AWS, and the deployed template: make test-aws ACCOUNT=123456789012 REGION=eu-west-1; ACCOUNT=000000000000 is an emulator
 	@test -n '$(ACCOUNT)' -a -n '$(REGION)' || { echo 'make test-aws: set ACCOUNT and REGION: see docs/local-testing.md' >&2; exit 1; }
 	$(CONSUMER)
 	cargo build --locked $(WORKSPACE) --profile test --bin sqs-once
 	python tools/test_aws.py '$(ACCOUNT)' '$(REGION)' \
 	  $(TEST) --test wire --test cloud -- $(AT_ENDPOINT)
-
-.PHONY: test-inbox
-test-inbox: $(VENV) ## Sell 100 pieces to 300 orders on a local cloud while workers are killed [SEED=7]
-	python tools/inbox_test.py $(SEED)
-
-.PHONY: compare
-compare: $(VENV) ## Try the known failures of other libraries on them and on sqs-once
-	python -B tools/compare/compare.py
 
 .PHONY: bench
 bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md and benches/RESULTS.md
@@ -172,32 +129,14 @@ SIMULATE := cargo build --locked $(WORKSPACE) --profile test --bin simulate && $
 
 .PHONY: simulate
 simulate: export SEEDS ?= 1000
-simulate: ## Run the library in simulated worlds: make simulate [SEEDS=1000], or one world and its story: make simulate SEED=n
+simulate: ## Run the library in simulated worlds: make simulate [SEEDS=1000], one world and its story: SEED=n, or long outages: OUTAGE=1
 	@$(SIMULATE)
 
-.PHONY: outage
-outage: ## Simulate outages of twelve hours with the template's values; no message may be a dead letter
-	@OUTAGE=1; export OUTAGE; $(SIMULATE)
+SOAK_MINUTES ?= 60
 
-SECONDS    ?= 60
-CARGO_FUZZ := target/tools/bin/cargo-fuzz
-
-# tests/library/fuzz_seeds.rs writes the seeds. The corpus grows in target/fuzz, failing inputs are in tests/fuzz/artifacts.
-.PHONY: fuzz
-fuzz: $(CARGO_FUZZ) ## Fuzz events and bodies with a nightly Rust: make fuzz [SECONDS=600] for each
-	@cargo +nightly --version > /dev/null 2>&1 || { echo 'make fuzz: run `rustup toolchain install nightly` first' >&2; exit 1; }
-	$(TEST) --test library -- --ignored seeds_are_written
-	cargo +nightly fuzz run --fuzz-dir tests/fuzz --target-dir target/fuzz event target/fuzz/event -- -max_total_time=$(SECONDS)
-	cargo +nightly fuzz run --fuzz-dir tests/fuzz --target-dir target/fuzz body target/fuzz/body -- -max_total_time=$(SECONDS)
-
-FILES         ?= crates/sqs-once/src/{protocol,modes,store,dynamo,sqs}/**
-CARGO_MUTANTS := target/tools/bin/cargo-mutants
-
-.PHONY: mutants
-mutants: export CARGO_TARGET_DIR := $(CURDIR)/target/mutants
-mutants: export CARGO_PROFILE_DEV_DEBUG := false
-mutants: $(VENV) $(CARGO_MUTANTS) ## Break the source in one place after another; tests must fail (hours): make mutants [FILES="crates/sqs-once/src/modes/**"]
-	cargo mutants --workspace --output target --timeout 240 $(foreach glob,$(FILES),--file '$(glob)')
+.PHONY: soak
+soak: ## Run simulated worlds of new seeds for an hour: make soak [SOAK_MINUTES=60]
+	@unset SEED FLAW OUTAGE; MINUTES=$(SOAK_MINUTES); export MINUTES; $(SIMULATE)
 
 # Cargo keeps what tools/flaws_rustc compiles apart, so that all other verbs test what ships.
 .PHONY: flaws
@@ -252,7 +191,7 @@ UNCHECKED := CKV_AWS_27,CKV_AWS_115,CKV_AWS_116,CKV_AWS_117,CKV_AWS_119,CKV_AWS_
 .PHONY: typescript
 typescript: export CDK_DISABLE_CLI_TELEMETRY := true
 typescript: export BOOTSTRAP_ZIP := bootstrap.zip
-typescript: $(VENV) $(LINT) ## Compile the examples in TypeScript, synthesize the stack of the CDK, and lint the stack
+typescript: $(VENV) $(LINT)
 	@command -v npm > /dev/null || { echo 'make typescript: install Node.js 20 or later, with npm' >&2; exit 1; }
 	mkdir -p $(TYPESCRIPT)
 	cp -R examples/typescript/. $(TYPESCRIPT)
@@ -262,22 +201,19 @@ typescript: $(VENV) $(LINT) ## Compile the examples in TypeScript, synthesize th
 	cfn-lint --ignore-checks W3005 --template $(CDK_STACK)
 	$(CHECKOV) --framework cloudformation --skip-check $(UNCHECKED) --file $(CDK_STACK)
 
-# Its database of advisories is outside the package registries, so .ci/run does not run this verb.
+# Its database of advisories is outside the package registries, so .ci/run does not run this.
 .PHONY: audit
-audit: $(VENV) ## Check the dependencies for known vulnerabilities (downloads the RustSec database)
+audit: $(VENV)
 	$(DENY) check advisories
 
-# Not beside `test-aws`, which builds the program again.
+# Counts the instructions of a message. Not beside `test-aws`, which builds the program again.
 .PHONY: instructions
-instructions: ## Count the instructions of a message, in batches of 1, 10 and 100 (needs valgrind)
+instructions:
 	$(TEST) --test process instructions -- --ignored --nocapture
 
-.PHONY: straight-way
-straight-way: ## List the functions that one message crosses (needs valgrind)
-	$(TEST) --test process straight_way -- --ignored --nocapture
-
+# Checks the packages as they ship, and the features of the library one at a time.
 .PHONY: features
-features: ## Check the packages as they ship, and the features of the library one at a time
+features:
 	for package in consumer sqs-once-cli $(filter-out sqs-once,$(LIBRARIES)); do \
 	  cargo clippy --quiet --locked --package $$package -- -D warnings || exit 1; \
 	done
@@ -286,23 +222,7 @@ features: ## Check the packages as they ship, and the features of the library on
 	  cargo clippy --quiet --locked --package sqs-once --lib --features "$$feature" -- -D warnings || exit 1; \
 	done
 
-MDBOOK := target/tools/bin/mdbook
-
-.PHONY: book
-book: $(MDBOOK) ## Build the pages of docs/ into target/book
-	$(MDBOOK) build docs
-
-.PHONY: fmt
-fmt: $(VENV) ## Format the source
-	cargo fmt --all
-	ruff format --config tools/pyproject.toml tools tests examples
-
 # ---- ship it -----------------------------------------------------------------------------------
-
-.PHONY: build
-build: export CARGO_LAMBDA_COMPILER := cargo
-build: $(VENV) ## Build the Lambda's bootstrap for the processor of this machine
-	cargo lambda build --locked --release --bin consumer
 
 ARCH        ?= arm64
 GATEWAY_URL ?=
@@ -323,9 +243,10 @@ ifneq ($(filter s3-bodies,$(OVERLAYS)),)
 package: export CARGO_LAMBDA_GLOBAL := $(CURDIR)/overlays/s3-bodies.toml
 endif
 
-# `cargo fetch` fails if Cargo.lock does not fit: SAM passes no --locked, as it passes no features.
+# Builds what is deployed into .aws-sam/build. `cargo fetch` fails if Cargo.lock does not fit: SAM passes no --locked, as it
+# passes no features.
 .PHONY: package
-package: linker merged ## Build what is deployed, into .aws-sam/build: make package [ARCH=x86_64] [OVERLAYS="fifo vpc"]
+package: linker merged
 	cargo fetch --quiet --locked
 	sam build --parameter-overrides Architecture=$(ARCH) --template-file $(MERGED) --base-dir . --config-file "$(CURDIR)/samconfig.toml"
 
@@ -346,8 +267,9 @@ undeploy: $(VENV) ## Delete a stack with its queues, table and logs, after a que
 
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
+# Builds the bootstrap zip, the tool, and the bill of materials (SBOM) of each into target/dist.
 .PHONY: dist
-dist: linker $(CARGO_CYCLONEDX) ## Build the bootstrap zip, the tool, and the bill of materials (SBOM) of each into target/dist: make dist [ARCH=x86_64]
+dist: linker $(CARGO_CYCLONEDX)
 	cargo lambda build --locked --release --bin consumer --target $(RUST_TARGET) --output-format zip
 	cargo lambda build --locked --release --package sqs-once-cli --bin sqs-once --target $(RUST_TARGET)
 	cargo cyclonedx --format json --describe binaries --target $(RUST_TARGET) --no-build-deps
@@ -365,10 +287,6 @@ linker: $(VENV)
 	@test -d "$$(rustc --print target-libdir --target $(RUST_TARGET))" || { \
 	  echo 'make: Rust cannot build for $(ARCH) here; run `rustup target add $(RUST_TARGET)`, or choose the other ARCH (arm64, x86_64)' >&2; exit 1; }
 	python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements-deploy.txt
-
-.PHONY: clean
-clean: ## Remove the files that the verbs made
-	rm -rf target .aws-sam .local .venv .venv-lint tools/__pycache__
 
 # ---- tools -------------------------------------------------------------------------------------
 
@@ -390,15 +308,6 @@ $(LINT): tools/requirements-lint.txt | $(VENV)
 	"$(PYTHON)" -m venv --clear .venv-lint
 	.venv-lint/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements-lint.txt
 	@touch $@
-
-$(MDBOOK):
-	cargo install mdbook --locked --version 0.5.4 --no-default-features --features search --root target/tools
-
-$(CARGO_MUTANTS):
-	cargo install cargo-mutants --locked --version 27.1.0 --root target/tools
-
-$(CARGO_FUZZ):
-	cargo install cargo-fuzz --locked --version 0.13.2 --root target/tools
 
 $(CARGO_CYCLONEDX):
 	cargo install cargo-cyclonedx --locked --version 0.5.9 --root target/tools

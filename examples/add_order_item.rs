@@ -1,12 +1,8 @@
 //! Adds an item to an open order once. The order stores the keys of processed messages in
 //! `processed_events`.
 //!
-//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
-//!
-//! ```sh
-//! make watch EXAMPLE=add_order_item
-//! make invoke EVENT=events/add-order-item.json
-//! ```
+//! Try it on this machine: `make dev EXAMPLE=add_order_item` sends `events/add-order-item.json`. Press Enter to send it
+//! again; then every message is a duplicate.
 //!
 //! Deploy it for a queue and a table that you have. The table's partition key is `orderId`, and an
 //! order has a string `status`; the role needs `AWSLambdaSQSQueueExecutionRole` and, on the table,

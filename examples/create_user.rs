@@ -3,12 +3,8 @@
 //! The key is on that item only, so the same user id with another address creates another user. Where
 //! that can happen, use an inbox as in `place_order.rs`.
 //!
-//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
-//!
-//! ```sh
-//! make watch EXAMPLE=create_user
-//! make invoke EVENT=events/create-user.json
-//! ```
+//! Try it on this machine: `make dev EXAMPLE=create_user` sends `events/create-user.json`. Press Enter to send it
+//! again; then every message is a duplicate.
 //!
 //! Deploy it for a queue and a table that you have. The table's partition key is `email`; the role
 //! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.

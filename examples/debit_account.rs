@@ -2,12 +2,8 @@
 //! item if it did not change meanwhile. The item itself stores the keys of processed messages. Other
 //! programs that write to the item must add 1 to its `version`.
 //!
-//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
-//!
-//! ```sh
-//! make watch EXAMPLE=debit_account
-//! make invoke EVENT=events/debit-account.json
-//! ```
+//! Try it on this machine: `make dev EXAMPLE=debit_account` sends `events/debit-account.json`. Press Enter to send it
+//! again; then every message is a duplicate.
 //!
 //! Deploy it for a queue and a table that you have. The table's partition key is `accountId`, and
 //! an account has a number `balance`, in cents; the role needs `AWSLambdaSQSQueueExecutionRole`

@@ -1,12 +1,8 @@
 //! Orders that their producer compresses: gzip in base64, because a queue carries text. The key is in a message
 //! attribute, so nobody has to decompress a body to find it.
 //!
-//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
-//!
-//! ```sh
-//! make watch EXAMPLE=gzip
-//! make invoke EVENT=events/gzip.json
-//! ```
+//! Try it on this machine: `make dev EXAMPLE=gzip` sends `events/gzip.json`. Press Enter to send it
+//! again; then every message is a duplicate.
 //!
 //! Deploy it for a queue and a table that you have. The table's partition key is `orderId`; the role
 //! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.

@@ -6,12 +6,8 @@
 //! The queue is a FIFO queue whose message group is the order, so an order is placed before it is
 //! shipped. On a standard queue the later event may come first, and is repeated.
 //!
-//! Try it on this machine, from two terminals; the second time, every known message is a duplicate:
-//!
-//! ```sh
-//! make watch EXAMPLE=order_events
-//! make invoke EVENT=events/order-events.json
-//! ```
+//! Try it on this machine: `make dev EXAMPLE=order_events` sends `events/order-events.json`. Press Enter to send it
+//! again; then every known message is a duplicate.
 //!
 //! Deploy it for a FIFO queue and a table that you have. The table's partition key is `orderId`; the
 //! role needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem` and

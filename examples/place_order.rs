@@ -1,15 +1,10 @@
 //! Places an order: puts the order and takes its products from the stock, in one transaction with the
 //! record. An order for more than the stock is declined.
 //!
-//! Try it on this machine, from two terminals; the second time, every message is a duplicate:
+//! Try it on this machine: `make dev EXAMPLE=place_order` sends `events/place-order.json`. Press Enter to send it
+//! again; then every message is a duplicate.
 //!
-//! ```sh
-//! make watch EXAMPLE=place_order
-//! make invoke EVENT=events/place-order.json
-//! ```
-//!
-//! `make test-inbox` has it sell 100 pieces to 300 orders, and kills its workers. Deploy it with
-//! its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
+//! Deploy it with its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
 //!
 //! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`. A stack name and a
 //! `--config-env` of its own keep this stack from replacing that of the sample.

@@ -10,8 +10,10 @@
 //! ```
 //!
 //! `DATABASE_URL` names the database. The consumer logs in by IAM (`rds/iam.rs`), unless the server accepts the
-//! password of the URL or of `PGPASSWORD`. For a secret that is rotated, use `rds/secret.rs` instead. `make watch EXAMPLE=place_order_postgres` runs it on
-//! this machine. To deploy it beside a database in RDS, in the root of the clone:
+//! password of the URL or of `PGPASSWORD`. For a secret that is rotated, use `rds/secret.rs` instead.
+//!
+//! `make dev EXAMPLE=place_order_postgres` runs it on this machine. To deploy it beside a database in RDS, in the root of
+//! the clone:
 //!
 //! ```sh
 //! cargo lambda build --release --arm64 --package programs --bin place_order_postgres \

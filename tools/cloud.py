@@ -1,9 +1,4 @@
-"""A local cloud: MiniStack on a free port of the loopback interface, stopped at the end of its use.
-
-    python tools/cloud.py run -- COMMAND...     run COMMAND with AWS_ENDPOINT_URL set to the local cloud
-
-An AWS_ENDPOINT_URL that is already set stays, and no MiniStack is started.
-"""
+"""A local cloud: MiniStack on a free port of the loopback interface, stopped at the end of its use."""
 
 import contextlib
 import os
@@ -262,21 +257,3 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def main() -> int:
-    match sys.argv[1:]:
-        case ["run", "--", *command] if command:
-            unwind_on_signals()
-            with cloud("cloud") as up:
-                return run(command, up.environment())
-        case _:
-            print(__doc__, file=sys.stderr)
-            return 2
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Unavailable as problem:
-        sys.exit(str(problem))

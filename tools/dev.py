@@ -1,10 +1,11 @@
 """`make dev`: the function under `cargo lambda watch`, with its queue and its tables on a local cloud.
 
     python tools/dev.py watch PROGRAM [EVENT...]          sends the messages of these files, and shows their outcomes
+    python tools/dev.py example NAME [EVENT...]           the same with a program of examples/, and its sample event
     python tools/dev.py run PROGRAM -- COMMAND...         runs COMMAND with the function's environment
 
 Runs in the folder of a project, here or elsewhere. Queues, tables and variables are those of the function in its
-template.yaml. Without EVENT, all of events/*.json.
+template.yaml, or those that tools/examples.py has for an example. Without EVENT, all of events/*.json.
 A parameter without a default takes its value from the environment: PaymentGatewayUrl from PAYMENT_GATEWAY_URL.
 """
 
@@ -23,6 +24,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ from cloud import REGION, Cloud, Json, Unavailable, free_port, group, ministack,
 from deployment import console, depth, say
 from rich.markup import escape
 from stack import Function, Stack, deploy
+
+import examples
 
 START = 10.0  # seconds for the start of a function that is built
 BUILDING = {"cargo", "rustc", "cc", "ld"}
@@ -144,15 +148,25 @@ def show(line: str) -> None:
 # ---- the loop ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Project:
+    """What is built and run: the program, where its function is described, and what it gets."""
+
+    program: str
+    target: list[str]  # options of cargo that choose the program
+    function: Function
+    files: list[Path]
+    fill: Callable[[Stack], None] = lambda _: None  # puts into empty tables what the messages need
+
+
 @dataclass
 class Watch:
     """`cargo lambda watch`, and in place of Lambda's event source mapping the loop that feeds it."""
 
     process: subprocess.Popen[bytes]
     port: int
-    program: str
+    project: Project
     stack: Stack
-    files: list[Path]
     function: int | None = None  # its process id
     sent: int = 0
     dead: int = 0
@@ -170,13 +184,15 @@ class Watch:
         return found
 
     def run(self) -> int:
-        self.send(self.files)
+        self.project.fill(self.stack)
+        self.send(self.project.files)
         while self.process.poll() is None:
             if self.reloaded():
                 say("reloaded: tables and queues are empty again")
                 self.stack.clear()
+                self.project.fill(self.stack)
                 self.dead = 0
-                self.send(self.files)
+                self.send(self.project.files)
             self.read_keyboard()
             self.receive()
             self.count_dead_letters()
@@ -184,7 +200,7 @@ class Watch:
 
     def reloaded(self) -> bool:
         """Tells if the function runs in another process than before."""
-        before, now = self.function, self.programs().get(self.program)
+        before, now = self.function, self.programs().get(self.project.program)
         self.function = now or before
         return before is not None and now is not None and now != before
 
@@ -195,7 +211,7 @@ class Watch:
         self.keyboard = bool(line)
         if line:
             try:
-                self.send([Path(name) for name in line.split()] or self.files)
+                self.send([Path(name) for name in line.split()] or self.project.files)
             except Unavailable as problem:
                 say(escape(str(problem)))
 
@@ -229,7 +245,8 @@ class Watch:
 
     def invoke(self, event: Json) -> Any:
         """The response of the function, or an error in the form of Lambda. Waits while the function is built."""
-        url = f"http://127.0.0.1:{self.port}/2015-03-31/functions/{self.program}/invocations"
+        program = self.project.program
+        url = f"http://127.0.0.1:{self.port}/2015-03-31/functions/{program}/invocations"
         request = urllib.request.Request(url, json.dumps(event).encode(), {"Content-Type": "application/json"})
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -246,9 +263,9 @@ class Watch:
             with contextlib.suppress(queue.Empty):
                 return answers.get(timeout=0.5)
             programs = self.programs()
-            if self.program in programs or BUILDING & programs.keys():
+            if program in programs or BUILDING & programs.keys():
                 since = time.monotonic()
-            if running and programs.get(self.program) != running:
+            if running and programs.get(program) != running:
                 say("the function ended; its messages are received again after the queue's visibility timeout")
                 break
             if time.monotonic() - since > START and not warned:
@@ -273,12 +290,12 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
-def watch(up: Cloud, program: str, function: Function, files: list[Path]) -> int:
-    stack = deploy(up, function)
+def watch(up: Cloud, project: Project) -> int:
+    stack = deploy(up, project.function)
     say(f"queue, {len(stack.tables)} tables: AWS_ENDPOINT_URL={up.endpoint}")
     port = free_port()
-    command = ["cargo", "lambda", "watch", "-A", "127.0.0.1", "-P", str(port)]
-    environment = stack.environment(program)
+    command = ["cargo", "lambda", "watch", *project.target, "-A", "127.0.0.1", "-P", str(port)]
+    environment = stack.environment(project.program)
     output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with group(command, env=environment, **output) as process:
 
@@ -289,7 +306,23 @@ def watch(up: Cloud, program: str, function: Function, files: list[Path]) -> int
         threading.Thread(target=show_all, daemon=True).start()
         wait_for(port, process)
         say("save a change: builds, and sends the messages to empty tables. Enter: sends them again. Ctrl-C: ends")
-        return Watch(process, port, program, stack, files).run()
+        return Watch(process, port, project, stack).run()
+
+
+def build_and_watch(project: Project) -> int:
+    for file in project.files:
+        records(file)
+    # Builds now, so that an error ends this command.
+    if status := run(["cargo", "build", *(project.target or ["--bin", project.program])], os.environ, Path.cwd()):
+        return status
+    try:
+        with ministack("dev") as up:
+            return watch(up, project)
+    except SystemExit as stop:
+        if stop.code != 128 + signal.SIGINT:
+            raise
+        say("ended")
+        return 0
 
 
 def main() -> int:
@@ -297,20 +330,17 @@ def main() -> int:
     match sys.argv[1:]:
         case ["watch", program, *events]:
             files = [Path(event) for event in events] or sorted(Path("events").glob("*.json"))
-            for file in files:
-                records(file)
-            # Builds now, so that an error ends this command.
-            if status := run(["cargo", "build", "--bin", program], os.environ, Path.cwd()):
-                return status
-            function = Function.read()
-            try:
-                with ministack("dev") as up:
-                    return watch(up, program, function, files)
-            except SystemExit as stop:
-                if stop.code != 128 + signal.SIGINT:
-                    raise
-                say("ended")
-                return 0
+            return build_and_watch(Project(program, [], Function.read(), files))
+        case ["example", name, *events]:
+            if name not in examples.TABLES:
+                raise Unavailable(f"EXAMPLE is one of {', '.join(examples.TABLES)}")
+            # Programs of tests/programs: cargo-lambda runs no examples.
+            target = ["--package", "programs", "--bin", name]
+            target += ["--features", "postgres"] * (name == examples.ON_POSTGRES)
+            sample = name.removesuffix("_postgres").replace("_", "-")
+            files = [Path(event) for event in events] or [Path(f"events/{sample}.json")]
+            with examples.filling(name) as fill:
+                return build_and_watch(Project(name, target, examples.function(name), files, fill))
         case ["run", program, "--", *command] if command:
             function = Function.read()
             with ministack("test") as up:

@@ -1,4 +1,4 @@
-"""A `make dev` of a generated project, driven as a user drives it: for `make starter`."""
+"""A `make dev`, driven as a user drives it: for tools/starter.py and tools/watch_test.py."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -75,7 +75,7 @@ class Dev(Output):
         """Ends `make dev` as Ctrl-C does. Returns the seconds until all of its processes ended."""
         running = psutil.Process(self.process.pid).children(recursive=True)
         names = {process.name() for process in running}
-        check({"cargo-lambda", "python"} <= names and len(running) >= 4, f"make dev runs {names} only")
+        check({"cargo-lambda", "python"} <= names and len(running) >= 3, f"make dev runs {names} only")
         since = time.monotonic()
         os.killpg(self.process.pid, signal.SIGINT)
         try:
@@ -90,10 +90,16 @@ class Dev(Output):
 
 @contextlib.contextmanager
 def make_dev(project: Path) -> Iterator[Dev]:
+    with started(["make", "dev"], project, environment()) as dev:
+        yield dev
+
+
+@contextlib.contextmanager
+def started(command: list[str], project: Path, variables: Mapping[str, str]) -> Iterator[Dev]:
     process = subprocess.Popen(
-        ["make", "dev"],
+        command,
         cwd=project,
-        env=environment(),
+        env=variables,
         process_group=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -57,15 +57,6 @@ class Function:
         variables: Json = self.properties.get("Environment", {}).get("Variables", {})
         return variables
 
-    @property
-    def timeout(self) -> str:
-        """The timeout in seconds, with a parameter's default in place of the parameter."""
-        match self.properties.get("Timeout", 3):
-            case {"Ref": parameter}:
-                return str(self.template["Parameters"][parameter]["Default"])
-            case seconds:
-                return str(seconds)
-
     def queue(self) -> str:
         """Name of the queue in the template: the event source of the function."""
         events = [e["Properties"] for e in self.properties.get("Events", {}).values() if e["Type"] == "SQS"]

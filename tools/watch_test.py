@@ -1,4 +1,4 @@
-"""Tests of local runs: `cargo lambda watch` and `make watch`, on the consumer itself.
+"""Tests of local runs: `cargo lambda watch` and `make dev`, on the consumer itself.
 
     python tools/watch_test.py [-v] [TEST...]     a part of `make test`
 
@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -19,11 +18,12 @@ import unittest
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloud import ROOT, STATE, Cloud, free_port, group, ministack, unwind_on_signals
+from cloud import ROOT, STATE, free_port, group, unwind_on_signals
+from driven_dev import Dev, started
 from output import Output
 
 PATIENCE = 60.0  # reached only when a test fails
-# Other `make watch` of this checkout do not matter.
+# Other `make dev` of this checkout do not matter.
 OWN_STATE = STATE / "watch-test"
 NEW_ORDERS = "events/new-orders.json"
 THREE = ["completed"] * 3
@@ -121,7 +121,7 @@ class PlainWatch(unittest.TestCase):
             error = watch.line("could not start")
             for variable in ("IDEMPOTENCY_TABLE_NAME", "IDEMPOTENCY_NAMESPACE", "PAYMENT_GATEWAY_URL"):
                 assert f"{variable} is not set" in error
-            assert "make watch" in error
+            assert "make dev" in error
 
     def test_watch_on_a_table_needs_a_gateway(self) -> None:
         with (
@@ -131,77 +131,42 @@ class PlainWatch(unittest.TestCase):
             assert "PAYMENT_GATEWAY_URL is not set" in watch.line("could not start")
 
 
-class MakeWatch(unittest.TestCase):
-    """`make watch`."""
-
-    up: Cloud
-    running: contextlib.ExitStack
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.running = contextlib.ExitStack()
-        cls.addClassCleanup(cls.running.close)
-        cls.up = cls.running.enter_context(ministack("watch-test"))
-
-    def environment(self, **settings: str) -> dict[str, str]:
-        # A table for each test.
-        table = {"IDEMPOTENCY_TABLE_NAME": re.sub(r"[^\w.-]", "-", self.id())}
-        return without_settings() | {"AWS_ENDPOINT_URL": self.up.endpoint} | table | settings
+class MakeDev(unittest.TestCase):
+    """`make dev` of this checkout, once its programs are built."""
 
     @contextlib.contextmanager
-    def watch(self, *arguments: str, **settings: str) -> Iterator[Terminal]:
-        command = [sys.executable, "tools/watch.py", *arguments]
-        with terminal(command, self.environment(**settings)) as watch:
-            watch.line("starting Runtime server")
-            yield watch
+    def dev(self, *arguments: str) -> Iterator[Dev]:
+        variables = without_settings() | {"PAYMENT_GATEWAY_URL": "sandbox"}
+        with started([sys.executable, "tools/dev.py", *arguments], ROOT, variables) as dev:
+            yield dev
 
-    def failures(self, event: str) -> int:
-        """Number of failed messages of an event, which is sent as `make invoke` does."""
-        port = (OWN_STATE / "watch.port").read_text()
-        ended = run(
-            ["cargo", "lambda", "invoke", "-A", "127.0.0.1", "-P", port, "--data-file", event], without_settings()
-        )
-        assert ended.returncode == 0, ended.stderr
-        return len(json.loads(ended.stdout)["batchItemFailures"])
+    def shows(self, dev: Dev, first: dict[str, int]) -> None:
+        """The outcomes of a sample event, then its duplicates, and the end."""
+        dev.wait_for(first, "back to the queue", within=PATIENCE)
+        line = len(dev.lines)
+        dev.enter()
+        dev.wait_for({"duplicate": 3}, "back to the queue", line, PATIENCE)
+        dev.interrupt()
 
-    def test_new_and_duplicate_and_declined(self) -> None:
-        with self.watch() as watch:
-            assert self.failures(NEW_ORDERS) == 0
-            assert watch.outcomes(3) == THREE
-            assert self.failures(NEW_ORDERS) == 0
-            assert watch.outcomes(3) == THREE_DUPLICATES
-            assert self.failures("events/declined.json") == 1
-            assert watch.outcomes(1) == ["permanent_failure"]
+    def test_sample_runs_on_the_template(self) -> None:
+        with self.dev("watch", "consumer", NEW_ORDERS) as dev:
+            self.shows(dev, {"completed": 3})
 
     def test_example_runs_on_its_tables(self) -> None:
-        with self.watch("create_user") as watch:
-            assert self.failures("events/create-user.json") == 0
-            assert "completed" in watch.outcomes(1)
+        with self.dev("example", "create_user") as dev:
+            self.shows(dev, {"completed": 2, "duplicate": 1})
 
     def test_example_runs_on_a_server_of_its_own(self) -> None:
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command = [sys.executable, "tools/watch.py", "place_order_postgres"]
-        with group(command, env=self.environment(), cwd=ROOT, **output) as process:
-            watch = Terminal(process)
-            url = watch.line("tables at postgres://")
-            watch.line("starting Runtime server")
-            assert self.failures("events/place-order.json") == 0
-            # Two of its messages are the same order.
-            assert sorted(watch.outcomes(3)) == ["completed", "completed", "duplicate"]
-            assert self.failures("events/place-order.json") == 0
-            assert watch.outcomes(3) == THREE_DUPLICATES
-            process.send_signal(signal.SIGINT)
-            process.wait(PATIENCE)
-        port = int(url.split(":")[-1].split("/")[0])
+        with self.dev("example", "place_order_postgres") as dev:
+            self.shows(dev, {"completed": 2, "duplicate": 1})
+            [port] = re.findall(r"tables at postgres://\S+:(\d+)/", "\n".join(dev.lines))
         with socket.socket() as client:
-            assert client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+            assert client.connect_ex(("127.0.0.1", int(port))) == errno.ECONNREFUSED
 
-    def test_endpoint_without_scheme_is_refused(self) -> None:
-        environment = self.environment(AWS_ENDPOINT_URL="127.0.0.1:4566")
-        for command in (["tools/watch.py"], ["tools/cloud.py", "run", "--", "true"]):
-            ended = run([sys.executable, *command], environment)
-            assert ended.returncode == 1
-            assert "AWS_ENDPOINT_URL=127.0.0.1:4566 must begin with http://" in ended.stderr
+    def test_unknown_example_is_refused(self) -> None:
+        ended = run([sys.executable, "tools/dev.py", "example", "nope"], without_settings())
+        assert ended.returncode == 1
+        assert "EXAMPLE is one of create_user" in ended.stderr
 
 
 def main() -> int:

@@ -89,7 +89,6 @@ fn sample_has_one_default_key() {
             "examples/typescript/consumer-stack.ts",
             "IDEMPOTENCY_KEY: \"body:/orderId\"",
         ),
-        ("tools/watch.py", "\"IDEMPOTENCY_KEY\": \"body:/orderId\""),
         ("crates/cli/src/new.rs", "default_value = \"body:/orderId\""),
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);

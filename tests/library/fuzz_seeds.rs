@@ -1,4 +1,4 @@
-//! The fuzz targets with their seeds, on a stable compiler. `make fuzz` starts from the same seeds.
+//! The fuzz targets with their seeds, on a stable compiler. cargo-fuzz starts from the same seeds.
 
 #[path = "../fuzz/targets.rs"]
 mod targets;
@@ -110,7 +110,7 @@ fn seed_bodies_are_answered_by_the_rules() {
 }
 
 #[test]
-#[ignore = "writes the seeds for `make fuzz`"]
+#[ignore = "writes the seeds for cargo-fuzz"]
 fn seeds_are_written() {
     for (target, seeds) in [("event", events()), ("body", bodies())] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,4 +1,4 @@
-//! The program of `make simulate`, `make outage` and `make soak`.
+//! The program of `make simulate` and `make soak`.
 //!
 //! | variable | what runs |
 //! | --- | --- |

@@ -1,4 +1,6 @@
-"""`make compare`: tries known failures of other libraries on those, and on sqs-once.
+"""Tries known failures of other libraries on those, and on sqs-once.
+
+    python -B tools/compare/compare.py
 
 Each scenario runs against functions with Powertools for AWS Lambda, Python (function.py) and TypeScript
 (function.mjs). They are set up as documented for SQS batches, and again with each setting that affects

@@ -1,4 +1,4 @@
-"""Installs the npm packages of function.mjs and bench.mjs, for `make compare` and `make bench`.
+"""Installs the npm packages of function.mjs and bench.mjs, for compare.py and `make bench`.
 
 `make bench` runs this file. It leaves out the functions whose packages are missing.
 """

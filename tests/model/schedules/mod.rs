@@ -15,7 +15,7 @@
 //! | the queue | delivers either of two messages with one key, and redelivers them while other workers run (`schedule.rs`) |
 //!
 //! Every event outside the ordinary course is a deviation. The explorer tries all schedules with
-//! up to three deviations, and up to four under `make test-deep` (`chooser.rs`). It tries one less
+//! up to three deviations, and up to four under `EXPLORE_BOUND=4` (`chooser.rs`). It tries one less
 //! if executions take longer, or if another scenario covers nearly as much (`Scenario::fewer`). It
 //! checks the promises at every step of a schedule (`promises.rs`), and every message must be
 //! settled in the end. It prints the shortest schedule that breaks a promise, with the fewest
@@ -94,7 +94,7 @@ use flaw::Flaw;
 use scenario::Scenario;
 use schedule::Ended;
 
-/// Maximum number of deviations: `EXPLORE_BOUND`, which `make test-deep` sets.
+/// Maximum number of deviations: `EXPLORE_BOUND`.
 fn bound() -> u32 {
     env::var("EXPLORE_BOUND").map_or(3, |bound| bound.parse().expect("a number"))
 }

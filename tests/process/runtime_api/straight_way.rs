@@ -1,4 +1,4 @@
-//! Counts the functions and files that one message crosses: `make straight-way`.
+//! Counts the functions and files that one message crosses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -19,7 +19,7 @@ impl Settings {
     pub(super) fn table(&mut self) -> Result<Table, SettingsError> {
         let name = self.required(
             IDEMPOTENCY_TABLE_NAME.name,
-            "DynamoDB table of the records; on your own machine, `make watch` sets it",
+            "DynamoDB table of the records; on your own machine, `make dev` sets it",
             str::parse,
         );
         let layout = self.layout();

@@ -37,7 +37,7 @@ impl Settings {
     pub(super) fn shared(&mut self) -> Result<Shared, SettingsError> {
         let lambda = self.required(
             "AWS_LAMBDA_RUNTIME_API",
-            "Lambda sets it; on your own machine, `make watch` or `cargo lambda watch` does",
+            "Lambda sets it; on your own machine, `make dev` or `cargo lambda watch` does",
             |_| Ok::<_, String>(()),
         );
         let namespace = self.required(

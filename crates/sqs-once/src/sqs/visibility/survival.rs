@@ -1,4 +1,4 @@
-//! Bounds for the way to the dead-letter queue, with the template's values and the waits from the code. `make outage`
+//! Bounds for the way to the dead-letter queue, with the template's values and the waits from the code. `make simulate OUTAGE=1`
 //! runs whole outages in the simulation.
 
 use std::{collections::BTreeSet, time::Duration};
