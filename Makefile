@@ -163,7 +163,7 @@ lint-source:
 
 # Links between documents, with their anchors. The book links to files outside of docs/ by the repository's address.
 LINKS := .venv-lint/bin/lychee --offline --include-fragments --no-progress \
-  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md .github/*.md docs/*.md crates/*/README.md crates/cli/template/*.md
+  --remap '^https://github.com/sqs-once/sqs-once/(?:blob|tree)/main/(.*) file://$(CURDIR)/$$1' *.md .github/*.md docs/*.md examples/*.md crates/*/README.md crates/cli/template/*.md
 
 .PHONY: lint-project
 lint-project: $(VENV) $(LINT)

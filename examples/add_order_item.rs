@@ -4,18 +4,8 @@
 //! Try it on this machine: `make dev EXAMPLE=add_order_item` sends `events/add-order-item.json`. Press Enter to send it
 //! again; then every message is a duplicate.
 //!
-//! Deploy it for a queue and a table that you have. The table's partition key is `orderId`, and an
-//! order has a string `status`; the role needs `AWSLambdaSQSQueueExecutionRole` and, on the table,
-//! `dynamodb:UpdateItem`.
-//!
-//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
-//!
-//! ```sh
-//! cargo lambda build --release --arm64 --package programs --bin add_order_item
-//! cargo lambda deploy add_order_item --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
-//! aws lambda create-event-source-mapping --function-name add_order_item \
-//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
-//! ```
+//! Deploy it for a queue and a table that you have, as README.md says: `ORDERS_TABLE_NAME` is a table with the
+//! partition key `orderId`, where an order has a string `status`. The role needs `dynamodb:UpdateItem` on it.
 
 use serde::{Deserialize, Serialize};
 use sqs_once::{

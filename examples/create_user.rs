@@ -6,17 +6,8 @@
 //! Try it on this machine: `make dev EXAMPLE=create_user` sends `events/create-user.json`. Press Enter to send it
 //! again; then every message is a duplicate.
 //!
-//! Deploy it for a queue and a table that you have. The table's partition key is `email`; the role
-//! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.
-//!
-//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
-//!
-//! ```sh
-//! cargo lambda build --release --arm64 --package programs --bin create_user
-//! cargo lambda deploy create_user --role ROLE_ARN --timeout 30 --env-var USERS_TABLE_NAME=TABLE
-//! aws lambda create-event-source-mapping --function-name create_user \
-//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
-//! ```
+//! Deploy it for a queue and a table that you have, as README.md says: `USERS_TABLE_NAME` is a table with the
+//! partition key `email`. The role needs `dynamodb:PutItem` on it.
 
 use serde::{Deserialize, Serialize};
 use sqs_once::{

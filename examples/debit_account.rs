@@ -5,18 +5,9 @@
 //! Try it on this machine: `make dev EXAMPLE=debit_account` sends `events/debit-account.json`. Press Enter to send it
 //! again; then every message is a duplicate.
 //!
-//! Deploy it for a queue and a table that you have. The table's partition key is `accountId`, and
-//! an account has a number `balance`, in cents; the role needs `AWSLambdaSQSQueueExecutionRole`
-//! and, on the table, `dynamodb:GetItem` and `dynamodb:PutItem`.
-//!
-//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`.
-//!
-//! ```sh
-//! cargo lambda build --release --arm64 --package programs --bin debit_account
-//! cargo lambda deploy debit_account --role ROLE_ARN --timeout 30 --env-var ACCOUNTS_TABLE_NAME=TABLE
-//! aws lambda create-event-source-mapping --function-name debit_account \
-//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
-//! ```
+//! Deploy it for a queue and a table that you have, as README.md says: `ACCOUNTS_TABLE_NAME` is a table with the
+//! partition key `accountId`, where an account has a number `balance`, in cents. The role needs `dynamodb:GetItem` and
+//! `dynamodb:PutItem` on it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;

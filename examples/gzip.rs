@@ -4,15 +4,8 @@
 //! Try it on this machine: `make dev EXAMPLE=gzip` sends `events/gzip.json`. Press Enter to send it
 //! again; then every message is a duplicate.
 //!
-//! Deploy it for a queue and a table that you have. The table's partition key is `orderId`; the role
-//! needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem`.
-//!
-//! ```sh
-//! cargo lambda build --release --arm64 --package programs --bin gzip
-//! cargo lambda deploy gzip --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
-//! aws lambda create-event-source-mapping --function-name gzip \
-//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
-//! ```
+//! Deploy it for a queue and a table that you have, as README.md says: `ORDERS_TABLE_NAME` is a table with the
+//! partition key `orderId`. The role needs `dynamodb:PutItem` on it.
 
 use std::io::Read as _;
 

@@ -9,16 +9,8 @@
 //! Try it on this machine: `make dev EXAMPLE=order_events` sends `events/order-events.json`. Press Enter to send it
 //! again; then every known message is a duplicate.
 //!
-//! Deploy it for a FIFO queue and a table that you have. The table's partition key is `orderId`; the
-//! role needs `AWSLambdaSQSQueueExecutionRole` and, on the table, `dynamodb:PutItem` and
-//! `dynamodb:UpdateItem`.
-//!
-//! ```sh
-//! cargo lambda build --release --arm64 --package programs --bin order_events
-//! cargo lambda deploy order_events --role ROLE_ARN --timeout 30 --env-var ORDERS_TABLE_NAME=TABLE
-//! aws lambda create-event-source-mapping --function-name order_events \
-//!     --event-source-arn QUEUE_ARN --function-response-types ReportBatchItemFailures
-//! ```
+//! Deploy it for a FIFO queue and a table that you have, as README.md says: `ORDERS_TABLE_NAME` is a table with the
+//! partition key `orderId`. The role needs `dynamodb:PutItem` and `dynamodb:UpdateItem` on it.
 
 use serde::Deserialize;
 use serde_json::json;
