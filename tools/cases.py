@@ -1,17 +1,10 @@
-"""The messages of `make demo`, and the expected outcome of each.
-
-Most outcomes do not depend on the key. With the key `message-id`, two messages of one order are two
-operations. A message and its copy that is redriven from the dead-letter queue are two as well.
-"""
+"""The messages of `make demo`, and the expected outcome of each."""
 
 import json
 from dataclasses import dataclass, field
 from itertools import count
 
 from gateway import Trouble
-
-MESSAGE_ID = "message-id"
-ORDER_ID = "body:/orderId"
 
 # Seconds after the start at which each wave is sent. Workers are killed in the first two waves. Those
 # are small, so that most messages of the other waves are processed without an interruption.
@@ -37,7 +30,7 @@ class Message:
 class Case:
     title: str
     charges: int  # per order
-    records: tuple[str, ...]  # per order, or per message without one, by status
+    records: tuple[str, ...]  # per order, by status
     messages: list[Message] = field(default_factory=list)
     troubles: dict[str, tuple[Trouble, ...]] = field(default_factory=dict)
 
@@ -50,11 +43,10 @@ def _order(number: str, *, amount: float = 99.99, token: str = "tok_visa") -> st
     return json.dumps({"orderId": number, "amount": amount, "currency": "EUR", "paymentToken": token})
 
 
-def cases(key: str, first: int) -> list[Case]:
-    """The cases for a consumer with this key. The numbers of the orders start at `first`."""
-    by_order = key == ORDER_ID
+def cases() -> list[Case]:
+    """The cases for a consumer whose key is the order's number."""
     done = ("COMPLETED",)
-    numbers = count(first)
+    numbers = count(1001)
     names = count(1)
 
     def name() -> str:
@@ -80,30 +72,28 @@ def cases(key: str, first: int) -> list[Case]:
         flaky.messages.append(Message(name(), order, _order(order), wave=2))
         flaky.troubles[order] = (Trouble.OUT_OF_ORDER,)
 
-    twice = Case("order sent twice", charges=1 if by_order else 2, records=done if by_order else done * 2)
+    twice = Case("order sent twice", charges=1, records=done)
     for i, order in enumerate(orders(4)):
         # Two may be in one batch with their duplicate. Two are sent after the charge was recorded.
         for wave in (2, 2 if i < 2 else 3):
             twice.messages.append(Message(name(), order, _order(order), wave))
 
-    redriven = Case("charged, refused, redriven", charges=1 if by_order else 2, records=done)
-    if not by_order:
-        redriven.records = ("COMPLETED", "FAILED")
+    redriven = Case("charged, refused, redriven", charges=1, records=done)
     for order in orders(2):
         redriven.messages.append(Message(name(), order, _order(order), wave=2, redriven=True))
         redriven.troubles[order] = (Trouble.BOOKED_503, Trouble.REFUSED)
 
-    reused = Case("number reused, other amount", twice.charges, twice.records)
+    reused = Case("number reused, other amount", charges=1, records=done)
     for order in orders(2):
         reused.messages.append(Message(name(), order, _order(order), wave=2))
-        reused.messages.append(Message(name(), order, _order(order, amount=149.0), wave=3, dies=by_order))
+        reused.messages.append(Message(name(), order, _order(order, amount=149.0), wave=3, dies=True))
 
     declined = Case("declined card", charges=0, records=("FAILED",))
     for order in orders(2):
         declined.messages.append(Message(name(), order, _order(order, token="tok_chargeDeclined"), wave=2, dies=True))
 
-    # Without an order id, such a message has no key. Keyed by its own id, its failure is recorded.
-    malformed = Case("malformed body", charges=0, records=() if by_order else ("FAILED",))
+    # Without an order id, such a message has no key.
+    malformed = Case("malformed body", charges=0, records=())
     for body in ('{"orderId": "order-cut-off", "amou', "not JSON at all"):
         malformed.messages.append(Message(name(), None, body, wave=2, dies=True))
 

@@ -1,16 +1,11 @@
 """`make demo`: deploys the template to a local cloud, sends some forty orders, and checks the promises.
 
-It deploys two stacks: one with the key `message-id`, the library's default, one with the business key,
-`body:/orderId`, the template's default. Each stack has its own payment gateway and gets the same kinds of orders.
-
-The evidence is independent of the consumer: the ledgers of the gateways, the tables, the queues. Only
-the number of deliveries and the metrics come from the logs of the consumers. The metrics are compared
-with the evidence.
+The evidence is independent of the consumer: the ledger of the payment gateway, the table, the queues. Only the number
+of deliveries comes from the consumer's log.
 
 `make demo KEEP=1` leaves the local cloud running until Ctrl-C.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -22,17 +17,14 @@ from functools import cached_property
 
 import deployment
 import gateway
-from cases import MESSAGE_ID, ORDER_ID, WAVES, Case, Message, cases
+from cases import WAVES, Case, Message, cases
 from cloud import CREDENTIALS, REGION, ROOT, STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, architecture, console, depth, parameters, sam, say
 from rich import box
-from rich.console import Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-# The name of the stack, the key and the number of the first order.
-STACKS = (("sqs-once-by-message", MESSAGE_ID, 1001), ("sqs-once-by-order", ORDER_ID, 2001))
+STACK = "sqs-once"
+KEY = "body:/orderId"
 # Short times: SQS delivers the messages of a killed worker again after this visibility timeout, in seconds.
 VISIBILITY_TIMEOUT = 12
 PARAMETERS = {"FunctionTimeout": "10"}  # so that a lease ends before the visibility timeout does
@@ -74,8 +66,6 @@ class Stack:
     """A deployed stack: the outputs of its template, its gateway and its orders."""
 
     cloud: Cloud
-    name: str
-    key: str
     ledger: gateway.Gateway
     cases: list[Case]
     queue: str
@@ -108,16 +98,14 @@ class Stack:
         return Progress(sent, *deployment.depths(self.cloud, self.queue, self.dead_letters))
 
 
-def deploy(cloud: Cloud, name: str, key: str, first: int, ledger: gateway.Gateway) -> Stack:
-    outputs = deployment.deploy(cloud, name, **PARAMETERS, IdempotencyKey=key, PaymentGatewayUrl=ledger.url)
-    all_cases = cases(key, first)
+def deploy(cloud: Cloud, ledger: gateway.Gateway) -> Stack:
+    outputs = deployment.deploy(cloud, STACK, **PARAMETERS, IdempotencyKey=KEY, PaymentGatewayUrl=ledger.url)
+    all_cases = cases()
     for case in all_cases:
         for order, troubles in case.troubles.items():
             ledger.plan(order, *troubles)
     return Stack(
         cloud,
-        name,
-        key,
         ledger,
         all_cases,
         queue=outputs["QueueUrl"],
@@ -130,7 +118,7 @@ def deploy(cloud: Cloud, name: str, key: str, first: int, ledger: gateway.Gatewa
 # ---- send and watch ----------------------------------------------------------------------------
 
 
-def drive(stacks: list[Stack]) -> Iterator[tuple[float, list[Progress]]]:
+def drive(stack: Stack) -> Iterator[tuple[float, Progress]]:
     """Sends the waves, redrives once, and yields the progress until the queues are empty."""
     start = changed = time.monotonic()
     waves = list(enumerate(WAVES))
@@ -139,19 +127,17 @@ def drive(stacks: list[Stack]) -> Iterator[tuple[float, list[Progress]]]:
         elapsed = time.monotonic() - start
         while waves and waves[0][1] <= elapsed:
             number, _ = waves.pop(0)
-            for stack in stacks:
-                stack.send(number)
-        now = [stack.progress() for stack in stacks]
+            stack.send(number)
+        now = stack.progress()
         yield elapsed, now
-        state = now, [booked(stack.ledger) for stack in stacks]
+        state = now, booked(stack.ledger)
         if state != before:
             before, changed = state, time.monotonic()
-        quiet = 0 if waves or any(p.waiting or p.in_flight for p in now) else quiet + 1
+        quiet = 0 if waves or now.waiting or now.in_flight else quiet + 1
         if quiet == 3 and redriven:
             return
         if quiet == 3:
-            for stack in stacks:
-                stack.redrive()
+            stack.redrive()
             quiet, redriven = 0, True
         time.sleep(0.5)
 
@@ -161,36 +147,17 @@ def booked(ledger: gateway.Gateway) -> tuple[int, int, int]:
     return sum(ledger.calls.values()), sum(ledger.charges.values()), len(ledger.killed)
 
 
-def picture(elapsed: float, now: list[Progress], stacks: list[Stack]) -> Group:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("key")
-    for column in ("sent", "visible", "in flight", "done", "dead", "", "calls", "charges", "killed"):
-        table.add_column(column, justify="right")
-    for stack, progress in zip(stacks, now, strict=True):
-        figures = (progress.sent, progress.waiting, progress.in_flight, progress.done, progress.dead)
-        table.add_row(stack.key, *map(str, figures), "gateway:", *map(str, booked(stack.ledger)))
-    total = sum(len(stack.messages) for stack in stacks)
-    ended = sum(progress.done + progress.dead for progress in now)
-    return Group(table, ProgressBar(total=total, completed=ended, width=60), f"  {elapsed:.0f} s")
-
-
-def watch(states: Iterator[tuple[float, list[Progress]]], stacks: list[Stack]) -> None:
-    if console.is_terminal:
-        with Live(console=console, auto_refresh=False) as live:
-            for elapsed, now in states:
-                live.update(picture(elapsed, now, stacks), refresh=True)
-        return
-    shown: dict[str, Progress] = {}
-    for elapsed, now in states:
-        for stack, progress in zip(stacks, now, strict=True):
-            if shown.get(stack.key) != progress:
-                shown[stack.key] = progress
-                calls, charges, killed = booked(stack.ledger)
-                console.print(
-                    f"{elapsed:5.1f} s  {stack.key:13}  sent {progress.sent:2}  visible {progress.waiting:2}  "
-                    f"in flight {progress.in_flight:2}  done {progress.done:2}  dead {progress.dead}  |  gateway: "
-                    f"{calls:2} calls, {charges:2} charges, {killed} workers killed"
-                )
+def watch(stack: Stack) -> None:
+    shown = None
+    for elapsed, progress in drive(stack):
+        if shown != progress:
+            shown = progress
+            calls, charges, killed = booked(stack.ledger)
+            console.print(
+                f"{elapsed:5.1f} s  sent {progress.sent:2}  visible {progress.waiting:2}  in flight "
+                f"{progress.in_flight:2}  done {progress.done:2}  dead {progress.dead}  |  gateway: {calls:2} calls, "
+                f"{charges:2} charges, {killed} workers killed"
+            )
 
 
 # ---- the evidence ------------------------------------------------------------------------------
@@ -202,8 +169,6 @@ class Evidence:
     dead: Counter[str]  # names of the messages in the dead-letter queue: a copy has another id
     records: list[deployment.Json]  # items of the table
     deliveries: Counter[str]  # by message id
-    metrics: Counter[str]  # sums of the counters in the log
-    counted: Counter[str]  # successes by message id, of the batches whose metrics are in the log
 
     def records_of(self, case: Case, order: str | None) -> tuple[str, ...]:
         ids = {id for m in case.messages if m.order == order for id in m.ids}
@@ -212,14 +177,11 @@ class Evidence:
 
 
 def gather(stack: Stack) -> Evidence:
-    lines = list(deployment.log_lines(stack.cloud, stack.logs))
     return Evidence(
         left=sum(depth(stack.cloud, stack.queue)),
         dead=deployment.dead_letters(stack.cloud, stack.dead_letters),
         records=deployment.items(stack.cloud, stack.table),
-        deliveries=deployment.deliveries(lines),
-        metrics=deployment.metrics(lines),
-        counted=deployment.counted(lines),
+        deliveries=deployment.deliveries(deployment.log_lines(stack.cloud, stack.logs)),
     )
 
 
@@ -227,7 +189,7 @@ def gather(stack: Stack) -> Evidence:
 
 
 def table_of(stack: Stack, evidence: Evidence) -> Table:
-    table = Table(box=box.ROUNDED, title=f"IdempotencyKey={stack.key}", title_justify="left")
+    table = Table(box=box.ROUNDED, title=f"IdempotencyKey={KEY}", title_justify="left")
     table.add_column("case", min_width=27)
     for column in ("orders", "messages", "deliveries", "calls", "charges"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -269,11 +231,10 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         for case, order in orders
         if evidence.records_of(case, order) != case.records
     ]
-    without_order = [(case, sum(m.order is None for m in case.messages)) for case in stack.cases]
     recorded += [
-        f"{case.title}: has the records {evidence.records_of(case, None)}, not {case.records * messages}"
-        for case, messages in without_order
-        if evidence.records_of(case, None) != case.records * messages
+        f"{case.title}: has the records {evidence.records_of(case, None)}, without an order"
+        for case in stack.cases
+        if evidence.records_of(case, None)
     ]
     lost = [f"{evidence.left} messages are still in the queue"] * bool(evidence.left)
     for case in stack.cases:
@@ -296,125 +257,29 @@ def promises(stack: Stack, evidence: Evidence) -> dict[str, list[str]]:
         if copies > 1 and copies > (deliveries := sum(evidence.deliveries[id] for id in sent[name].ids)):
             extra.append(f"message {name}: {copies} times in the dead-letter queue, after {deliveries} deliveries")
     expected = sum(len(case.records) for case, _ in orders)
-    expected += sum(len(case.records) * messages for case, messages in without_order)
     surplus = len(evidence.records) - expected
     extra += [f"{surplus} more records than operations"] * (surplus > 0)
     tested = ["no worker was killed"] * (not stack.ledger.killed)
     tested += [f"{order}: the planned fault of the gateway did not occur" for order in stack.ledger.unmet]
     tested += [f"message {m.id} ({m.order}): not redriven" for m in stack.messages if m.redriven and len(m.ids) != 2]
-    once = "order" if stack.key == ORDER_ID else "message"
     return {
-        f"every {once} is charged exactly once, and a declined or malformed one never": charged,
+        "every order is charged exactly once, and a declined or malformed one never": charged,
         "every outcome is recorded": recorded,
         "no message is lost: each is acknowledged, or in the dead-letter queue if it failed permanently": lost,
         "no charge, record or dead letter without a message": extra,
-        "the metrics agree with the queues": [
-            f"{row.metric} is {row.sum}, {row.evidence} is {row.number}"
-            for row in agreements(stack, evidence)
-            if not row.holds
-        ],
         "failures occurred: workers were killed, the gateway failed, messages were redriven": tested,
     }
 
 
-# Counters of the consumer that are not of an outcome.
-OTHER_COUNTERS = (
-    "BatchSize",
-    "BatchedWritesOff",
-    "DuplicatesOfOtherQueue",
-    "ColdStart",
-    "Takeovers",
-    "DeadLettered",
-    "DeadLettersNotSent",
-    "ResultsNotStored",
-)
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """A sum of metrics, and the number that it must have."""
-
-    metric: str
-    sum: int
-    evidence: str
-    number: int
-
-    @property
-    def holds(self) -> bool:
-        return self.sum == self.number
-
-
-def agreements(stack: Stack, evidence: Evidence) -> list[Agreement]:
-    """Compares the batches whose metrics are in the log, each as a whole.
-
-    A batch whose worker was killed is in no metric: SQS delivers its messages again, in another batch. MiniStack may
-    also miss the end of a log. And a response after the timeout is lost, so a duplicate can follow a success.
-    """
-    sums, counted = evidence.metrics, evidence.counted
-    outcomes = sum(n for name, n in sums.items() if name not in OTHER_COUNTERS)
-    acknowledged = {m.id for m in stack.messages if m.name not in evidence.dead}
-    successes = sum(counted[id] for id in acknowledged)
-    return [
-        Agreement(
-            "Completed + Duplicates", sums["Completed"] + sums["Duplicates"], "successes of acknowledged", successes
-        ),
-        Agreement("all outcomes", outcomes, "BatchSize", sums["BatchSize"]),
-    ]
-
-
-def metrics_table(stacks: list[tuple[Stack, Evidence]]) -> Table:
-    """The sums of the counters, and the numbers in the queues that they must agree with."""
-    table = Table(box=box.ROUNDED, title="Metrics, summed from the log lines", title_justify="left")
-    table.add_column("metric")
-    for stack, _ in stacks:
-        table.add_column(stack.key, justify="right")
-    for name in sorted({name for _, evidence in stacks for name in evidence.metrics}):
-        table.add_row(name, *(str(evidence.metrics[name]) for _, evidence in stacks))
-    table.add_section()
-    for rows in zip(*(agreements(stack, evidence) for stack, evidence in stacks), strict=True):
-        table.add_row(rows[0].metric, *(str(row.sum) for row in rows))
-        table.add_row(f"  {rows[0].evidence}", *(str(row.number) for row in rows))
-    return table
-
-
-def comparison(stacks: list[Stack]) -> Table:
-    """The charges of one order with each key, for orders that reach the consumer more than once."""
-    table = Table(box=box.ROUNDED, title="Charges of one order", title_justify="left")
-    table.add_column("repetition")
-    for stack in stacks:
-        table.add_column(stack.key, justify="right")
-    for title, repetition in (
-        ("killed after the charge", "SQS delivers the message again"),
-        ("order sent twice", "the producer sends the order in two messages"),
-        ("charged, refused, redriven", "the order is redriven, with a new message id"),
-    ):
-        row = []
-        for stack in stacks:
-            (case,) = (case for case in stack.cases if case.title == title)
-            row.append(max(stack.ledger.charges[order] for order in case.orders))
-        table.add_row(repetition, *map(str, row))
-    return table
-
-
-def report(gathered: list[tuple[Stack, Evidence]]) -> bool:
-    kept = []
-    for stack, evidence in gathered:
-        console.print(table_of(stack, evidence))
-        kept.append(deployment.verdict(promises(stack, evidence)))
-        console.print()
+def report(stack: Stack, evidence: Evidence) -> bool:
+    console.print(table_of(stack, evidence))
+    kept = deployment.verdict(promises(stack, evidence))
     console.print(
-        "SQS delivers the whole batch of a killed worker again, so that other orders have two deliveries too.\n"
+        "\nSQS delivers the whole batch of a killed worker again, so that other orders have two deliveries too.\n"
         '"charged, refused, redriven": the gateway books the charge but responds 503, then refuses the order. The\n'
         "message moves to the dead-letter queue, and is redriven from there.\n"
     )
-    console.print(comparison([stack for stack, _ in gathered]))
-    console.print(
-        f"{MESSAGE_ID} covers repeated deliveries of one message. {ORDER_ID} also covers an order that\n"
-        "is sent twice or redriven, and refuses another payload under the same number. Use the business key of the\n"
-        "messages if they have one.\n"
-    )
-    console.print(metrics_table(gathered))
-    return all(kept)
+    return kept
 
 
 # ---- after the run -----------------------------------------------------------------------------
@@ -432,7 +297,7 @@ def look_closer(stack: Stack) -> None:
         f"export IDEMPOTENCY_TABLE_NAME={stack.table}",
         f"{tool} record show payments#{order}",
         f"{tool} dlq list {stack.dead_letters} --messages",
-        f"{tool} doctor {stack.name}",
+        f"{tool} doctor {STACK}",
     ):
         console.print(f"    {line}", markup=False)
     console.print(
@@ -448,25 +313,22 @@ def main() -> int:
     say(f"sam build for {architecture()} (the first build compiles every dependency)")
     replaced = build(VISIBILITY_TIMEOUT, VARIABLES)
 
-    with ministack("demo") as cloud, contextlib.ExitStack() as gateways:
+    with ministack("demo") as cloud, gateway.serve(workers_of=cloud.pid) as ledger:
         say("template.yaml as it is, but for what the local cloud cannot take")
         for part in replaced:
             console.print(f"    replaced  {part}", markup=False)
-        stacks = []
-        for name, key, first in STACKS:
-            ledger = gateways.enter_context(gateway.serve(workers_of=cloud.pid))
-            say(f"sam deploy to MiniStack at {cloud.endpoint}: IdempotencyKey={key}, payment gateway {ledger.url}")
-            stacks.append(deploy(cloud, name, key, first, ledger))
+        say(f"sam deploy to MiniStack at {cloud.endpoint}: IdempotencyKey={KEY}, payment gateway {ledger.url}")
+        stack = deploy(cloud, ledger)
 
         say(
-            f"sending {len(stacks[0].messages)} messages to each. Visibility timeouts: 12 s after a killed worker, "
+            f"sending {len(stack.messages)} messages. Visibility timeouts: 12 s after a killed worker, "
             "5 to 10 s after a failure of the gateway. It takes about 30 s"
         )
-        watch(drive(stacks), stacks)
+        watch(stack)
         console.print()
-        kept = report([(stack, gather(stack)) for stack in stacks])
+        kept = report(stack, gather(stack))
         if os.environ.get("KEEP"):
-            look_closer(stacks[-1])
+            look_closer(stack)
         else:
             say("to look closer with `sqs-once record show`, `dlq list` and `doctor`: make demo KEEP=1")
         return 0 if kept else 1

@@ -6,12 +6,10 @@ python tools/demo_test.py [-v] [TEST...]     a part of `make test`
 import os
 import unittest
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import deployment
-from cases import MESSAGE_ID, ORDER_ID, Case, Message, cases
+from cases import Case, Message, cases
 from cloud import Cloud
 from demo import Evidence, Stack, promises
 from gateway import Gateway, Trouble
@@ -21,16 +19,16 @@ REUSED = "number reused, other amount"
 CALLER = ("127.0.0.1", 1)
 
 
-def stack_of(key: str) -> Stack:
+def stack_of_a_run() -> Stack:
     """A stack whose messages have ids, and whose gateway has the charges of a run without a mistake."""
     gateway = Gateway(workers_of=os.getpid())
     gateway.killed.add(1)
-    all_cases = cases(key, 1001)
+    all_cases = cases()
     for message in (m for case in all_cases for m in case.messages):
         message.ids += [f"id of {message.name}"] + [f"id of {message.name}, redriven"] * message.redriven
     for case in all_cases:
         gateway.charges.update({order: case.charges for order in case.orders if case.charges})
-    return Stack(Cloud("http://none"), "demo", key, gateway, all_cases, "queue", "dead", "table", "logs")
+    return Stack(Cloud("http://none"), gateway, all_cases, "queue", "dead", "table", "logs")
 
 
 def record(message: str, status: str) -> Json:
@@ -52,11 +50,8 @@ def evidence_of(stack: Stack, loser: int) -> Evidence:
                 dying = [messages[loser]]
             dead += [m.name for m in dying]
             done = [id for m in messages if m not in dying or len(dying) == len(messages) for id in reversed(m.ids)]
-            each = case.records * (len(messages) if order is None else 1)
-            records += [record(id, status) for id, status in zip(done, each, strict=False)]
-    acknowledged = Counter(m.id for m in stack.messages if m.name not in dead)
-    metrics = Counter({"BatchSize": 50, "Completed": acknowledged.total(), "Invalid": 50 - acknowledged.total()})
-    return Evidence(0, Counter(dead), records, Counter(), metrics, acknowledged)
+            records += [record(id, status) for id, status in zip(done, case.records, strict=False)]
+    return Evidence(0, Counter(dead), records, Counter())
 
 
 def broken(stack: Stack, evidence: Evidence) -> list[str]:
@@ -71,13 +66,12 @@ def reused(stack: Stack) -> list[Message]:
 
 class Promises(unittest.TestCase):
     def test_either_message_of_one_number_may_be_first(self) -> None:
-        for key in (MESSAGE_ID, ORDER_ID):
-            for loser in (0, 1):
-                stack = stack_of(key)
-                assert broken(stack, evidence_of(stack, loser)) == [], (key, loser)
+        for loser in (0, 1):
+            stack = stack_of_a_run()
+            assert broken(stack, evidence_of(stack, loser)) == [], loser
 
     def test_both_messages_of_one_number_may_not_be_dead(self) -> None:
-        stack = stack_of(ORDER_ID)
+        stack = stack_of_a_run()
         evidence = evidence_of(stack, loser=0)
         _, winner = reused(stack)
         evidence.dead[winner.name] += 1
@@ -85,14 +79,14 @@ class Promises(unittest.TestCase):
         assert any("its charge is recorded" in line for line in broken(stack, evidence))
 
     def test_both_messages_of_one_number_may_not_be_acknowledged(self) -> None:
-        stack = stack_of(ORDER_ID)
+        stack = stack_of_a_run()
         evidence = evidence_of(stack, loser=0)
         loser, _ = reused(stack)
         del evidence.dead[loser.name]
         assert any("0 of 2 messages" in line for line in broken(stack, evidence))
 
     def test_charged_message_may_not_be_the_dead_one(self) -> None:
-        stack = stack_of(ORDER_ID)
+        stack = stack_of_a_run()
         evidence = evidence_of(stack, loser=0)
         loser, winner = reused(stack)
         del evidence.dead[loser.name]
@@ -100,7 +94,7 @@ class Promises(unittest.TestCase):
         assert any("its charge is recorded" in line for line in broken(stack, evidence))
 
     def test_second_copy_needs_a_second_delivery(self) -> None:
-        stack = stack_of(ORDER_ID)
+        stack = stack_of_a_run()
         evidence = evidence_of(stack, loser=0)
         loser, _ = reused(stack)
         evidence.dead[loser.name] += 1
@@ -109,47 +103,10 @@ class Promises(unittest.TestCase):
         assert broken(stack, evidence) == []
 
     def test_order_charged_twice_is_found(self) -> None:
-        stack = stack_of(ORDER_ID)
+        stack = stack_of_a_run()
         stack.ledger.charges["order-1001"] += 1
         found = broken(stack, evidence_of(stack, loser=0))
         assert found == ["order-1001 (new order): charged 2 times, not 1"]
-
-    def test_success_without_its_metric_is_found(self) -> None:
-        stack = stack_of(ORDER_ID)
-        evidence = evidence_of(stack, loser=0)
-        evidence.metrics["Completed"] -= 1
-        evidence.metrics["Invalid"] += 1
-        assert len(broken(stack, evidence)) == 1
-
-    def test_success_of_dead_letter_is_found(self) -> None:
-        stack = stack_of(ORDER_ID)
-        evidence = evidence_of(stack, loser=0)
-        loser, _ = reused(stack)
-        counted = evidence.counted + Counter([loser.id])
-        metrics = evidence.metrics + Counter({"Completed": 1, "BatchSize": 1})
-        assert len(broken(stack, replace(evidence, counted=counted, metrics=metrics))) == 1
-
-
-class Logs(unittest.TestCase):
-    def line(self, request: str, message: str, outcome: str) -> Json:
-        return {"message_id": message, "outcome": outcome, "span": {"requestId": request}}
-
-    def batch(self, request: str) -> Json:
-        return {"_aws": {"CloudWatchMetrics": []}, "span": {"requestId": request}}
-
-    def test_batch_without_metrics_is_not_counted(self) -> None:
-        lines = [self.line("r-1", "m-1", "completed"), self.batch("r-1"), self.line("r-2", "m-2", "completed")]
-        assert deployment.counted(lines) == Counter(["m-1"])
-
-    def test_success_with_lost_response_is_counted_twice(self) -> None:
-        lines = [
-            self.line("r-1", "m-1", "completed"),
-            self.line("r-1", "m-2", "retryable_failure"),
-            self.batch("r-1"),
-            self.line("r-2", "m-1", "duplicate"),
-            self.batch("r-2"),
-        ]
-        assert deployment.counted(lines) == Counter({"m-1": 2})
 
 
 @patch("gateway.LATENCY", 0)

@@ -196,30 +196,6 @@ def deliveries(lines: Iterable[Json]) -> Counter[str]:
     return counts
 
 
-def counted(lines: Iterable[Json]) -> Counter[str]:
-    """Number of successes by message id, in the batches of which the log has the metrics."""
-    measured, successes = set(), []
-    for line in lines:
-        match line:
-            case {"_aws": _, "span": {"requestId": str(request)}}:
-                measured.add(request)
-            case {"message_id": str(id), "outcome": "completed" | "duplicate", "span": {"requestId": str(request)}}:
-                successes.append((request, id))
-    return Counter(id for request, id in successes if request in measured)
-
-
-def metrics(lines: Iterable[Json]) -> Counter[str]:
-    """Sums of the counters in CloudWatch's embedded metric format."""
-    sums: Counter[str] = Counter()
-    for line in lines:
-        for directive in line.get("_aws", {}).get("CloudWatchMetrics", []):
-            for metric in directive["Metrics"]:
-                value = line[metric["Name"]]
-                if metric["Unit"] == "Count" and isinstance(value, int):
-                    sums[metric["Name"]] += value
-    return sums
-
-
 # ---- the verdict -------------------------------------------------------------------------------
 
 
