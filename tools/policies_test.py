@@ -15,7 +15,6 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-import aws_cli
 import botocore.session
 import cfnlint  # type: ignore[import-untyped]
 import overlay
@@ -113,7 +112,7 @@ class Policies(unittest.TestCase):
         needed: set[str] = set()
         text = "\n".join(block.text for block in runbook.blocks(runbook.PAGE.read_text()))
         for service, name in re.findall(r"\baws ([a-z0-9]+) ([a-z-]+) ", text):
-            names = session.get_service_model(aws_cli.NAMES.get(service, service)).operation_names
+            names = session.get_service_model(service).operation_names
             needed.update(f"{service}:{operation}" for operation in names if xform_name(operation, "-") == name)
         assert len(needed) >= 15, needed
         assert missing(needed, "On call", NOT_ON_CALL) == []

@@ -1,7 +1,8 @@
 """`make runbook`: runs the commands of docs/runbook.md against a stack on a local cloud.
 
 The stack gets messages that succeed, that fail permanently and that cannot be read, so that each command
-has something to show or to change. A command with the comment `not run` is only checked for its names.
+has something to show or to change. A command with the comment `not run` is only checked by the AWS CLI, which sends
+nothing.
 Before that, the sections of the page are compared with the alarms and the outcomes.
 """
 
@@ -40,6 +41,17 @@ PLACEHOLDER = "KEY='payments#o-1'"
 
 # Commands that ask, unless they have `--yes`. Here nobody answers.
 ASKS = re.compile(r"^(sqs-once (?:record (?:decline|delete|release)|dlq redrive) (?!.*--dry-run).*)$", re.MULTILINE)
+
+
+# `aws` fails unless it would have sent the command; `git` and `make` do nothing.
+NOT_SENT = """
+git() { :; }; make() { :; }
+export AWS_MAX_ATTEMPTS=1
+aws() {
+  local said; said=$(command aws "$@" --endpoint-url http://127.0.0.1:1 2>&1 > /dev/null) || :
+  [[ $said == *"Could not connect to the endpoint URL"* ]] || { echo "aws $*: $said" >&2; return 1; }
+}
+"""
 
 
 # ---- the page ----------------------------------------------------------------------------------
@@ -194,8 +206,10 @@ def effects(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
 
 
 def environment(cloud: Cloud, programs: Path) -> dict[str, str]:
-    """With `aws` and `sqs-once`, and the endpoint of the local cloud."""
-    (programs / "aws").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tools/aws_cli.py" "$@"\n')
+    """With `sqs-once`, the AWS CLI of .venv, and the endpoint of the local cloud."""
+    # For SQS, the AWS CLI ignores AWS_ENDPOINT_URL.
+    cli = Path(sys.executable).parent / "aws"
+    (programs / "aws").write_text(f'#!/bin/sh\nexec "{cli}" --endpoint-url "$AWS_ENDPOINT_URL" "$@"\n')
     (programs / "aws").chmod(0o755)
     shutil.copy(TOOL, programs / "sqs-once")
     variables = cloud.environment()
@@ -238,8 +252,7 @@ def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, 
             text = text.replace(PLACEHOLDER, f"KEY='{stack.key(ORDERS[block.heading])}'")
         if PLACEHOLDER in text:
             raise Failed(f"{block.name}: no order is chosen for its key")
-        # Commands that are not run: `aws` checks its names, the others do nothing.
-        before = "git() { :; }; make() { :; }; export AWS_CLI_CHECK=1" if block.not_run else ""
+        before = NOT_SENT if block.not_run else ""
         start = time.monotonic()
         ended = shell("\n".join([defined, before, text]), directory, variables)
         problem = f"exit code {ended.returncode}" if ended.returncode else None
