@@ -39,7 +39,7 @@ class Case:
         return list(dict.fromkeys(m.order for m in self.messages if m.order))
 
 
-def _order(number: str, *, amount: float = 99.99, token: str = "tok_visa") -> str:
+def body_of(number: str, *, amount: float = 99.99, token: str = "tok_visa") -> str:
     return json.dumps({"orderId": number, "amount": amount, "currency": "EUR", "paymentToken": token})
 
 
@@ -57,40 +57,40 @@ def cases() -> list[Case]:
 
     fresh = Case("new order", charges=1, records=done)
     for i, order in enumerate(orders(20)):
-        fresh.messages.append(Message(name(), order, _order(order), wave=0 if i < 3 else 1 if i < 6 else 2))
+        fresh.messages.append(Message(name(), order, body_of(order), wave=0 if i < 3 else 1 if i < 6 else 2))
 
     # One in each of the first two waves, so that at most two batches of one message are killed.
     before = Case("killed before the charge", charges=1, records=done)
     after = Case("killed after the charge", charges=1, records=done)
     for wave, (case, trouble) in enumerate(((before, Trouble.KILLED_BEFORE), (after, Trouble.KILLED_AFTER))):
         for order in orders(1):
-            case.messages.append(Message(name(), order, _order(order), wave))
+            case.messages.append(Message(name(), order, body_of(order), wave))
             case.troubles[order] = (trouble,)
 
     flaky = Case("gateway fails, then works", charges=1, records=done)
     for order in orders(2):
-        flaky.messages.append(Message(name(), order, _order(order), wave=2))
+        flaky.messages.append(Message(name(), order, body_of(order), wave=2))
         flaky.troubles[order] = (Trouble.OUT_OF_ORDER,)
 
     twice = Case("order sent twice", charges=1, records=done)
     for i, order in enumerate(orders(4)):
         # Two may be in one batch with their duplicate. Two are sent after the charge was recorded.
         for wave in (2, 2 if i < 2 else 3):
-            twice.messages.append(Message(name(), order, _order(order), wave))
+            twice.messages.append(Message(name(), order, body_of(order), wave))
 
     redriven = Case("charged, refused, redriven", charges=1, records=done)
     for order in orders(2):
-        redriven.messages.append(Message(name(), order, _order(order), wave=2, redriven=True))
+        redriven.messages.append(Message(name(), order, body_of(order), wave=2, redriven=True))
         redriven.troubles[order] = (Trouble.BOOKED_503, Trouble.REFUSED)
 
     reused = Case("number reused, other amount", charges=1, records=done)
     for order in orders(2):
-        reused.messages.append(Message(name(), order, _order(order), wave=2))
-        reused.messages.append(Message(name(), order, _order(order, amount=149.0), wave=3, dies=True))
+        reused.messages.append(Message(name(), order, body_of(order), wave=2))
+        reused.messages.append(Message(name(), order, body_of(order, amount=149.0), wave=3, dies=True))
 
     declined = Case("declined card", charges=0, records=("FAILED",))
     for order in orders(2):
-        declined.messages.append(Message(name(), order, _order(order, token="tok_chargeDeclined"), wave=2, dies=True))
+        declined.messages.append(Message(name(), order, body_of(order, token="tok_chargeDeclined"), wave=2, dies=True))
 
     # Without an order id, such a message has no key.
     malformed = Case("malformed body", charges=0, records=())

@@ -18,7 +18,7 @@ from functools import cached_property
 import deployment
 import gateway
 from cases import WAVES, Case, Message, cases
-from cloud import CREDENTIALS, REGION, ROOT, STATE, Cloud, Unavailable, ministack, run, unwind_on_signals
+from cloud import CREDENTIALS, REGION, ROOT, STATE, Cloud, Json, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, architecture, console, depth, parameters, sam, say
 from rich import box
 from rich.table import Table
@@ -167,7 +167,7 @@ def watch(stack: Stack) -> None:
 class Evidence:
     left: int  # messages still in the queue
     dead: Counter[str]  # names of the messages in the dead-letter queue: a copy has another id
-    records: list[deployment.Json]  # items of the table
+    records: list[Json]  # items of the table
     deliveries: Counter[str]  # by message id
 
     def records_of(self, case: Case, order: str | None) -> tuple[str, ...]:

@@ -6,15 +6,13 @@ python tools/demo_test.py [-v] [TEST...]     a part of `make test`
 import os
 import unittest
 from collections import Counter
-from typing import Any
 from unittest.mock import patch
 
 from cases import Case, Message, cases
-from cloud import Cloud
+from cloud import Cloud, Json
 from demo import Evidence, Stack, promises
 from gateway import Gateway, Trouble
 
-Json = dict[str, Any]
 REUSED = "number reused, other amount"
 CALLER = ("127.0.0.1", 1)
 

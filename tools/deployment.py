@@ -6,14 +6,10 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
-from cloud import STATE, Cloud, run
+from cloud import STATE, Cloud, Json, run
 from rich.console import Console
-
-# An item of a table, or a log line.
-Json = dict[str, Any]
 
 # The attribute with a message's name.
 NAME = "Name"

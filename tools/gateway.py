@@ -16,8 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import psutil
-
-Json = dict[str, Any]
+from cloud import Json
 
 # A charge takes some time, so that a worker can be killed during it.
 LATENCY = 0.05

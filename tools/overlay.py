@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cloud import ROOT, Template
-
-Json = dict[str, Any]
+from cloud import ROOT, Json, Template
 
 
 def computed(value: Any) -> bool:

@@ -7,7 +7,6 @@ Before that, the sections of the page are compared with the alarms and the outco
 """
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -25,7 +24,8 @@ import deployment
 import gateway
 import suites
 import yaml
-from cloud import ROOT, STATE, Cloud, Template, Unavailable, ministack, run, unwind_on_signals
+from cases import body_of
+from cloud import ROOT, STATE, Cloud, Json, Template, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, say
 from gateway import Trouble
 
@@ -124,10 +124,6 @@ def missing_sections(page: str) -> list[str]:
 # ---- the stack ---------------------------------------------------------------------------------
 
 
-def order(number: str, token: str = "tok_visa") -> str:
-    return json.dumps({"orderId": number, "amount": 99.99, "currency": "EUR", "paymentToken": token})
-
-
 @dataclass(frozen=True)
 class Stack:
     cloud: Cloud
@@ -137,11 +133,11 @@ class Stack:
     def key(self, number: str) -> str:
         return f"payments#{number}"
 
-    def record(self, number: str) -> deployment.Json | None:
+    def record(self, number: str) -> Json | None:
         answer = self.cloud.client("dynamodb").get_item(
             TableName=self.outputs["TableName"], Key={"id": {"S": self.key(number)}}, ConsistentRead=True
         )
-        item: deployment.Json | None = answer.get("Item")
+        item: Json | None = answer.get("Item")
         return item
 
     def prepare(self) -> None:
@@ -152,7 +148,7 @@ class Stack:
             TimeToLiveSpecification={"Enabled": True, "AttributeName": "expires_at"},
         )
         self.ledger.plan("refused", Trouble.REFUSED)
-        bodies = [order("done"), order("declined", "tok_chargeDeclined"), order("refused"), "no JSON"]
+        bodies = [body_of("done"), body_of("declined", token="tok_chargeDeclined"), body_of("refused"), "no JSON"]
         deployment.send(self.cloud, self.outputs["QueueUrl"], bodies)
         queues = self.outputs["QueueUrl"], self.outputs["DeadLetterQueueUrl"]
         until("three dead letters and an empty queue", lambda: deployment.depths(self.cloud, *queues) == (0, 0, 3))

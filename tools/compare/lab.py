@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import cloud
+from cloud import Json
 from line import Line
 
-Json = dict[str, Any]
 Setting = str | bool
 
 PATIENCE = 60.0

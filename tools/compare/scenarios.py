@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lab import Ended, Environment, Function, Json, Setting
+from cloud import Json
+from lab import Ended, Environment, Function, Setting
 
 SCENARIOS: dict[str, "Scenario"] = {}
 
