@@ -31,7 +31,7 @@ help:
 # ---- see it work -------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises; KEEP=1 leaves it running
+demo: $(VENV) ## Deploy to a local cloud, send orders, kill workers, and check the promises
 	python tools/demo.py
 
 .PHONY: dev

