@@ -115,7 +115,7 @@ test-aws: $(if $(filter-out $(EMULATED),$(ACCOUNT)),linker,$(VENV)) ## Run the s
 	  $(TEST) --test wire --test cloud -- $(AT_ENDPOINT)
 
 .PHONY: bench
-bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md and benches/RESULTS.md
+bench: $(VENV) ## Compare the release build with a plain loop of SDK calls and with Powertools; writes docs/speed.md
 	$(CONSUMER)
 	$(PROGRAM) raw_loop
 	$(PROGRAM) raw_batches
