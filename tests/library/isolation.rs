@@ -273,6 +273,32 @@ async fn message_behind_a_conflict_of_payloads_is_claimed() {
     }
 }
 
+/// It goes ahead only to end that attempt. Those behind it have to keep the order of the group.
+#[tokio::test]
+async fn message_behind_a_conflict_of_payloads_is_the_last_of_its_group() {
+    let (world, store) = (World::default(), MemoryStore::default());
+    let receive = async |messages: Vec<Value>| {
+        let consumer = world.consumer(store.clone());
+        let consumer = consumer.key("body:/id".parse().unwrap());
+        let consumer = consumer.fingerprint("body:/card".parse().unwrap());
+        world.receive_by(consumer, messages).await.unwrap()
+    };
+    let order = |message_id: &str, card: u32, what: &str| {
+        let mut order = in_group(message(message_id, "o", 1), "g");
+        order["body"] = json!(json!({"id": "o", "card": card, "do": what}).to_string());
+        order
+    };
+    assert_eq!(receive(vec![order("first", 1, "fail")]).await, ["first"]);
+    advance(MINUTE);
+    let corrected = [order("b", 2, "succeed"), order("d", 2, "succeed")];
+    let [b, d] = corrected.clone();
+    let messages = vec![b, order("c", 1, "decline"), d];
+    assert_eq!(receive(messages).await, ["b", "c", "d"]);
+    assert_eq!(world.began(), ["first", "c"]);
+    assert_eq!(receive(corrected.into()).await, [""; 0]);
+    assert_eq!(world.began(), ["b"]);
+}
+
 /// With ten workers, suspects that waited for the rest in a worker's place would wait for ever.
 #[tokio::test]
 async fn twenty_suspects_first_in_batch_of_100_finish() {

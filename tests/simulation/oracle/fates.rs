@@ -178,15 +178,20 @@ impl Fates {
     fn started(&self, id: &str, bench: &mut Bench<'_>) {
         let message = &bench.messages[id];
         let Some(group) = &message.group else { return };
-        let ahead = bench.order.iter().take_while(|other| *other != id);
-        let waits_for = |other: &&String| {
+        let mut ahead = bench.order.iter().take_while(|other| *other != id);
+        let key = bench.key(message);
+        // Behind a message that waits for an attempt with another payload, those of its key go ahead of the others.
+        let mut is_key_ahead = false;
+        let waiting = ahead.find(|other| {
             let other = &bench.messages[*other];
-            other.group.as_ref() == Some(group)
+            let is_open = other.group.as_ref() == Some(group)
                 && !self.settled.contains_key(&other.id)
-                && !is_answered(other, bench)
-                && !waits_for_attempt_of(other, message, bench)
-        };
-        let waiting = ahead.clone().find(waits_for).cloned();
+                && !is_answered(other, bench);
+            let waits_for_this = is_open && waits_for_attempt_of(other, message, bench);
+            is_key_ahead |= waits_for_this;
+            is_open && !waits_for_this && !(is_key_ahead && bench.key(other) != key)
+        });
+        let waiting = waiting.cloned();
         bench.check("order of a group", waiting.is_none(), &[id], || {
             format!("{id} ran before {waiting:?} of its group was settled")
         });

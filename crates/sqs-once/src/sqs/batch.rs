@@ -304,14 +304,20 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 {
                     visibility.expect(&self.messages[index]);
                 }
-                let stops = self.stops(&ended, running.chain.is_fifo_group);
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
-                if waits_for_other && !flawed("a group goes on behind another payload") {
-                    self.keep_key(&mut behind, ended.key.as_ref());
-                }
+                let stops = if waits_for_other {
+                    if !flawed("a group goes on behind another payload") {
+                        self.keep_key(&mut behind, ended.key.as_ref());
+                    }
+                    behind.overtakes = behind.is_fifo_group;
+                    false
+                } else {
+                    // It went ahead only to end the attempt in the way. The one that waited for that comes before the rest.
+                    behind.overtakes || self.stops(&ended, behind.is_fifo_group)
+                };
                 self.end(index, ended);
-                self.continue_chain(stops && !waits_for_other, behind);
+                self.continue_chain(stops, behind);
             }
             Ran::Suspect(suspect) => {
                 self.shown.suspects_wait.store(true, Relaxed);
@@ -347,7 +353,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             true,
             Chain {
                 messages: others,
-                is_fifo_group: chain.is_fifo_group,
+                ..*chain
             },
         );
     }

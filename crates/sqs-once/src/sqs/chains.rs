@@ -49,6 +49,8 @@ impl FromStr for FifoAfterPermanent {
 pub(super) struct Chain {
     pub(super) messages: VecDeque<usize>,
     pub(super) is_fifo_group: bool,
+    /// A message of the group, which comes before these, waits for an attempt with another payload.
+    pub(super) overtakes: bool,
 }
 
 /// The facts that decide which chain a message is in.
@@ -99,6 +101,7 @@ pub(super) fn chains(messages: &[ChainInputs<'_>]) -> VecDeque<Chain> {
             chains.push(Chain {
                 messages,
                 is_fifo_group,
+                overtakes: false,
             });
             chains.len() - 1
         });
@@ -189,6 +192,7 @@ mod tests {
         let chain = Chain {
             messages: [3, 1].into(),
             is_fifo_group: false,
+            overtakes: false,
         };
         assert_eq!(chain.next(), Some(3));
         let (first, chain) = chain.split().unwrap();
