@@ -8,8 +8,8 @@ the lists of packages are old, it gets its own. Where apt is missing, or Debian 
 succeeds: the tests then look for an installed `pgbouncer`.
 
 The second form starts PgBouncer on a free port of the loopback interface, in front of the PostgreSQL server at PORT. It
-prints `ready PORT` and then the log, and PgBouncer ends with its caller. Each NAME=VALUE is a setting of PgBouncer.
-`user` is the user of the server's sessions. PGBOUNCER names another program.
+prints `ready PORT`, and PgBouncer ends with its caller. Each NAME=VALUE is a setting of PgBouncer. PGBOUNCER names
+another program.
 """
 
 import os
@@ -31,7 +31,6 @@ SETTINGS = {
     "unix_socket_dir": "",
     "pool_mode": "transaction",
     "auth_type": "any",
-    "max_client_conn": "200",
     "logfile": "",
 }
 
@@ -85,10 +84,10 @@ def program(folder: Path) -> tuple[str, str]:
 
 def start(folder: Path, server: int, settings: dict[str, str]) -> tuple["subprocess.Popen[str]", int]:
     """Starts PgBouncer. Returns when it accepts connections."""
-    user, port = settings.pop("user", "postgres"), free_port()
+    port = free_port()
     lines = [f"{name} = {value}" for name, value in (SETTINGS | {"listen_port": str(port)} | settings).items()]
     config = folder / "pgbouncer.ini"
-    database = f"* = host=127.0.0.1 port={server} user={user}"
+    database = f"* = host=127.0.0.1 port={server} user=postgres"
     config.write_text("\n".join(["[databases]", database, "[pgbouncer]", *lines, ""]))
     path, library_path = program(folder)
     identity = unprivileged()
@@ -120,13 +119,6 @@ def start(folder: Path, server: int, settings: dict[str, str]) -> tuple["subproc
     return process, port
 
 
-def copy_log(process: "subprocess.Popen[str]") -> None:
-    """Prints the log line by line. PgBouncer stops when it cannot write its log."""
-    assert process.stdout
-    for line in process.stdout:
-        print(line, end="", flush=True)
-
-
 def main() -> None:
     if sys.argv[1:] == ["install"]:
         if failed := install():
@@ -138,7 +130,8 @@ def main() -> None:
     try:
         process, port = start(folder, int(server), dict(setting.split("=", 1) for setting in settings))
         print(f"ready {port}", flush=True)
-        threading.Thread(target=copy_log, args=(process,), daemon=True).start()
+        # PgBouncer stops when it cannot write its log.
+        threading.Thread(target=process.communicate, daemon=True).start()
         sys.stdin.read()
     finally:
         if process:

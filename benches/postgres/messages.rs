@@ -18,8 +18,7 @@ use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 use support::postgres::pool;
 use support::{
     event::{batch, record},
-    pooled::Pooled,
-    postgres_wire::{Cut, Wire},
+    postgres_wire::Cut,
     world::{World, increment},
 };
 
@@ -145,24 +144,14 @@ pub(crate) async fn round_trip(options: &PgConnectOptions) -> Duration {
     start.elapsed() / PINGS
 }
 
-/// Requests of a message on a used connection, direct and behind PgBouncer.
+/// Requests of a message on a used connection.
 pub(crate) async fn round_trips(world: &World) -> String {
-    let direct = requests(&world.options).await;
-    let pooled = Pooled::start(&[]).await;
-    let behind_pooler = requests(&pooled.options).await;
-    format!(
-        "| round trips of a message | |\n| --- | ---: |\n| to the server | {direct} |\n\
-         | to PgBouncer in transaction mode, `statement-cache-capacity=0` | {behind_pooler} |\n\n"
-    )
-}
-
-async fn requests(options: &PgConnectOptions) -> usize {
-    let wire = Wire::to(([127, 0, 0, 1], options.get_port()).into()).await;
-    let through_wire = options.clone().port(wire.address.port());
-    let consumer = consumer(PostgresMode::new(pool(through_wire, 1)), 1);
+    let (mode, _pool, wire) = world.worker_behind_wire().await;
+    let consumer = consumer(mode, 1);
     process(&consumer, event(1)).await;
     // A fault that no request meets: the wire begins to record.
     wire.cut(usize::MAX, Cut::Before);
     process(&consumer, event(1)).await;
-    wire.take().len()
+    let requests = wire.take().len();
+    format!("| round trips of a message | {requests} |\n| --- | ---: |\n\n")
 }

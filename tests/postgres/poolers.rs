@@ -1,15 +1,90 @@
-//! PgBouncer in transaction mode between the workers and the server.
+//! PgBouncer between the workers and the server, which the library refuses.
 
-use futures_util::future::join_all;
-use sqlx::{Executor as _, PgConnection};
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use sqlx::postgres::PgConnectOptions;
 use sqs_once::{Attempt, Failure, Once, Outcome, Settings, handler_fn};
-use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
-use support::pooled::Pooled;
-use support::world::{ample, increments, operation};
-use support::{log, postgres::one};
+use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore};
+use support::{
+    log,
+    postgres::{SERVER, one, root},
+    prerequisite::missing,
+    world::{World, ample, increments, operation},
+};
 
-const MORE: &str = "UPDATE things SET n = n + 1 WHERE id = $1";
-const LESS: &str = "UPDATE things SET n = n - 1 WHERE id = $1";
+/// A pooler before the server that runs until this is dropped: `tools/pgbouncer.py` stops it at the end of its
+/// input.
+struct PgBouncer {
+    port: u16,
+    process: Child,
+}
+
+impl PgBouncer {
+    /// A pooler with these settings.
+    fn start(settings: &[&str]) -> Self {
+        let python = root().join(".venv/bin/python");
+        let python = env::var_os("POSTGRES_PYTHON").map_or(python, PathBuf::from);
+        let mut process = Command::new(python)
+            .arg(root().join("tools/pgbouncer.py"))
+            .arg(SERVER.options().get_port().to_string())
+            .args(settings)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let answers = process.stdout.take().unwrap();
+        BufReader::new(answers).read_line(&mut line).unwrap();
+        let Some(ready_at) = line.strip_prefix("ready ") else {
+            let _status = process.wait();
+            missing(
+                "PgBouncer did not start, see the message of tools/pgbouncer.py \
+                 (on Debian, `make .venv/pgbouncer` installs it; elsewhere, install `pgbouncer`)",
+            );
+        };
+        let port = ready_at.trim().parse().unwrap();
+        Self { port, process }
+    }
+
+    fn options(&self, parameters: &str) -> PgConnectOptions {
+        let port = self.port;
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
+        (url + parameters).parse().unwrap()
+    }
+}
+
+impl Drop for PgBouncer {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _status = self.process.wait();
+    }
+}
+
+async fn unreachable(_: String, _: Attempt) -> Result<InTransaction<()>, Failure> {
+    panic!("a handler was called behind a pooler")
+}
+
+/// The error that is logged at the start of a consumer.
+async fn error_at_start(options: PgConnectOptions) -> String {
+    log::start();
+    let settings = Settings::from_vars([
+        ("AWS_LAMBDA_RUNTIME_API", "unused"),
+        ("CONSUMER_VISIBILITY", "off"),
+        ("IDEMPOTENCY_NAMESPACE", "tests"),
+    ])
+    .sdk_config(support::sdk_config("http://127.0.0.1:1"));
+    let mode = PostgresMode::new(one(options));
+    let consumer = settings.consumer(mode, Ok(handler_fn(unreachable)));
+    drop(consumer.await.unwrap());
+    let lines = log::lines_containing("could not read the table sqs_once_records at start");
+    let error = lines[0]["fields"]["error"].as_str();
+    error.unwrap().to_owned()
+}
 
 #[track_caller]
 fn unavailable(outcome: &Outcome) -> String {
@@ -19,143 +94,49 @@ fn unavailable(outcome: &Outcome) -> String {
     error.to_string()
 }
 
-/// The reason for refusing kept statements behind a pooler: each connection of sqlx calls its first
-/// statement `sqlx_s_1`. If this test fails, the pooler or sqlx has been corrected.
+/// PgBouncer as it comes, and told to ignore the parameters of sqlx and of the library that it does not know.
+/// Its session mode shares no session at a time, but opens them without the options of the login too.
 #[tokio::test]
-async fn sqlx_runs_statement_of_another_client() {
-    let pooled = Pooled::start(&["default_pool_size=2"]).await;
-    pooled.insert_things().await;
-    let (mut a, mut b) = (pooled.plain_client().await, pooled.plain_client().await);
-    // In two sessions of the server.
-    for client in [&mut a, &mut b] {
-        client.execute("BEGIN").await.unwrap();
-    }
-    let run = async |sql: &'static str, id: &'static str, client: &mut PgConnection| {
-        let run = sqlx::query(sql).bind(id).execute(client).await.unwrap();
-        assert_eq!(run.rows_affected(), 1);
-    };
-    run(MORE, "more", &mut a).await;
-    run(LESS, "less", &mut b).await;
-    for client in [&mut a, &mut b] {
-        client.execute("COMMIT").await.unwrap();
-    }
-    assert_eq!(pooled.world.effect("more").await, 1);
-    // The pooler hands out the session that was used last, which is the other client's.
-    run(MORE, "more", &mut a).await;
-    assert_eq!(pooled.world.effect("more").await, 0);
-}
-
-async fn changes(sql: &'static str, attempt: Attempt) -> Result<InTransaction<i32>, Failure> {
-    let mut tx = Transaction::of(&attempt)?;
-    let session = sqlx::query_scalar("SELECT pg_backend_pid()");
-    let session = session.fetch_one(&mut *tx).await?;
-    let id = if sql == MORE { "more" } else { "less" };
-    let change = sqlx::query(sql).bind(id).execute(&mut *tx).await?;
-    assert_eq!(change.rows_affected(), 1);
-    Ok(tx.done(session))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rival_clients_run_their_own_statements() {
-    const CLIENTS: usize = 4;
-    const MESSAGES: usize = 30;
-    let pooled = Pooled::start(&["default_pool_size=3"]).await;
-    pooled.insert_things().await;
-    let clients = (0..CLIENTS).map(async |client| {
-        let mode = pooled.mode(2);
-        let messages = (0..MESSAGES).map(async |message| {
-            let id = format!("{client}-{message}");
-            // The clients prepare their statements in another order.
-            let sql = [MORE, LESS][(client + message) % 2];
-            let run = mode.run(operation(&id, ample()), |attempt| changes(sql, attempt));
-            let outcome = run.await;
-            assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-        });
-        join_all(messages).await;
-    });
-    join_all(clients).await;
-    let sessions = "SELECT count(DISTINCT result) FROM sqs_once_records";
-    let sessions: i64 = sqlx::query_scalar(sessions)
-        .fetch_one(&pooled.world.pool)
-        .await
-        .unwrap();
-    // On a busy machine a client gives up a request that waits too long, and PgBouncer closes its
-    // session and opens another.
-    let closed = pooled.pooler.closed_sessions();
-    let at_once = usize::try_from(sessions)
-        .unwrap()
-        .saturating_sub(closed.len());
-    assert!(
-        at_once <= 3,
-        "{sessions} sessions, of which PgBouncer closed {closed:#?}"
-    );
-    let half = i64::try_from(CLIENTS * MESSAGES / 2).unwrap();
-    assert_eq!(pooled.world.effect("more").await, half);
-    assert_eq!(pooled.world.effect("less").await, -half);
-    let mode = pooled.mode(1);
-    let run = mode.run(operation("0-0", ample()), |attempt| changes(MORE, attempt));
-    let again = run.await;
-    assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
-}
-
-/// As by default, and as its administrators tell it to accept and ignore sqlx's and our parameters.
-#[tokio::test]
-async fn pooler_is_refused_unless_the_url_names_it() {
-    let ignores = "ignore_startup_parameters=extra_float_digits,options";
-    for settings in [&[][..], &[ignores]] {
-        let pooled = Pooled::start(settings).await;
-        let pool = || {
-            let options = pooled.options.clone().statement_cache_capacity(100);
-            one(options)
-        };
-        let remedy = "statement-cache-capacity=0";
-        let mode = PostgresMode::new(pool());
-        let refused = mode.run(operation("o-1", ample()), increments("o-1")).await;
-        let error = unavailable(&refused);
-        assert!(error.contains(remedy), "{error}");
-        let once = Once::new(PostgresStore::new(pool()));
-        let refused = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
-        let error = unavailable(&refused);
-        assert!(error.contains(remedy), "{error}");
-        assert_eq!(pooled.world.status("o-1").await, None);
-        assert_eq!(pooled.world.effect("o-1").await, 0);
-    }
-}
-
-#[tokio::test]
-async fn login_that_pooler_refuses_is_explained_at_start() {
-    let pooled = Pooled::start(&[]).await;
-    let url = |parameters: &str| {
-        let (user, port) = (pooled.options.get_username(), pooled.pooler.port);
-        format!("postgres://{user}@127.0.0.1:{port}/postgres?sslmode=disable{parameters}")
-    };
-    let search_path = "&statement-cache-capacity=0&options=-c%20search_path%3Dpublic";
-    for (parameters, remedy) in [
-        ("", "`statement-cache-capacity=0`"),
-        (search_path, "ALTER ROLE .. SET search_path"),
-        ("&statement-cache-capacity=0", ""),
-    ] {
-        log::start();
-        let settings = Settings::from_vars([
-            ("AWS_LAMBDA_RUNTIME_API", "unused"),
-            ("CONSUMER_VISIBILITY", "off"),
-            ("IDEMPOTENCY_NAMESPACE", "tests"),
-        ])
-        .sdk_config(support::sdk_config("http://127.0.0.1:1"));
-        let mode = PostgresMode::new(one(url(parameters).parse().unwrap()));
-        let done = async |_: String, attempt: Attempt| {
-            Ok::<_, Failure>(Transaction::of(&attempt)?.done(()))
-        };
-        drop(settings.consumer(mode, Ok(handler_fn(done))).await.unwrap());
-        let lines = log::lines_containing("could not read the table sqs_once_records at start");
-        let errors: Vec<_> = lines
-            .iter()
-            .map(|line| line["fields"]["error"].as_str().unwrap())
-            .collect();
-        if remedy.is_empty() {
-            assert!(errors.is_empty(), "{errors:?}");
-        } else {
-            assert!(errors[0].contains(remedy), "{errors:?}");
+async fn pooler_is_refused_at_start_and_for_each_operation() {
+    const IGNORES: &str = "ignore_startup_parameters=extra_float_digits,options";
+    for settings in [&[][..], &[IGNORES], &[IGNORES, "pool_mode=session"]] {
+        let pooler = PgBouncer::start(settings);
+        for parameters in ["", "&statement-cache-capacity=0"] {
+            let options = || pooler.options(parameters);
+            let mode = PostgresMode::new(one(options()));
+            let in_transaction = mode.run(operation("o-1", ample()), |attempt| {
+                unreachable(String::new(), attempt)
+            });
+            let once = Once::new(PostgresStore::new(one(options())));
+            let in_store = once.run(operation("o-1", ample()), async |_| {
+                unreachable!() as Result<(), Failure>
+            });
+            for error in [
+                error_at_start(options()).await,
+                unavailable(&in_transaction.await),
+                unavailable(&in_store.await),
+            ] {
+                let remedy = "use the server's own address and port";
+                assert!(error.contains(remedy), "{settings:?} {parameters}: {error}");
+            }
         }
+    }
+}
+
+/// A URL that was written for a pooler.
+#[tokio::test]
+async fn server_itself_needs_no_kept_statements() {
+    let world = World::start().await;
+    let options = world.options.clone().statement_cache_capacity(0);
+    let mode = PostgresMode::new(one(options.clone()));
+    for id in ["o-1", "o-2"] {
+        let outcome = mode.run(operation(id, ample()), increments(id)).await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+        assert_eq!(world.effect(id).await, 1);
+    }
+    let once = Once::new(PostgresStore::new(one(options)));
+    for id in ["o-3", "o-4"] {
+        let outcome = once.run(operation(id, ample()), async |_| Ok(1)).await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
     }
 }

@@ -24,13 +24,12 @@ type Password = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectO
 const MAX_TEST: Duration = Duration::from_secs(2);
 
 /// A setting that only PostgreSQL accepts at a login and knows in the session, and no pooler passes on.
-const DIRECT: &str = "sqs_once.direct";
+pub(super) const DIRECT: &str = "sqs_once.direct";
 
 /// The user's pool, and how its new connections log in.
 #[derive(Clone)]
 pub(crate) struct Connections {
     pool: PgPool,
-    is_pooled: bool,
     password: Option<Arc<Password>>,
     /// The message that asks for the next password holds this lock.
     asking: Arc<Mutex<()>>,
@@ -46,14 +45,8 @@ impl fmt::Debug for Connections {
 
 impl Connections {
     pub(crate) fn new(pool: PgPool) -> Self {
-        let options = pool.connect_options();
-        let is_pooled = !keeps_statements(&options);
-        if is_pooled {
-            pool.set_connect_options(of_pooler(PgConnectOptions::clone(&options)));
-        }
         Self {
             pool,
-            is_pooled,
             password: None,
             asking: Arc::default(),
             is_direct: Arc::default(),
@@ -79,12 +72,6 @@ impl Connections {
         }
     }
 
-    /// Returns whether the server's session may change between two transactions, as behind PgBouncer. The
-    /// options of the pool then have `statement-cache-capacity=0`.
-    pub(super) const fn is_pooled(&self) -> bool {
-        self.is_pooled
-    }
-
     /// Closes the connections that are idle now. After a failover or a freeze, they are as dead as the one
     /// that was found dead.
     pub(super) fn close_idle(&self) {
@@ -95,10 +82,8 @@ impl Connections {
 
     /// Takes a connection from the pool.
     pub(super) async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
-        if !self.is_pooled {
-            let proven = || self.log_in(|| prove_direct(self.pool.connect_options()));
-            self.is_direct.get_or_try_init(proven).await?;
-        }
+        let proven = || self.log_in(|| prove_direct(self.pool.connect_options()));
+        self.is_direct.get_or_try_init(proven).await?;
         self.log_in(|| self.idle_or_new()).await
     }
 
@@ -143,28 +128,19 @@ impl Connections {
             let failed = |error| Error::Io(io::Error::other(format!("no password: {error}")));
             let asked = password(PgConnectOptions::clone(&current)).await;
             let next = asked.map_err(failed)?;
-            self.pool.set_connect_options(if self.is_pooled {
-                of_pooler(next)
-            } else {
-                next
-            });
+            self.pool.set_connect_options(next);
         }
         Ok(())
     }
-}
-
-/// Keeps no statements, whatever the user's closure says. PgBouncer rejects the startup parameter
-/// `extra_float_digits` of sqlx, which PostgreSQL 12 and later do not need.
-fn of_pooler(options: PgConnectOptions) -> PgConnectOptions {
-    options.statement_cache_capacity(0).extra_float_digits(None)
 }
 
 /// Fails if the server of these options is a pooler, on a connection of its own.
 ///
 /// sqlx gives its prepared statements the names `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A
 /// pooler in transaction mode moves a connection to another session for each transaction. There, the same
-/// name may belong to a different client's statement, which would then run with our parameters. So a
-/// connection that keeps statements must not share its session.
+/// name may belong to a different client's statement, which would then run with our parameters. Even if it
+/// keeps none, it prepares a statement in one request and executes it in the next. So a connection must not
+/// share its session.
 async fn prove_direct(options: Arc<PgConnectOptions>) -> Result<(), Error> {
     let marked = PgConnectOptions::clone(&options).options([(DIRECT, "on")]);
     let pool = PgPoolOptions::new().max_connections(1);
@@ -172,42 +148,4 @@ async fn prove_direct(options: Arc<PgConnectOptions>) -> Result<(), Error> {
     let shown = pool.execute(AssertSqlSafe(format!("SHOW {DIRECT}"))).await;
     pool.close().await;
     shown.map(|_| ())
-}
-
-/// Returns whether sqlx keeps prepared statements on these connections.
-fn keeps_statements(options: &PgConnectOptions) -> bool {
-    // sqlx shows the capacity only in its URL, and panics if a host does not fit into a URL.
-    let url = options
-        .clone()
-        .host("localhost")
-        .username("user")
-        .to_url_lossy();
-    let mut parameters = url.query_pairs();
-    !parameters.any(|(name, value)| name == "statement-cache-capacity" && value == "0")
-}
-
-/// Returns whether the server says that the session lacks the setting.
-pub(super) fn is_setting_missing(message: &str) -> bool {
-    message.contains(DIRECT)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn capacity_of_statements_is_read_from_any_options() {
-        let of = |url: &str| keeps_statements(&url.parse().unwrap());
-        assert!(of("postgres://orders@db.example/orders"));
-        assert!(!of(
-            "postgres://orders@db.example/orders?statement-cache-capacity=0"
-        ));
-        let strange = PgConnectOptions::new_without_pgpass()
-            .host("::1")
-            .username("a b/c@d:e")
-            .password("#")
-            .database("f g?h");
-        assert!(keeps_statements(&strange));
-        assert!(!keeps_statements(&strange.statement_cache_capacity(0)));
-    }
 }

@@ -7,7 +7,7 @@ use sqlx::{
     postgres::{PgDatabaseError, PgSeverity},
 };
 
-use super::connections::is_setting_missing;
+use super::connections::DIRECT;
 use sqs_once::internal::RequestErrorKind;
 
 /// One row of [`STATES`]: what an error of the server means.
@@ -65,8 +65,8 @@ const STATES: &[State] = {
         state("23", Kept, Invalid, true, false),
         // Read-only transaction: a failover demoted the server.
         state("25006", Useless, Unanswered, true, true),
-        // There is no such prepared statement, or already one with this name: a pooler changed the server's
-        // session.
+        // There is no such prepared statement, or already one with this name: something like DISCARD ALL
+        // has changed the session behind sqlx's back.
         state("26000", Useless, Unanswered, true, true),
         state("42P05", Useless, Unanswered, true, true),
         // Login rejected. A rotation may change the password in the database before the one in the secret.
@@ -110,8 +110,9 @@ const DEADLOCK: &str = "40P01";
 /// The wait for a lock reached `lock_timeout`.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
-const POOLER: &str =
-    "a pooler such as PgBouncer or RDS Proxy needs `statement-cache-capacity=0` in the URL";
+const POOLER: &str = "a pooler such as PgBouncer or RDS Proxy could give the session to other clients too, so use the \
+    server's own address and port; if that opens too many connections, lower the function's maximum concurrency \
+    or the pool's `max_connections`";
 
 /// The server function that finds a prepared statement whose columns have changed: "cached plan must not
 /// change result type". Its code is 0A000, which stands for all unsupported features. sqlx prepares a
@@ -137,18 +138,15 @@ fn state_of(error: &PgDatabaseError) -> State {
     state
 }
 
-/// Returns whether the session lacks the setting that this library passes at the login that looks for a
-/// pooler.
-fn is_session_of_pooler(error: &PgDatabaseError) -> bool {
-    error.code() == "42704" && is_setting_missing(error.message())
-}
-
-/// Returns whether a pooler (PgBouncer or RDS Proxy) rejected the login because of a parameter that
-/// PostgreSQL accepts.
-fn is_parameter_refused(error: &PgDatabaseError) -> bool {
+/// Returns whether there is a pooler before the server. It has either rejected the login because of a
+/// parameter that PostgreSQL accepts, or opened the session without [`DIRECT`].
+fn is_from_pooler(error: &PgDatabaseError) -> bool {
     let says = |words: &str| error.message().contains(words);
-    matches!(error.severity(), PgSeverity::Fatal)
-        && (says("startup parameter") || says("command-line options"))
+    match error.severity() {
+        // The words of PgBouncer and of RDS Proxy.
+        PgSeverity::Fatal => says("startup parameter") || says("command-line options"),
+        _ => error.code() == "42704" && says(DIRECT),
+    }
 }
 
 fn connection_state(error: &Error) -> ConnectionState {
@@ -222,10 +220,11 @@ pub(crate) fn is_not_committed(error: &Error) -> bool {
 
 /// Classifies a failed request outside a transaction.
 pub(crate) fn kind(error: &Error) -> RequestErrorKind {
-    if matches!(error, Error::Configuration(_)) {
+    let database = database_error(error);
+    if matches!(error, Error::Configuration(_)) || database.is_some_and(is_from_pooler) {
         return RequestErrorKind::Denied;
     }
-    database_error(error).map_or(RequestErrorKind::Unanswered, |error| state_of(error).kind)
+    database.map_or(RequestErrorKind::Unanswered, |error| state_of(error).kind)
 }
 
 /// Explains a failed request and says what to do. PostgreSQL's messages may quote values, so the text
@@ -256,13 +255,7 @@ pub fn explain(error: &Error) -> String {
         "25P02" => "an earlier statement of the transaction failed".into(),
         "25P03" | "25P04" => "the transaction was open for too long, and was rolled back".into(),
         "25006" => format!("{message}: the server is a replica, perhaps since a failover"),
-        _ if is_parameter_refused(database) => format!(
-            "{message}; {POOLER}, and no `options`: set a search path with ALTER ROLE .. SET search_path"
-        ),
-        _ if is_session_of_pooler(database) => {
-            format!("a pooler has opened the session of the server; {POOLER}")
-        }
-        "26000" | "42P05" => format!("{message}; {POOLER}"),
+        _ if is_from_pooler(database) => format!("{message}; {POOLER}"),
         _ if state_of(database).is_plain => message.into(),
         _ => database.constraint().map_or_else(
             || "the statement failed".into(),

@@ -37,7 +37,7 @@
 //!
 //! Set `sslmode=verify-full` in the URL of the pool: sqlx's default, `prefer`, accepts any certificate, and also
 //! a connection without TLS. RDS signs with Amazon's private certificate authority, so set `sslrootcert` to its
-//! bundle. RDS Proxy has a public certificate.
+//! bundle.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock. The library reads it only in its own module `system`.

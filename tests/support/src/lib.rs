@@ -19,8 +19,6 @@ pub mod faults;
 pub mod gateway;
 pub mod log;
 pub mod lossy;
-pub mod pgbouncer;
-pub mod pooled;
 pub mod postgres;
 pub mod postgres_wire;
 pub mod prerequisite;

@@ -15,8 +15,7 @@ use serde_json::{Value, json, value::to_raw_value};
 use sqlx::raw_sql;
 use sqs_once::{Attempt, Deadline, Event, Outcome, protocol::Timestamp};
 use sqs_once_outbox::{PostgresRelay, Relay, Relayed};
-use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction, relay::oldest};
-use support::pooled::Pooled;
+use sqs_once_postgres::{InTransaction, PostgresStore, Transaction, relay::oldest};
 use support::world::{SECOND, World, ample, operation, publishes, short};
 use support::{
     PATIENCE,
@@ -48,15 +47,11 @@ fn relay(world: &World, sqs: &Sqs) -> PostgresRelay {
     PostgresRelay::new(sender(sqs), PostgresStore::new(world.pool.clone()))
 }
 
-async fn publish_in(mode: &PostgresMode, id: &str, groups: &[&str]) {
-    let outcome = mode
-        .run(operation(id, ample()), publishes(id, groups))
-        .await;
-    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
-}
-
 async fn publish(world: &World, id: &str, groups: &[&str]) {
-    publish_in(&world.mode(), id, groups).await;
+    let mode = world.mode();
+    let run = mode.run(operation(id, ample()), publishes(id, groups));
+    let outcome = run.await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
 }
 
 async fn send(relay: &PostgresRelay) -> Relayed {
@@ -553,16 +548,4 @@ async fn schedule_is_answered_with_numbers() {
         .await;
     let error = invoke().await.unwrap_err().to_string();
     assert!(error.contains("42P01"), "{error}");
-}
-
-#[tokio::test]
-async fn relay_behind_pooler_sends_events() {
-    let pooled = Pooled::start(&["default_pool_size=1"]).await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    for id in ["o-1", "o-2"] {
-        publish_in(&pooled.mode(1), id, &["c-1"]).await;
-    }
-    let relay = PostgresRelay::new(sender(&sqs), PostgresStore::new(pooled.pool(1)));
-    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
-    assert_eq!(bodies(&sqs, "c-1"), ["o-1", "o-2"]);
 }

@@ -35,19 +35,9 @@ impl Limits {
         }
     }
 
-    /// Creates the limits of a request that has this much time.
-    pub(super) fn of_request(time: Duration) -> Self {
-        let lock_until = system::instant() + time;
-        Self {
-            lock_until,
-            end: lock_until + MARGIN,
-            is_read_committed: true,
-        }
-    }
-
-    /// Returns the statements that open a transaction with these limits, as one request. The transaction
-    /// begins with the statement `first`. Send them at once: PostgreSQL counts the time from then on.
-    pub(super) fn begin(self, first: Option<&str>, version: Option<u32>) -> SqlStr {
+    /// Returns the statements that open a transaction with these limits, as one request. Send them at once:
+    /// PostgreSQL counts the time from then on.
+    pub(super) fn begin(self, version: Option<u32>) -> SqlStr {
         let now = system::instant();
         let left = |end: Instant| {
             let millis = end.saturating_duration_since(now).as_millis();
@@ -59,9 +49,8 @@ impl Limits {
         } else {
             ""
         };
-        let first = first.map_or_else(String::new, |first| format!("{first}; "));
         let mut sql = format!(
-            "BEGIN{isolation}; {first}SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
+            "BEGIN{isolation}; SET LOCAL lock_timeout = {lock}; SET LOCAL statement_timeout = {transaction}; \
              SET LOCAL idle_in_transaction_session_timeout = {transaction}; \
              SET LOCAL tcp_user_timeout = {transaction}; SET LOCAL client_min_messages = error"
         );
@@ -96,7 +85,7 @@ mod tests {
             is_read_committed: false,
         };
         tokio::time::advance(3 * second).await;
-        let begin = limits.begin(None, None);
+        let begin = limits.begin(None);
         let sql = begin.as_str();
         for limit in [
             "lock_timeout = 2000;",
@@ -106,7 +95,7 @@ mod tests {
             assert!(sql.contains(limit), "{sql}");
         }
         tokio::time::advance(60 * second).await;
-        let over = limits.begin(None, None);
+        let over = limits.begin(None);
         assert!(over.as_str().contains("lock_timeout = 1;"), "0 is no limit");
     }
 }

@@ -34,12 +34,6 @@ pub struct TransactionConnection {
     is_lost: bool,
 }
 
-/// Drops the statements that clients of a pooler have left in the session. sqlx names all its statements,
-/// even those that it does not keep, and begins with the same name on each connection.
-const FORGET_STATEMENTS: &str = "DO $$ DECLARE kept text; BEGIN \
-    FOR kept IN SELECT name FROM pg_prepared_statements WHERE name LIKE 'sqlx\\_s\\_%' LOOP \
-    EXECUTE 'DEALLOCATE ' || kept; END LOOP; END $$";
-
 /// Longest wait for a connection, of a request without a time limit.
 const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
@@ -90,8 +84,7 @@ impl TransactionConnection {
     /// If PostgreSQL fails.
     pub async fn open(&mut self, limits: Limits) -> Result<(), Error> {
         self.is_idle = false;
-        let first = self.connections.is_pooled().then_some(FORGET_STATEMENTS);
-        let begin = limits.begin(first, self.connection.server_version_num());
+        let begin = limits.begin(self.connection.server_version_num());
         PgTransactionManager::begin(&mut self.connection, Some(begin)).await
     }
 
@@ -137,68 +130,39 @@ impl TransactionConnection {
     ) -> Result<T, Error> {
         let left = time_left.unwrap_or(ACQUIRE_TIME);
         let until = system::instant() + left;
-        let mut tx = if connections.is_pooled() {
-            Self::begin(connections, Limits::of_request(left), until).await?
-        } else {
-            Self::acquire(connections, until).await?
-        };
+        let mut tx = Self::acquire(connections, until).await?;
         if time_left.is_none() {
-            return tx.request(until, requests).await;
+            return tx.request(requests).await;
         }
         // The caller repeats the request on a different connection.
         let half = until.saturating_duration_since(system::instant()) / 2;
         let is_new = tx.connection.cached_statements_size() == 0;
         let limit = if is_new { half } else { half.min(MAX_SILENCE) };
-        let answer = timeout(limit, tx.request(until, requests)).await;
+        let answer = timeout(limit, tx.request(requests)).await;
         answer.unwrap_or_else(|_elapsed| {
             tx.close();
             Err(Error::Io(std::io::ErrorKind::TimedOut.into()))
         })
     }
 
-    /// Runs requests that need no transaction on this connection. Behind a pooler they get one anyway,
-    /// because sqlx prepares a statement with one request and executes it with the next.
-    pub(crate) async fn request<T>(
+    /// Runs requests that need no transaction on this connection.
+    async fn request<T>(
         &mut self,
-        until: Instant,
         requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let answer = self.answer(until, requests).await;
+        self.is_idle = false;
+        let answer = requests(&mut self.connection).await;
         if answer.as_ref().is_err_and(is_connection_lost) {
             self.close();
-        } else if self.depth() > 0 {
-            // Ends the transaction of a failed request. If there is no response, the connection is closed.
-            let _closed = timeout(RETURN_TIME, self.roll_back()).await;
         } else {
             self.is_idle = true;
         }
         answer
     }
-
-    async fn answer<T>(
-        &mut self,
-        until: Instant,
-        requests: impl AsyncFnOnce(&mut PgConnection) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        self.is_idle = false;
-        if !self.connections.is_pooled() {
-            return requests(&mut self.connection).await;
-        }
-        if self.depth() == 0 {
-            let left = until.saturating_duration_since(system::instant());
-            self.open(Limits::of_request(left)).await?;
-        }
-        let answer = requests(&mut self.connection).await?;
-        self.commit().await?;
-        Ok(answer)
-    }
 }
 
 /// Time for the ping that sqlx sends before it returns a connection to its pool.
 const RETURN_TIME: Duration = Duration::from_secs(1);
-
-/// The same behind a pooler, where a ping waits for a server session.
-const RETURN_TIME_OF_POOLED: Duration = Duration::from_secs(30);
 
 impl Drop for TransactionConnection {
     fn drop(&mut self) {
@@ -206,13 +170,8 @@ impl Drop for TransactionConnection {
         // would keep the slot until the server has responded, for 5 seconds behind TLS.
         let returned = self.connection.return_to_pool();
         if self.is_idle {
-            let time = if self.connections.is_pooled() {
-                RETURN_TIME_OF_POOLED
-            } else {
-                RETURN_TIME
-            };
             system::spawn(async move {
-                let _in_time = timeout(time, returned).await;
+                let _in_time = timeout(RETURN_TIME, returned).await;
             });
         }
     }

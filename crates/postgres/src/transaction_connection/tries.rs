@@ -40,8 +40,6 @@ impl<'a> Tries<'a> {
             let mut tx = TransactionConnection::acquire(self.connections, self.until).await?;
             let half = self.until.saturating_duration_since(system::instant()) / 2;
             let end = match self.failed {
-                // Behind a pooler, `BEGIN` waits for a server session.
-                0 if self.connections.is_pooled() => system::instant() + half,
                 0 => system::instant() + half.min(MAX_BEGIN_TIME),
                 _ => self.until,
             };
