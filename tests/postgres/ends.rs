@@ -5,15 +5,13 @@ use std::{future::pending, sync::Mutex};
 use futures_util::FutureExt as _;
 use sqlx::{Connection, Executor};
 use sqs_once::{
-    Attempt, Deadline, DeliveryMetadata, Failure, Once, Operation, Outcome, ResultExt,
+    Attempt, Deadline, DeliveryMetadata, Event, Failure, Once, Operation, Outcome, ResultExt,
     internal::Delivery,
-    protocol::{Fingerprint, StoredResult, Timestamp},
+    protocol::{StoredResult, Timestamp},
     store::MemoryStore,
 };
 use sqs_once_postgres::{InTransaction, PostgresStore, Transaction};
-use support::world::{
-    SECOND, World, ample, increment, increments, key, operation, operation_of, short,
-};
+use support::world::{SECOND, World, ample, increment, increments, operation, operation_of, short};
 
 const ATTEMPTS: &str = "attributes::json->>'attempts'";
 
@@ -155,17 +153,6 @@ async fn other_ends_roll_back_and_run_again() {
 }
 
 #[tokio::test]
-async fn other_payload_is_key_reused() {
-    let world = World::start().await;
-    assert_completed(&world.deliver("o-1").await);
-    let other = Some(Fingerprint::of(b"another payload"));
-    let operation = Operation::new(key("o-1"), other, "m-2", ample());
-    let outcome = world.mode().run(operation, increments("o-1")).await;
-    assert!(matches!(outcome, Outcome::KeyReused), "{outcome:?}");
-    assert_eq!(world.effect("o-1").await, 1);
-}
-
-#[tokio::test]
 async fn expired_record_counts_as_absent() {
     let world = World::start().await;
     let brief = world.mode().retention(SECOND);
@@ -231,7 +218,7 @@ async fn handlers_own_commit_is_permanent_failure() {
             let mut tx = Transaction::of(&attempt)?;
             sqlx::raw_sql(sql).execute(&mut *tx).await?;
             increment(&mut tx, sql).await?;
-            Ok(tx.done(()))
+            Ok(tx.done(()).publish(Event::new("placed", &1)))
         };
         let outcome = world.mode().run(operation(sql, ample()), ends).await;
         let Outcome::PermanentFailure(why) = &outcome else {
@@ -239,6 +226,7 @@ async fn handlers_own_commit_is_permanent_failure() {
         };
         assert!(why.contains("tx.done"), "{why}");
         assert_eq!(world.status(sql).await.as_deref(), Some("FAILED"), "{sql}");
+        assert_eq!(world.events().await, [], "{sql}");
         let again = world.deliver(sql).await;
         assert!(
             matches!(again, Outcome::FailedBefore(_)),
@@ -312,7 +300,7 @@ async fn ignored_error_of_statement_commits_nothing() {
         let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         let _ignored = tx.execute("SELECT 1 / 0").await;
-        Ok(tx.done(()))
+        Ok(tx.done(()).publish(Event::new("placed", &1)))
     };
     let outcome = world.mode().run(operation("o-1", ample()), ignores).await;
     let Outcome::RetryableFailure(why) = &outcome else {
@@ -326,6 +314,7 @@ async fn ignored_error_of_statement_commits_nothing() {
         (world.effect("o-1").await, world.status("o-1").await),
         (0, None)
     );
+    assert_eq!(world.events().await, []);
 }
 
 #[tokio::test]
@@ -338,7 +327,7 @@ async fn deferred_constraint_fails_at_commit() {
         let mut tx = Transaction::of(&attempt)?;
         increment(&mut tx, "o-1").await?;
         increment(&mut tx, "o-2").await?;
-        Ok(tx.done(()))
+        Ok(tx.done(()).publish(Event::new("placed", &1)))
     };
     let (mode, pool) = world.worker();
     let outcome = mode.run(operation("o-1", ample()), twice).await;
@@ -350,6 +339,7 @@ async fn deferred_constraint_fails_at_commit() {
         (world.effect("o-1").await, world.status("o-1").await),
         (0, None)
     );
+    assert_eq!(world.events().await, []);
     assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
     assert_eq!(pool.size(), 1);
 }

@@ -141,23 +141,6 @@ async fn increments_after_rival(
 }
 
 #[tokio::test]
-async fn serialization_failure_is_contended() {
-    let world = World::start().await;
-    let pool = one(serializable(&world));
-    let mode = PostgresMode::new(pool.clone());
-    let (rival, runs) = (world.pool.clone(), Arc::default());
-    let work = |attempt| increments_after_rival(attempt, rival, Arc::clone(&runs));
-    let outcome = mode.run(operation("o-1", ample()), work).await;
-    assert!(matches!(outcome, Outcome::Contended(_)), "{outcome:?}");
-    assert_eq!(
-        (world.effect("o-1").await, world.status("o-1").await),
-        (1, None)
-    );
-    assert_completed(&mode.run(operation("o-1", ample()), increments("o-1")).await);
-    assert_eq!((world.effect("o-1").await, pool.size()), (2, 1));
-}
-
-#[tokio::test]
 async fn consumer_runs_contended_message_again() {
     let world = World::start().await;
     let runs = Arc::<AtomicUsize>::default();

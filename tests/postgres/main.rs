@@ -17,7 +17,6 @@
 mod chaos;
 mod ends;
 mod example;
-mod expired;
 mod failover;
 mod locks;
 #[path = "../../examples/place_order_postgres.rs"]
@@ -35,6 +34,5 @@ mod records;
 mod relay_postgres;
 mod results;
 mod secret;
-mod stock;
 mod tls;
 mod wire;

@@ -6,9 +6,9 @@ use futures_util::future::join_all;
 use sqlx::{Executor, raw_sql};
 use sqs_once::{Attempt, Event, Failure, Outcome};
 use sqs_once_postgres::{InTransaction, Transaction};
+use support::PATIENCE;
 use support::world::{World, ample, increment, key, operation, publishes};
-use support::{PATIENCE, postgres_wire::Cut};
-use tokio::{join, select, time::timeout};
+use tokio::{join, time::timeout};
 
 #[track_caller]
 fn assert_completed(outcome: &Outcome) {
@@ -34,20 +34,6 @@ async fn events_commit_with_the_record() {
     let again = publish(&world, "o-1", &["b"]).await;
     assert!(matches!(again, Outcome::Duplicate(_)), "{again:?}");
     assert_eq!(world.events().await, events, "a duplicate published");
-}
-
-#[tokio::test]
-async fn event_without_group_is_group_of_its_own() {
-    let world = World::start().await;
-    let publishes = async |attempt: Attempt| {
-        let done = Transaction::of(&attempt)?.done(());
-        Ok(done.publish(Event::new("placed", &1)))
-    };
-    assert_completed(&world.mode().run(operation("o-1", ample()), publishes).await);
-    let [(id, group, _)] = &world.events().await[..] else {
-        panic!("{:?}", world.events().await);
-    };
-    assert_eq!(id, group);
 }
 
 /// The server has room for a limited number of locks.
@@ -81,103 +67,29 @@ async fn answer_takes_no_lock_without_groups_and_256_at_most() {
 }
 
 #[tokio::test]
-async fn too_many_events_are_a_permanent_failure() {
+async fn answer_beyond_a_limit_is_permanent_failure() {
     let world = World::start().await;
-    assert_completed(&publish(&world, "most", &["a"; 1000]).await);
-    let outcome = publish(&world, "more", &["a"; 1001]).await;
-    let Outcome::PermanentFailure(why) = &outcome else {
-        panic!("{outcome:?}");
-    };
-    assert!(why.starts_with("the answer has 1001 events"), "{why}");
-    assert_eq!(world.events().await.len(), 1000);
-}
-
-#[tokio::test]
-async fn answer_that_is_not_committed_publishes_nothing() {
-    let world = World::start().await;
-    world
-        .run_sql("ALTER TABLE things ADD UNIQUE (n) DEFERRABLE INITIALLY DEFERRED")
-        .await;
-    for (sql, recorded) in [
-        ("COMMIT", true),
-        ("ROLLBACK", true),
-        ("COMMIT; BEGIN", true),
-        ("SAVEPOINT leaked; SELECT 1 / 0", false),
-        ("INSERT INTO things VALUES ('a', 7), ('b', 7)", false),
+    let placed = || Event::new("placed", &1);
+    for (id, events, fault) in [
+        ("more", vec![placed(); 1001], "the answer has 1001 events"),
+        (
+            "name",
+            vec![placed(), Event::new("order placed", &1)],
+            "event 1: the name must have",
+        ),
     ] {
-        let spoils = async |attempt: Attempt| {
+        let publishes = async |attempt: Attempt| {
             let mut tx = Transaction::of(&attempt)?;
-            let _ignored = raw_sql(sql).execute(&mut *tx).await;
-            Ok(tx.done(()).publish(Event::new("placed", &1)))
+            increment(&mut tx, id).await?;
+            Ok(events.into_iter().fold(tx.done(()), InTransaction::publish))
         };
-        let outcome = world.mode().run(operation(sql, ample()), spoils).await;
-        assert!(!outcome.is_success(), "{sql}: {outcome:?}");
-        let failed = recorded.then_some("FAILED");
-        assert_eq!(world.status(sql).await.as_deref(), failed, "{sql}");
-        assert_eq!(world.events().await, [], "{sql}");
-    }
-}
-
-#[tokio::test]
-async fn event_beyond_a_limit_is_permanent_failure() {
-    let world = World::start().await;
-    let publishes = async |attempt: Attempt| {
-        let mut tx = Transaction::of(&attempt)?;
-        increment(&mut tx, "o-1").await?;
-        let done = tx.done(()).publish(Event::new("placed", &1));
-        Ok(done.publish(Event::new("order placed", &1)))
-    };
-    let outcome = world.mode().run(operation("o-1", ample()), publishes).await;
-    let Outcome::PermanentFailure(why) = &outcome else {
-        panic!("{outcome:?}");
-    };
-    assert!(why.starts_with("event 1: the name must have"), "{why}");
-    assert_eq!(world.status("o-1").await.as_deref(), Some("FAILED"));
-    assert_eq!(
-        (world.effect("o-1").await, world.events().await),
-        (0, vec![])
-    );
-}
-
-/// Cuts each request of an operation, or crashes the worker there. The event is there if and only if
-/// the effect is.
-#[tokio::test]
-async fn cut_request_commits_effect_and_event_or_none() {
-    let world = World::start().await;
-    for cut in [Cut::Before, Cut::After, Cut::Silence] {
-        let mut lost_answers = 0;
-        for number in 0.. {
-            let id = &format!("{cut:?}-{number}");
-            let (mode, _pool, wire) = world.worker_behind_wire().await;
-            wire.cut(number, cut);
-            select! {
-                _outcome = mode.run(operation(id, ample()), publishes(id, &["g"])) => {}
-                () = wire.met(), if cut == Cut::Silence => {}
-            }
-            let requests = wire.take();
-            drop(mode);
-            let count = async || {
-                let events = world.events().await;
-                let of =
-                    |(event, ..): &&(String, String, String)| event.starts_with(key(id).as_str());
-                events.iter().filter(of).count()
-            };
-            // The message comes again, and waits for the transaction of the crashed worker.
-            let again = timeout(PATIENCE, publish(&world, id, &["g"]))
-                .await
-                .unwrap();
-            lost_answers += usize::from(matches!(again, Outcome::Duplicate(_)));
-            assert!(again.is_success(), "{again:?} after {requests:?}");
-            assert_eq!(
-                (world.effect(id).await, count().await),
-                (1, 1),
-                "{requests:?}"
-            );
-            if requests.len() <= number {
-                break;
-            }
-        }
-        assert!(lost_answers > 0, "{cut:?}: no attempt committed");
+        let outcome = world.mode().run(operation(id, ample()), publishes).await;
+        let Outcome::PermanentFailure(why) = &outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(why.starts_with(fault), "{why}");
+        assert_eq!(world.status(id).await.as_deref(), Some("FAILED"));
+        assert_eq!((world.effect(id).await, world.events().await), (0, vec![]));
     }
 }
 

@@ -1,17 +1,10 @@
 //! The table of records, and the store of the claim mode.
 
-use std::{
-    future::pending,
-    sync::atomic::{AtomicU64, Ordering::SeqCst},
-    time::Duration,
-};
-
 use sqlx::{AssertSqlSafe, Executor, postgres::PgSslMode};
 use sqs_once::{
-    Deadline, Failure, Once, Outcome,
+    Failure, Once, Outcome,
     protocol::{
-        Claim, CrashWaits, Expect, Owner, Record, RecordedFailure, Stamp, State, StoredResult,
-        Swap, Timestamp,
+        Claim, Expect, Owner, Record, RecordedFailure, Stamp, State, StoredResult, Swap, Timestamp,
     },
     store::{Store, StoreError, Swapped},
     testing::conformance,
@@ -20,7 +13,6 @@ use sqs_once_postgres::PostgresStore;
 use support::CONTEXT;
 use support::postgres::{SERVER, one};
 use support::world::{SECOND, World, ample, increments, key, operation};
-use tokio::sync::Notify;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn store_passes_every_case() {
@@ -126,50 +118,6 @@ async fn consumer_needs_no_privilege_to_create() {
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
 }
 
-/// The process ends once beside other handlers, and twice alone. Each time the message rests for an hour.
-#[tokio::test]
-async fn message_that_always_kills_has_crashed() {
-    const HOUR: Duration = Duration::from_secs(3600);
-    static HOURS: AtomicU64 = AtomicU64::new(0);
-    let clock = || Timestamp::now() + HOUR * u32::try_from(HOURS.load(SeqCst)).unwrap();
-    let world = World::start().await;
-    let once = Once::new(PostgresStore::new(world.pool.clone()))
-        .clock(clock)
-        .crash_waits(CrashWaits::new([HOUR]));
-    let operation = || operation("o-1", Deadline::after(clock(), 30 * SECOND, 5 * SECOND));
-    for _ in 0..3 {
-        let began = Notify::new();
-        let run = once.run(operation(), async |_| -> Result<u32, Failure> {
-            began.notify_one();
-            pending().await
-        });
-        tokio::select! {
-            outcome = run => panic!("{outcome:?}"),
-            () = began.notified() => {}
-        }
-        HOURS.fetch_add(2, SeqCst);
-    }
-    let outcome = once.run(operation(), async |_| Ok(1)).await;
-    assert!(matches!(outcome, Outcome::Crashed(_)), "{outcome:?}");
-    let again = once.run(operation(), async |_| Ok(1)).await;
-    assert!(matches!(again, Outcome::FailedBefore(_)), "{again:?}");
-}
-
-#[tokio::test]
-async fn missing_table_is_explained() {
-    let pool = one(SERVER.schema().await);
-    let once = Once::new(PostgresStore::new(pool));
-    let outcome = once.run(operation("o-1", ample()), async |_| Ok(1)).await;
-    let Outcome::StoreUnavailable(error) = outcome else {
-        panic!("{outcome:?}")
-    };
-    assert!(
-        error.to_string().contains("migrations/1_sqs_once.sql"),
-        "{error}"
-    );
-    assert!(!error.may_have_been_applied());
-}
-
 #[tokio::test]
 async fn server_without_tls_is_refused() {
     let options = SERVER.schema().await.ssl_mode(PgSslMode::VerifyFull);
@@ -179,17 +127,6 @@ async fn server_without_tls_is_refused() {
         panic!("{outcome:?}")
     };
     assert!(error.to_string().contains("TLS"), "{error}");
-}
-
-#[tokio::test]
-async fn claim_mode_runs_operation_once() {
-    let world = World::start().await;
-    let once = Once::new(PostgresStore::new(world.pool.clone()));
-    let first = once.run(operation("o-1", ample()), async |_| Ok(17)).await;
-    assert!(matches!(first, Outcome::Completed(_)), "{first:?}");
-    let second = once.run(operation("o-1", ample()), async |_| Ok(18)).await;
-    let kept = StoredResult::Json("17".into());
-    assert!(matches!(second, Outcome::Duplicate(result) if result == kept));
 }
 
 const PAGE: &str = include_str!("../../docs/effects-in-postgresql.md");
@@ -337,33 +274,4 @@ async fn one_connection_deletes_expired_records() {
     let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
     assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
     assert_eq!(number_of_expired(&world).await, 150);
-}
-
-#[tokio::test]
-async fn popular_cte_returns_no_row() {
-    // The statement that many pages show: a new row, or else the existing one.
-    const POPULAR: &str = "WITH new AS (INSERT INTO things VALUES ('o-1', 2) \
-        ON CONFLICT (id) DO NOTHING RETURNING n) \
-        SELECT n FROM new UNION ALL SELECT n FROM things WHERE id = 'o-1'";
-    const OURS: &str = "INSERT INTO things AS t VALUES ('o-1', 2) \
-        ON CONFLICT (id) DO UPDATE SET id = t.id RETURNING n";
-    for (statement, rows) in [(POPULAR, vec![]), (OURS, vec![1_i64])] {
-        let world = World::start().await;
-        let mut rival = world.pool.begin().await.unwrap();
-        rival
-            .execute("INSERT INTO things VALUES ('o-1', 1)")
-            .await
-            .unwrap();
-        let pool = world.pool.clone();
-        let waiting = tokio::spawn(async move {
-            sqlx::query_scalar(statement)
-                .fetch_all(&pool)
-                .await
-                .unwrap()
-        });
-        world.waiting(1).await;
-        rival.commit().await.unwrap();
-        let found: Vec<i64> = waiting.await.unwrap();
-        assert_eq!(found, rows, "{statement}");
-    }
 }

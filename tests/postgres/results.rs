@@ -93,27 +93,6 @@ async fn configured(
 }
 
 #[tokio::test]
-async fn results_none_store_no_output() {
-    let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
-    let consumer = configured(&world, &[], &s3, &writer)
-        .await
-        .map_mode(|mode| mode.results(Results::none()));
-    assert_eq!(replayed(3000, consumer, &writer).await, Value::Null);
-    assert_eq!(result(&world).await, None);
-    assert!(attribute(&world, "result_omitted").await.is_some());
-}
-
-#[tokio::test]
-async fn default_stores_output_in_record() {
-    let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
-    let consumer = configured(&world, &[], &s3, &writer).await;
-    let output = "x".repeat(3000);
-    assert_eq!(replayed(3000, consumer, &writer).await, output);
-    assert_eq!(result(&world).await, Some(format!("\"{output}\"")));
-    assert!(s3.puts().is_empty());
-}
-
-#[tokio::test]
 async fn output_over_the_limit_is_an_object() {
     let (world, s3, writer) = (World::start().await, S3::start().await, Writer::default());
     let variables = [("IDEMPOTENCY_RESULT_BUCKET", BUCKET)];

@@ -21,21 +21,12 @@ use axum::{
 };
 use futures_util::future::{BoxFuture, join_all};
 use serde_json::{Value, json};
-use sqlx::{
-    AssertSqlSafe, PgPool,
-    postgres::{PgConnectOptions, PgSslMode},
-    raw_sql,
-};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgPool, postgres::PgConnectOptions, raw_sql};
 use sqs_once::{Attempt, Failure, Once, Outcome};
 use sqs_once_postgres::{InTransaction, PostgresMode, PostgresStore, Transaction};
 use support::world::{World, ample, increment, increments, operation};
 use support::{log, postgres::one, s3::impatient};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    join,
-    net::TcpListener,
-    sync::Notify,
-};
+use tokio::{join, sync::Notify};
 
 use super::{
     rds_iam::{token, with_token},
@@ -271,61 +262,30 @@ async fn secret_without_password_is_explained() {
     }
 }
 
-/// A server that asks for a password and refuses it, and the passwords that it saw (*PostgreSQL
-/// documentation*, "Message Formats").
-async fn refusing() -> (u16, Arc<Mutex<Vec<String>>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
-    let passwords = seen.clone();
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let length = client.read_u32().await.unwrap() as usize;
-            client.read_exact(&mut vec![0; length - 4]).await.unwrap();
-            // AuthenticationCleartextPassword
-            client.write_all(b"R\0\0\0\x08\0\0\0\x03").await.unwrap();
-            assert_eq!(client.read_u8().await.unwrap(), b'p');
-            let length = client.read_u32().await.unwrap() as usize;
-            let mut password = vec![0; length - 4];
-            client.read_exact(&mut password).await.unwrap();
-            password.pop();
-            passwords
-                .lock()
-                .unwrap()
-                .push(String::from_utf8(password).unwrap());
-            let error = b"SFATAL\0VFATAL\0C28000\0MPAM authentication failed\0\0";
-            client.write_all(b"E").await.unwrap();
-            let length = u32::try_from(error.len() + 4).unwrap();
-            client.write_u32(length).await.unwrap();
-            client.write_all(error).await.unwrap();
+#[tokio::test]
+async fn rejected_login_is_tried_once_with_a_token() {
+    let world = World::start().await;
+    let pool = one(world.options.clone().username("nobody"));
+    let config = impatient("http://127.0.0.1:1");
+    let asked = Arc::<AtomicUsize>::default();
+    let mode = PostgresMode::new(pool.clone()).password({
+        let asked = Arc::clone(&asked);
+        move |options| {
+            asked.fetch_add(1, Relaxed);
+            with_token(config.clone(), options)
         }
     });
-    (port, seen)
-}
-
-#[tokio::test]
-async fn refused_login_is_tried_once_with_a_token() {
-    let (port, passwords) = refusing().await;
-    let options = PgConnectOptions::new_without_pgpass()
-        .host("127.0.0.1")
-        .port(port)
-        .username("orders")
-        .ssl_mode(PgSslMode::Disable);
-    let config = impatient("http://127.0.0.1:1");
-    let mode = PostgresMode::new(one(options))
-        .password(move |options| with_token(config.clone(), options));
-    let outcome = mode.run(operation("o-1", ample()), increments("o-1")).await;
-    let Outcome::StoreUnavailable(error) = outcome else {
-        panic!("{outcome:?}")
+    let Outcome::StoreUnavailable(error) = deliver(&mode, "o-1").await else {
+        panic!("a login without a role")
     };
     let error = error.to_string();
     assert!(error.contains("28000"), "{error}");
-    let passwords = passwords.lock().unwrap();
-    let [none, token] = &passwords[..] else {
-        panic!("{passwords:?}");
-    };
-    assert_eq!(none, "");
-    assert!(token.contains("&X-Amz-Signature="), "{token}");
+    assert_eq!(asked.load(Relaxed), 1);
+    let url = pool.connect_options().to_url_lossy();
+    assert!(
+        url.password().unwrap().contains("X%2DAmz%2DSignature"),
+        "{url}"
+    );
 }
 
 #[test]

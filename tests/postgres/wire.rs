@@ -9,7 +9,7 @@ use std::{
 use futures_util::poll;
 use sqs_once::{Attempt, Deadline, Once, Outcome, protocol::Timestamp};
 use sqs_once_postgres::{PostgresMode, PostgresStore};
-use support::world::{SECOND, World, ample, increments, operation};
+use support::world::{SECOND, World, ample, increments, operation, publishes};
 use support::{PATIENCE, postgres_wire::Cut};
 use tokio::{
     join, select,
@@ -33,6 +33,21 @@ async fn operation_makes_two_round_trips_each_side() {
     let duplicate = mode.run(operation("o-2", ample()), increments("o-2")).await;
     assert!(matches!(duplicate, Outcome::Duplicate(_)), "{duplicate:?}");
     assert_eq!(wire.take(), ["BEGIN", "execute", "ROLLBACK"]);
+}
+
+/// A crash before the commit publishes nothing, and after it loses nothing.
+#[tokio::test]
+async fn events_are_one_request_before_the_commit() {
+    let world = World::start().await;
+    let (mode, _pool, wire) = world.worker_behind_wire().await;
+    for id in ["o-1", "o-2"] {
+        wire.take();
+        let run = mode.run(operation(id, ample()), publishes(id, &["a", "b", "a"]));
+        let outcome = run.await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    }
+    let (commit, before) = REQUESTS.split_last().unwrap();
+    assert_eq!(wire.take(), [before, &["execute", commit]].concat());
 }
 
 /// Lets each request of an operation meet its fate, on a new and on a used connection. Then the
