@@ -1,4 +1,5 @@
-//! The relay of the outbox in PostgreSQL.
+//! The relay of the outbox in PostgreSQL: what rows and transactions add to the relay of a stream. Both send in the same
+//! rounds, so `relay.rs` has the answers of a target, and `end_to_end.rs` crashes.
 
 use std::{
     pin::pin,
@@ -118,23 +119,6 @@ async fn event_is_sent_with_its_id_and_group() {
 }
 
 #[tokio::test]
-async fn groups_are_sent_in_the_order_of_commits() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let orders: Vec<String> = (0..25).map(|n| format!("o-{n}")).collect();
-    for id in &orders {
-        publish(&world, id, &["a", "b"]).await;
-    }
-    assert_eq!(numbers(send(&relay(&world, &sqs)).await), [50, 0, 0]);
-    assert_eq!(
-        (bodies(&sqs, "a"), bodies(&sqs, "b")),
-        (orders.clone(), orders)
-    );
-    // Both groups side by side.
-    assert_eq!(sqs.calls("SendMessageBatch").len(), 25);
-}
-
-#[tokio::test]
 async fn failed_event_stops_its_group_alone() {
     let world = World::start().await;
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
@@ -210,39 +194,6 @@ async fn refused_event_is_dead_lettered_alone() {
         (&json!("NoTarget"), &json!("\"2\""))
     );
     assert_eq!(world.events().await, []);
-}
-
-/// A misspelt target refuses every call. Its events stay in the table.
-#[tokio::test]
-async fn misspelt_target_keeps_its_events() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Invalid("shipping")).await;
-    publish(&world, "1", &["a", "b"]).await;
-    let relay = relay(&world, &sqs);
-    assert_eq!(numbers(send(&relay).await), [0, 0, 2]);
-    sqs.turn(SqsBehaviour::Willing);
-    wait_for_next_attempt(&world).await;
-    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
-}
-
-#[tokio::test]
-async fn unconfirmed_event_is_sent_again() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    let relay = relay(&world, &sqs);
-    for id in ["1", "2"] {
-        publish(&world, id, &["a"]).await;
-    }
-    use SqsBehaviour::{Cut, Denying, Empty, Forgetful};
-    let behaviours = [Cut, Denying, Empty, Forgetful];
-    for behaviour in behaviours {
-        sqs.turn_for("SendMessageBatch", behaviour);
-        assert_eq!(numbers(send(&relay).await), [0, 0, 2], "{behaviour:?}");
-        wait_for_next_attempt(&world).await;
-    }
-    sqs.turn_for("SendMessageBatch", SqsBehaviour::Willing);
-    assert_eq!(numbers(send(&relay).await), [2, 0, 0]);
-    assert_eq!(bodies(&sqs, "a"), ["1", "1", "1", "1", "2"]);
 }
 
 #[tokio::test]
@@ -333,34 +284,6 @@ async fn rival_relays_send_each_event_once_in_order() {
         assert_eq!(bodies(&sqs, group), history, "{group}");
     }
     assert_eq!(world.events().await, []);
-}
-
-/// The relay is dropped while a call to SQS has no answer, which is the crash of its process.
-#[tokio::test]
-async fn events_of_crashed_relay_are_sent_again() {
-    let world = World::start().await;
-    let sqs = Sqs::start(SqsBehaviour::Silent).await;
-    let ids: Vec<String> = (0..12).map(|n| n.to_string()).collect();
-    for id in &ids {
-        publish(&world, id, &["a"]).await;
-    }
-    let crashed = relay(&world, &sqs);
-    select! {
-        relayed = send(&crashed) => panic!("{relayed:?}"),
-        () = sqs.called("SendMessageBatch", 1) => {}
-    }
-    sqs.turn(SqsBehaviour::Willing);
-    let next = async {
-        // Until PostgreSQL has noticed the closed connection.
-        let mut sent = 0;
-        while sent == 0 {
-            sent = send(&relay(&world, &sqs)).await.sent;
-        }
-        sent
-    };
-    assert_eq!(timeout(PATIENCE, next).await.unwrap(), 12);
-    assert_eq!(bodies(&sqs, "a")[0], "0", "sent by the crashed relay");
-    assert_eq!(bodies(&sqs, "a")[1..], ids);
 }
 
 /// A process that is frozen keeps its connections and sends nothing.

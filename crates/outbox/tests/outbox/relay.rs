@@ -405,15 +405,18 @@ async fn refused_event_is_dead_lettered_alone() {
 #[tokio::test]
 async fn event_refused_by_its_target_is_dead_lettered() {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
-    sqs.turn_for("SendMessageBatch", SqsBehaviour::RefusingFirst);
     let relay = relay(&sqs).await;
     let records = [
         event(1, "placed", "c-1", "a"),
         event(2, "placed", "c-2", "b"),
     ];
+    sqs.turn(SqsBehaviour::RefusingFirst);
     // The dead-letter queue refuses it too: it stays in the stream.
     assert_eq!(send(&relay, &records).await, ["1"]);
+    sqs.turn_for(DEAD, SqsBehaviour::Willing);
+    assert!(send(&relay, &records[..1]).await.is_empty());
     assert_eq!(bodies(&sqs, SHIPPING), ["b"]);
+    assert_eq!(bodies(&sqs, DEAD), ["a"]);
 }
 
 /// A queue URL of another Region, or a misspelt one, refuses every call: that says nothing of the events.
@@ -539,14 +542,6 @@ async fn record_continues_behind_its_sent_events() {
         assert!(send(&relay, &records).await.is_empty());
     }
     assert_eq!(bodies(&sqs, SHIPPING).len(), 9);
-}
-
-#[tokio::test]
-async fn old_event_stays_while_dead_letters_fail() {
-    let sqs = Sqs::start(SqsBehaviour::Denying).await;
-    let records = [aged(event(1, "placed", "c-1", "a"), 60)];
-    let relay = relay(&sqs).await;
-    assert_eq!(send(&relay, &records).await, ["1"]);
 }
 
 /// examples/outbox.template.yaml changes it each minute.
