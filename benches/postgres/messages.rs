@@ -23,7 +23,7 @@ use support::{
     world::{World, increment},
 };
 
-use super::plain_loop;
+use super::{Figure, plain_loop};
 
 /// Batches before the first that counts.
 const WARM_UP: usize = 5;
@@ -44,6 +44,13 @@ pub(crate) enum Candidate {
 
 impl Candidate {
     pub(crate) const ALL: [Self; 2] = [Self::PlainLoop, Self::Consumer];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PlainLoop => "plain loop",
+            Self::Consumer => "consumer",
+        }
+    }
 
     /// Messages a second.
     pub(crate) async fn rate(self, options: &PgConnectOptions, load: Load) -> f64 {
@@ -146,14 +153,17 @@ pub(crate) async fn round_trip(options: &PgConnectOptions) -> Duration {
 }
 
 /// Requests of a message on a used connection, direct and behind PgBouncer.
-pub(crate) async fn round_trips(world: &World) -> String {
-    let direct = requests(&world.options).await;
+pub(crate) async fn round_trips(world: &World) -> [Figure; 2] {
     let pooled = Pooled::start(&[]).await;
-    let behind_pooler = requests(&pooled.options).await;
-    format!(
-        "| round trips of a message | |\n| --- | ---: |\n| to the server | {direct} |\n\
-         | to PgBouncer in transaction mode, `statement-cache-capacity=0` | {behind_pooler} |\n\n"
-    )
+    let direct = requests(&world.options).await as f64;
+    let behind_pooler = requests(&pooled.options).await as f64;
+    [
+        ("round trips of a message".to_owned(), direct),
+        (
+            "round trips of a message, PgBouncer in transaction mode".to_owned(),
+            behind_pooler,
+        ),
+    ]
 }
 
 async fn requests(options: &PgConnectOptions) -> usize {
