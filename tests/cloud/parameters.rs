@@ -199,8 +199,11 @@ fn template_sets_settings_and_the_samples_variables() {
     }
 }
 
-/// Each parameter with the properties that it sets, in the template or in an overlay.
-const OF_PROPERTIES: [(&str, &[(&str, &[&str])]); 5] = [
+/// A parameter, and the properties that it sets.
+type Sets = (&'static str, &'static [&'static str]);
+
+/// The parameters of the template and of its overlays.
+const OF_PROPERTIES: [(&str, &[Sets]); 5] = [
     (
         CONSUMER,
         &[
