@@ -14,17 +14,6 @@ pub(crate) const SINGLE: &str = "consumer, single writes";
 pub(crate) const TYPESCRIPT: &str = "Powertools TypeScript";
 pub(crate) const PYTHON: &str = "Powertools Python";
 
-/// In the order of the tables' columns.
-pub(crate) const ALL: [&str; 7] = [
-    RAW,
-    RAW_BATCHES,
-    CONSUMER,
-    UNPRIMED,
-    SINGLE,
-    TYPESCRIPT,
-    PYTHON,
-];
-
 /// Powertools for Python processes one message after the other.
 const PYTHON_MESSAGES: usize = 100;
 

@@ -2,8 +2,8 @@
 //!
 //! The Runtime API drives the candidates, in turns over several rounds, against the same
 //! DynamoDB-shaped stub, so that disturbances of the machine hit all. Every number is the median
-//! over the rounds. `BENCH_ROUNDS=1` is a quick look, whose page
-//! goes to `target/bench` and not to `docs`.
+//! over the rounds. `BENCH_ROUNDS=1` is a quick look, whose files
+//! go to `target/bench`.
 //!
 //! One thread serves stub and Runtime API, so that the candidate has a core for itself.
 
@@ -13,14 +13,11 @@
 )]
 
 mod candidates;
-mod chart;
 mod instructions;
 mod numbers;
 mod process;
 mod report;
 mod results;
-#[path = "../postgres_section.rs"]
-mod section;
 mod targets;
 
 use std::{fs, io::IsTerminal, path::Path, time::Duration};
@@ -85,13 +82,13 @@ async fn main() {
     let page = report::page(&results);
     println!("{page}");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(if quick { "target/bench" } else { "" });
-    fs::create_dir_all(root.join("docs/images")).unwrap();
-    fs::create_dir_all(root.join("benches")).unwrap();
-    let file = root.join("benches/RESULTS.md");
-    let old = fs::read_to_string(&file).unwrap_or_default();
-    fs::write(file, page + section::split(&old).1).unwrap();
-    fs::write(root.join("docs/speed.md"), report::overview(&results)).unwrap();
-    fs::write(root.join("docs/images/speed.svg"), chart::svg(&results)).unwrap();
+    for folder in ["docs", "benches/compare"] {
+        fs::create_dir_all(root.join(folder)).unwrap();
+    }
+    fs::write(root.join("docs/speed.md"), page).unwrap();
+    for (name, data) in report::data(&results) {
+        fs::write(root.join("benches/compare").join(name), data).unwrap();
+    }
 }
 
 async fn count_instructions(candidates: &[Candidate], stub: &Stub, results: &mut Results) {

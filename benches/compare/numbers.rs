@@ -1,4 +1,4 @@
-//! Numbers as the page writes them.
+//! Numbers as the pages and the data files write them.
 
 pub(crate) fn batch_of(messages: usize) -> String {
     format!("batch of {}", thousands(messages as f64))
@@ -16,4 +16,14 @@ pub(crate) fn thousands(value: f64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Three digits or more. Nothing where nothing was measured.
+pub(crate) fn digits(value: Option<f64>) -> String {
+    match value {
+        None => String::new(),
+        Some(value) if value.abs() >= 100.0 => format!("{value:.0}"),
+        Some(value) if value.abs() >= 10.0 => format!("{value:.1}"),
+        Some(value) => format!("{value:.2}"),
+    }
 }

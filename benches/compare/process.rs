@@ -15,7 +15,7 @@ use support::{
 use crate::candidates::Candidate;
 
 /// Each invocation's time until its deadline.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 /// Not measured: up to so many batches open connections and fill pools and caches.
 const WARM_UP: usize = 5;
 /// Messages of a warm-up batch at most. A larger batch is measured with the connections it opens.
@@ -52,8 +52,6 @@ pub(crate) struct Run {
     pub(crate) connections: f64,
     requests: u64,
     bytes: u64,
-    /// The way in which the CPU was limited.
-    pub(crate) throttle: Option<&'static str>,
 }
 
 /// The response to a batch with too little time for it.
@@ -61,7 +59,6 @@ pub(crate) struct CutOff {
     /// Memory of the function whose share of a vCPU was imitated, in MB.
     pub(crate) memory: Option<u64>,
     pub(crate) response: Duration,
-    pub(crate) failed: usize,
 }
 
 /// A batch that did not succeed, in words.
@@ -119,7 +116,6 @@ pub(crate) async fn run(
         connections: connections as f64,
         requests: requests - before.requests,
         bytes: bytes - before.bytes,
-        throttle: throttle.as_ref().map(Throttle::way),
     };
     drop(throttle);
     // The next process starts after the end of this one.
@@ -141,13 +137,12 @@ pub(crate) async fn cut_off(
     function.lambda.ready().await;
     let pid = function.lambda.pid();
     let throttle = throttled.map(|memory| Throttle::start(pid, throttle::share(memory)));
-    let (response, failed) = function.invoke(messages, time).await?;
+    let (response, _failed) = function.invoke(messages, time).await?;
     drop(throttle);
     function.lambda.kill().await;
     Ok(CutOff {
         memory: throttled,
         response,
-        failed,
     })
 }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    candidates::CONSUMER,
     numbers::batch_of,
     process::{CutOff, Failed, Run, Start, milliseconds},
 };
@@ -96,19 +95,6 @@ impl Results {
 
     pub(crate) fn instructions(&self, name: Name, messages: usize) -> Option<f64> {
         self.instructions.get(&(name, messages)).copied()
-    }
-
-    /// Memory above that of a process with batches of one message, in KiB per message.
-    pub(crate) fn memory_per_message_kib(
-        &self,
-        name: Name,
-        latency: u64,
-        messages: usize,
-    ) -> Option<f64> {
-        let peak = |messages| self.of(name, latency, messages, |run| run.peak_memory_mib);
-        // The unbounded consumer is the shipped one in batches of one message.
-        let base = peak(1).or_else(|| self.of(CONSUMER, latency, 1, |run| run.peak_memory_mib));
-        Some((peak(messages)? - base?) * 1024.0 / messages as f64)
     }
 }
 

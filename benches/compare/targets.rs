@@ -3,7 +3,7 @@
 use support::runtime_api::consumer;
 
 use crate::{
-    CUT_OFF, LATENCY_MS, TEMPLATE_MB,
+    CUT_OFF, CUT_OFF_MEMORY_MB, LATENCY_MS, TEMPLATE_MB,
     candidates::{CONSUMER, RAW, RAW_BATCHES, TYPESCRIPT, UNPRIMED},
     numbers::batch_of,
     process::Run,
@@ -151,14 +151,18 @@ fn times(results: &Results) -> Vec<Target> {
         ),
     ];
     let (messages, time) = CUT_OFF;
-    let latest = results
-        .cut_offs
-        .iter()
-        .map(|cut_off| cut_off.response)
-        .max();
-    let name = format!("response to a cut-off {}", batch_of(messages));
-    let latest = latest.map(|latest| latest.as_secs_f64());
-    targets.push(target(name, "s", time.as_secs_f64(), latest));
+    for memory in CUT_OFF_MEMORY_MB {
+        let of_memory = results.cut_offs.iter().filter(|of| of.memory == memory);
+        let latest = of_memory.map(|of| of.response.as_secs_f64());
+        let cpu = memory.map_or(String::new(), |mb| format!(", {mb} MB"));
+        let name = format!("response to a cut-off {}{cpu}", batch_of(messages));
+        targets.push(target(
+            name,
+            "s",
+            time.as_secs_f64(),
+            latest.reduce(f64::max),
+        ));
+    }
     targets
 }
 

@@ -1,10 +1,9 @@
 //! Messages a second of [`PostgresMode`](sqs_once_postgres::PostgresMode) beside a plain sqlx loop of the same
-//! statements, round trips of a message, and events a second of the relay. Writes the section
-//! "PostgreSQL" of benches/RESULTS.md.
+//! statements, round trips of a message, and events a second of the relay. Writes `figures.csv` beside this file.
 //!
 //! Consumer and loop take turns over several rounds, in this process, on one thread. The server is a real
 //! one on this machine. Another thread delays its answers. `BENCH_ROUNDS=1` is a quick look, which
-//! writes no page.
+//! writes nothing.
 
 #![recursion_limit = "256"]
 #![allow(
@@ -19,13 +18,11 @@ mod slow_wire;
 
 #[path = "../compare/numbers.rs"]
 mod numbers;
-#[path = "../postgres_section.rs"]
-mod section;
 
-use std::{fmt::Write as _, fs, path::Path, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use messages::{Candidate, Load};
-use numbers::thousands;
+use numbers::{batch_of, digits};
 use slow_wire::SlowWire;
 use support::world::World;
 
@@ -41,36 +38,30 @@ async fn main() {
     let time = Duration::from_millis(if rounds == 1 { 300 } else { 1500 });
     let world = World::start().await;
 
-    let mut section = introduction(rounds);
-    section += &table(&world, rounds, time).await;
-    section += &messages::round_trips(&world).await;
-    section += &relay::measure(&world).await;
-    println!("{section}");
+    let mut figures = rates(&world, rounds, time).await;
+    figures.push(messages::round_trips(&world).await);
+    figures.extend(relay::measure(&world).await);
+    let mut data = String::from("figure,value\n");
+    for (figure, value) in figures {
+        data += &format!("\"{figure}\",{}\n", digits(Some(value)));
+    }
+    println!("{data}");
     if rounds > 1 {
-        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/RESULTS.md");
-        let old = fs::read_to_string(&page).unwrap();
-        let (rest, _) = section::split(&old);
-        fs::write(page, format!("{rest}{}\n{section}", section::TITLE)).unwrap();
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/postgres/figures.csv");
+        fs::write(file, data).unwrap();
     }
 }
 
-fn introduction(rounds: usize) -> String {
-    format!(
-        "`make bench` measures PostgreSQL mode beside the best plain loop of sqlx, `benches/postgres/plain_loop.rs`. The loop sends the\n\
-         same five statements, for as many messages at a time as there are connections, and decides and logs nothing. Both run on one\n\
-         thread of one process, which shares the machine with the server. Each figure is the median of {rounds} rounds.\n\n"
-    )
-}
+/// A figure with its name.
+pub(crate) type Figure = (String, f64);
 
-/// Messages a second of both candidates, and their ratio.
-async fn table(world: &World, rounds: usize, time: Duration) -> String {
+/// Messages a second of both candidates.
+async fn rates(world: &World, rounds: usize, time: Duration) -> Vec<Figure> {
     let wire = SlowWire::start(world.options.get_port(), DELAY);
     let delayed = world.options.clone().port(wire.port);
     let round_trip = messages::round_trip(&delayed).await;
-    let mut text = format!(
-        "| messages a second, {:.2} ms a round trip | plain loop | consumer |\n| --- | ---: | ---: |\n",
-        round_trip.as_secs_f64() * 1e3
-    );
+    let milliseconds = round_trip.as_secs_f64() * 1e3;
+    let mut figures = vec![("round trip of the slow wire, ms".to_owned(), milliseconds)];
     for messages in BATCHES {
         for connections in CONNECTIONS {
             let load = Load {
@@ -90,24 +81,16 @@ async fn table(world: &World, rounds: usize, time: Duration) -> String {
                     rates[candidate as usize].push(candidate.rate(&delayed, load).await);
                 }
             }
-            let [plain, consumer] = rates.map(median);
-            let (of, s) = match connections {
-                1 => ("connection", ""),
-                _ => ("connection", "s"),
-            };
-            writeln!(
-                text,
-                "| {}, {connections} {of}{s} | {} | {} ({:.2} x) |",
-                numbers::batch_of(messages),
-                thousands(plain),
-                thousands(consumer),
-                consumer / plain,
-            )
-            .unwrap();
+            for (candidate, rates) in Candidate::ALL.into_iter().zip(rates) {
+                let (batch, name) = (batch_of(messages), candidate.name());
+                let figure =
+                    format!("messages a second, {batch}, connections {connections}, {name}");
+                figures.push((figure, median(rates)));
+            }
         }
     }
     eprintln!();
-    text + "\n"
+    figures
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {

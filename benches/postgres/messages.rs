@@ -22,7 +22,7 @@ use support::{
     world::{World, increment},
 };
 
-use super::plain_loop;
+use super::{Figure, plain_loop};
 
 /// Batches before the first that counts.
 const WARM_UP: usize = 5;
@@ -43,6 +43,13 @@ pub(crate) enum Candidate {
 
 impl Candidate {
     pub(crate) const ALL: [Self; 2] = [Self::PlainLoop, Self::Consumer];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PlainLoop => "plain loop",
+            Self::Consumer => "consumer",
+        }
+    }
 
     /// Messages a second.
     pub(crate) async fn rate(self, options: &PgConnectOptions, load: Load) -> f64 {
@@ -145,7 +152,7 @@ pub(crate) async fn round_trip(options: &PgConnectOptions) -> Duration {
 }
 
 /// Requests of a message on a used connection.
-pub(crate) async fn round_trips(world: &World) -> String {
+pub(crate) async fn round_trips(world: &World) -> Figure {
     let (mode, _pool, wire) = world.worker_behind_wire().await;
     let consumer = consumer(mode, 1);
     process(&consumer, event(1)).await;
@@ -153,5 +160,5 @@ pub(crate) async fn round_trips(world: &World) -> String {
     wire.cut(usize::MAX, Cut::Before);
     process(&consumer, event(1)).await;
     let requests = wire.take().len();
-    format!("| round trips of a message | {requests} |\n| --- | ---: |\n\n")
+    ("round trips of a message".to_owned(), requests as f64)
 }

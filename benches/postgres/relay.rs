@@ -13,13 +13,13 @@ use support::{
     world::World,
 };
 
-use super::{median, numbers::thousands};
+use super::{Figure, median};
 
 const EVENTS: usize = 5000;
 /// Single events whose time to the target is measured.
 const SINGLE: usize = 100;
 
-pub(crate) async fn measure(world: &World) -> String {
+pub(crate) async fn measure(world: &World) -> Vec<Figure> {
     let sqs = Sqs::start(SqsBehaviour::Willing).await;
     let targets = "*=https://sqs.example/1/shipping.fifo".parse().unwrap();
     let dead = "https://sqs.example/1/dead";
@@ -28,30 +28,21 @@ pub(crate) async fn measure(world: &World) -> String {
 
     publish(world, 10, 10).await;
     send(&relay, 10).await;
-    let mut rates = Vec::new();
+    let mut figures = Vec::new();
     for groups in [1, 100] {
         publish(world, EVENTS, groups).await;
         let time = send(&relay, EVENTS).await;
-        rates.push((groups, EVENTS as f64 / time.as_secs_f64()));
+        let figure = format!("relay, events a second, message groups {groups}");
+        figures.push((figure, EVENTS as f64 / time.as_secs_f64()));
     }
     let mut single = Vec::new();
     for _ in 0..SINGLE {
         publish(world, 1, 1).await;
         single.push(send(&relay, 1).await.as_secs_f64() * 1e3);
     }
-    let [(_, of_one), (_, of_many)] = rates[..] else {
-        unreachable!("two rates")
-    };
-    format!(
-        "| scheduled relay, {} events, a stub of SQS that responds at once | |\n| --- | ---: |\n\
-         | events a second, all in one message group | {} |\n| events a second, in 100 message groups | {} |\n\
-         | from the start of the relay to the target, one event, median | {:.1} ms |\n\n\
-         The schedule starts the relay once a minute, so an event waits 30 s on average, and 60 s at most, before it is sent.\n",
-        thousands(EVENTS as f64),
-        thousands(of_one),
-        thousands(of_many),
-        median(single),
-    )
+    let to_target = "relay, from its start to the target, one event, ms".to_owned();
+    figures.push((to_target, median(single)));
+    figures
 }
 
 /// Inserts committed events.

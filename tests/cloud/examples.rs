@@ -18,7 +18,6 @@ example!(place_order "../../examples/place_order.rs");
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
-    time::UNIX_EPOCH,
 };
 
 use serde_json::{Value, json};
@@ -457,24 +456,6 @@ mod placing_an_order {
         assert_eq!(recorded(&dynamo, "o-1").await, failed);
         assert_eq!(stock(&dynamo).await, pieces(10, 2, 5));
         assert!(dynamo.records("orders").await.is_empty());
-    }
-
-    #[tokio::test]
-    async fn record_outlives_queues_of_template() {
-        let (dynamo, consumer) = start().await;
-        assert_eq!(process(&consumer, sample("place-order")).await, 0);
-        let template = include_str!("../../examples/place_order.template.yaml");
-        let queues = template.lines().filter_map(|line| {
-            let seconds = line.trim().strip_prefix("MessageRetentionPeriod: ")?;
-            seconds.split(' ').next()?.parse::<i64>().ok()
-        });
-        let queues: Vec<_> = queues.collect();
-        assert_eq!(queues.len(), 2, "a queue and its dead-letter queue");
-        let now = UNIX_EPOCH.elapsed().unwrap().as_secs().cast_signed();
-        for record in dynamo.records("records").await {
-            let kept = support::dynamo::number(&record, "expires_at") - now;
-            assert!(kept > queues.iter().sum(), "{kept} s");
-        }
     }
 
     #[tokio::test]

@@ -63,20 +63,21 @@ fn pattern(parameter: &Value) -> Regex {
     Regex::new(parameter["AllowedPattern"].as_str().unwrap()).unwrap()
 }
 
-/// Retention of each queue's messages.
-fn retention(template: &Value) -> Vec<Duration> {
-    let queues = of_type(template, "AWS::SQS::Queue").into_iter();
-    let seconds = queues.map(|(_, queue)| queue["MessageRetentionPeriod"].as_u64().unwrap());
-    seconds.map(Duration::from_secs).collect()
-}
-
 #[test]
 fn records_outlive_both_queues() {
-    let retention = retention(&read(CONSUMER));
-    assert_eq!(retention.len(), 2, "a queue and its dead-letter queue");
     let records = humantime::parse_duration(IDEMPOTENCY_RETENTION.default).unwrap();
-    let messages = retention.iter().sum::<Duration>();
-    assert!(records > messages, "{records:?}, {messages:?}");
+    for path in [CONSUMER, STARTER, "examples/place_order.template.yaml"] {
+        let (_, template) = shipped().into_iter().find(|(of, _)| of == path).unwrap();
+        assert!(variables(&template)[IDEMPOTENCY_RETENTION.name].is_null());
+        let queues = of_type(&template, "AWS::SQS::Queue");
+        assert_eq!(queues.len(), 2, "{path}: a queue and its dead-letter queue");
+        let kept = |queue: &Value| queue["MessageRetentionPeriod"].as_u64().unwrap();
+        let messages = queues.iter().map(|(_, queue)| kept(queue)).sum();
+        assert!(
+            records > Duration::from_secs(messages),
+            "{path}: {messages} s"
+        );
+    }
 }
 
 /// An order that is sent twice is charged once, wherever the sample runs.
@@ -198,70 +199,110 @@ fn template_sets_settings_and_the_samples_variables() {
     }
 }
 
-/// Parameters that set a property, and the property, in the template or in an overlay.
-const OF_PROPERTIES: [(&str, &str, &str); 17] = [
-    (CONSUMER, "AlarmEmail", "AlarmTopic/Subscription"),
-    (CONSUMER, "Architecture", "Consumer/Architectures/0"),
-    (CONSUMER, "BatchSize", "OrdersEventSource/BatchSize"),
-    (CONSUMER, "FunctionTimeout", "Consumer/Timeout"),
-    (CONSUMER, "FunctionTimeout", "DurationNearTimeout/Threshold"),
-    (CONSUMER, "FunctionTimeout", "OrdersQueue/VisibilityTimeout"),
-    (CONSUMER, "KmsKeyArn", "OrdersQueue/KmsMasterKeyId"),
+/// A parameter, and the properties that it sets.
+type Sets = (&'static str, &'static [&'static str]);
+
+/// The parameters of the template and of its overlays.
+const OF_PROPERTIES: [(&str, &[Sets]); 5] = [
     (
         CONSUMER,
-        "LogRetentionDays",
-        "ConsumerLogGroup/RetentionInDays",
-    ),
-    (
-        CONSUMER,
-        "MaximumConcurrency",
-        "OrdersEventSource/ScalingConfig",
-    ),
-    (CONSUMER, "MemorySize", "Consumer/MemorySize"),
-    (
-        CONSUMER,
-        "ProducerSourceArn",
-        "OrdersQueuePolicy/PolicyDocument",
+        &[
+            ("AlarmEmail", &["AlarmTopic/Subscription"]),
+            ("Architecture", &["Consumer/Architectures/0"]),
+            ("BatchSize", &["OrdersEventSource/BatchSize"]),
+            ("ConsumerEnvelope", &["Consumer/CONSUMER_ENVELOPE"]),
+            ("ExistingTableName", &["Consumer/IDEMPOTENCY_TABLE_NAME"]),
+            (
+                "FunctionTimeout",
+                &[
+                    "Consumer/Timeout",
+                    "Consumer/CONSUMER_BACKOFF_CAP",
+                    "DurationNearTimeout/Threshold",
+                    "OrdersQueue/VisibilityTimeout",
+                    "OrdersQueue/RedrivePolicy",
+                ],
+            ),
+            ("IdempotencyKey", &["Consumer/IDEMPOTENCY_KEY"]),
+            ("IdempotencyNamespace", &["Consumer/IDEMPOTENCY_NAMESPACE"]),
+            ("KmsKeyArn", &["OrdersQueue/KmsMasterKeyId"]),
+            ("LogRetentionDays", &["ConsumerLogGroup/RetentionInDays"]),
+            ("MaximumConcurrency", &["OrdersEventSource/ScalingConfig"]),
+            ("MemorySize", &["Consumer/MemorySize"]),
+            (
+                "PaymentGatewaySecret",
+                &["Consumer/PAYMENT_GATEWAY_API_KEY"],
+            ),
+            ("PaymentGatewayUrl", &["Consumer/PAYMENT_GATEWAY_URL"]),
+            ("ProducerSourceArn", &["OrdersQueuePolicy/PolicyDocument"]),
+        ],
     ),
     (
         FIFO,
-        "ContentBasedDeduplication",
-        "OrdersQueue/ContentBasedDeduplication",
+        &[
+            (
+                "ContentBasedDeduplication",
+                &["OrdersQueue/ContentBasedDeduplication"],
+            ),
+            ("FifoHighThroughput", &[]), // a condition: see below
+        ],
     ),
     (
         LARGE_BATCHES,
-        "BatchingWindow",
-        "OrdersEventSource/MaximumBatchingWindowInSeconds",
+        &[
+            ("BatchSize", &[]), // of the template, with other limits
+            (
+                "BatchingWindow",
+                &["OrdersEventSource/MaximumBatchingWindowInSeconds"],
+            ),
+        ],
     ),
     (
         S3_BODIES,
-        "BodiesBucket",
-        "Consumer/Environment/Variables/CONSUMER_S3_BUCKETS",
+        &[(
+            "BodiesBucket",
+            &["Consumer/CONSUMER_S3_BUCKETS", "BodiesInS3/PolicyDocument"],
+        )],
     ),
-    (S3_BODIES, "BodiesBucket", "BodiesInS3/PolicyDocument"),
-    (VPC, "SecurityGroupIds", "Consumer/VpcConfig"),
-    (VPC, "SubnetIds", "Consumer/VpcConfig"),
+    (
+        VPC,
+        &[
+            ("SecurityGroupIds", &["Consumer/VpcConfig"]),
+            ("SubnetIds", &["Consumer/VpcConfig"]),
+        ],
+    ),
 ];
 
+/// A property of a resource, or a variable of the function.
 fn property<'a>(template: &'a Value, path: &str) -> &'a Value {
     let (resource, property) = path.split_once('/').unwrap();
-    let pointer = format!("/Resources/{resource}/Properties/{property}");
-    template
-        .pointer(&pointer)
-        .unwrap_or_else(|| panic!("{path}"))
+    let properties = &template["Resources"][resource]["Properties"];
+    let found = properties
+        .pointer(&format!("/{property}"))
+        .or_else(|| properties["Environment"]["Variables"].get(property));
+    found.unwrap_or_else(|| panic!("{path}"))
 }
 
 #[test]
 fn parameters_reach_their_properties() {
-    for (file, parameter, path) in OF_PROPERTIES {
+    for (file, parameters) in OF_PROPERTIES {
         let template = read(file);
-        let value = property(&template, path).to_string();
-        let reads = [
-            json!({"!Ref": parameter}).to_string(),
-            format!("${{{parameter}}}"),
-        ];
-        let is_read = reads.iter().any(|reference| value.contains(reference));
-        assert!(is_read, "{parameter}: {path} is {value}");
+        let own = template["Parameters"].as_object().unwrap();
+        let listed: BTreeSet<_> = parameters.iter().map(|(name, _)| *name).collect();
+        assert_eq!(
+            own.keys().map(String::as_str).collect::<BTreeSet<_>>(),
+            listed
+        );
+        for (parameter, paths) in parameters {
+            for path in *paths {
+                let value = property(&template, path).to_string();
+                let reads = [
+                    json!({"!Ref": parameter}).to_string(),
+                    format!("${{{parameter}}}"),
+                ];
+                let is_read = reads.iter().any(|reference| value.contains(reference));
+                assert!(is_read, "{parameter}: {path} is {value}");
+            }
+        }
     }
 }
 

@@ -6,28 +6,67 @@ use serde_json::{Value, json};
 
 use support::template::{
     CONSUMER, DASHBOARD, LARGE_BATCHES, STARTER, Template, list, of_type, parse, read, root,
-    shipped, statements,
+    shipped, statements, variants,
 };
 
 const QUEUE: &str = "AWS::SQS::Queue";
 const ALARM: &str = "AWS::CloudWatch::Alarm";
 
-/// Queues of a template with their names.
-fn queues(template: &Value) -> Vec<(&str, &Value)> {
-    let resources = template["Resources"].as_object().unwrap().iter();
-    let queues = resources.filter(|(_, resource)| resource["Type"] == QUEUE);
-    queues.map(|(name, queue)| (name.as_str(), queue)).collect()
-}
-
-/// The overlay `fifo` replaces the queue. Its messages are nowhere else, and neither are they when the stack is deleted.
+/// What is in them is nowhere else, and a replacement such as that of the overlay `fifo` would lose it too. A rolled back
+/// creation deletes what it made, so that the next attempt finds the names free; a table is protected from deletion, so
+/// the rollback itself would fail.
 #[test]
-fn queues_outlive_replacement_and_stack() {
+fn queues_tables_and_logs_outlive_replacement_and_stack() {
     let mut found = 0;
     for (path, template) in shipped() {
-        for (name, queue) in queues(&template) {
-            assert_eq!(queue["UpdateReplacePolicy"], "Retain", "{path}: {name}");
-            let on_deletion = &queue["DeletionPolicy"];
-            assert_eq!(*on_deletion, "RetainExceptOnCreate", "{path}: {name}");
+        for (name, resource) in template["Resources"].as_object().unwrap() {
+            let on_deletion = match resource["Type"].as_str().unwrap() {
+                "AWS::DynamoDB::Table" => "Retain",
+                QUEUE | "AWS::SQS::QueuePolicy" | "AWS::Logs::LogGroup" => "RetainExceptOnCreate",
+                _ => {
+                    assert!(resource["DeletionPolicy"].is_null(), "{path}: {name}");
+                    continue;
+                }
+            };
+            assert_eq!(resource["UpdateReplacePolicy"], "Retain", "{path}: {name}");
+            assert_eq!(resource["DeletionPolicy"], on_deletion, "{path}: {name}");
+            // A new stack can have it beside the old. The dead-letter queue names the other queue as its source.
+            for fixed in ["QueueName", "TableName", "LogGroupName"] {
+                let is_source = ["OrdersQueue", "Queue"].contains(&name.as_str());
+                let free = is_source || resource["Properties"][fixed].is_null();
+                assert!(free, "{path}: {name}");
+            }
+            found += 1;
+        }
+    }
+    assert!(found >= 20, "{found} resources");
+}
+
+/// DynamoDB takes TLS only (Amazon SQS Developer Guide, "Security best practices", for queues).
+#[test]
+fn queues_refuse_purges_and_requests_without_tls() {
+    let mut found = 0;
+    for (path, template) in shipped() {
+        let policies = of_type(&template, "AWS::SQS::QueuePolicy");
+        for (queue, _) in of_type(&template, QUEUE) {
+            let arn = json!({"!GetAtt": format!("{queue}.Arn")});
+            let own = policies
+                .iter()
+                .filter(|(_, policy)| list(&policy["Queues"]).contains(&&json!({"!Ref": queue})));
+            let statements: Vec<_> = own
+                .flat_map(|(_, policy)| statements(&policy["PolicyDocument"]))
+                .collect();
+            let insecure = json!({"Bool": {"aws:SecureTransport": "false"}});
+            for (action, condition) in [("sqs:PurgeQueue", Value::Null), ("sqs:*", insecure)] {
+                let refuses = |statement: &&Value| {
+                    statement["Effect"] == "Deny"
+                        && statement["Principal"] == "*"
+                        && list(&statement["Action"]).contains(&&json!(action))
+                        && list(&statement["Resource"]).contains(&&arn)
+                        && statement["Condition"] == condition
+                };
+                assert!(statements.iter().any(refuses), "{path}: {queue}, {action}");
+            }
             found += 1;
         }
     }
@@ -35,23 +74,22 @@ fn queues_outlive_replacement_and_stack() {
 }
 
 #[test]
-fn queues_refuse_to_be_purged() {
+fn statements_allow_no_wildcard() {
     for (path, template) in shipped() {
-        let policies = of_type(&template, "AWS::SQS::QueuePolicy");
-        for (queue, _) in queues(&template) {
-            let arn = json!({"!GetAtt": format!("{queue}.Arn")});
-            let refuses = |statement: &&Value| {
-                statement["Effect"] == "Deny"
-                    && statement["Principal"] == "*"
-                    && list(&statement["Action"]).contains(&&json!("sqs:PurgeQueue"))
-                    && list(&statement["Resource"]).contains(&&arn)
-                    && statement["Condition"].is_null()
-            };
-            let guarded = policies.iter().any(|(_, policy)| {
-                list(&policy["Queues"]).contains(&&json!({"!Ref": queue}))
-                    && statements(&policy["PolicyDocument"]).iter().any(refuses)
-            });
-            assert!(guarded, "{path}: {queue} can be purged");
+        let statements = statements(&template);
+        assert!(statements.len() >= 4, "{path}: {statements:?}");
+        for statement in statements.into_iter().flat_map(variants) {
+            for never in ["NotAction", "NotResource", "NotPrincipal"] {
+                assert!(statement[never].is_null(), "{path}: {statement}");
+            }
+            if statement["Effect"] == "Allow" {
+                for part in ["Action", "Resource", "Principal"] {
+                    assert!(
+                        !statement[part].to_string().contains('*'),
+                        "{path}: {statement}"
+                    );
+                }
+            }
         }
     }
 }
@@ -152,33 +190,6 @@ fn alarms_of_events_do_not_notify_their_end() {
         }
     }
     assert!(events >= 6 && others >= 10, "{events}, {others}");
-}
-
-/// A declined card is the normal business of a consumer.
-#[test]
-fn permanent_failures_notify_nobody() {
-    for (path, template) in shipped() {
-        for (name, alarm) in of_type(&template, ALARM) {
-            let metric = alarm["MetricName"].as_str().unwrap();
-            let of_business = ["DeadLettered", "PermanentFailures"].contains(&metric);
-            assert!(!of_business, "{path}: {name}");
-        }
-    }
-}
-
-/// The permanent failure of such a message is in the log alone for half a day and longer. It returns within 15 minutes,
-/// so an alarm of one minute would notify at each receive.
-#[test]
-fn unsent_dead_letters_have_a_lasting_alarm() {
-    for path in [CONSUMER, STARTER] {
-        let (_, template) = shipped().into_iter().find(|(of, _)| of == path).unwrap();
-        let alarms = of_type(&template, ALARM).into_iter();
-        let mut alarms = alarms.filter(|(_, alarm)| alarm["MetricName"] == "DeadLettersNotSent");
-        let (_, alarm) = alarms.next().unwrap_or_else(|| panic!("{path}"));
-        assert_eq!(alarm["EvaluationPeriods"], 20, "{path}");
-        assert_eq!(alarm["DatapointsToAlarm"], 1, "{path}");
-        assert!(!alarm["AlarmActions"].is_null(), "{path}");
-    }
 }
 
 /// What somebody reads at three in the morning is the description.

@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use regex_lite::Regex;
 use serde_json::{Value, json};
 
 use support::template::{
-    CONSUMER, DASHBOARD, FIFO, LARGE_BATCHES, OWN_TABLE, S3_BODIES, STARTER, Template, VPC,
-    consumer_may, function_may, is_assumed_by, list, met, of_type, read, root, statements,
+    CONSUMER, DASHBOARD, FIFO, LARGE_BATCHES, OWN_TABLE, S3_BODIES, Template, VPC, consumer_may,
+    function_may, is_assumed_by, list, met, of_type, read, root, statements, variants,
 };
 
 const PLACE_ORDER: &str = "examples/place_order.template.yaml";
@@ -59,20 +58,95 @@ fn role_is_assumable_by_lambda_only() {
     }
 }
 
+/// The event source mapping's permissions on the queue (AWS Lambda Developer Guide, "Using Lambda with Amazon SQS").
+const POLLS: &str = "sqs:ReceiveMessage DeleteMessage GetQueueAttributes";
+const CONNECTS: &str = "arn:${AWS::Partition}:rds-db:${AWS::Region}:${AWS::AccountId}:dbuser:${DatabaseResourceId}/${DatabaseUser}";
+const TARGETS: [(&str, &str); 3] = [
+    ("sqs:SendMessage", "TargetArns"),
+    ("sns:Publish", "TargetArns"),
+    ("events:PutEvents", "TargetArns"),
+];
+
 /// Asserts that a function's role allows these actions on these resources, and no others.
-fn assert_may(template: &str, needed: &[(&str, &str)]) {
-    // Permissions of the event source mapping (AWS Lambda Developer Guide, "Using Lambda with
-    // Amazon SQS").
-    let polls = [
-        "sqs:ReceiveMessage",
-        "sqs:DeleteMessage",
-        "sqs:GetQueueAttributes",
-    ];
-    let polls = polls.map(|action| (action, "OrdersQueue.Arn"));
-    let needed = needed.iter().copied().chain(polls);
-    let needed = needed.map(|(action, resource)| (action.to_owned(), resource.to_owned()));
-    let may = function_may(template, &[OWN_TABLE]);
-    assert_eq!(may, needed.collect(), "{template}");
+fn assert_may(template: &str, conditions: &[&str], needed: &[(&str, &str)]) {
+    let each = |(actions, resource): &(&str, &str)| -> Vec<(String, String)> {
+        let (service, actions) = actions.split_once(':').unwrap();
+        let named = actions
+            .split(' ')
+            .map(|action| format!("{service}:{action}"));
+        named
+            .map(|action| (action, (*resource).to_owned()))
+            .collect()
+    };
+    let needed = needed.iter().flat_map(each).collect();
+    assert_eq!(function_may(template, conditions), needed, "{template}");
+}
+
+#[test]
+fn roles_of_consumers_allow_only_their_calls() {
+    let returns = "sqs:GetQueueUrl ChangeMessageVisibility";
+    let dead_letters = ("sqs:GetQueueUrl SendMessage", "OrdersDeadLetterQueue.Arn");
+    let logs = "logs:CreateLogStream PutLogEvents";
+    assert_may(
+        CONSUMER,
+        &[OWN_TABLE],
+        &[
+            (
+                "dynamodb:PutItem UpdateItem GetItem PartiQLInsert PartiQLUpdate",
+                "IdempotencyTable.Arn",
+            ),
+            (POLLS, "OrdersQueue.Arn"),
+            (returns, "OrdersQueue.Arn"),
+            dead_letters,
+            (logs, "ConsumerLogGroup.Arn"),
+        ],
+    );
+    assert_may(
+        PLACE_ORDER,
+        &[],
+        &[
+            ("dynamodb:PutItem", "IdempotencyTable.Arn"),
+            ("dynamodb:PutItem", "OrdersTable.Arn"),
+            ("dynamodb:UpdateItem", "StockTable.Arn"),
+            (POLLS, "OrdersQueue.Arn"),
+            (returns, "OrdersQueue.Arn"),
+            dead_letters,
+            (logs, "PlaceOrderLogGroup.Arn"),
+        ],
+    );
+    assert_may(
+        PLACE_ORDER_POSTGRES,
+        &[],
+        &[
+            ("rds-db:connect", CONNECTS),
+            (POLLS, "OrdersQueue.Arn"),
+            (logs, "PlaceOrderLogGroup.Arn"),
+        ],
+    );
+}
+
+#[test]
+fn roles_of_relays_allow_only_source_targets_and_named_keys() {
+    let stream = (
+        "dynamodb:DescribeStream GetRecords GetShardIterator ListStreams",
+        "OutboxTable.StreamArn",
+    );
+    for (path, source) in [
+        (OUTBOX, stream),
+        (OUTBOX_POSTGRES, ("rds-db:connect", CONNECTS)),
+    ] {
+        let mut needed = vec![
+            source,
+            ("sqs:SendMessage", "OutboxDeadLetterQueue.Arn"),
+            ("logs:CreateLogStream PutLogEvents", "RelayLogGroup.Arn"),
+        ];
+        needed.extend(TARGETS);
+        assert_may(path, &[], &needed);
+        needed.push(("kms:Decrypt GenerateDataKey", "TargetKmsKeyArns"));
+        assert_may(path, &["HasTargetKeys"], &needed);
+        let keys = &read(path)["Parameters"]["TargetKmsKeyArns"]["Default"];
+        assert_eq!(*keys, "", "{path}");
+    }
 }
 
 /// The permissions that a condition adds.
@@ -250,105 +324,6 @@ fn security_page_has_every_action_of_role() {
     assert_eq!(documented, of_role);
 }
 
-#[test]
-fn consumer_role_allows_only_its_calls() {
-    assert_may(
-        CONSUMER,
-        &[
-            ("dynamodb:PutItem", "IdempotencyTable.Arn"),
-            ("dynamodb:UpdateItem", "IdempotencyTable.Arn"),
-            ("dynamodb:GetItem", "IdempotencyTable.Arn"),
-            ("dynamodb:PartiQLInsert", "IdempotencyTable.Arn"),
-            ("dynamodb:PartiQLUpdate", "IdempotencyTable.Arn"),
-            ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
-            ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
-            ("sqs:GetQueueUrl", "OrdersDeadLetterQueue.Arn"),
-            ("sqs:SendMessage", "OrdersDeadLetterQueue.Arn"),
-            ("logs:CreateLogStream", "ConsumerLogGroup.Arn"),
-            ("logs:PutLogEvents", "ConsumerLogGroup.Arn"),
-        ],
-    );
-}
-
-#[test]
-fn place_order_role_allows_only_its_writes() {
-    assert_may(
-        PLACE_ORDER,
-        &[
-            ("dynamodb:PutItem", "IdempotencyTable.Arn"),
-            ("dynamodb:PutItem", "OrdersTable.Arn"),
-            ("dynamodb:UpdateItem", "StockTable.Arn"),
-            ("sqs:GetQueueUrl", "OrdersQueue.Arn"),
-            ("sqs:ChangeMessageVisibility", "OrdersQueue.Arn"),
-            ("sqs:GetQueueUrl", "OrdersDeadLetterQueue.Arn"),
-            ("sqs:SendMessage", "OrdersDeadLetterQueue.Arn"),
-            ("logs:CreateLogStream", "PlaceOrderLogGroup.Arn"),
-            ("logs:PutLogEvents", "PlaceOrderLogGroup.Arn"),
-        ],
-    );
-}
-
-#[test]
-fn roles_may_connect_as_the_database_user() {
-    for path in [PLACE_ORDER_POSTGRES, OUTBOX_POSTGRES] {
-        let may = function_may(path, &[]);
-        let mut connects = may.iter().filter(|(action, _)| action == "rds-db:connect");
-        let (_, user) = connects.next().unwrap();
-        assert!(user.ends_with(":dbuser:${DatabaseResourceId}/${DatabaseUser}"));
-        assert_eq!(connects.next(), None);
-    }
-}
-
-/// Metric, dimension, threshold and missing data of each alarm of a relay.
-fn alarms_of(path: &str) -> BTreeSet<String> {
-    let template = read(path);
-    let alarms = of_type(&template, "AWS::CloudWatch::Alarm").into_iter();
-    let alarm = |(name, alarm): (_, &Value)| {
-        let dimension = alarm["Dimensions"][0]["Name"].as_str().unwrap().to_owned();
-        let text = |member: &str| alarm[member].as_str().unwrap().to_owned();
-        let topic = json!([{"!Ref": "AlarmTopicArn"}]);
-        for actions in ["AlarmActions", "OKActions"] {
-            let notified = met(&alarm[actions], &["HasAlarmTopic"]);
-            assert_eq!(notified, Some(&topic), "{name}");
-        }
-        let begins = [text("ComparisonOperator"), alarm["Threshold"].to_string()].join(" ");
-        [
-            text("MetricName"),
-            dimension,
-            begins,
-            text("TreatMissingData"),
-        ]
-        .join(", ")
-    };
-    alarms.map(alarm).collect()
-}
-
-/// No other alarm sees a relay that is too slow, or that does not run.
-#[test]
-fn relay_of_postgres_has_alarms_for_each_fault() {
-    let expected = [
-        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, ignore",
-        "Errors, FunctionName, GreaterThanThreshold 0, notBreaching",
-        "EventsFailed, service, GreaterThanThreshold 0, notBreaching",
-        "Invocations, FunctionName, LessThanThreshold 1, breaching",
-        "OldestWaitingEventAge, service, GreaterThanThreshold 300, notBreaching",
-    ];
-    assert_eq!(
-        alarms_of(OUTBOX_POSTGRES),
-        expected.map(str::to_owned).into()
-    );
-}
-
-#[test]
-fn relay_of_dynamodb_has_alarms_for_each_fault() {
-    let expected = [
-        "ApproximateNumberOfMessagesVisible, QueueName, GreaterThanThreshold 0, ignore",
-        "Invocations, FunctionName, LessThanThreshold 1, breaching",
-        "IteratorAge, FunctionName, GreaterThanThreshold 300000, notBreaching",
-    ];
-    assert_eq!(alarms_of(OUTBOX), expected.map(str::to_owned).into());
-}
-
 /// Without it, an idle table and a disabled event source mapping look the same.
 #[test]
 fn schedule_changes_one_item_of_the_outbox() {
@@ -383,63 +358,6 @@ fn schedule_changes_one_item_of_the_outbox() {
     assert_eq!(statement["Resource"], json!({"!GetAtt": "OutboxTable.Arn"}));
     let only = json!({"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": [group]}});
     assert_eq!(statement["Condition"], only);
-}
-
-#[test]
-fn relay_role_allows_only_stream_and_targets() {
-    let targets = "TargetArns";
-    let stream = [
-        "DescribeStream",
-        "GetRecords",
-        "GetShardIterator",
-        "ListStreams",
-    ];
-    let stream = stream.map(|action| (format!("dynamodb:{action}"), "OutboxTable.StreamArn"));
-    let others = [
-        ("events:PutEvents", targets),
-        ("sns:Publish", targets),
-        ("sqs:SendMessage", targets),
-        ("sqs:SendMessage", "OutboxDeadLetterQueue.Arn"),
-        ("logs:CreateLogStream", "RelayLogGroup.Arn"),
-        ("logs:PutLogEvents", "RelayLogGroup.Arn"),
-    ];
-    let others = others.map(|(action, resource)| (action.to_owned(), resource));
-    let needed = stream.into_iter().chain(others.clone());
-    let needed = needed.map(|(action, resource)| (action, resource.to_owned()));
-    assert_eq!(function_may(OUTBOX, &[]), needed.collect());
-    let of_database = "arn:${AWS::Partition}:rds-db:${AWS::Region}:${AWS::AccountId}:dbuser:\
-        ${DatabaseResourceId}/${DatabaseUser}";
-    let connects = ("rds-db:connect".to_owned(), of_database.to_owned());
-    let needed = others.map(|(action, resource)| (action, resource.to_owned()));
-    let needed = needed.into_iter().chain([connects]);
-    assert_eq!(function_may(OUTBOX_POSTGRES, &[]), needed.collect());
-}
-
-/// A statement, or both that a condition chooses from.
-fn variants(statement: &Value) -> Vec<&Value> {
-    match statement["!If"].as_array() {
-        Some(choice) => choice[1..].iter().collect(),
-        None => vec![statement],
-    }
-}
-
-#[test]
-fn statements_allow_no_wildcard() {
-    for path in TEMPLATES {
-        let template = read(path);
-        let statements = statements(&template);
-        assert!(statements.len() >= 4, "{statements:?}");
-        for statement in statements.into_iter().flat_map(variants) {
-            for never in ["NotAction", "NotResource", "NotPrincipal"] {
-                assert!(statement[never].is_null(), "{statement}");
-            }
-            if statement["Effect"] == "Allow" {
-                for part in ["Action", "Resource", "Principal"] {
-                    assert!(!statement[part].to_string().contains('*'), "{statement}");
-                }
-            }
-        }
-    }
 }
 
 /// Checkov has rules for the encryption and the recovery of tables, and none that sees these.
@@ -481,75 +399,6 @@ fn kms_key_encrypts_queues_table_logs_and_variables() {
     for (name, queue) in of_type(&template, "AWS::SQS::Queue") {
         let managed = met(&queue["SqsManagedSseEnabled"], &[KMS_KEY]);
         assert_eq!(managed, None, "SQS takes only one of both: {name}");
-    }
-}
-
-#[test]
-fn messages_records_and_logs_outlive_the_stack() {
-    for path in TEMPLATES {
-        let template = read(path);
-        let mut retained = BTreeSet::new();
-        for (name, resource) in template["Resources"].as_object().unwrap() {
-            if resource["UpdateReplacePolicy"] == "Retain" {
-                let kind = resource["Type"].as_str().unwrap();
-                retained.insert(kind.rsplit("::").next().unwrap());
-                // The dead-letter queue names the queue as its source. A new stack can have the others beside the old.
-                for fixed in ["QueueName", "TableName", "LogGroupName"] {
-                    let free = name == "OrdersQueue" || resource["Properties"][fixed].is_null();
-                    assert!(free, "{path}: {name}");
-                }
-            }
-        }
-        assert_eq!(
-            retained,
-            ["LogGroup", "Queue", "QueuePolicy", "Table"].into()
-        );
-        for kind in [
-            "SQS::Queue",
-            "SQS::QueuePolicy",
-            "DynamoDB::Table",
-            "Logs::LogGroup",
-        ] {
-            let resources = template["Resources"].as_object().unwrap().iter();
-            let of_kind = resources.filter(|(_, of)| of["Type"] == format!("AWS::{kind}"));
-            for (name, resource) in of_kind {
-                assert_eq!(resource["UpdateReplacePolicy"], "Retain", "{path}: {name}");
-            }
-        }
-    }
-}
-
-/// A rolled back creation deletes what it made, so that the next attempt finds its names free. A table is
-/// protected from deletion, so the rollback itself would fail.
-#[test]
-fn failed_creation_leaves_only_tables() {
-    let retained = Regex::new(
-        "Type: (AWS::\\S+)\n(?:    Condition: .*\n)?    UpdateReplacePolicy: Retain\n    DeletionPolicy: (\\w+)\n",
-    );
-    let retained = retained.unwrap();
-    for path in [
-        TEMPLATES.as_slice(),
-        &[PLACE_ORDER_POSTGRES, OUTBOX_POSTGRES, STARTER],
-    ]
-    .concat()
-    {
-        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
-        let mut found = 0;
-        for resource in retained.captures_iter(&text) {
-            let is_table = &resource[1] == "AWS::DynamoDB::Table";
-            let policy = if is_table {
-                "Retain"
-            } else {
-                "RetainExceptOnCreate"
-            };
-            assert_eq!(&resource[2], policy, "{path}: {}", &resource[1]);
-            found += 1;
-        }
-        assert_eq!(
-            text.matches("DeletionPolicy: Retain").count(),
-            found,
-            "{path}"
-        );
     }
 }
 
@@ -619,22 +468,6 @@ fn bucket_that_sends_belongs_to_the_account() {
                 .collect();
             assert_eq!(accounts, ["aws::accountid", other], "{arn}");
         }
-    }
-}
-
-#[test]
-fn relay_may_use_only_named_keys() {
-    for path in [OUTBOX, OUTBOX_POSTGRES] {
-        let template = read(path);
-        assert_eq!(template["Parameters"]["TargetKmsKeyArns"]["Default"], "");
-        let (with_keys, without) = (
-            function_may(path, &["HasTargetKeys"]),
-            function_may(path, &[]),
-        );
-        let more = with_keys.difference(&without).cloned();
-        let keys = ["kms:Decrypt", "kms:GenerateDataKey"];
-        let keys = keys.map(|action| (action.into(), "TargetKmsKeyArns".into()));
-        assert_eq!(more.collect::<BTreeSet<_>>(), keys.into(), "{path}");
     }
 }
 
@@ -715,32 +548,5 @@ fn dead_letter_queue_has_one_source() {
         };
         let [name, arn] = [queue, source].map(|of| of["!Sub"].as_str().unwrap());
         assert!(arn.ends_with(&format!(":{name}")), "{arn}, {name}");
-    }
-}
-
-/// Amazon SQS Developer Guide, "Security best practices": a queue's policy denies requests without
-/// TLS. DynamoDB accepts TLS only.
-#[test]
-fn queues_refuse_requests_without_tls() {
-    for path in TEMPLATES {
-        let template = read(path);
-        let policies = of_type(&template, "AWS::SQS::QueuePolicy");
-        let insecure = [json!(false), json!("false")]
-            .map(|word| json!({"Bool": {"aws:SecureTransport": word}}));
-        for (queue, _) in of_type(&template, "AWS::SQS::Queue") {
-            let refuses = |statement: &&Value| {
-                statement["Effect"] == "Deny"
-                    && [json!("*"), json!({"AWS": "*"})].contains(&statement["Principal"])
-                    && [json!("sqs:*"), json!(["sqs:*"])].contains(&statement["Action"])
-                    && list(&statement["Resource"])
-                        .contains(&&json!({"!GetAtt": format!("{queue}.Arn")}))
-                    && insecure.contains(&statement["Condition"])
-            };
-            let guarded = policies.iter().any(|(_, policy)| {
-                list(&policy["Queues"]).contains(&&json!({"!Ref": queue}))
-                    && statements(&policy["PolicyDocument"]).iter().any(refuses)
-            });
-            assert!(guarded, "{queue} takes messages over plain HTTP");
-        }
     }
 }

@@ -23,6 +23,7 @@ mod fuzz_seeds;
 mod isolation;
 mod layers;
 mod mistakes;
+mod observer;
 mod once;
 mod payloads;
 mod programs;

@@ -1,15 +1,14 @@
-//! Edge cases over the release binary: two kills of one message, and a DynamoDB that refuses every request.
+//! Edge cases over the release binary: two kills of one message, another function's name, and no credentials.
 
 use std::time::Duration;
 
 use serde_json::Value;
 use support::{
     dynamo::{attempts, number},
-    event::{batch, failed, order, received, record},
-    faults::Fault,
+    event::{batch, failed, order, received},
     gateway::Reply,
-    runtime_api::{Answer, of_takeover, says},
-    stage::{Stage, TABLE, TIME, now_ms, outcome, outcomes, shown},
+    runtime_api::{Answer, of_batch, of_takeover, says},
+    stage::{Stage, TIME, now_ms, outcome, outcomes, shown},
 };
 use tokio::join;
 
@@ -50,35 +49,7 @@ async fn third_attempt_after_kills_gets_first_claim_time() {
     assert_eq!(line["first_claimed_at"], shown(first.unwrap()));
     assert_eq!(line["last_end"], Value::Null);
     assert_eq!(outcomes(&survivor, 1).await, [outcome::COMPLETED]);
-}
-
-/// The producer sends an order again, with another send time, after a charge whose answer was lost. A gateway would refuse
-/// the known key with another body.
-#[tokio::test]
-async fn order_sent_again_is_charged_with_the_same_body() {
-    let stage = Stage::set().await;
-    let fingerprint = "body:/orderId,/amount,/currency,/paymentToken";
-    let settings = [
-        ("IDEMPOTENCY_KEY", "body:/key"),
-        ("IDEMPOTENCY_FINGERPRINT", fingerprint),
-    ];
-    let lambda = stage.consumer(&settings).await;
-    stage.gateway.script("o-1", [Reply::Status(504)]);
-    for (message, sent_at, charges, returned) in [
-        ("m-1", 10, 1, &["m-1"][..]),
-        ("m-2", 13, 2, &[]),
-        ("m-1", 10, 2, &[]),
-    ] {
-        let mut order = order("o-1");
-        order["key"] = "k-1".into();
-        order["sentAt"] = sent_at.into();
-        let answer = lambda.invoke(batch([record(message, &order)]), TIME).await;
-        assert_eq!(failed(&answer.response()), returned, "{message}");
-        assert_eq!(stage.charges("o-1"), charges, "{message}");
-    }
-    let calls = stage.gateway.calls_for("o-1");
-    assert_eq!(calls[0].key, calls[1].key);
-    assert_eq!(calls[0].body, calls[1].body);
+    assert_eq!(survivor.logged(1, of_batch).await[0]["Takeovers"], 1);
 }
 
 /// A stack under another name gives its function another name.
@@ -100,35 +71,6 @@ async fn function_under_another_name_charges_nothing_again() {
         let answer = lambda.invoke(first_message(1), TIME).await;
         assert_eq!(failed(&answer.response()), [""; 0]);
         assert_eq!(stage.charges("o-1"), charges, "{name}, {namespace}");
-    }
-}
-
-#[tokio::test]
-async fn dynamodb_outage_fails_invocation() {
-    let missing = ("IDEMPOTENCY_TABLE_NAME", "missing");
-    let as_set = ("IDEMPOTENCY_TABLE_NAME", TABLE);
-    for (setting, fault, reason) in [
-        (as_set, Some(Fault::Refuse), "could not connect"),
-        (as_set, Some(Fault::Denied), "this role may not"),
-        (missing, None, "no such table"),
-    ] {
-        let stage = Stage::set().await;
-        let lambda = stage.consumer(&[setting]).await;
-        if let Some(fault) = fault {
-            stage.dynamo.fail_all("Claim", fault);
-            stage.dynamo.fail_all("ClaimGroup", fault);
-        }
-        let orders = [1, 2].map(|n| record(&format!("m-{n}"), &order(&format!("o-{n}"))));
-        let answer = lambda.invoke(batch(orders), TIME).await;
-        // Sent before the answer.
-        let changes = stage.sqs.changes();
-        let error = answer.error();
-        assert_eq!(error["errorType"], "StoreUnavailable");
-        let text = error["errorMessage"].as_str().unwrap();
-        assert!(text.contains(reason), "{error}");
-        assert_eq!(changes.len(), 2, "{reason}");
-        assert!(changes.iter().all(|(_, wait)| *wait > 0), "{changes:?}");
-        assert_eq!(stage.gateway.calls().len(), 0);
     }
 }
 

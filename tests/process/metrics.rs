@@ -1,18 +1,11 @@
-//! Metrics in the batch's log line, written by the release binary, and the observer of a consumer.
+//! Metrics in the batch's log line, written by the release binary.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use sqs_once::{
-    Attempt, Consumer, Failure, Once, handler_fn, protocol::Namespace, store::MemoryStore,
-};
 use support::{
     emf::{self, BatchMetrics},
-    event::{QUEUE_ARN, batch, failed, in_group, order, received, record},
+    event::{QUEUE_ARN, batch, failed, order, received, record},
     gateway::Reply,
     runtime_api::{FUNCTION_NAME, Lambda, of_batch},
     sqs::SqsBehaviour,
@@ -189,30 +182,6 @@ async fn age_of_oldest_message_is_from_its_sending() {
 }
 
 #[tokio::test]
-async fn takeover_of_killed_worker_is_counted() {
-    let stage = Stage::set().await;
-    stage.gateway.script("o-1", [Reply::Hang]);
-    let victim = stage.consumer(&[]).await;
-    let first = victim.invoke(
-        batch([record("m-1", &order("o-1"))]),
-        Duration::from_secs(1),
-    );
-    let (_, exit) = tokio::join!(first, async {
-        stage.gateway.arrived("o-1", 1).await;
-        victim.kill().await
-    });
-    assert_eq!(emf::batches(&lines(&exit.output)).len(), 0);
-
-    stage.lease_ended("m-1").await;
-    let lambda = stage.consumer(&[]).await;
-    let event = batch([received("m-1", &order("o-1"), 2)]);
-    lambda.invoke(event, TIME).await.response();
-    let batch = batches(&lambda, 1).await.remove(0);
-    assert_eq!(batch.outcomes(), counters(&[("Completed", 1)]));
-    assert_eq!(batch.sum("Takeovers"), 1.0);
-}
-
-#[tokio::test]
 async fn values_beyond_100_are_in_further_lines() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
@@ -230,74 +199,6 @@ async fn values_beyond_100_are_in_further_lines() {
         assert_eq!(further["level"], "INFO");
         assert!(further["timestamp"].is_string());
     }
-}
-
-/// Eight invocations at a time in one process, with messages of each kind.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_invocations_count_exactly() {
-    const INVOCATIONS: usize = 64;
-    const MESSAGES: usize = 9;
-    let stage = Stage::set().await;
-    let settings = [
-        ("AWS_LAMBDA_MAX_CONCURRENCY", "8"),
-        ("IDEMPOTENCY_KEY", "body:/orderId"),
-        // A request for each write, so that requests can be compared with samples.
-        ("IDEMPOTENCY_BATCHED_WRITES", "off"),
-    ];
-    let lambda = stage.consumer(&settings).await;
-    let event = |n: usize| {
-        batch((0..MESSAGES).map(|m| {
-            let (message, number) = (format!("m-{n}-{m}"), n * MESSAGES + m);
-            match number % 7 {
-                0 => record(&message, "{"),
-                1 => {
-                    let id = format!("declined-{number}");
-                    stage.gateway.script(&id, [Reply::Status(402)]);
-                    record(&message, &order(&id))
-                }
-                2 => {
-                    let id = format!("busy-{number}");
-                    stage.gateway.script(&id, [Reply::Status(503)]);
-                    record(&message, &order(&id))
-                }
-                // The same orders in all invocations: duplicates and conflicts.
-                3 | 4 => record(&message, &order(&format!("shared-{}", number % 40))),
-                5 => in_group(record(&message, &order(&format!("o-{number}"))), "group"),
-                _ => record(&message, &order(&format!("o-{number}"))),
-            }
-        }))
-    };
-    let invocations = (0..INVOCATIONS).map(|n| lambda.invoke(event(n), 6 * TIME));
-    let answers = futures_util::future::join_all(invocations).await;
-    let reported: usize = answers
-        .into_iter()
-        .map(|answer| failed(&answer.response()).len())
-        .sum();
-    assert_eq!(lambda.most_at_once(), 8);
-
-    let batches = batches(&lambda, INVOCATIONS).await;
-    let lines = lines(&lambda.output());
-    assert_eq!(batches.len(), INVOCATIONS);
-    let mut total: BTreeMap<String, usize> = BTreeMap::new();
-    for batch in &batches {
-        let counted = emf::counted(&lines, &batch.request_id);
-        assert_eq!(batch.outcomes(), counted, "{batch:?}");
-        assert_eq!(counted.values().sum::<usize>(), MESSAGES);
-        for (name, count) in counted {
-            *total.entry(name).or_default() += count;
-        }
-    }
-    let sum = |name| batches.iter().map(|batch| batch.sum(name)).sum::<f64>() as usize;
-    let samples = |name| batches.iter().map(|b| b.samples(name)).sum::<usize>();
-    let acknowledged = total["Completed"] + total["Duplicates"];
-    assert_eq!(acknowledged + reported, INVOCATIONS * MESSAGES);
-    assert_eq!(sum("BatchSize"), INVOCATIONS * MESSAGES);
-    assert_eq!(sum("ColdStart"), 1);
-    assert_eq!(samples("HandlerDuration"), stage.gateway.calls().len());
-    let requests: usize = stage.dynamo.counts().values().sum();
-    // One request reads the table at start.
-    assert_eq!(samples("StoreLatency") + 1, requests);
-    assert!(total["Duplicates"] > 0, "{total:?}");
 }
 
 #[tokio::test]
@@ -343,198 +244,77 @@ async fn names_are_those_of_powertools() {
     assert_eq!(batch.line["service"], "payments");
 }
 
-/// One message, as an observer saw it.
-#[derive(Debug, PartialEq)]
-struct Seen {
-    message_id: String,
-    outcome: &'static str,
-    ran: bool,
-    key: Option<String>,
-}
-
-#[tokio::test]
-async fn observer_sees_each_message_once() {
-    async fn handle(body: Value, _: Attempt) -> Result<(), Failure> {
-        match body["act"].as_str() {
-            Some("fail") => Err(Failure::retryable("busy")),
-            Some("panic") => panic!("on request"),
-            _ => Ok(()),
-        }
-    }
-    let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
-    let observed = Arc::clone(&seen);
-    let once = Once::new(MemoryStore::default());
-    let consumer = Consumer::without_aws(once, Namespace::new("test").unwrap(), handler_fn(handle));
-    let consumer = consumer.on_outcome(move |message| {
-        observed.lock().unwrap().push(Seen {
-            message_id: message.message_id.to_owned(),
-            outcome: message.outcome.name(),
-            ran: message.handler_duration.is_some(),
-            key: message.key.map(ToString::to_string),
-        });
-        assert!(message.duration >= message.handler_duration.unwrap_or_default());
-        assert!(!message.dead_lettered);
-        panic!("an observer's panic changes nothing");
-    });
-    let event = batch([
-        record("m-1", r#"{"act":"succeed"}"#),
-        record("m-2", r#"{"act":"fail"}"#),
-        record("m-3", r#"{"act":"panic"}"#),
-        record("m-4", "{"),
-        record("m-1", r#"{"act":"succeed"}"#),
-    ]);
-    let event = serde_json::from_value(event).unwrap();
-    let deadline = consumer.deadline(sqs_once::protocol::Timestamp::default());
-    let response = consumer.process(event, deadline).await.unwrap();
-    assert_eq!(response.batch_item_failures.len(), 3);
-    let expected = [
-        ("m-1", "completed", true),
-        ("m-2", "retryable_failure", true),
-        ("m-3", "panicked", true),
-        // Decoding the body is part of the attempt.
-        ("m-4", "invalid", true),
-        ("m-1", "duplicate", false),
-    ];
-    let expected = expected.map(|(message_id, outcome, ran)| Seen {
-        message_id: message_id.to_owned(),
-        outcome,
-        ran,
-        key: Some(format!("test#{message_id}")),
-    });
-    assert_eq!(*seen.lock().unwrap(), expected);
-}
-
-/// A line that the check accepts.
-fn good_line() -> Value {
-    json!({
+/// Asserts that the check refuses a line with this value in place of another, for this reason.
+#[track_caller]
+fn rejected(place: &str, value: Value, reason: &str) {
+    let mut line = json!({
         "service": "s", "A": 1, "B": [1, 2.5],
         "_aws": {"Timestamp": 1, "CloudWatchMetrics": [{
             "Namespace": "n", "Dimensions": [["service"]],
             "Metrics": [{"Name": "A", "Unit": "Count"}, {"Name": "B"}],
         }]},
-    })
-}
-
-const DIRECTIVE: &str = "/_aws/CloudWatchMetrics/0";
-
-/// Asserts that the check rejects the good line with `value` at `place`, for `reason`.
-#[track_caller]
-fn rejected(place: &str, value: &Value, reason: &str) {
-    let mut line = good_line();
-    *line.pointer_mut(place).unwrap() = value.clone();
+    });
+    assert_eq!(emf::check(&line), Ok(()));
+    *line.pointer_mut(place).unwrap() = value;
     let checked = emf::check(&line);
     let found = checked.as_ref().is_err_and(|error| error.contains(reason));
-    assert!(found, "{place} = {value}: {checked:?}");
+    assert!(found, "{place}: {checked:?}");
 }
 
 #[test]
-fn lines_that_the_specification_allows_pass() {
-    let allowed = |place: &str, value: Value| {
-        let mut line = good_line();
-        *line.pointer_mut(place).unwrap() = value;
-        assert_eq!(emf::check(&line), Ok(()), "{line}");
-    };
-    allowed("/service", json!("s"));
-    allowed("/B", json!(vec![0.5; 100]));
-    for (place, value) in [
-        ("Dimensions", json!([[]])),
-        ("Dimensions", json!([["service"], []])),
-        ("Metrics", json!([])),
-        ("Metrics/0/Unit", json!("Bytes/Second")),
-        ("Metrics/1", json!({"Name": "B", "StorageResolution": 1})),
-    ] {
-        allowed(&format!("{DIRECTIVE}/{place}"), value);
-    }
-}
-
-#[test]
-fn lines_that_break_the_schema_are_rejected() {
+fn lines_that_break_the_format_are_rejected() {
     let long = |length| json!("x".repeat(length));
-    for (place, value, rule) in [
-        ("", json!([]), "type"),
-        ("/_aws", json!([]), "type"),
-        ("/_aws", json!({"CloudWatchMetrics": []}), "required"),
-        ("/_aws", json!({"Timestamp": 1}), "required"),
-        ("/_aws/Timestamp", json!("1"), "type"),
-        ("/_aws/Timestamp", json!(1.5), "type"),
-        ("/_aws/CloudWatchMetrics", json!({}), "type"),
-        ("/_aws/CloudWatchMetrics/0", json!("n"), "type"),
-    ] {
-        rejected(place, &value, rule);
-    }
-    for (place, value, rule) in [
-        ("Namespace", json!(""), "minLength"),
-        ("Namespace", long(1025), "maxLength"),
-        ("Namespace", json!(1), "type"),
-        ("Namespace", json!("two\nlines"), "pattern"),
-        ("Dimensions", json!([]), "minItems"),
-        ("Dimensions", json!({}), "type"),
-        ("Dimensions/0", json!("service"), "type"),
-        ("Dimensions/0", json!(vec!["service"; 31]), "maxItems"),
-        ("Dimensions/0/0", json!(1), "type"),
-        ("Dimensions/0/0", json!("two\nlines"), "pattern"),
-        ("Dimensions/0/0", json!(""), "minLength"),
-        ("Dimensions/0/0", long(251), "maxLength"),
-        ("Metrics", json!({}), "type"),
-        ("Metrics/0", json!("A"), "type"),
-        ("Metrics/0", json!({"Unit": "Count"}), "required"),
-        ("Metrics/0/Name", json!(1), "type"),
-        ("Metrics/0/Name", json!("two\nlines"), "pattern"),
-        ("Metrics/0/Name", json!(""), "minLength"),
-        ("Metrics/0/Name", long(1025), "maxLength"),
-        ("Metrics/0/Unit", json!(1), "type"),
-        ("Metrics/0/Unit", json!("Counts"), "pattern"),
-        ("Metrics/0/Unit", json!("count"), "pattern"),
-        (
-            "Metrics/0",
-            json!({"Name": "A", "StorageResolution": "60"}),
-            "type",
-        ),
-    ] {
-        rejected(&format!("{DIRECTIVE}/{place}"), &value, rule);
-    }
-    for member in ["Namespace", "Dimensions", "Metrics"] {
-        let mut line = good_line();
-        let directive = line.pointer_mut(DIRECTIVE).unwrap();
-        directive.as_object_mut().unwrap().remove(member);
-        assert!(emf::check(&line).unwrap_err().contains("required"));
-    }
-    assert!(emf::check(&json!({"A": 1})).is_err());
-}
-
-#[test]
-fn lines_that_break_the_text_are_rejected() {
-    for (place, value, rule) in [
-        ("/A", json!("1"), "has no value"),
-        ("/A", json!({"A": 1}), "has no value"),
-        ("/B", json!([]), "has no value"),
-        ("/B", json!(["1"]), "has no value"),
-        ("/B", json!(vec![1; 101]), "has no value, or more than 100"),
-        ("/service", json!(1), "dimension"),
-        ("/service", json!("x".repeat(1025)), "dimension"),
-        ("/B", json!("x".repeat(256 * 1024)), "longer"),
-    ] {
-        rejected(place, &value, rule);
-    }
     let metrics: Vec<_> = (0..101).map(|_| json!({"Name": "A"})).collect();
-    for (place, value, rule) in [
+    for (place, value, reason) in [
+        (
+            "/_aws",
+            json!({"CloudWatchMetrics": []}),
+            "missing field `Timestamp`",
+        ),
+        (
+            "/_aws",
+            json!({"Timestamp": 1, "CloudWatchMetrics": [], "a": 1}),
+            "unknown field",
+        ),
+        ("/_aws/Timestamp", json!(1.5), "invalid type"),
+        (
+            "/_aws/CloudWatchMetrics/0",
+            json!({"Namespace": "n"}),
+            "missing field",
+        ),
+        ("/A", json!("1"), "has no value"),
+        ("/B", json!([]), "has no value"),
+        ("/B", json!(vec![1; 101]), "has no value, or more than 100"),
+        ("/B", long(256 * 1024), "longer"),
+        ("/service", json!(1), "dimension"),
+        ("/service", long(1025), "dimension"),
+    ] {
+        rejected(place, value, reason);
+    }
+    for (place, value, reason) in [
+        ("Namespace", json!(""), "namespace"),
+        ("Namespace", long(1025), "namespace"),
+        ("Namespace", json!("two\nlines"), "namespace"),
+        ("Dimensions", json!([]), "dimensions"),
+        ("Dimensions/0", json!(vec!["service"; 31]), "dimensions"),
+        ("Dimensions/0/0", long(251), "dimension"),
         ("Dimensions/0/0", json!("absent"), "dimension"),
+        ("Metrics", json!(metrics), "more than 100 metrics"),
+        ("Metrics/0/Name", long(1025), "metric"),
         ("Metrics/0/Name", json!("absent"), "has no value"),
         ("Metrics/0/Name", json!("B"), "defined twice"),
-        ("Metrics", json!(metrics), "more than 100 metrics"),
-        ("Metrics/0", json!({"Name": "A", "Value": 1}), "no member"),
+        ("Metrics/0/Unit", json!("Counts"), "unit"),
+        (
+            "Metrics/0",
+            json!({"Name": "A", "Value": 1}),
+            "unknown field",
+        ),
         (
             "Metrics/0",
             json!({"Name": "A", "StorageResolution": 5}),
             "StorageResolution",
         ),
     ] {
-        rejected(&format!("{DIRECTIVE}/{place}"), &value, rule);
-    }
-    for place in ["/_aws", DIRECTIVE] {
-        let mut line = good_line();
-        let object = line.pointer_mut(place).unwrap().as_object_mut();
-        object.unwrap().insert("Unknown".into(), json!(1));
-        assert!(emf::check(&line).unwrap_err().contains("no member"));
+        rejected(&format!("/_aws/CloudWatchMetrics/0/{place}"), value, reason);
     }
 }

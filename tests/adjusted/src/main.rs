@@ -32,7 +32,6 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
     let waits = settings.changed("TEST_CRASH_WAIT", CrashWaits::default(), |_, text| {
         Ok(CrashWaits::new([positive(text)?; 3]))
     })?;
-    let fails = settings.optional("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "true", str::parse)?;
     let warm_up = settings.optional("TEST_PRIME", "true", str::parse)?;
     let charge = charge::Charge::read(&mut settings);
     let consumer = settings
@@ -40,7 +39,6 @@ async fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
         .once(charge.clone())
         .await?
         .deadline_reserve(reserve)
-        .fail_when_store_unavailable(fails)
         .map_mode(|once| once.lease_margin(margin).crash_waits(waits));
     let charge = charge?;
     let quarantine = charge.quarantine();

@@ -9,6 +9,9 @@ use sqs_once::{Attempt, Failure, telemetry::Unit};
 pub(crate) struct Order {
     #[serde(default)]
     panic: bool,
+    /// A text for the panic's message.
+    #[serde(default)]
+    secret: String,
     #[serde(default)]
     sleep_ms: u64,
     #[serde(default)]
@@ -27,6 +30,6 @@ pub(crate) async fn obey(order: Order, attempt: Attempt) -> Result<bool, Failure
     let blocking = Duration::from_millis(order.spawn_blocking_ms);
     tokio::task::spawn_blocking(move || std::thread::sleep(blocking)).await?;
     tokio::time::sleep(Duration::from_millis(order.sleep_ms)).await;
-    assert!(!order.panic, "scripted panic");
+    assert!(!order.panic, "scripted panic: {}", order.secret);
     Ok(attempt.prior().is_some())
 }

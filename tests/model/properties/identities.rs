@@ -1,4 +1,4 @@
-//! Keys that never collide, and fingerprints that differ exactly if payloads do.
+//! Keys and fingerprints of generated JSON: they differ exactly if the values do.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use sqs_once::{
     Attempt, Consumer, Failure, Once, handler_fn,
-    protocol::{Fingerprint, Key, MAX_KEY_BYTES, Namespace},
+    protocol::{Fingerprint, Key},
     store::MemoryStore,
 };
 use support::{
@@ -14,77 +14,6 @@ use support::{
     consumer::{namespace, process, within},
     event::{batch, record},
 };
-
-/// Part of a key: any text, and characters that break a wrong encoding.
-fn part() -> impl Strategy<Value = String> {
-    prop_oneof![
-        4 => "[#\\\\\0a]{1,6}",
-        2 => "\\PC{1,12}",
-        1 => Just(r"\sha256:".to_owned()),
-        // Around the length from which keys are hashed.
-        1 => ("[#x]", 2_000..2_100_usize).prop_map(|(c, n)| c.repeat(n)),
-        1 => ("[é\0]", 900..1_100_usize).prop_map(|(c, n)| c.repeat(n)),
-    ]
-}
-
-fn name() -> impl Strategy<Value = String> {
-    prop_oneof!["[#\\\\\0a]{1,6}", "\\PC{1,60}", "#{250,256}"]
-}
-
-type Words = (String, Vec<String>);
-
-fn words() -> impl Strategy<Value = Words> {
-    (name(), prop::collection::vec(part(), 1..4))
-}
-
-fn key((name, parts): &Words) -> Key {
-    let namespace = Namespace::new(name.as_str()).unwrap();
-    Key::new(&namespace, parts.iter().map(String::as_str)).unwrap()
-}
-
-/// The same text cut at another place: the likeliest collision.
-fn cut_elsewhere((name, parts): &Words, at: prop::sample::Index) -> Option<Words> {
-    let text = parts.concat();
-    let cuts: Vec<usize> = text.char_indices().map(|(at, _)| at).skip(1).collect();
-    let (left, right) = text.split_at(*cuts.get(at.index(cuts.len().max(1)))?);
-    Some((name.clone(), vec![left.to_owned(), right.to_owned()]))
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2048))]
-
-    #[test]
-    fn key_fits_dynamodb_within_namespace(words in words()) {
-        let key = key(&words);
-        prop_assert!((1..=MAX_KEY_BYTES).contains(&key.as_str().len()));
-        let escaped = words.0.replace('\\', r"\\").replace('#', r"\#");
-        prop_assert!(key.as_str().starts_with(&format!("{escaped}#")), "{key}");
-    }
-
-    #[test]
-    fn different_lists_of_words_make_different_keys(a in words(), b in words(), at: prop::sample::Index) {
-        prop_assert_eq!(a == b, key(&a) == key(&b));
-        if let Some(cut) = cut_elsewhere(&a, at) {
-            prop_assert_eq!(a == cut, key(&a) == key(&cut), "{:?} and {:?}", a, cut);
-        }
-        // A part that looks like a whole key does not equal that key.
-        let (name, _) = &a;
-        let own_text = key(&a).as_str().to_owned();
-        prop_assert_ne!(key(&(name.clone(), vec![own_text.clone()])), key(&a));
-        if let Some((_, behind)) = own_text.split_once('#') && !behind.is_empty() {
-            let forged = (name.clone(), vec![behind.to_owned()]);
-            prop_assert_eq!(a == forged, key(&forged) == key(&a), "{:?}", forged);
-        }
-    }
-
-    #[test]
-    fn empty_part_makes_no_key(words in words(), at: prop::sample::Index) {
-        let (name, mut parts) = words;
-        let namespace = Namespace::new(name).unwrap();
-        parts.insert(at.index(parts.len() + 1), String::new());
-        prop_assert!(Key::new(&namespace, parts.iter().map(String::as_str)).is_err());
-    }
-}
 
 /// Any JSON whose numbers differ by value.
 fn payload() -> impl Strategy<Value = Value> {

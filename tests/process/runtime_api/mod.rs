@@ -1,4 +1,4 @@
-//! The release binary behind a Runtime API: batches, crashes, a slow gateway, and a missing table.
+//! The release binary behind a Runtime API: batches, settings, panics, threads, and handlers that block.
 
 mod counts;
 mod straight_way;
@@ -9,21 +9,13 @@ use serde_json::{Value, json};
 use sqs_once::protocol::Key;
 use support::{
     PATIENCE,
-    dynamo::{Dynamo, number, text},
+    dynamo::{number, text},
     event::{batch, failed, order, received, record},
     gateway::{Gateway, Reply},
-    runtime_api::{
-        Answer, Env, Lambda, NAMESPACE, consumer, of_batch, of_message, of_takeover, program,
-    },
+    runtime_api::{Answer, Env, Lambda, NAMESPACE, consumer, of_batch, of_message, of_takeover},
     stage::{Stage, TIME, env, now_ms, outcome, outcomes},
 };
-use tokio::{
-    join,
-    time::{sleep, timeout},
-};
-
-/// tests/wire/visibility.rs covers an unreachable queue.
-const NO_QUEUE: [(&str, &str); 1] = [("CONSUMER_VISIBILITY", "off")];
+use tokio::join;
 
 /// Orders o-1, o-2, ... in messages m-1, m-2, ...
 fn orders(numbers: std::ops::RangeInclusive<u32>) -> Value {
@@ -60,166 +52,6 @@ async fn redelivered_batches_charge_each_order_once() {
 }
 
 #[tokio::test]
-async fn killed_charge_is_taken_over_after_lease() {
-    let stage = Stage::set().await;
-    let delivery = |n| batch([received("m-1", &order("o-1"), n)]);
-    stage.gateway.script("o-1", [Reply::Hang]);
-
-    // Ready before the lease begins, so that it comes too early on a slow machine too.
-    let survivor = stage.consumer(&[]).await;
-    let victim = stage.consumer(&[]).await;
-    let (answer, _) = join!(victim.invoke(delivery(1), Duration::from_secs(3)), async {
-        stage.gateway.arrived("o-1", 1).await;
-        victim.kill().await
-    });
-    assert!(matches!(answer, Answer::Exited), "{answer:?}");
-    let left = stage.record("m-1").await.unwrap();
-    assert_eq!(text(&left, "status"), "IN_PROGRESS");
-
-    let settled = timeout(PATIENCE, async {
-        for n in 2.. {
-            let response = survivor.invoke(delivery(n), TIME).await.response();
-            match failed(&response).as_slice() {
-                [] => return n - 1,
-                refused => assert_eq!(refused, ["m-1"]),
-            }
-            assert_eq!(stage.charges("o-1"), 1, "charged during the lease");
-            sleep(Duration::from_millis(50)).await;
-        }
-        unreachable!()
-    });
-    let deliveries = settled.await.unwrap() as usize;
-
-    assert!(now_ms() > number(&left, "lease_until"));
-    let outcomes = outcomes(&survivor, deliveries).await;
-    let (last, before) = outcomes.split_last().unwrap();
-    assert_eq!(last, outcome::COMPLETED);
-    assert!(!before.is_empty() && before.iter().all(|o| o == outcome::CONFLICT));
-    survivor.logged(1, of_takeover).await;
-    let calls = stage.gateway.calls_for("o-1");
-    assert_eq!(calls.len(), 2);
-    assert_eq!(calls[0].key, calls[1].key);
-    let record = stage.record("m-1").await.unwrap();
-    assert_eq!(text(&record, "status"), "COMPLETED");
-    assert_ne!(text(&record, "owner"), text(&left, "owner"));
-}
-
-#[tokio::test]
-async fn empty_batch_sends_no_table_request() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    stage.dynamo.reset_counts();
-    let response = lambda.invoke(batch([]), TIME).await.response();
-    assert_eq!(response, json!({"batchItemFailures": []}));
-    assert!(stage.dynamo.counts().is_empty());
-}
-
-#[tokio::test]
-async fn invalid_event_fails_invocation_not_process() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    let of_s3 = json!({"Records": [{"eventSource": "aws:s3", "s3": {"object": {"key": "a"}}}]});
-    for event in [of_s3, json!({"hello": "world"}), json!("text")] {
-        let answer = lambda.invoke(event.clone(), TIME).await;
-        assert!(matches!(answer, Answer::Error(_)), "{event}: {answer:?}");
-    }
-    let response = lambda.invoke(orders(1..=1), TIME).await.response();
-    assert_eq!(failed(&response), [""; 0]);
-    assert_eq!(stage.charges("o-1"), 1);
-}
-
-#[tokio::test]
-async fn only_failed_messages_return_to_queue() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    for (order, status) in [("declined", 402), ("unprocessable", 422), ("busy", 503)] {
-        stage.gateway.script(order, [Reply::Status(status)]);
-    }
-    let mixed = || {
-        batch([
-            record("m-busy", &order("busy")),
-            record("m-1", &order("o-1")),
-            record("m-malformed", "{\"orderId\": "),
-            record("m-declined", &order("declined")),
-            record("m-2", &order("o-2")),
-            record("m-unprocessable", &order("unprocessable")),
-        ])
-    };
-    let for_good = ["m-malformed", "m-declined", "m-unprocessable"];
-
-    let response = lambda.invoke(mixed(), TIME).await.response();
-    assert_eq!(failed(&response), [&["m-busy"][..], &for_good].concat());
-    let mut logged = outcomes(&lambda, 6).await;
-    logged.sort();
-    let expected = [
-        outcome::COMPLETED,
-        outcome::COMPLETED,
-        outcome::INVALID,
-        outcome::PERMANENT,
-        outcome::PERMANENT,
-    ];
-    assert_eq!(logged, [&expected[..], &[outcome::RETRYABLE]].concat());
-    assert_eq!(stage.status("m-declined").await, "FAILED");
-    let busy = stage.record("m-busy").await.unwrap();
-    assert_eq!(text(&busy, "last_end"), "retryable");
-
-    let response = lambda.invoke(mixed(), TIME).await.response();
-    assert_eq!(failed(&response), for_good);
-    let again = outcomes(&lambda, 12).await.split_off(6);
-    assert_eq!(
-        again
-            .iter()
-            .filter(|o| *o == outcome::FAILED_BEFORE)
-            .count(),
-        3
-    );
-    for (order, charges) in [
-        ("o-1", 1),
-        ("o-2", 1),
-        ("busy", 2),
-        ("declined", 1),
-        ("unprocessable", 1),
-    ] {
-        assert_eq!(stage.charges(order), charges, "{order}");
-    }
-}
-
-#[tokio::test]
-async fn slow_gateway_is_cut_off_and_retry_informed() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[]).await;
-    stage.gateway.script("slow", [Reply::Hang]);
-    let event = batch([
-        record("m-slow", &order("slow")),
-        record("m-1", &order("o-1")),
-    ]);
-    // A response after the deadline would be `TimedOut`.
-    let response = lambda
-        .invoke(event, Duration::from_secs(2))
-        .await
-        .response();
-    assert_eq!(failed(&response), ["m-slow"]);
-    let record = stage.record("m-slow").await.unwrap();
-    assert_eq!(text(&record, "status"), "IN_PROGRESS");
-    assert_eq!(
-        number(&record, "lease_until"),
-        number(&record, "updated_at")
-    );
-    assert_eq!(stage.status("m-1").await, "COMPLETED");
-
-    let event = batch([received("m-slow", &order("slow"), 2)]);
-    let response = lambda.invoke(event, TIME).await.response();
-    assert_eq!(failed(&response), [""; 0]);
-    assert_eq!(stage.status("m-slow").await, "COMPLETED");
-    assert_eq!(stage.charges("slow"), 2);
-    lambda.logged(1, of_takeover).await;
-    assert_eq!(
-        outcomes(&lambda, 3).await[1..],
-        [outcome::OUT_OF_TIME, outcome::COMPLETED]
-    );
-}
-
-#[tokio::test]
 async fn redirect_is_not_followed() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
@@ -244,32 +76,12 @@ async fn oversized_gateway_response_charges_once() {
 }
 
 #[tokio::test]
-async fn misspelt_variable_is_logged_at_start() {
-    let stage = Stage::set().await;
-    let lambda = stage.consumer(&[("CONSUMER_CONCURENCY", "4")]).await;
-    let told = |line: &Value| {
-        line["level"] == "WARN"
-            && line["variable"] == "CONSUMER_CONCURENCY"
-            && line["nearest"] == "CONSUMER_CONCURRENCY"
-    };
-    lambda.logged(1, told).await;
-}
-
-#[tokio::test]
-async fn dynamodb_outage_fails_no_invocation_if_set() {
-    let (dynamo, gateway) = (Dynamo::start().await, Gateway::start().await);
-    let off = [NO_QUEUE[0], ("TEST_FAIL_WHEN_STORE_UNAVAILABLE", "false")];
-    let env = env(dynamo.endpoint(), gateway.url(), &off);
-    let lambda = Lambda::start_binary(&program("adjusted"), env).await;
-    let response = lambda.invoke(orders(1..=2), TIME).await.response();
-    assert_eq!(failed(&response), ["m-1", "m-2"]);
-}
-
-#[tokio::test]
-async fn priming_is_one_read() {
+async fn start_is_one_read_and_an_empty_batch_none() {
     let stage = Stage::set().await;
     stage.dynamo.reset_counts();
-    let _primed = stage.consumer(&[]).await;
+    let lambda = stage.consumer(&[]).await;
+    let response = lambda.invoke(batch([]), TIME).await.response();
+    assert_eq!(response, json!({"batchItemFailures": []}));
     let counts = stage.dynamo.counts();
     assert_eq!(counts.values().sum::<usize>(), 1, "{counts:?}");
 }
@@ -351,23 +163,6 @@ async fn settings_errors_are_reported_together() {
 }
 
 #[tokio::test]
-async fn required_settings_have_no_default() {
-    let lambda = Lambda::spawn(&consumer(), Env::new()).await;
-    let exit = lambda.exit().await;
-    assert!(!exit.status.success());
-    let output = exit.output.concat();
-    let required = [
-        "IDEMPOTENCY_TABLE_NAME",
-        "IDEMPOTENCY_NAMESPACE",
-        "PAYMENT_GATEWAY_URL",
-    ];
-    for required in required {
-        assert!(output.contains(required), "{exit:#?}");
-    }
-    assert!(!output.contains("IDEMPOTENCY_RETENTION"), "{exit:#?}");
-}
-
-#[tokio::test]
 async fn each_message_logs_one_json_line() {
     let stage = Stage::set().await;
     let lambda = stage.consumer(&[]).await;
@@ -390,22 +185,6 @@ async fn each_message_logs_one_json_line() {
     for line in lambda.output() {
         assert!(serde_json::from_str::<Value>(&line).is_ok(), "{line}");
     }
-}
-
-#[tokio::test]
-async fn handler_lines_name_message_and_invocation() {
-    let stage = Stage::set().await;
-    let lambda = stage.obedient(&[]).await;
-    let event = batch([received("m-1", r#"{"panic":true}"#, 3)]);
-    lambda.invoke(event, TIME).await.response();
-    let panicked = |line: &Value| line["message"] == "panicked";
-    let lines = lambda.logged(1, panicked).await;
-    let span = &lines[0]["span"];
-    assert_eq!(span["message_id"], "m-1");
-    assert_eq!(span["key"], format!("{NAMESPACE}#m-1"));
-    assert_eq!(span["receive_count"], 3);
-    let of_message = lambda.logged(1, of_message).await;
-    assert_eq!(span["requestId"], of_message[0]["span"]["requestId"]);
 }
 
 #[tokio::test]

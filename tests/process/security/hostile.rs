@@ -142,19 +142,11 @@ fn bodies() -> Vec<Case> {
             format!("{}\0", order("nul")),
             INVALID_JSON,
         ),
-        body("beyond every number", order_of("1e999999"), TOO_LONG),
-        body("100,000 digits", order_of(&digits), TOO_LONG),
-        body(
-            "100,000 digits behind the point",
-            order_of(&format!("1.{digits}")),
-            TOO_LONG,
-        ),
         body(
             "an exponent of 100,000 digits",
             order_of(&format!("1e-{digits}")),
             TOO_LONG,
         ),
-        body("no number", order_of("NaN"), INVALID_JSON),
         body(
             "two ids",
             order_with("one", r#""orderId":"two""#),
@@ -185,11 +177,7 @@ fn keys() -> Vec<Case> {
             None,
         ),
         id("a key that looks hashed", json!(r"\sha256:0"), None),
-        id("an empty key", json!(""), NO_KEY),
-        id("a null key", json!(null), NO_KEY),
         id("an empty object for a key", json!({}), NO_KEY),
-        id("an empty list for a key", json!([]), NO_KEY),
-        id("a list of null for a key", json!([null]), NO_KEY),
         id("a fraction for a key", json!(0.1), NO_KEY),
     ]
 }
@@ -281,10 +269,10 @@ async fn hostile_message_fails_alone_with_clear_outcome() {
     }
 }
 
-/// Bytes other than JSON in UTF-8 are not an event. Lambda has nothing to acknowledge, so the whole
-/// batch returns.
+/// Bytes other than JSON in UTF-8 are not an event, nor is that of another service. Lambda has nothing to acknowledge, so
+/// the whole batch returns.
 #[tokio::test]
-async fn invalid_bytes_fail_and_next_event_succeeds() {
+async fn invalid_event_fails_and_next_one_succeeds() {
     let dynamo = Dynamo::start().await;
     let lambda = consumer(&dynamo).await;
     let event = |id: &str, body: &str| {
@@ -294,7 +282,11 @@ async fn invalid_bytes_fail_and_next_event_succeeds() {
     let halved = event("halved", SECRET);
     let mut no_text = event("no text", &format!("{SECRET}-@")).into_bytes();
     *no_text.iter_mut().find(|byte| **byte == b'@').unwrap() = 0xFF;
+    let of_s3 = json!({"Records": [{"eventSource": "aws:s3", "s3": {"object": {"key": SECRET}}}]});
     for (n, bytes) in [
+        of_s3.to_string().into_bytes(),
+        json!({ SECRET: "world" }).to_string().into_bytes(),
+        json!(SECRET).to_string().into_bytes(),
         vec![0xFF],
         vec![0xC3, 0x28],
         no_text,
@@ -313,7 +305,7 @@ async fn invalid_bytes_fail_and_next_event_succeeds() {
     }
     assert_eq!(
         dynamo.records(TABLE).await.len(),
-        6,
+        9,
         "only those that came after"
     );
     assert_eq!(lines_with_secrets(&lambda.kill().await.output), [""; 0]);

@@ -1,6 +1,6 @@
 //! Payloads, results, receipt handles and credentials must not be logged. The release binary runs
 //! through all its outcomes with a secret planted in each of these, and the test searches all its
-//! output. `library_logs.rs` covers other handlers and other modes.
+//! output. `writes.rs` covers other modes.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,6 +9,7 @@ use support::{
     PATIENCE,
     event::{batch, failed, received, record},
     runtime_api::{Env, Lambda, NAMESPACE, of_message},
+    stage::Stage,
     template::consumer_may,
 };
 
@@ -90,7 +91,6 @@ fn messages(delivery: u32) -> Vec<Value> {
     bodies.map(record).into()
 }
 
-/// Invalid events, with the secret where each goes wrong.
 /// Events with a record that fails alone.
 fn odd_events() -> Vec<Value> {
     let mut mistyped = record("m-1", "{}");
@@ -322,4 +322,26 @@ async fn trace_level_logs_secrets_and_search_finds_them() {
             .any(|line| line.contains(BODY))
     );
     assert!(!output.concat().contains(API_KEY));
+}
+
+/// The place of a panic is logged, and its message only at TRACE: it may quote the body.
+#[tokio::test]
+async fn panic_is_logged_without_its_message() {
+    for level in ["DEBUG", "TRACE"] {
+        let stage = Stage::set().await;
+        let settings = [("AWS_LAMBDA_LOG_LEVEL", level), ("RUST_BACKTRACE", "1")];
+        let lambda = stage.obedient(&settings).await;
+        let event = batch([record("m-1", &json!({"panic": true, "secret": BODY}))]);
+        let response = lambda.invoke(event, PATIENCE).await.response();
+        assert_eq!(failed(&response), ["m-1"]);
+        lambda.logged(1, of_message).await;
+        let output = lambda.kill().await.output;
+        assert_eq!(outcomes(&output), ["panicked"]);
+        let panicked = |line: &&String| line.contains(r#""message":"panicked""#);
+        let line = output.iter().find(panicked).unwrap();
+        assert!(line.contains("obey.rs"), "{line}");
+        let is_quoted = output.concat().contains("scripted panic: s3cr3t");
+        assert_eq!(is_quoted, level == "TRACE");
+        assert_eq!(lines_with_secrets(&output).is_empty(), level == "DEBUG");
+    }
 }

@@ -2,7 +2,7 @@
 
 mod body_memory;
 mod hostile;
-mod library_logs;
 mod logs;
 mod quoting_server;
 mod secrets;
+mod writes;

@@ -280,8 +280,6 @@ pub async fn record(client: &Client, table: &str, id: &str) -> Option<Item> {
     get.send().await.unwrap().item
 }
 
-/// A string attribute.
-#[track_caller]
 /// A record that another worker claimed in 2096, with other values for these attributes.
 pub fn record_of_another(id: &str, attributes: &Value) -> Item {
     let mut record = json!({
@@ -301,6 +299,8 @@ pub fn record_of_another(id: &str, attributes: &Value) -> Item {
     serde_dynamo::to_item(record).unwrap()
 }
 
+/// A string attribute.
+#[track_caller]
 pub fn text<'a>(item: &'a Item, name: &str) -> &'a str {
     match item.get(name) {
         Some(AttributeValue::S(value)) => value,

@@ -20,12 +20,6 @@ pub const TIME: Duration = Duration::from_secs(10);
 pub mod outcome {
     pub const COMPLETED: &str = "completed";
     pub const DUPLICATE: &str = "duplicate";
-    pub const CONFLICT: &str = "conflict";
-    pub const FAILED_BEFORE: &str = "failed_before";
-    pub const PERMANENT: &str = "permanent_failure";
-    pub const RETRYABLE: &str = "retryable_failure";
-    pub const INVALID: &str = "invalid";
-    pub const OUT_OF_TIME: &str = "out_of_time";
     pub const PANICKED: &str = "panicked";
 }
 

@@ -264,6 +264,14 @@ pub fn statements(value: &Value) -> Vec<&Value> {
     [own, inner].concat()
 }
 
+/// A statement, or both that a condition chooses from.
+pub fn variants(statement: &Value) -> Vec<&Value> {
+    match statement["!If"].as_array() {
+        Some(choice) => choice[1..].iter().collect(),
+        None => vec![statement],
+    }
+}
+
 /// The value under exactly these `conditions` of the template, or `None` for `AWS::NoValue`.
 pub fn met<'a>(value: &'a Value, conditions: &[&str]) -> Option<&'a Value> {
     let Some(choice) = value["!If"].as_array() else {

@@ -49,13 +49,6 @@ impl Throttle {
         });
         Self::Signals(ended, Some(thread))
     }
-
-    pub fn way(&self) -> &'static str {
-        match self {
-            Self::Cgroup(_) => "the CPU quota of a cgroup",
-            Self::Signals(..) => "SIGSTOP and SIGCONT",
-        }
-    }
 }
 
 impl Drop for Throttle {

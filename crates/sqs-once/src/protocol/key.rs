@@ -411,11 +411,6 @@ mod tests {
     }
 
     #[test]
-    fn namespace_displays_its_name() {
-        assert_eq!(Namespace::new("payments").unwrap().as_str(), "payments");
-    }
-
-    #[test]
     fn long_key_is_hashed_within_namespace() {
         let long = "x".repeat(MAX_KEY_BYTES);
         for name in ["ns".to_owned(), "#".repeat(MAX_NAMESPACE_BYTES)] {

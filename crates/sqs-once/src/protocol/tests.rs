@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    isolation::{Standing, has_last_look_up, standing},
+    isolation::{Standing, standing},
     *,
 };
 
@@ -775,23 +775,22 @@ fn swap_compares_both_parts_of_the_stamp() {
 }
 
 #[test]
-fn crashed_message_has_one_last_look_up() {
-    let waits = CrashWaits::new([MINUTE]);
-    let admitted = [0, 1, 2, 3].map(|attempts| has_last_look_up(attempts, &waits));
-    assert_eq!(admitted, [true, true, true, false]);
-}
-
-#[test]
 fn claim_over_a_death_waits_for_its_turn() {
     let waits = CrashWaits::new([MINUTE]);
-    for (deaths, has_look_up, runs, counts) in [
-        (0, false, Runs::Handler, true),
-        (1, true, Runs::Handler, true),
-        (2, true, Runs::LookUp, true),
-        (2, false, Runs::Nothing, false),
-        (3, true, Runs::Nothing, false),
+    let open = died().first_claimed_at;
+    for (deaths, first_claimed_at, has_look_up, runs, counts) in [
+        (0, open, false, Runs::Handler, true),
+        (1, open, true, Runs::Handler, true),
+        (2, open, true, Runs::LookUp, true),
+        (2, open, false, Runs::Nothing, false),
+        (3, open, true, Runs::Nothing, false),
+        // A closed attempt has nothing to look up.
+        (2, None, true, Runs::Nothing, false),
     ] {
-        let died = with(|record| record.exclusive_attempts = deaths);
+        let died = with(|record| {
+            record.exclusive_attempts = deaths;
+            record.first_claimed_at = first_claimed_at;
+        });
         let claim = Claim {
             quarantine: has_look_up.then_some(Duration::ZERO),
             ..claim()
@@ -810,30 +809,6 @@ fn claim_over_a_death_waits_for_its_turn() {
         let beside = if counts { suspend } else { write };
         assert_eq!(plan(Start::Beside), beside, "{deaths} {has_look_up}");
     }
-}
-
-#[test]
-fn closed_attempt_has_no_last_look_up() {
-    let closed = with(|record| {
-        record.exclusive_attempts = 2;
-        record.first_claimed_at = None;
-    });
-    let waits = CrashWaits::new([MINUTE]);
-    let claim = Claim {
-        quarantine: Some(Duration::ZERO),
-        ..claim()
-    };
-    let plan = plan_claim(Some(&closed), &claim, 0, Start::Alone, &waits);
-    assert!(
-        matches!(
-            plan,
-            Plan::Write {
-                runs: Runs::Nothing,
-                ..
-            }
-        ),
-        "{plan:?}"
-    );
 }
 
 #[test]

@@ -1,9 +1,7 @@
-//! Logs of the library in cases that the shipped consumer does not reach: panics, cut-offs, and
-//! effects in DynamoDB. Each test runs in its own process, because logging is set up once per
-//! process and a hook logs panics.
+//! Logs of effects in DynamoDB, which the shipped consumer does not have: items that a handler writes, and those that refuse
+//! its conditions.
 
 use std::{
-    future::Future,
     process::{Command, Stdio},
     sync::Arc,
     time::Duration,
@@ -13,8 +11,7 @@ use aws_sdk_dynamodb::{Client, types::Update};
 use serde_json::{Value, json};
 use sqs_once::{
     Attempt, Change, Consumer, Done, Failure, Handler, ItemMode, Mode, Once, Write, handler_fn,
-    store::{DynamoStore, MemoryStore},
-    telemetry,
+    store::DynamoStore, telemetry,
 };
 use support::{
     PATIENCE,
@@ -28,82 +25,6 @@ use crate::security::secrets::{BODY, lines_with_secrets, outcomes};
 
 const RECORDS: &str = "idempotency";
 const THINGS: &str = "things";
-
-/// Runs `role` in a process that runs only the test `name`, and returns its output. Inside that
-/// process, runs `role` and returns `None`.
-fn logged_by<F>(name: &str, level: &str, role: impl FnOnce() -> F) -> Option<Vec<String>>
-where
-    F: Future<Output = ()>,
-{
-    const ROLE: &str = "SQS_ONCE_TEST_LOGS";
-    if std::env::var_os(ROLE).is_some() {
-        telemetry::init();
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(role());
-        return None;
-    }
-    let (_, module) = module_path!().split_once("::").unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", &format!("{module}::{name}")])
-        .env_clear()
-        .env(ROLE, "1")
-        .env("AWS_LAMBDA_LOG_LEVEL", level)
-        .env("RUST_BACKTRACE", "1")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let output = [child.stdout, child.stderr].concat();
-    let output = String::from_utf8(output).unwrap();
-    assert!(child.status.success(), "{output}");
-    Some(output.lines().map(str::to_owned).collect())
-}
-
-/// Handler that obeys the body, and quotes it.
-async fn obey(body: Value, _: Attempt) -> Result<(), Failure> {
-    match body["act"].as_str() {
-        Some("hang") => std::future::pending().await,
-        _ => panic!("did not expect {body}"),
-    }
-}
-
-async fn panic_and_hang() {
-    let once = Once::new(MemoryStore::default());
-    let consumer = Arc::new(Consumer::without_aws(once, namespace(), handler_fn(obey)));
-    let act = |act| json!({"act": act, "secret": BODY});
-    let event = batch([
-        record("m-1", &act("panic")),
-        record("m-2", &json!(BODY)),
-        record("m-3", &act("hang")),
-    ]);
-    let failed = process(&consumer, event, within(Duration::from_secs(1))).await;
-    assert_eq!(failed, ["m-1", "m-2", "m-3"]);
-}
-
-#[test]
-fn panic_is_logged_without_its_message() {
-    let name = "panic_is_logged_without_its_message";
-    let Some(output) = logged_by(name, "DEBUG", panic_and_hang) else {
-        return;
-    };
-    let panics = output
-        .iter()
-        .filter(|line| line.contains(r#""message":"panicked""#));
-    let places: Vec<_> = panics
-        .filter(|line| line.contains("library_logs.rs"))
-        .collect();
-    assert_eq!(places.len(), 2, "{output:#?}");
-    assert_eq!(outcomes(&output), ["out_of_time", "panicked"]);
-    assert_eq!(lines_with_secrets(&output), [""; 0]);
-}
-
-/// The control: the search above is able to find these secrets.
-#[test]
-fn trace_level_logs_panic_message() {
-    let name = "trace_level_logs_panic_message";
-    if let Some(output) = logged_by(name, "TRACE", panic_and_hang) {
-        assert!(lines_with_secrets(&output).len() >= 2, "{output:#?}");
-    }
-}
 
 /// Tables, one with a secret item in it, and a worker.
 async fn world() -> (Dynamo, Client) {
@@ -189,12 +110,28 @@ async fn write_in_every_mode() {
     .await;
 }
 
+/// Runs in a process of its own, because logging is set up once per process.
 #[test]
 fn written_items_are_not_logged() {
-    let name = "written_items_are_not_logged";
-    let Some(output) = logged_by(name, "DEBUG", write_in_every_mode) else {
-        return;
-    };
+    const IS_CHILD: &str = "SQS_ONCE_TEST_LOGS";
+    if std::env::var_os(IS_CHILD).is_some() {
+        telemetry::init();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        return runtime.block_on(write_in_every_mode());
+    }
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let name = format!("{module}::written_items_are_not_logged");
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", &name])
+        .env_clear()
+        .env(IS_CHILD, "1")
+        .env("AWS_LAMBDA_LOG_LEVEL", "DEBUG")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let output = String::from_utf8([child.stdout, child.stderr].concat()).unwrap();
+    assert!(child.status.success(), "{output}");
+    let output: Vec<_> = output.lines().map(str::to_owned).collect();
     let expected = [
         "commit_unknown",
         "completed",
