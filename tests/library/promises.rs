@@ -1,6 +1,6 @@
-//! The list of TESTING.md: each guarantee, and flaws against it that docs/flaws.md has.
+//! The list of docs/testing.md: each guarantee, and flaws against it that docs/flaws.md has.
 
-const TESTING: &str = include_str!("../../TESTING.md");
+const TESTING: &str = include_str!("../../docs/testing.md");
 const GUARANTEES: &str = include_str!("../../docs/concepts.md");
 const FLAWS: &str = include_str!("../../docs/flaws.md");
 

@@ -82,12 +82,12 @@ async fn main() {
     let page = report::page(&results);
     println!("{page}");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(if quick { "target/bench" } else { "" });
-    for folder in ["docs", "benches/compare"] {
+    for folder in ["docs", "tests/benches/compare"] {
         fs::create_dir_all(root.join(folder)).unwrap();
     }
     fs::write(root.join("docs/speed.md"), page).unwrap();
     for (name, data) in report::data(&results) {
-        fs::write(root.join("benches/compare").join(name), data).unwrap();
+        fs::write(root.join("tests/benches/compare").join(name), data).unwrap();
     }
 }
 

@@ -47,7 +47,7 @@ async fn main() {
     }
     println!("{data}");
     if rounds > 1 {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/postgres/figures.csv");
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/benches/postgres/figures.csv");
         fs::write(file, data).unwrap();
     }
 }

@@ -38,7 +38,7 @@ const INTRODUCTION: &str = "\
 
 How much time and CPU a batch takes, beside plain loops of AWS SDK calls and Powertools for TypeScript. All of them run as processes behind
 the same Lambda Runtime API on one machine, and a stub that answers after 5 ms stands in for DynamoDB. Nothing was measured on AWS.
-`make bench` writes this page, and [data files](https://github.com/sqs-once/sqs-once/blob/main/benches) with what it measured besides: other
+`make bench` writes this page, and [data files](https://github.com/sqs-once/sqs-once/blob/main/tests/benches) with what it measured besides: other
 sizes of batches, p99, bytes, connections, instructions, our goals, Powertools for Python, PostgreSQL.
 
 - **raw loop** runs all messages of a batch at a time on one thread, with the shortest claim and the shortest completion. It decides and logs
