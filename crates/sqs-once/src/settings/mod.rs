@@ -3,7 +3,7 @@
 pub(crate) mod any_store;
 mod function;
 mod modes;
-mod parse;
+pub(crate) mod parse;
 mod records;
 mod shared;
 pub(crate) mod variables;
@@ -230,9 +230,7 @@ impl Settings {
         M: ModeSettings + Mode<H::Output>,
         H: Handler,
     {
-        let shared = self.shared();
-        let read = (|| Ok((handler?, shared?)))();
-        let (handler, shared) = self.check(read)?;
+        let (handler, shared) = self.read(handler)?;
         let config = self.config().await;
         let options = ModeOptions {
             retention: shared.values.retention,

@@ -1,7 +1,6 @@
 //! Environment variables, read one by one, with one error that lists every problem.
 
 mod mode;
-pub(crate) mod parse;
 pub mod table;
 mod unknown;
 
@@ -14,7 +13,7 @@ use std::{
 pub use mode::{ModeOptions, ModeSettings};
 pub use unknown::UnknownVariable;
 
-use crate::entries::entries;
+use crate::{entries::entries, settings::parse::positive};
 use table::{SETTINGS, Setting};
 
 /// Environment variables, and the errors found in them so far.
@@ -30,7 +29,7 @@ use table::{SETTINGS, Setting};
 /// let mut variables = Variables::from_vars([("PORT", "x")]);
 /// let port = variables.required("PORT", "port of the printer", str::parse::<u16>);
 /// let host = variables.required("HOST", "host of the printer", str::parse::<String>);
-/// let error = variables.checked((|| Ok((host?, port?)))()).unwrap_err();
+/// let error = variables.checked(host.and(port)).unwrap_err();
 /// assert_eq!(error.errors().len(), 2);
 /// ```
 pub struct Variables {
@@ -265,7 +264,7 @@ impl Variables {
     /// assert_eq!(settings.duration("PAUSE", "5s"), Ok(Duration::from_secs(5)));
     /// ```
     pub fn duration(&mut self, name: &str, default: &str) -> Result<Duration, SettingsError> {
-        self.optional(name, default, parse::positive)
+        self.optional(name, default, positive)
     }
 
     /// Reads a variable as text. `None` if it is not set and has no default.
