@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{entries::entries, sqs::Visibility};
+use crate::{entries::entries, protocol::isolation::CrashWaits, sqs::Visibility};
 
 /// Parses `on` or `off`.
 ///
@@ -107,6 +107,15 @@ pub(crate) fn lifetime(text: &str) -> Result<Option<Duration>, String> {
             .map(Some)
             .map_err(|error| format!("{error}, or must be `off`")),
     }
+}
+
+/// Parses whether a message runs alone after a crash.
+pub(crate) fn isolation(text: &str) -> Result<CrashWaits, &'static str> {
+    Ok(if on_or_off(text)? {
+        CrashWaits::default()
+    } else {
+        CrashWaits::off()
+    })
 }
 
 /// Takes any text. None if it is empty.

@@ -11,7 +11,7 @@ use crate::{
     deadline::reserve_per_message,
     handler::Handler,
     modes::{Mode, Once},
-    protocol::{Namespace, isolation::CrashWaits},
+    protocol::Namespace,
     settings::variables::table::{
         CONSUMER_DIRECT_DEAD_LETTERING, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START,
         IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, Values,
@@ -146,14 +146,6 @@ impl Shared {
         usize::try_from(memory).ok()?.checked_mul(1 << 20)
     }
 
-    pub(super) fn crash_waits(&self) -> CrashWaits {
-        if self.values.crash_isolation {
-            CrashWaits::default()
-        } else {
-            CrashWaits::off()
-        }
-    }
-
     /// Returns whether the consumer calls SQS or S3.
     pub(super) const fn calls_aws(&self) -> bool {
         let values = &self.values;
@@ -177,7 +169,7 @@ impl Shared {
         let once = Once::new(store.with_outbox(self.values.outbox.clone()))
             .retention(self.values.retention)
             .results(self.results(config))
-            .crash_waits(self.crash_waits())
+            .crash_waits(self.values.crash_waits.clone())
             .call_key_lifetime(self.values.call_key_lifetime);
         match self.memory_of_messages() {
             Some(memory) => once.output_memory(memory / 2),

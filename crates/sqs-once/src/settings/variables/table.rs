@@ -15,9 +15,10 @@ use std::{
 
 use super::{SettingsError, Variables};
 use crate::{
+    protocol::isolation::CrashWaits,
     settings::parse::{
-        backoff, bucket, buckets, bytes, concurrency, duration, lifetime, of_s3, on_or_off,
-        positive, text,
+        backoff, bucket, buckets, bytes, concurrency, duration, isolation, lifetime, of_s3,
+        on_or_off, positive, text,
     },
     sqs::Options,
 };
@@ -159,7 +160,7 @@ settings! {
     CONSUMER_FIFO_AFTER_PERMANENT [options.fifo_after_permanent = str::parse]: Consumer, "continue";
     "after a recorded permanent failure, `continue` runs the rest of the FIFO group, and `stop` reports it as failed"
 
-    CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "on", "; in claim mode only";
+    CONSUMER_CRASH_ISOLATION (crash_waits: CrashWaits = isolation): Consumer, "on", "; in claim mode only";
     "after a crash, each message that may have caused it [runs alone](operations.md#isolation-after-a-crash), and waits after each further crash"
 
     CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";
