@@ -143,7 +143,10 @@ pub mod internal {
             record::expires_at,
             request_error_kind::RequestErrorKind,
         },
-        settings::variables::{ModeOptions, ModeSettings, parse::positive, table},
+        settings::{
+            parse::positive,
+            variables::{ModeOptions, ModeSettings, table},
+        },
         sqs::{
             LEAST_OUTAGE,
             identity::{has_payload, key_of},

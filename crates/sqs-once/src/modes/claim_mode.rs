@@ -6,7 +6,7 @@ use super::{
     health::Health,
     output::{Leased, Unleased},
     output_memory::OutputMemory,
-    records::Records,
+    records::{RETENTION, Records},
     turns::Turns,
 };
 use crate::{
@@ -63,7 +63,7 @@ impl<S: Store> Once<S> {
             records: Records {
                 store,
                 results: Results::inline(),
-                retention: Duration::from_secs(20 * 24 * 60 * 60),
+                retention: RETENTION,
                 clock: Timestamp::now,
             },
             lease_margin: Duration::from_secs(1),

@@ -3,7 +3,7 @@
 pub(crate) mod any_store;
 mod function;
 mod modes;
-mod parse;
+pub(crate) mod parse;
 mod records;
 mod shared;
 pub(crate) mod variables;
@@ -153,14 +153,10 @@ where
 }
 
 impl Settings {
-    /// Takes variables from the process's environment. Bytes that are not UTF-8 are replaced.
+    /// Takes the variables that the process's environment has now. Bytes that are not UTF-8 are replaced.
     #[must_use]
-    pub const fn from_env() -> Self {
-        Self {
-            variables: Variables::from_env(),
-            config: None,
-            warm_up: true,
-        }
+    pub fn from_env() -> Self {
+        Self::of(Variables::from_env())
     }
 
     /// Takes only these variables, for tests.
@@ -175,8 +171,12 @@ impl Settings {
     pub fn from_vars<N: Into<String>, V: Into<String>>(
         variables: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
+        Self::of(Variables::from_vars(variables))
+    }
+
+    const fn of(variables: Variables) -> Self {
         Self {
-            variables: Variables::from_vars(variables),
+            variables,
             config: None,
             warm_up: true,
         }
@@ -230,9 +230,7 @@ impl Settings {
         M: ModeSettings + Mode<H::Output>,
         H: Handler,
     {
-        let shared = self.shared();
-        let read = (|| Ok((handler?, shared?)))();
-        let (handler, shared) = self.check(read)?;
+        let (handler, shared) = self.read(handler)?;
         let config = self.config().await;
         let options = ModeOptions {
             retention: shared.values.retention,

@@ -43,9 +43,8 @@ impl Settings {
         } else {
             self.table().map(Some)
         };
-        let shared = self.shared();
-        let read = (|| Ok((handler?, table?, shared?)))();
-        let (handler, table, shared) = self.check(read)?;
+        let (handler, shared) = self.read(handler)?;
+        let table = table?;
         let config = if table.is_some() || shared.calls_aws() {
             self.config().await
         } else {
@@ -105,9 +104,7 @@ impl Settings {
     where
         Once<S>: Mode<H::Output>,
     {
-        let shared = self.shared();
-        let read = (|| Ok((handler?, shared?)))();
-        let (handler, shared) = self.check(read)?;
+        let (handler, shared) = self.read(handler)?;
         let config = self.config().await;
         let concurrency = shared.concurrency_of_claims();
         let once = shared.once(store, &config);
@@ -134,9 +131,9 @@ impl Settings {
     where
         Inbox<DynamoStore>: Mode<H::Output>,
     {
-        let (table, shared) = (self.table(), self.shared());
-        let read = (|| Ok((handler?, table?, shared?)))();
-        let (handler, table, shared) = self.check(read)?;
+        let table = self.table();
+        let (handler, shared) = self.read(handler)?;
+        let table = table?;
         let config = self.config().await;
         let store = table.store(&config);
         let to_read = self.warm_up.then(|| store.clone());
@@ -167,9 +164,7 @@ impl Settings {
     where
         ItemMode: Mode<H::Output>,
     {
-        let shared = self.shared();
-        let read = (|| Ok((handler?, shared?)))();
-        let (handler, shared) = self.check(read)?;
+        let (handler, shared) = self.read(handler)?;
         let config = self.config().await;
         let item_mode = ItemMode::new(Client::new(&config)).retention(shared.values.retention);
         let concurrency = shared.concurrency();

@@ -6,21 +6,41 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    dynamo::store::Layout, entries::entries, settings::variables::parse::positive, sqs::Visibility,
-};
+use crate::{entries::entries, protocol::isolation::CrashWaits, sqs::Visibility};
 
-/// Renames the key and the TTL attribute. The text has native names and other names, as in `id=PK,expires_at=ttl`.
-pub(super) fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
-    let pair = |pair: &str| {
-        let (field, name) = pair
-            .split_once('=')
-            .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
-        Ok((field.trim().to_owned(), name.trim().to_owned()))
-    };
-    let names = entries(text, "").into_iter().map(pair);
-    let names = names.collect::<Result<Vec<_>, String>>()?;
-    layout.rename(names).map_err(|error| error.to_string())
+/// Parses `on` or `off`.
+///
+/// # Errors
+///
+/// If `text` is neither.
+pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("must be `on` or `off`"),
+    }
+}
+
+/// Parses a duration such as `500ms`, `30s`, `5m` or `24h`.
+///
+/// # Errors
+///
+/// If `text` is not a duration.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
+}
+
+/// Parses a duration of more than 0.
+///
+/// # Errors
+///
+/// If `text` is not a duration, or is 0.
+pub fn positive(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be more than 0".to_owned()),
+        span => Ok(span),
+    }
 }
 
 pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
@@ -87,6 +107,15 @@ pub(crate) fn lifetime(text: &str) -> Result<Option<Duration>, String> {
             .map(Some)
             .map_err(|error| format!("{error}, or must be `off`")),
     }
+}
+
+/// Parses whether a message runs alone after a crash.
+pub(crate) fn isolation(text: &str) -> Result<CrashWaits, &'static str> {
+    Ok(if on_or_off(text)? {
+        CrashWaits::default()
+    } else {
+        CrashWaits::off()
+    })
 }
 
 /// Takes any text. None if it is empty.

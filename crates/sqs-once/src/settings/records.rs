@@ -3,15 +3,13 @@
 use aws_config::SdkConfig;
 use aws_sdk_dynamodb::Client;
 
-use super::{Settings, SettingsError, parse::rename};
+use super::{Settings, SettingsError, parse::on_or_off};
 use crate::{
     dynamo::store::{DynamoStore, Layout},
-    settings::variables::{
-        parse::on_or_off,
-        table::{
-            IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_NAMESPACE,
-            IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
-        },
+    entries::entries,
+    settings::variables::table::{
+        IDEMPOTENCY_ATTRIBUTES, IDEMPOTENCY_BATCHED_WRITES, IDEMPOTENCY_NAMESPACE,
+        IDEMPOTENCY_SORT_KEY, IDEMPOTENCY_TABLE_NAME,
     },
 };
 
@@ -56,6 +54,19 @@ impl Settings {
         });
         renamed.and(sorted)
     }
+}
+
+/// Renames the key and the TTL attribute. The text has native names and other names, as in `id=PK,expires_at=ttl`.
+fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
+    let pair = |pair: &str| {
+        let (field, name) = pair
+            .split_once('=')
+            .ok_or_else(|| format!("`{pair}` is not of the form id=PK"))?;
+        Ok((field.trim().to_owned(), name.trim().to_owned()))
+    };
+    let names = entries(text, "").into_iter().map(pair);
+    let names = names.collect::<Result<Vec<_>, String>>()?;
+    layout.rename(names).map_err(|error| error.to_string())
 }
 
 /// Settings of the table of records.

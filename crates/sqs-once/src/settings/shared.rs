@@ -4,20 +4,17 @@ use std::num::{NonZeroU32, NonZeroUsize};
 
 use aws_config::SdkConfig;
 
-use super::{Settings, SettingsError};
+use super::{Settings, SettingsError, parse::on_or_off};
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
 use crate::{
     deadline::reserve_per_message,
     handler::Handler,
     modes::{Mode, Once},
-    protocol::{Namespace, isolation::CrashWaits},
-    settings::variables::{
-        parse::on_or_off,
-        table::{
-            CONSUMER_DIRECT_DEAD_LETTERING, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START,
-            IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, Values,
-        },
+    protocol::Namespace,
+    settings::variables::table::{
+        CONSUMER_DIRECT_DEAD_LETTERING, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START,
+        IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, Values,
     },
     sqs::{Concurrency, Consumer, LEAST, Options, Visibility},
     store::{Results, Store},
@@ -46,41 +43,48 @@ impl Settings {
              under another one, what is done would be done again",
             |name| Namespace::new(name),
         );
-        let values = Values::read(self).and_then(|values| self.without_calls(values));
+        let values = Values::read(self).and_then(|values| self.calls_sqs_to_copy(values));
         let metrics = self.metrics();
-        let key = self
-            .is_set(IDEMPOTENCY_KEY.name)
-            .then(|| self.value(IDEMPOTENCY_KEY.name))
-            .flatten();
-        let invocations = self.invocations();
-        // A default that the code sets is only a hint.
-        let is_set = self.is_set(CONSUMER_MIN_TIME_TO_START.name);
         lambda?;
-        Ok(Shared {
+        let mut shared = Shared {
             namespace: namespace?,
             values: values?,
-            metrics: metrics?,
             memory: self.memory(),
-            invocations,
-            key_in_environment: key,
-            min_time_divisor: is_set.then(|| invocations.get().min(2)),
-        })
+            invocations: self.invocations(),
+        };
+        let options = &mut shared.values.options;
+        options.metrics = metrics?;
+        if self.is_set(IDEMPOTENCY_KEY.name) {
+            options.key_in_environment = self.value(IDEMPOTENCY_KEY.name);
+        }
+        // A default that the code sets is only a hint.
+        if self.is_set(CONSUMER_MIN_TIME_TO_START.name) {
+            options.min_time_divisor = Some(shared.invocations.get().min(2));
+        }
+        if let Some(memory) = shared.memory {
+            options.reserve_per_message = reserve_per_message(memory);
+        }
+        Ok(shared)
     }
 
-    /// A consumer that does not call SQS copies no message to a dead-letter queue.
-    fn without_calls(&mut self, values: Values) -> Result<Values, SettingsError> {
+    /// Reads the settings of every mode. Fails with every error so far, so a caller reads its own settings first.
+    pub(super) fn read<H>(
+        &mut self,
+        handler: Result<H, SettingsError>,
+    ) -> Result<(H, Shared), SettingsError> {
+        let shared = self.shared();
+        self.check(Ok(()))?;
+        Ok((handler?, shared?))
+    }
+
+    /// Refuses direct dead-lettering by a consumer that does not call SQS, unless it is only the default.
+    fn calls_sqs_to_copy(&mut self, values: Values) -> Result<Values, SettingsError> {
         let name = CONSUMER_DIRECT_DEAD_LETTERING.name;
-        if values.visibility || !values.dead_letter {
-            Ok(values)
-        } else if self.value(name).is_some() {
+        if values.dead_letter && !values.visibility && self.value(name).is_some() {
             let needs = "`on` needs CONSUMER_VISIBILITY=on, which calls SQS too";
-            Err(self.error(format!("{name}: {needs}")))
-        } else {
-            Ok(Values {
-                dead_letter: false,
-                ..values
-            })
+            return Err(self.error(format!("{name}: {needs}")));
         }
+        Ok(values)
     }
 
     /// Reads the settings of metrics. They are on by default, because the alarms need them.
@@ -113,15 +117,10 @@ impl Settings {
 pub(super) struct Shared {
     pub(super) values: Values,
     pub(super) namespace: Namespace,
-    pub(super) metrics: Option<Metrics>,
     /// Memory of the function in MB; `None` where Lambda did not set it.
     pub(super) memory: Option<u32>,
     /// The most invocations that run at once in the process.
     pub(super) invocations: NonZeroU32,
-    /// `IDEMPOTENCY_KEY`, if it is set and not only a default of the code.
-    pub(super) key_in_environment: Option<String>,
-    /// `None`: the minimum is not checked.
-    pub(super) min_time_divisor: Option<u32>,
 }
 
 impl Shared {
@@ -147,14 +146,6 @@ impl Shared {
         usize::try_from(memory).ok()?.checked_mul(1 << 20)
     }
 
-    pub(super) fn crash_waits(&self) -> CrashWaits {
-        if self.values.crash_isolation {
-            CrashWaits::default()
-        } else {
-            CrashWaits::off()
-        }
-    }
-
     /// Returns whether the consumer calls SQS or S3.
     pub(super) const fn calls_aws(&self) -> bool {
         let values = &self.values;
@@ -178,7 +169,7 @@ impl Shared {
         let once = Once::new(store.with_outbox(self.values.outbox.clone()))
             .retention(self.values.retention)
             .results(self.results(config))
-            .crash_waits(self.crash_waits())
+            .crash_waits(self.values.crash_waits.clone())
             .call_key_lifetime(self.values.call_key_lifetime);
         match self.memory_of_messages() {
             Some(memory) => once.output_memory(memory / 2),
@@ -194,29 +185,18 @@ impl Shared {
         config: &SdkConfig,
     ) -> Consumer<M, H> {
         let values = self.values;
-        let defaults = Options::new(self.namespace);
         let options = Options {
-            key: values.key,
-            key_in_environment: self.key_in_environment,
-            envelope: values.envelope,
-            fingerprint: values.fingerprint,
             concurrency,
-            reserve_per_message: (self.memory)
-                .map_or(defaults.reserve_per_message, reserve_per_message),
-            min_time_to_start: values.min_time_to_start,
-            min_time_divisor: self.min_time_divisor,
-            fifo_after_permanent: values.fifo_after_permanent,
             visibility: values.visibility.then(|| {
                 Visibility::new(aws_sdk_sqs::Client::new(config))
                     .backoff(values.backoff_base, values.backoff_cap)
                     .dead_letter(values.dead_letter)
                     .record_retention(values.retention)
             }),
-            metrics: self.metrics,
-            ..defaults
+            ..values.options
         };
-        let consumer =
-            Consumer::with_options(mode, handler, options).circuit_breaker(values.circuit_breaker);
+        let consumer = Consumer::with_options(mode, self.namespace, handler, options)
+            .circuit_breaker(values.circuit_breaker);
         #[cfg(feature = "s3")]
         if !values.s3_buckets.is_empty() {
             let bodies = S3Bodies::new(config, values.s3_buckets).max_bytes(values.max_body_bytes);

@@ -1,9 +1,9 @@
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use aws_sdk_dynamodb::Client;
@@ -17,6 +17,8 @@ use aws_smithy_runtime_api::client::http::{
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
 use super::{modes::while_reading, records::Table, shared::Shared, *};
+#[cfg(feature = "s3")]
+use crate::sqs::S3Bodies;
 use crate::{
     dynamo::{
         done::Done,
@@ -24,9 +26,11 @@ use crate::{
     },
     handler::{Attempt, Failure, HandlerOutput, handler_fn},
     modes::item::Change,
-    protocol::isolation::CrashWaits,
+    protocol::Namespace,
     settings::variables::table::{Reader, SETTINGS},
-    sqs::{FifoAfterPermanent, FingerprintSource, KeySource},
+    sqs::{FifoAfterPermanent, Visibility},
+    store::MemoryStore,
+    telemetry::Metrics,
 };
 
 const REQUIRED: [(&str, &str); 3] = [
@@ -38,7 +42,8 @@ const REQUIRED: [(&str, &str); 3] = [
 fn read(variables: &[(&str, &str)]) -> Result<(Table, Shared), SettingsError> {
     let mut settings = Settings::from_vars(variables.iter().copied());
     let (table, shared) = (settings.table(), settings.shared());
-    settings.check((|| Ok((table?, shared?)))())
+    settings.check(Ok(()))?;
+    Ok((table?, shared?))
 }
 
 fn with(variables: &[(&str, &str)]) -> Result<(Table, Shared), SettingsError> {
@@ -164,38 +169,48 @@ fn variable_for_min_time_is_checked_and_default_is_not() {
         let variables = [&REQUIRED[..], variables].concat();
         let mut settings = Settings::from_vars(variables);
         settings.set_default("CONSUMER_MIN_TIME_TO_START", "9s");
-        assert_eq!(settings.shared().unwrap().min_time_divisor, divisor);
+        assert_eq!(
+            settings.shared().unwrap().values.options.min_time_divisor,
+            divisor
+        );
     }
 }
 
-#[test]
-fn defaults_match_the_documented_table() {
+/// The default of a row is the one of the code.
+#[tokio::test]
+async fn settings_without_variables_are_the_defaults_of_the_code() {
     let name = ("AWS_LAMBDA_FUNCTION_NAME", "charge-orders");
-    let (table, shared) = with(&[name]).unwrap();
+    let (table, mut shared) = with(&[name]).unwrap();
     assert_eq!(table.name, "idempotency");
     assert_eq!(table.layout, Layout::native());
     assert!(table.batched_writes);
-    assert_eq!(shared.namespace.as_str(), "payments");
-    assert_eq!(
-        shared.metrics.as_ref().unwrap().names(),
-        ("sqs-once", "charge-orders")
-    );
-    assert_eq!(shared.min_time_divisor, None);
-    assert_eq!(shared.crash_waits(), CrashWaits::default());
-    let values = shared.values;
-    assert_eq!(values.result_bucket, None);
-    assert_eq!(values.key, KeySource::MessageId);
-    assert_eq!(values.max_body_bytes.get(), 2 << 20);
-    assert_eq!(values.fingerprint, FingerprintSource::Body);
-    assert_eq!(values.retention, Duration::from_secs(20 * 86_400));
+    let values = &mut shared.values;
     assert_eq!(values.concurrency, None);
-    assert_eq!(values.min_time_to_start, Duration::ZERO);
     assert!(values.circuit_breaker);
-    assert_eq!(values.fifo_after_permanent, FifoAfterPermanent::Continue);
-    assert!(values.visibility);
-    assert!(values.dead_letter);
-    assert_eq!(values.backoff_base, Duration::from_secs(10));
-    assert_eq!(values.backoff_cap, Duration::from_secs(15 * 60));
+
+    let config = offline(&[]).config().await;
+    let visibility = Visibility::new(aws_sdk_sqs::Client::new(&config));
+    let of_settings = (visibility.clone())
+        .backoff(values.backoff_base, values.backoff_cap)
+        .dead_letter(values.dead_letter);
+    assert_eq!(format!("{of_settings:?}"), format!("{visibility:?}"));
+    // The rest is compared without clients, since two of them are never equal.
+    assert!(mem::take(&mut values.visibility));
+    #[cfg(feature = "s3")]
+    {
+        let bodies = S3Bodies::new(&config, ["orders"]);
+        let of_settings = bodies.clone().max_bytes(values.max_body_bytes);
+        assert_eq!(format!("{of_settings:?}"), format!("{bodies:?}"));
+    }
+
+    let once = shared.once(MemoryStore::default(), &config);
+    let concurrency = shared.concurrency();
+    let of_settings = shared.consumer(once, unused::<()>(), concurrency, &config);
+    let once = Once::new(MemoryStore::default());
+    let namespace = Namespace::new("payments").unwrap();
+    let metrics = Metrics::new("sqs-once", "charge-orders").unwrap();
+    let of_code = Consumer::without_aws(once, namespace, unused::<()>()).metrics(metrics);
+    assert_eq!(format!("{of_settings:?}"), format!("{of_code:?}"));
 }
 
 #[test]
@@ -387,7 +402,7 @@ fn fifo_after_permanent_is_continue_or_stop() {
         ("stop", FifoAfterPermanent::Stop),
     ] {
         let (_, shared) = with(&[("CONSUMER_FIFO_AFTER_PERMANENT", text)]).unwrap();
-        assert_eq!(shared.values.fifo_after_permanent, parsed);
+        assert_eq!(shared.values.options.fifo_after_permanent, parsed);
     }
 }
 
@@ -540,7 +555,7 @@ fn value_fixed_in_code_is_the_setting() {
         settings.fix("IDEMPOTENCY_KEY", "body:/orderId");
         let shared = settings.shared();
         let shared = settings.check(shared).unwrap();
-        assert_eq!(shared.values.key, "body:/orderId".parse().unwrap());
+        assert_eq!(shared.values.options.key, "body:/orderId".parse().unwrap());
     }
 }
 

@@ -49,6 +49,7 @@ const LATE: Duration = Duration::from_secs(10);
 pub struct Consumer<M, H> {
     pub(super) mode: Arc<M>,
     pub(super) handler: Arc<H>,
+    pub(super) namespace: Namespace,
     /// The lookup and its quarantine.
     pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
     pub(super) replay: Option<OnDuplicate<H>>,
@@ -63,6 +64,7 @@ impl<M, H> Clone for Consumer<M, H> {
         Self {
             mode: Arc::clone(&self.mode),
             handler: Arc::clone(&self.handler),
+            namespace: self.namespace.clone(),
             asks: self.asks.clone(),
             replay: self.replay.clone(),
             process: Arc::clone(&self.process),
@@ -75,6 +77,7 @@ impl<M: fmt::Debug, H> fmt::Debug for Consumer<M, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer")
             .field("mode", &self.mode)
+            .field("namespace", &self.namespace)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
@@ -83,7 +86,7 @@ impl<M: fmt::Debug, H> fmt::Debug for Consumer<M, H> {
 impl<M, H> Consumer<M, H> {
     pub(super) fn identity_sources(&self) -> IdentitySources<'_> {
         IdentitySources {
-            namespace: &self.options.namespace,
+            namespace: &self.namespace,
             key: &self.options.key,
             fingerprint: &self.options.fingerprint,
             warned: &self.process.has_named_pointers,
@@ -112,13 +115,19 @@ impl<M, H> Consumer<M, H> {
         M: Mode<H::Output>,
         H: Handler,
     {
-        Self::with_options(mode, handler, Options::new(namespace))
+        Self::with_options(mode, namespace, handler, Options::default())
     }
 
-    pub(crate) fn with_options(mode: M, handler: H, options: Options) -> Self {
+    pub(crate) fn with_options(
+        mode: M,
+        namespace: Namespace,
+        handler: H,
+        options: Options,
+    ) -> Self {
         Self {
             mode: Arc::new(mode),
             handler: Arc::new(handler),
+            namespace,
             asks: None,
             replay: None,
             process: Arc::default(),

@@ -13,14 +13,12 @@ use super::{
 };
 use crate::{
     deadline::{LEAST_MEMORY, reserve_per_message},
-    protocol::Namespace,
     telemetry::Metrics,
 };
 
-/// Options of a consumer: its builder methods and the settings set them.
+/// Options of a consumer: its builder methods set them, and rows of the table of settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    pub(crate) namespace: Namespace,
     pub(crate) key: KeySource,
     /// `IDEMPOTENCY_KEY`, if it is set.
     pub(crate) key_in_environment: Option<String>,
@@ -43,13 +41,12 @@ pub(crate) struct Options {
     pub(crate) make_span: Option<Callback<MakeSpan>>,
 }
 
-impl Options {
-    pub(crate) fn new(namespace: Namespace) -> Self {
+impl Default for Options {
+    fn default() -> Self {
         Self {
-            namespace,
             key: KeySource::default(),
             key_in_environment: None,
-            envelope: Envelope::None,
+            envelope: Envelope::default(),
             s3_bodies: None,
             fingerprint: FingerprintSource::default(),
             concurrency: Concurrency::new(LEAST),

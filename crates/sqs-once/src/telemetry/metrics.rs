@@ -74,12 +74,6 @@ impl Metrics {
         }
     }
 
-    /// Returns namespace and service.
-    #[cfg(test)]
-    pub(crate) fn names(&self) -> (&str, &str) {
-        (&self.namespace, &self.service)
-    }
-
     /// Returns whether lines with metrics are written. They are not if standard output is a terminal.
     #[must_use]
     pub fn writes(&self) -> bool {

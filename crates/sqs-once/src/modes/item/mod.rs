@@ -25,6 +25,7 @@ use crate::{
     modes::{
         Mode, Operation, Outcome,
         mode::Claimed,
+        records::RETENTION,
         run::run_here,
         work::{HandlerEnd, guard_now},
     },
@@ -121,7 +122,7 @@ impl ItemMode {
             changing: without_retries(&client),
             client,
             places: Places::default(),
-            retention: Duration::from_secs(20 * 24 * 60 * 60),
+            retention: RETENTION,
             clock: Timestamp::now,
         }
     }

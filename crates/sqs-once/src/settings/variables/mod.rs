@@ -1,20 +1,21 @@
 //! Environment variables, read one by one, with one error that lists every problem.
 
 mod mode;
-pub(crate) mod parse;
 pub mod table;
 mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    env, fmt,
+    env,
+    ffi::OsString,
+    fmt,
     time::Duration,
 };
 
 pub use mode::{ModeOptions, ModeSettings};
 pub use unknown::UnknownVariable;
 
-use crate::entries::entries;
+use crate::{entries::entries, settings::parse::positive};
 use table::{SETTINGS, Setting};
 
 /// Environment variables, and the errors found in them so far.
@@ -30,12 +31,13 @@ use table::{SETTINGS, Setting};
 /// let mut variables = Variables::from_vars([("PORT", "x")]);
 /// let port = variables.required("PORT", "port of the printer", str::parse::<u16>);
 /// let host = variables.required("HOST", "host of the printer", str::parse::<String>);
-/// let error = variables.checked((|| Ok((host?, port?)))()).unwrap_err();
+/// let error = variables.checked(host.and(port)).unwrap_err();
 /// assert_eq!(error.errors().len(), 2);
 /// ```
+#[derive(Default)]
 pub struct Variables {
-    /// Variables for a test. `None`: the process's environment.
-    set: Option<BTreeMap<String, String>>,
+    /// The environment, or the variables of a test.
+    set: BTreeMap<String, String>,
     defaults: BTreeMap<String, String>,
     /// Values that the code fixes, whatever the environment says.
     fixed: BTreeMap<String, String>,
@@ -109,17 +111,11 @@ impl fmt::Debug for Variables {
 }
 
 impl Variables {
-    /// Takes variables from the process's environment. Bytes that are not UTF-8 are replaced.
+    /// Takes the variables that the process's environment has now. Bytes that are not UTF-8 are replaced.
     #[must_use]
-    pub const fn from_env() -> Self {
-        Self {
-            set: None,
-            defaults: BTreeMap::new(),
-            fixed: BTreeMap::new(),
-            trimmed: BTreeSet::new(),
-            read: BTreeSet::new(),
-            errors: Vec::new(),
-        }
+    pub fn from_env() -> Self {
+        let text = |text: OsString| text.to_string_lossy().into_owned();
+        Self::from_vars(env::vars_os().map(|(name, value)| (text(name), text(value))))
     }
 
     /// Takes only these variables, for tests.
@@ -130,8 +126,8 @@ impl Variables {
         let pairs = variables.into_iter();
         let set = pairs.map(|(name, value)| (name.into(), value.into()));
         Self {
-            set: Some(set.collect()),
-            ..Self::from_env()
+            set: set.collect(),
+            ..Self::default()
         }
     }
 
@@ -265,7 +261,7 @@ impl Variables {
     /// assert_eq!(settings.duration("PAUSE", "5s"), Ok(Duration::from_secs(5)));
     /// ```
     pub fn duration(&mut self, name: &str, default: &str) -> Result<Duration, SettingsError> {
-        self.optional(name, default, parse::positive)
+        self.optional(name, default, positive)
     }
 
     /// Reads a variable as text. `None` if it is not set and has no default.
@@ -305,11 +301,7 @@ impl Variables {
 
     /// Returns the value in the environment, unless it is empty.
     fn set_value(&self, name: &str) -> Option<String> {
-        let set = match &self.set {
-            Some(variables) => variables.get(name).cloned(),
-            None => env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
-        };
-        set.filter(|value| {
+        self.set.get(name).cloned().filter(|value| {
             let is_blank = || self.is_trimmed(name) && value.trim().is_empty();
             !value.is_empty() && !is_blank()
         })

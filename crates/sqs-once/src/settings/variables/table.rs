@@ -1,21 +1,26 @@
 //! The table of settings: one row for each variable.
 //!
-//! A row has field, type and parser, default and documentation. The rows are the struct `Values` and its reader, the
-//! hint for unknown names, and what `tests/cloud/parameters.rs` compares docs and template with. To add a
-//! setting, add a row, and use its field. The rows without a field are read where they are required.
+//! A row has what the setting sets, its parser, its default and its documentation. The rows are the struct `Values` and its
+//! reader, the hint for unknown names, and what `tests/cloud/parameters.rs` compares docs and template with. To add a
+//! setting, add a row:
+//!
+//! - `[options.key = str::parse]` sets a field of a consumer's `Options`, for what the consumer does in every mode;
+//! - `(retention: Duration = positive)` is a field of [`Values`], for a mode or a client that is made of it;
+//! - a row with neither is read where it is required.
 
 use std::{
     num::{NonZeroU32, NonZeroUsize},
     time::Duration,
 };
 
-use super::{
-    SettingsError, Variables,
-    parse::{duration, on_or_off, positive},
-};
+use super::{SettingsError, Variables};
 use crate::{
-    settings::parse::{backoff, bucket, buckets, bytes, concurrency, lifetime, of_s3, text},
-    sqs::{Envelope, FifoAfterPermanent, FingerprintSource, KeySource},
+    protocol::isolation::CrashWaits,
+    settings::parse::{
+        backoff, bucket, buckets, bytes, concurrency, duration, isolation, lifetime, of_s3,
+        on_or_off, positive, text,
+    },
+    sqs::Options,
 };
 
 /// A row of the table: an environment variable of a consumer or a relay.
@@ -67,7 +72,7 @@ impl Setting {
 /// Defines a constant for each row, [`SETTINGS`], and [`Values`].
 macro_rules! settings {
     ($(
-        $name:ident $(($field:ident: $type:ty = $parse:expr))?: $reader:ident, $default:literal $(, $note:literal)?;
+        $name:ident $([options.$option:ident = $into:expr])? $(($field:ident: $type:ty = $parse:expr))?: $reader:ident, $default:literal $(, $note:literal)?;
         $meaning:literal
     )+) => {
         $(
@@ -84,18 +89,23 @@ macro_rules! settings {
         /// Every setting, in the order of docs/settings.md.
         pub const SETTINGS: &[Setting] = &[$($name),+];
 
-        /// The settings of a consumer, one field for each row that has one.
+        /// The settings of a consumer, one field for each row that has one, and the options of the others.
         #[derive(Debug)]
         #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "nothing reads S3"))]
         pub(crate) struct Values {
+            pub(crate) options: Options,
             $($(pub(crate) $field: $type,)?)+
         }
 
         impl Values {
             /// Reads every setting before it returns the first error. The others stay in the list.
             pub(crate) fn read(variables: &mut Variables) -> Result<Self, SettingsError> {
-                $($(let $field: Result<$type, _> = variables.setting(&$name, $parse);)?)+
-                Ok(Self { $($($field: $field?,)?)+ })
+                $(
+                    $(let $option = variables.setting(&$name, $into);)?
+                    $(let $field: Result<$type, _> = variables.setting(&$name, $parse);)?
+                )+
+                let options = Options { $($($option: $option?,)?)+ ..Options::default() };
+                Ok(Self { options, $($($field: $field?,)?)+ })
             }
         }
     };
@@ -108,10 +118,10 @@ settings! {
     IDEMPOTENCY_NAMESPACE: Consumer, "", "required";
     "first part of every key, such as `payments`. Never share it between consumers, and never change it: every message would be a new operation"
 
-    IDEMPOTENCY_KEY (key: KeySource = str::parse): Consumer, "message-id";
+    IDEMPOTENCY_KEY [options.key = str::parse]: Consumer, "message-id";
     "what names an operation: `body:/orderId`, `attribute:NAME`, `deduplication-id` or `message-id` ([choose one](keys.md)). With `message-id`, a message that is sent twice runs twice"
 
-    CONSUMER_ENVELOPE (envelope: Envelope = str::parse): Consumer, "none";
+    CONSUMER_ENVELOPE [options.envelope = str::parse]: Consumer, "none";
     "`auto` [unwraps](handlers.md#envelopes) what SNS, EventBridge or S3 put around a message"
 
     CONSUMER_MAX_BODY_BYTES (max_body_bytes: NonZeroU32 = bytes): Consumer, "2097152";
@@ -120,7 +130,7 @@ settings! {
     CONSUMER_S3_BUCKETS (s3_buckets: Vec<String> = of_s3(buckets)): Consumer, "", "not set";
     "S3 buckets, such as `orders,invoices`, from which to read [large bodies](large-messages.md); needs the feature `s3`"
 
-    IDEMPOTENCY_FINGERPRINT (fingerprint: FingerprintSource = str::parse): Consumer, "body", "; not used by `item_mode`";
+    IDEMPOTENCY_FINGERPRINT [options.fingerprint = str::parse]: Consumer, "body", "; not used by `item_mode`";
     "what must not change under one key: the body, parts of it (`body:/amount,/currency`), or `off`"
 
     IDEMPOTENCY_RETENTION (retention: Duration = positive): Consumer, "20d";
@@ -144,13 +154,13 @@ settings! {
     CONSUMER_CONCURRENCY (concurrency: Option<NonZeroUsize> = concurrency): Consumer, "auto";
     "how many of a batch's handlers run at a time. `auto` means 10 or, in claim mode without a result bucket, 10 to 100 depending on memory"
 
-    CONSUMER_MIN_TIME_TO_START (min_time_to_start: Duration = duration): Consumer, "0s";
+    CONSUMER_MIN_TIME_TO_START [options.min_time_to_start = duration]: Consumer, "0s";
     "a message isn't started with less time left than this. With a value above the function's timeout (half of it, with several invocations per process) none is started, and if it's more than 10 s above, every invocation fails"
 
-    CONSUMER_FIFO_AFTER_PERMANENT (fifo_after_permanent: FifoAfterPermanent = str::parse): Consumer, "continue";
+    CONSUMER_FIFO_AFTER_PERMANENT [options.fifo_after_permanent = str::parse]: Consumer, "continue";
     "after a recorded permanent failure, `continue` runs the rest of the FIFO group, and `stop` reports it as failed"
 
-    CONSUMER_CRASH_ISOLATION (crash_isolation: bool = on_or_off): Consumer, "on", "; in claim mode only";
+    CONSUMER_CRASH_ISOLATION (crash_waits: CrashWaits = isolation): Consumer, "on", "; in claim mode only";
     "after a crash, each message that may have caused it [runs alone](operations.md#isolation-after-a-crash), and waits after each further crash"
 
     CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";

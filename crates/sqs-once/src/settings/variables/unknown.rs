@@ -1,7 +1,5 @@
 //! Finds variables that look like settings but that no setting reads, such as misspelt names.
 
-use std::env;
-
 use super::{
     Variables,
     table::{Reader, SETTINGS},
@@ -36,34 +34,22 @@ impl Variables {
             .iter()
             .filter(|setting| setting.reader == Reader::Consumer)
             .map(|setting| setting.name);
-        let known = || {
-            of_consumers
-                .clone()
-                .chain(self.read.iter().map(|name| &**name))
-        };
-        let mut names = self.names();
-        names.retain(|name| suffix(name).is_some() && known().all(|known| known != name));
-        let hints = names.into_iter().map(|name| {
-            let near = known().filter_map(|known| Some((distance_between(&name, known)?, known)));
+        let read = self.read.iter().map(String::as_str);
+        let known: Vec<_> = of_consumers.chain(read).collect();
+        let set = self.set.iter().filter(|(_, value)| !value.is_empty());
+        let names = set.map(|(name, _)| name);
+        let is_unknown = |name: &&String| suffix(name).is_some() && !known.contains(&name.as_str());
+        let unknown = names.filter(is_unknown).map(|name| {
+            let near = known
+                .iter()
+                .filter_map(|known| Some((distance_between(name, known)?, *known)));
             let nearest = near.min().map(|(_, known)| known.to_owned());
-            UnknownVariable { name, nearest }
+            UnknownVariable {
+                name: name.clone(),
+                nearest,
+            }
         });
-        hints.collect()
-    }
-
-    /// Returns the names of the variables that are set.
-    fn names(&self) -> Vec<String> {
-        match &self.set {
-            Some(variables) => {
-                let set = variables.iter().filter(|(_, value)| !value.is_empty());
-                set.map(|(name, _)| name.clone()).collect()
-            }
-            None => {
-                let set = env::vars_os().filter(|(_, value)| !value.is_empty());
-                set.map(|(name, _)| name.to_string_lossy().into_owned())
-                    .collect()
-            }
-        }
+        unknown.collect()
     }
 }
 
