@@ -19,7 +19,7 @@ use sqs_once::{
 };
 use support::{
     consumer::{namespace, process, within},
-    event::{batch, in_group, received, sent_at},
+    event::{batch, in_group, received},
     log,
     sqs::{DEAD_LETTER_QUEUE_ARN, Sqs, SqsBehaviour},
     stopwatch::Stopwatch,

@@ -26,7 +26,7 @@ const MAX_ATTRIBUTES: usize = 100;
 /// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so one queue can have
 /// both. Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key
 /// comes from the body, an order that a producer published twice is one operation.
-/// [`Attempt::envelope`](crate::Attempt::envelope) returns what the innermost envelope said.
+/// [`DeliveryMetadata::envelope`](crate::DeliveryMetadata::envelope) has what the innermost envelope said.
 ///
 /// | envelope | the body is a JSON object with | the message inside |
 /// | --- | --- | --- |

@@ -43,12 +43,12 @@ pub struct MessageOutcome<'a> {
 impl<'a> MessageOutcome<'a> {
     pub(super) fn new(message: &'a Message, ended: &'a Ended) -> Self {
         Self {
-            message_id: message.id().as_str(),
+            message_id: message.id.as_str(),
             key: ended.key.as_ref(),
             outcome: &ended.outcome,
             dead_lettered: false,
             receive_count: message.receive_count(),
-            sent_at: message.sent_at(),
+            sent_at: message.delivery.facts().sent_at,
             duration: ended.duration,
             handler_duration: ended.handler.as_ref().map(|run| run.duration),
             message,

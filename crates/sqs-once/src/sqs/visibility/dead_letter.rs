@@ -216,8 +216,8 @@ impl<'a> MessageCopy<'a> {
         needs_deduplication_id: bool,
     ) -> Result<Self, NoCopy> {
         let message = of.message;
-        let body = message.sent_body().ok_or(NoCopy::NoBody)?;
-        let sent = message.delivery().facts();
+        let body = message.sent_body.as_deref().ok_or(NoCopy::NoBody)?;
+        let sent = message.delivery.facts();
         let mut attributes = message.sent_attributes().clone();
         for ours in [REASON, ERROR, KEY] {
             attributes.remove(ours);
@@ -259,7 +259,7 @@ impl<'a> MessageCopy<'a> {
         // As SQS does when it moves a message. A standard queue has message groups too, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
-            entry = entry.message_deduplication_id(message.id().as_str());
+            entry = entry.message_deduplication_id(message.id.as_str());
         }
         if let Some(trace) = &sent.trace_header {
             let header = MessageSystemAttributeValue::builder()
@@ -270,7 +270,7 @@ impl<'a> MessageCopy<'a> {
             entry = entry.set_message_system_attributes(header.ok().map(|it| [(name, it)].into()));
         }
         Ok(Self {
-            id: message.id(),
+            id: &message.id,
             entry,
             bytes,
         })

@@ -214,7 +214,7 @@ impl Visibility {
         };
         let confirmed = dead_letters.send(&alone.collect::<Vec<_>>()).await;
         for of in batch {
-            of.dead_lettered = confirmed.contains(of.message.id())
+            of.dead_lettered = confirmed.contains(&of.message.id)
                 || flawed("a copy is not confirmed") && of.ended.is_permanent();
         }
         ids.len() - confirmed.len()
@@ -253,7 +253,7 @@ fn shared_ids<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a str> {
     let mut first = HashMap::new();
     let differs = |of: &&MessageOutcome<'a>| {
         let first: &Message = first.entry(of.message_id).or_insert(of.message);
-        first.sent_body() != of.message.sent_body()
+        first.sent_body != of.message.sent_body
             || first.sent_attributes() != of.message.sent_attributes()
     };
     batch

@@ -1,4 +1,4 @@
-//! [`Record`]: one record of an event, which may have a shape that SQS does not send.
+//! Reads an event: its messages, even those of a shape that SQS does not send.
 
 use std::{
     borrow::Borrow,
@@ -10,18 +10,8 @@ use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use serde::{Deserialize, Deserializer, de::Visitor};
 use serde_json::value::RawValue;
 
+use super::{batch_error::BatchError, message::Message};
 use crate::handler::InvalidMessage;
-
-/// One record of an event.
-///
-/// `SqsEvent` refuses the whole event for one odd record. Then all its messages would come back until they
-/// are in the dead-letter queue.
-#[derive(Debug, Default)]
-pub(crate) struct Record {
-    pub(super) message: SqsMessage,
-    /// Why the record can't be read. `message` then has what can be read of it.
-    pub(super) fault: Option<InvalidMessage>,
-}
 
 /// The event of an event source mapping.
 #[derive(Deserialize)]
@@ -62,63 +52,70 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-impl From<SqsMessage> for Record {
-    fn from(message: SqsMessage) -> Self {
-        Self {
-            message,
-            fault: None,
+/// Reads the event of an event source mapping, or the list of messages that an EventBridge pipe sends.
+///
+/// `SqsEvent` refuses the whole event for one odd message. Then all messages would come back until they are in the
+/// dead-letter queue.
+pub(super) fn read(event: &str) -> Result<Vec<Message>, BatchError> {
+    let list = if event.trim_start().starts_with('[') {
+        serde_json::from_str(event)
+    } else {
+        serde_json::from_str(event).map(|event: Event<'_>| event.records)
+    };
+    let list: Vec<&RawValue> = list.map_err(|error| BatchError::NotSqs {
+        line: error.line(),
+        column: error.column(),
+    })?;
+    with_ids(list.into_iter().map(read_one))
+}
+
+/// Collects messages. Fails if one has no id, because the response could not name it.
+pub(super) fn with_ids(
+    messages: impl Iterator<Item = Option<Message>>,
+) -> Result<Vec<Message>, BatchError> {
+    let with_id =
+        |(index, message): (usize, Option<_>)| message.ok_or(BatchError::NoMessageId { index });
+    messages.enumerate().map(with_id).collect()
+}
+
+fn read_one(json: &RawValue) -> Option<Message> {
+    // serde would take the elements of a list for the members of a struct.
+    if !json.get().starts_with('{') {
+        return None;
+    }
+    match serde_json::from_str::<SqsMessage>(json.get()) {
+        Ok(sqs) => Message::new(sqs),
+        Err(_) => {
+            let members = parsed(json).unwrap_or_default();
+            let odd = Message::new(readable(&members))?;
+            Some(odd.refused(fault(&members)))
         }
     }
 }
 
-impl Record {
-    /// Parses the event of an event source mapping, or the list of records that an EventBridge pipe sends.
-    pub(super) fn parse_all(event: &str) -> serde_json::Result<Vec<Self>> {
-        let records: Vec<&RawValue> = if event.trim_start().starts_with('[') {
-            serde_json::from_str(event)?
-        } else {
-            serde_json::from_str::<Event<'_>>(event)?.records
-        };
-        Ok(records.into_iter().map(Self::parse).collect())
+/// Takes what the response, the visibility timeout and a copy of an odd message need.
+fn readable(members: &Members<'_>) -> SqsMessage {
+    let text = |name| parsed::<String>(members.get(name)?);
+    let mut sqs = SqsMessage::default();
+    sqs.message_id = text("messageId");
+    sqs.receipt_handle = text("receiptHandle");
+    sqs.event_source_arn = text("eventSourceARN");
+    let system = members.get("attributes").copied().and_then(parsed);
+    let system: Members<'_> = system.unwrap_or_default();
+    sqs.attributes = system
+        .into_iter()
+        .filter_map(|(Name(name), value)| Some((name, text_or_digits(value)?)))
+        .collect();
+    let attributes = match members.get("messageAttributes") {
+        Some(attributes) => all_attributes(attributes),
+        None => Some(HashMap::new()),
+    };
+    // A copy that lacks an attribute would be a different message. Without a body there is no copy.
+    if let Some(attributes) = attributes {
+        sqs.message_attributes = attributes;
+        sqs.body = text("body");
     }
-
-    fn parse(record: &RawValue) -> Self {
-        // serde would take the elements of a list for the members of a struct.
-        if !record.get().starts_with('{') {
-            return Self::default();
-        }
-        let message = serde_json::from_str::<SqsMessage>(record.get());
-        message.map_or_else(|_| Self::of_readable(record), Self::from)
-    }
-
-    /// Takes what the response, the visibility timeout and a copy of the message need.
-    fn of_readable(record: &RawValue) -> Self {
-        let members: Members<'_> = parsed(record).unwrap_or_default();
-        let text = |name| parsed::<String>(members.get(name)?);
-        let mut message = SqsMessage::default();
-        message.message_id = text("messageId");
-        message.receipt_handle = text("receiptHandle");
-        message.event_source_arn = text("eventSourceARN");
-        let system = members.get("attributes").copied().and_then(parsed);
-        let system: Members<'_> = system.unwrap_or_default();
-        message.attributes = system
-            .into_iter()
-            .filter_map(|(Name(name), value)| Some((name, text_or_digits(value)?)))
-            .collect();
-        let attributes = match members.get("messageAttributes") {
-            Some(attributes) => all_attributes(attributes),
-            None => Some(HashMap::new()),
-        };
-        // A copy that lacks an attribute would be a different message. Without a body there is no copy.
-        if let Some(attributes) = attributes {
-            message.message_attributes = attributes;
-            message.body = text("body");
-        }
-        Self {
-            message,
-            fault: Some(fault(&members)),
-        }
-    }
+    sqs
 }
 
 /// Parses message attributes by what SQS uses of them. `None` if the value of one can't be read.
@@ -180,15 +177,24 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::sqs::identity::NoIdentity;
 
-    fn record(record: &Value) -> Record {
-        let event = json!({ "Records": [record] }).to_string();
-        Record::parse_all(&event).unwrap().remove(0)
+    fn message(message: &Value) -> Message {
+        let event = json!({ "Records": [message] }).to_string();
+        read(&event).unwrap().remove(0)
+    }
+
+    /// Returns why a message can't be read.
+    fn refused(message: &Message) -> &str {
+        match &message.identity {
+            Some(Err(NoIdentity::Invalid(InvalidMessage(why)))) => why,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
-    fn odd_record_keeps_what_can_be_read() {
-        let odd = record(&json!({
+    fn odd_message_keeps_what_can_be_read() {
+        let odd = message(&json!({
             "messageId": "m-1", "receiptHandle": "r-1", "body": "b", "eventSourceARN": "arn:q.fifo",
             "attributes": {"ApproximateReceiveCount": "7", "MessageGroupId": "g", "SenderId": 5},
             "messageAttributes": {
@@ -196,37 +202,30 @@ mod tests {
                 "b": {"dataType": "Binary.x", "binaryValue": "AAE=", "binaryListValues": null},
             },
         }));
-        let InvalidMessage(fault) = odd.fault.unwrap();
-        assert!(fault.contains("`attributes`"), "{fault}");
-        let message = odd.message;
-        let texts = [
-            message.message_id,
-            message.receipt_handle,
-            message.body,
-            message.event_source_arn,
-            message.message_attributes["a"].string_value.clone(),
-        ];
-        let texts = texts.map(Option::unwrap);
-        assert_eq!(texts, ["m-1", "r-1", "b", "arn:q.fifo", "1"]);
-        let binary = message.message_attributes["b"].binary_value.as_ref();
-        assert_eq!(binary.unwrap().0, [0, 1]);
-        assert_eq!(message.attributes["ApproximateReceiveCount"], "7");
-        assert_eq!(message.attributes["MessageGroupId"], "g");
-        assert_eq!(message.attributes["SenderId"], "5");
+        assert!(refused(&odd).contains("`attributes`"), "{odd:?}");
+        let receipt = odd.receipt().unwrap();
+        let texts = [odd.id.as_str(), receipt.handle, receipt.queue_arn];
+        assert_eq!(texts, ["m-1", "r-1", "arn:q.fifo"]);
+        assert_eq!(odd.sent_body.as_deref(), Some("b"));
+        let facts = odd.delivery.facts();
+        assert_eq!(facts.attribute("a"), Some("1"));
+        assert_eq!(facts.binary_attribute("b"), Some(&[0, 1][..]));
+        assert_eq!(facts.receive_count, 7);
+        assert_eq!(facts.group_id.as_deref(), Some("g"));
+        assert_eq!(facts.sender_id.as_deref(), Some("5"));
     }
 
     #[test]
-    fn record_keeps_id_and_receive_count_of_odd_members() {
+    fn id_and_receive_count_survive_odd_members() {
         let event = r#"[{"messageId":"m-1","body":"b","\ud83d":1,
             "attributes":{"ApproximateReceiveCount":57,"\ud83d":"x"}}]"#;
-        let odd = Record::parse_all(event).unwrap().remove(0);
-        assert!(odd.fault.is_some());
-        assert_eq!(odd.message.message_id.as_deref(), Some("m-1"));
-        assert_eq!(odd.message.attributes["ApproximateReceiveCount"], "57");
+        let odd = read(event).unwrap().remove(0);
+        refused(&odd);
+        assert_eq!((odd.id.as_str(), odd.receive_count()), ("m-1", 57));
     }
 
     #[test]
-    fn odd_record_without_all_attributes_has_no_body() {
+    fn odd_message_without_all_attributes_has_no_body() {
         for attributes in [
             json!({"a": {"dataType": "Binary", "binaryValue": "no base64?"}}),
             json!({"a": {"dataType": "String", "stringValue": 7}}),
@@ -234,19 +233,31 @@ mod tests {
             json!("SECRET"),
         ] {
             let odd =
-                record(&json!({"messageId": "m-1", "body": "b", "messageAttributes": attributes}));
-            let InvalidMessage(fault) = odd.fault.unwrap();
+                message(&json!({"messageId": "m-1", "body": "b", "messageAttributes": attributes}));
+            let fault = refused(&odd);
             assert!(fault.contains("`messageAttributes`"), "{fault}");
             assert!(!fault.contains("SECRET"), "{fault}");
-            assert_eq!(odd.message.body, None, "{attributes}");
+            assert_eq!(odd.sent_body, None, "{attributes}");
         }
     }
 
     #[test]
     fn member_that_occurs_twice_is_a_fault() {
         let event = r#" [{"messageId": "m-1", "body": "a", "body": "b"}]"#;
-        let odd = Record::parse_all(event).unwrap().remove(0);
-        assert_eq!(odd.message.message_id.as_deref(), Some("m-1"));
-        assert!(odd.fault.is_some());
+        refused(&read(event).unwrap()[0]);
+    }
+
+    #[test]
+    fn message_without_id_is_refused_with_its_event() {
+        for unnamed in [
+            r#"{"body":"b"}"#,
+            r#"{"messageId":""}"#,
+            r#"{"messageId":7}"#,
+            r#"["m-1"]"#,
+        ] {
+            let event = format!(r#"[{{"messageId":"m-1"}},{unnamed}]"#);
+            let error = read(&event).unwrap_err();
+            assert_eq!(error, BatchError::NoMessageId { index: 1 }, "{unnamed}");
+        }
     }
 }
