@@ -287,7 +287,7 @@ async fn permanent_outcomes_are_copied_with_reason() {
 }
 
 #[tokio::test]
-async fn odd_record_is_copied_if_it_is_complete() {
+async fn odd_message_is_copied_if_it_is_complete() {
     let world = World::start().await;
     let with = |id: &str, attribute: Value| {
         let mut record = declined(id);

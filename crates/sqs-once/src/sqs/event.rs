@@ -177,7 +177,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::sqs::identity::NoIdentity;
+    use crate::sqs::key_source::NoKey;
 
     fn message(message: &Value) -> Message {
         let event = json!({ "Records": [message] }).to_string();
@@ -187,7 +187,7 @@ mod tests {
     /// Returns why a message can't be read.
     fn refused(message: &Message) -> &str {
         match &message.identity {
-            Some(Err(NoIdentity::Invalid(InvalidMessage(why)))) => why,
+            Some(Err(NoKey::Invalid(InvalidMessage(why)))) => why,
             other => panic!("{other:?}"),
         }
     }
@@ -248,16 +248,22 @@ mod tests {
     }
 
     #[test]
-    fn message_without_id_is_refused_with_its_event() {
+    fn message_without_id_fails_the_event() {
         for unnamed in [
-            r#"{"body":"b"}"#,
-            r#"{"messageId":""}"#,
-            r#"{"messageId":7}"#,
-            r#"["m-1"]"#,
+            json!({"body": "SECRET"}),
+            json!({"messageId": null, "body": "SECRET"}),
+            json!({"messageId": "", "body": "SECRET"}),
+            json!({"messageId": 7, "body": "SECRET"}),
+            json!(["m-2", "receipt", "2"]),
+            json!("SECRET"),
+            json!(null),
+            json!([]),
         ] {
-            let event = format!(r#"[{{"messageId":"m-1"}},{unnamed}]"#);
-            let error = read(&event).unwrap_err();
-            assert_eq!(error, BatchError::NoMessageId { index: 1 }, "{unnamed}");
+            let good = json!({"messageId": "m-1", "body": "1"});
+            for event in [json!({"Records": [good, unnamed]}), json!([good, unnamed])] {
+                let error = read(&event.to_string()).unwrap_err();
+                assert_eq!(error, BatchError::NoMessageId { index: 1 }, "{unnamed}");
+            }
         }
     }
 }

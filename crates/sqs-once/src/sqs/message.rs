@@ -6,10 +6,12 @@ use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
 use tracing::{Span, field};
 
 use super::{
-    callback::{Callback, MakeSpan},
-    envelope::{self, Content, Envelope, NoMessage},
+    callback::Callback,
+    content::Content,
+    envelope::{self, Envelope, NoMessage},
     fingerprint_source::FingerprintSource,
-    identity::{Identity, IdentitySources, NoIdentity},
+    identity::{Identity, IdentitySources},
+    key_source::NoKey,
     s3_pointer::S3Pointer,
 };
 use crate::{
@@ -20,13 +22,16 @@ use crate::{
     system::Held,
 };
 
+/// A function that makes the span of a message.
+pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
+
 /// A message of a batch. It always has an id, because the response could not name it without one.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(super) id: MessageId,
     /// Key and fingerprint, or why there are none. `None` if they are made when the message runs: its body is in S3, or
     /// the time was short.
-    pub(super) identity: Option<Result<Identity, NoIdentity>>,
+    pub(super) identity: Option<Result<Identity, NoKey>>,
     /// Body in the queue. A copy must carry it unchanged.
     pub(super) sent_body: Option<String>,
     opened: Opened,
@@ -205,7 +210,7 @@ impl Message {
         &self,
         body: Option<&str>,
         sources: &IdentitySources<'_>,
-    ) -> Result<Identity, NoIdentity> {
+    ) -> Result<Identity, NoKey> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
         // An envelope has an id and a time of its own each time that the message is published.
         let whole = match &self.opened {
@@ -219,7 +224,7 @@ impl Message {
     pub(super) fn identify_without_body(
         &self,
         sources: &IdentitySources<'_>,
-    ) -> Option<Result<Identity, NoIdentity>> {
+    ) -> Option<Result<Identity, NoKey>> {
         let sources = IdentitySources {
             fingerprint: &FingerprintSource::Off,
             ..*sources
@@ -229,10 +234,10 @@ impl Message {
     }
 
     /// Returns the outcome of a message without a key.
-    pub(crate) fn without_key(&self, why: NoIdentity) -> Outcome {
+    pub(crate) fn without_key(&self, why: NoKey) -> Outcome {
         match why {
-            NoIdentity::Invalid(InvalidMessage(why)) => self.invalid(&why),
-            NoIdentity::KeyPanicked => Outcome::Panicked,
+            NoKey::Invalid(InvalidMessage(why)) => self.invalid(&why),
+            NoKey::Panicked => Outcome::Panicked,
         }
     }
 
@@ -399,7 +404,7 @@ mod tests {
         bodiless.body = None;
         let no_body = InvalidMessage::no_body();
         let identity = message(bodiless.clone()).unwrap().identity;
-        assert_eq!(identity, Some(Err(NoIdentity::Invalid(no_body.clone()))));
+        assert_eq!(identity, Some(Err(NoKey::Invalid(no_body.clone()))));
         assert_eq!(parse(bodiless).unwrap_err(), no_body);
     }
 

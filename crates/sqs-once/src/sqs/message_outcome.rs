@@ -13,6 +13,9 @@ use crate::{
     protocol::{Key, Timestamp},
 };
 
+/// A function that sees the result of each message.
+pub(super) type Observe = dyn Fn(&MessageOutcome<'_>) + Send + Sync;
+
 /// The result of one message of a batch, for
 /// [`Consumer::on_outcome`](crate::Consumer::on_outcome). The response, the visibility timeouts and the
 /// metrics come from it too.

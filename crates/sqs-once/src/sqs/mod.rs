@@ -5,6 +5,7 @@
 //! | `event` | reads the messages of an event, even those of an odd shape |
 //! | `message` | one message: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
+//! | `content` | what an envelope holds |
 //! | `s3_notification` | the records of an S3 event notification |
 //! | `read_message` | reads one message without a batch, for tests of handlers |
 //! | `identity` | key and fingerprint of a message |
@@ -42,6 +43,7 @@ mod canonical;
 mod chains;
 mod consumer;
 mod consumer_settings;
+mod content;
 mod document;
 mod ended;
 mod envelope;

@@ -18,7 +18,8 @@ use super::{
     body::Body,
     consumer::Consumer,
     ended::{Began, Ended, HandlerRun},
-    identity::{Identity, NoIdentity},
+    identity::Identity,
+    key_source::NoKey,
     long_polls::warn_of_long_polls,
     message::Message,
     s3_pointer::S3Pointer,
@@ -273,7 +274,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     fn operation(
         &self,
         message: &Message,
-        identity: Result<Identity, NoIdentity>,
+        identity: Result<Identity, NoKey>,
         deadline: Deadline,
         notes: &mut Notes,
     ) -> Result<Operation, Outcome> {
