@@ -118,7 +118,8 @@ impl Gateway {
             headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_str(&key)?);
         }
         // An order must not fail because its producer sent a text that no header can have.
-        if let Some(Ok(trace)) = attempt.trace_header().map(HeaderValue::from_str) {
+        let trace = attempt.delivery().trace_header.as_deref();
+        if let Some(Ok(trace)) = trace.map(HeaderValue::from_str) {
             headers.insert(TRACE_ID, trace);
         }
         let response = http.connections.send(request, has_keys).await?;

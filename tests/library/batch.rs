@@ -745,9 +745,9 @@ async fn handler_receives_delivery_facts() {
         assert_eq!(attempt.attribute("tenant"), Some("acme"));
         assert_eq!(attempt.attribute("weight"), Some("0.5"));
         assert_eq!(attempt.attribute("blob"), None);
-        assert_eq!(attempt.binary_attribute("blob"), Some(&b"\0\x01"[..]));
-        assert_eq!(attempt.binary_attribute("tenant"), None);
-        assert_eq!(attempt.attribute_names().count(), 3);
+        assert_eq!(attempt.delivery().binary_attribute("blob"), Some(&b"\0\x01"[..]));
+        assert_eq!(attempt.delivery().binary_attribute("tenant"), None);
+        assert_eq!(attempt.delivery().attributes.len(), 3);
         Ok(())
     }
     let once = Once::new(MemoryStore::default());
@@ -767,24 +767,25 @@ async fn handler_receives_delivery_facts() {
 #[tokio::test]
 async fn handler_receives_system_attributes() {
     async fn look(standard: bool, attempt: Attempt) -> Result<(), Failure> {
+        let facts = attempt.delivery();
         if standard {
-            assert_eq!(attempt.group_id(), None);
-            assert_eq!(attempt.trace_header(), None);
-            assert_eq!(attempt.dead_letter_source_arn(), None);
+            assert_eq!(facts.group_id, None);
+            assert_eq!(facts.trace_header, None);
+            assert_eq!(facts.dead_letter_source_arn, None);
             return Ok(());
         }
         let at = |millis| Some(Timestamp::from_millis(millis));
         let arn = format!("{QUEUE_ARN}.fifo");
-        assert_eq!(attempt.queue_arn(), Some(arn.as_str()));
-        assert_eq!(attempt.group_id(), Some("g"));
-        assert_eq!(attempt.deduplication_id(), Some("d"));
-        assert_eq!(attempt.sequence_number(), Some("18870266241"));
-        assert_eq!(attempt.sent_at(), at(1_796_000_000_000));
-        assert_eq!(attempt.first_received_at(), at(1_796_000_000_100));
-        assert_eq!(attempt.sender_id(), Some("AIDAEXAMPLE"));
-        assert_eq!(attempt.trace_header(), Some("Root=1-5759e988-bd86"));
-        assert_eq!(attempt.dead_letter_source_arn(), Some(QUEUE_ARN));
-        assert_eq!(attempt.request_id(), None);
+        assert_eq!(facts.queue_arn.as_ref(), Some(&arn));
+        assert_eq!(facts.group_id.as_deref(), Some("g"));
+        assert_eq!(facts.deduplication_id.as_deref(), Some("d"));
+        assert_eq!(facts.sequence_number.as_deref(), Some("18870266241"));
+        assert_eq!(facts.sent_at, at(1_796_000_000_000));
+        assert_eq!(facts.first_received_at, at(1_796_000_000_100));
+        assert_eq!(facts.sender_id.as_deref(), Some("AIDAEXAMPLE"));
+        assert_eq!(facts.trace_header.as_deref(), Some("Root=1-5759e988-bd86"));
+        assert_eq!(facts.dead_letter_source_arn.as_deref(), Some(QUEUE_ARN));
+        assert_eq!(facts.request_id, None);
         Ok(())
     }
     let once = Once::new(MemoryStore::default());

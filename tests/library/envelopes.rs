@@ -30,7 +30,7 @@ impl Handler for Seen {
 
     async fn handle(&self, message: Value, attempt: Attempt) -> Result<(), Failure> {
         let tenant = attempt.attribute("tenant").map(str::to_owned);
-        let facts = attempt.envelope().cloned();
+        let facts = attempt.delivery().envelope.clone();
         self.0.lock().unwrap().push((message, facts, tenant));
         Ok(())
     }
@@ -135,7 +135,7 @@ async fn s3_test_event_is_acknowledged_without_handler() {
 async fn without_envelope_setting_the_body_is_as_sent() {
     async fn look(message: Value, attempt: Attempt) -> Result<(), Failure> {
         assert_eq!(message["Type"], "Notification");
-        assert!(attempt.envelope().is_none());
+        assert!(attempt.delivery().envelope.is_none());
         Ok(())
     }
     let once = Once::new(MemoryStore::default());

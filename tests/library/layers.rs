@@ -1,6 +1,12 @@
-//! The modules of the library import only from modules below them, and docs/design.md names the way of one message.
+//! The modules of the library import only from modules below them, files in no circle, and docs/design.md names the way of
+//! one message.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    sync::LazyLock,
+};
 
 use regex_lite::Regex;
 
@@ -26,55 +32,61 @@ const LAYERS: [&str; 18] = [
     "testing",
 ];
 
+/// Files in a circle. The list only gets shorter.
+const IN_CIRCLES: [&str; 15] = [
+    "dynamo::done",
+    "dynamo::writes",
+    "handler::body",
+    "handler::invalid_message",
+    "modes::item",
+    "modes::item::send",
+    "modes::item::writer",
+    "protocol::record",
+    "protocol::record::attributes",
+    "protocol::record::result",
+    "settings::variables",
+    "settings::variables::table",
+    "testing::torture",
+    "testing::torture::run",
+    "testing::torture::table",
+];
+
 #[test]
 fn modules_import_only_from_below() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/sqs-once/src");
-    let lib = fs::read_to_string(source.join("lib.rs")).unwrap();
-    // Items that the crate's root exports, and the module that they come from.
-    let exported = Regex::new(r"pub use (\w+)::([^;]*);").unwrap();
-    let word = Regex::new(r"\w+").unwrap();
-    let mut home = BTreeMap::new();
-    for export in exported.captures_iter(&lib) {
-        for item in word.find_iter(&export[2]) {
-            home.insert(item.as_str().to_owned(), export[1].to_owned());
-        }
+    let level = |module: &str| {
+        let top = module.split("::").next().unwrap();
+        let level = LAYERS.iter().position(|layer| *layer == top);
+        level.unwrap_or_else(|| panic!("{top} has no place in LAYERS"))
+    };
+    let imports = imports();
+    assert!(imports.len() > 400, "only {} imports", imports.len());
+    let upward: Vec<_> = imports
+        .iter()
+        .filter(|(from, to)| level(to) > level(from))
+        .collect();
+    assert!(upward.is_empty(), "{upward:#?}");
+}
+
+#[test]
+fn files_import_in_no_circle() {
+    let mut all: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (from, to) in imports() {
+        all.entry(from).or_default().push(to);
     }
-    let level = |module: &str| LAYERS.iter().position(|layer| *layer == module);
-    let mut upward = Vec::new();
-    let mut seen = 0;
-    let mut folders = vec![source.clone()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let place = path.strip_prefix(&source).unwrap();
-            let module = place
-                .iter()
-                .next()
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .trim_end_matches(".rs");
-            if module == "lib" || place.ends_with("tests.rs") {
-                continue;
-            }
-            let own = level(module).unwrap_or_else(|| panic!("{module} has no place in LAYERS"));
-            let text = fs::read_to_string(&path).unwrap();
-            let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-            for used in imports(text) {
-                let used = home.get(&used).cloned().unwrap_or(used);
-                seen += 1;
-                if level(&used).is_some_and(|level| level > own) {
-                    upward.push(format!("{} imports from {used}", place.display()));
-                }
-            }
-        }
+    let modules = all.keys().copied();
+    let circular = modules.filter(|module| reached(module, &all).contains(module));
+    let circular: Vec<_> = circular.collect();
+    assert_eq!(circular, IN_CIRCLES);
+}
+
+/// Returns the files that a file imports from, and those that they import from.
+fn reached<'a>(module: &'a str, imports: &BTreeMap<&str, Vec<&'a str>>) -> BTreeSet<&'a str> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![module]);
+    while let Some(module) = next.pop() {
+        let to = imports.get(module).into_iter().flatten();
+        next.extend(to.filter(|to| reached.insert(**to)));
     }
-    assert!(seen > 300, "only {seen} imports were found");
-    assert_eq!(upward, Vec::<String>::new());
+    reached
 }
 
 /// The table of docs/design.md names files and functions that exist.
@@ -100,37 +112,155 @@ fn way_of_one_message_is_true() {
     assert!((12..=20).contains(&files), "{files} files");
 }
 
-/// The first names behind `crate::`, alone or in braces. A `pub use` only shows an item in a second place.
-fn imports(text: &str) -> Vec<String> {
-    let ignored = Regex::new(r"(?m)^\s*//.*$|^pub use [^;]*;").unwrap();
-    let code = ignored.replace_all(text, "");
-    let mut names = Vec::new();
-    for (start, _) in code.match_indices("crate::") {
-        let mut depth = 0_u32;
-        let mut name = Some(String::new());
-        for letter in code[start + "crate::".len()..].chars() {
-            if letter.is_alphanumeric() || letter == '_' {
-                if let Some(name) = &mut name {
-                    name.push(letter);
+/// Returns which file imports from which.
+fn imports() -> &'static BTreeSet<(String, String)> {
+    static IMPORTS: LazyLock<BTreeSet<(String, String)>> =
+        LazyLock::new(|| Source::read().imports());
+    &IMPORTS
+}
+
+/// The library's files by module, such as `sqs::visibility::delay`, without comments and tests.
+struct Source(BTreeMap<String, String>);
+
+impl Source {
+    fn read() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/sqs-once/src");
+        let ignored =
+            Regex::new(r"(?m)^\s*//.*$|(?s)#\[cfg\(test\)\]\s*(pub\S* )?mod \w+ \{.*").unwrap();
+        let (mut files, mut folders) = (BTreeMap::new(), vec![root.clone()]);
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
                 }
-                continue;
+                let place = path.strip_prefix(&root).unwrap().with_extension("");
+                let mut names: Vec<_> = place.iter().map(|name| name.to_str().unwrap()).collect();
+                names.pop_if(|name| ["lib", "mod"].contains(name));
+                let code = fs::read_to_string(&path).unwrap();
+                files.insert(
+                    names.join("::"),
+                    ignored.replace_all(&code, "").into_owned(),
+                );
             }
-            if letter.is_whitespace() {
-                continue;
+        }
+        let test = Regex::new(r"#\[cfg\(test\)\]\s*mod (\w+);").unwrap();
+        let tests = |(module, code): (&String, &String)| -> Vec<_> {
+            test.captures_iter(code)
+                .map(|test| join(module, &test[1]))
+                .collect()
+        };
+        for test in files.iter().flat_map(tests).collect::<Vec<_>>() {
+            files.remove(&test);
+        }
+        Self(files)
+    }
+
+    /// Which file imports from which. A `pub use` only shows an item in a second place, so an import of that item is one
+    /// from its first place.
+    fn imports(&self) -> BTreeSet<(String, String)> {
+        let shown = Regex::new(r"pub(\([^)]*\))? use [^;]*;").unwrap();
+        let mut shows = BTreeMap::new();
+        for (module, code) in &self.0 {
+            for shown in shown.find_iter(code) {
+                for path in self.paths(module, shown.as_str()) {
+                    let item = path.rsplit("::").next().unwrap();
+                    shows.insert(join(module, item), path);
+                }
             }
-            names.extend(name.take().filter(|name| !name.is_empty()));
-            match letter {
-                '{' => depth += 1,
-                '}' => depth = depth.saturating_sub(1),
-                _ => {}
+        }
+        let mut imports = BTreeSet::new();
+        for (module, code) in self.0.iter().filter(|(module, _)| !module.is_empty()) {
+            for path in self.paths(module, &shown.replace_all(code, "")) {
+                let home = self.home(&path, &shows);
+                if home != module && !home.is_empty() {
+                    imports.insert((module.clone(), home.to_owned()));
+                }
             }
-            if depth == 0 {
-                break;
+        }
+        imports
+    }
+
+    /// Returns the file that has the item of a path.
+    fn home<'a>(&self, path: &'a str, shows: &'a BTreeMap<String, String>) -> &'a str {
+        let ends = path
+            .match_indices("::")
+            .map(|(end, _)| end)
+            .chain([path.len()]);
+        let mut home = "";
+        for end in ends {
+            let part = &path[..end];
+            if self.0.contains_key(part) {
+                home = part;
+            } else if let Some(first) = shows.get(part) {
+                return self.home(first, shows);
             }
-            if depth == 1 && matches!(letter, '{' | ',') {
-                name = Some(String::new());
+        }
+        home
+    }
+
+    /// Returns the paths in the code of a module to items of the library, from its root.
+    fn paths(&self, module: &str, code: &str) -> Vec<String> {
+        let mut paths = Vec::new();
+        for begin in ["use ", "crate::", "self::", "super::"] {
+            for (start, _) in code.match_indices(begin) {
+                let path = code[start..].strip_prefix("use ");
+                branches(path.unwrap_or(&code[start..]), "", &mut paths);
+            }
+        }
+        let absolute = |path: String| {
+            let (first, rest) = path.split_once("::").unwrap_or((&path, ""));
+            let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
+            let path = match first {
+                "crate" => rest.to_owned(),
+                "self" => join(module, rest),
+                // No deeper: a file of the library never names its parent's parent.
+                "super" => join(parent, rest),
+                child if self.0.contains_key(&join(module, child)) => join(module, &path),
+                _ => return None,
+            };
+            Some(path.trim_end_matches("::self").to_owned())
+        };
+        paths.into_iter().filter_map(absolute).collect()
+    }
+}
+
+fn join(module: &str, name: &str) -> String {
+    [module, name]
+        .into_iter()
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join("::")
+}
+
+/// Reads a path with its branches, such as `crate::{handler::Attempt, store}`, and returns what is behind it.
+fn branches<'t>(text: &'t str, path: &str, found: &mut Vec<String>) -> &'t str {
+    let mut text = text.trim_start();
+    if let Some(inside) = text.strip_prefix('{') {
+        text = inside;
+        loop {
+            text = branches(text, path, found);
+            let Some(end) = text.find([',', '}']) else {
+                return "";
+            };
+            let is_last = text[end..].starts_with('}');
+            text = &text[end + 1..];
+            if is_last {
+                return text;
             }
         }
     }
-    names
+    let is_name = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let (name, rest) = text.split_at(text.find(|letter| !is_name(letter)).unwrap_or(text.len()));
+    let path = join(path, name);
+    match rest.strip_prefix("::") {
+        Some(inside) if inside.starts_with(|start| is_name(start) || start == '{') => {
+            branches(inside, &path, found)
+        }
+        _ => {
+            found.extend((!name.is_empty()).then_some(path));
+            rest
+        }
+    }
 }

@@ -111,7 +111,7 @@ async fn handler_knows_the_request_of_its_invocation() {
             left > Duration::from_secs(50) && left < Duration::from_secs(60),
             "{left:?}"
         );
-        assert_eq!(attempt.request_id(), Some("r-1"));
+        assert_eq!(attempt.delivery().request_id.as_deref(), Some("r-1"));
         Ok::<_, sqs_once::Failure>(())
     });
     let consumer = in_memory(seen);

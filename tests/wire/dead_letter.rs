@@ -13,13 +13,13 @@ use lambda_runtime::{Context, LambdaEvent, tower::ServiceExt as _};
 use serde_json::{Value, json, value::to_raw_value};
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Once,
-    protocol::{Key, State, Timestamp},
+    protocol::{Key, State},
     sqs::{FifoAfterPermanent, KeySource, Visibility},
     store::MemoryStore,
 };
 use support::{
     consumer::{namespace, process, within},
-    event::{batch, in_group, received, sent_at},
+    event::{batch, in_group, received},
     log,
     sqs::{DEAD_LETTER_QUEUE_ARN, Sqs, SqsBehaviour},
     stopwatch::Stopwatch,
@@ -287,7 +287,7 @@ async fn permanent_outcomes_are_copied_with_reason() {
 }
 
 #[tokio::test]
-async fn odd_record_is_copied_if_it_is_complete() {
+async fn odd_message_is_copied_if_it_is_complete() {
     let world = World::start().await;
     let with = |id: &str, attribute: Value| {
         let mut record = declined(id);
@@ -337,23 +337,6 @@ async fn contents_under_one_id_are_both_reported() {
             assert_eq!(world.copied(), ["m-2"], "{key}: {twin}");
         }
     }
-    // Two receives of one message.
-    let world = World::start().await;
-    assert_eq!(
-        world.process([declined("m-1"), declined("m-1")]).await,
-        [""; 0]
-    );
-    assert_eq!(world.copied(), ["m-1"]);
-}
-
-#[tokio::test]
-async fn copy_is_sent_after_failure_is_recorded() {
-    let world = World::start().await;
-    world.sqs.turn_for(SEND, SqsBehaviour::Hanging);
-    tokio::select! {
-        _ = world.process([declined("m-1")]) => unreachable!("SQS hangs"),
-        () = world.sqs.called(SEND, 1) => assert!(world.is_failed("m-1")),
-    }
 }
 
 #[tokio::test]
@@ -377,7 +360,7 @@ async fn crash_before_copy_copies_on_next_receive() {
     world.sqs.turn_for(SEND, SqsBehaviour::Hanging);
     tokio::select! {
         _ = world.process([declined("m-1")]) => unreachable!("SQS hangs"),
-        () = world.sqs.called(SEND, 1) => {}
+        () = world.sqs.called(SEND, 1) => assert!(world.is_failed("m-1"), "recorded first"),
     }
     assert_eq!(world.copied(), [""; 0]);
     world.sqs.turn_for(SEND, SqsBehaviour::Willing);
@@ -732,28 +715,6 @@ async fn stopped_fifo_group_is_visible_after_copy() {
     assert_eq!(world.process(messages).await, ["m-2"]);
     assert_eq!(world.copied(), ["m-1"]);
     assert_eq!(world.sqs.changes(), [("receipt-m-2-1".to_owned(), 0)]);
-}
-
-#[tokio::test]
-async fn message_with_shared_outcome_is_not_copied() {
-    let keys: KeySource = "body:/id".parse().unwrap();
-    let world = World::with(|consumer| consumer.key(keys)).await;
-    // The record says that the operation failed at this time, since no failure is before its message.
-    let at = Timestamp::now() + 3600 * SECOND;
-    let sent = |id: &str, after: Duration| {
-        let mut message = declined("m-1");
-        message["messageId"] = json!(id);
-        sent_at(message, at + after)
-    };
-    let messages = [
-        sent("m-1", Duration::ZERO),
-        sent("m-2", Duration::ZERO),
-        sent("m-3", SECOND),
-    ];
-    assert_eq!(world.process(messages).await, [""; 0]);
-    assert_eq!(world.copies().len(), 3);
-    // The second message was not sent after the failure of the first.
-    assert_eq!(world.runs(), 2);
 }
 
 #[tokio::test]

@@ -121,20 +121,6 @@ async fn each_failure_sets_its_visibility_timeout() {
     assert_eq!(changes, expected);
 }
 
-/// A conflict at the 100th receive with a lease that ends in a second.
-#[tokio::test]
-async fn conflict_of_many_receives_backs_off() {
-    let (sqs, store) = (
-        Sqs::start(SqsBehaviour::Willing).await,
-        MemoryStore::default(),
-    );
-    hold(&store, SECOND);
-    let consumer = consumer(store, visibility(&sqs));
-    let event = batch([order("busy", "succeed", 100)]);
-    process(&consumer, event, within(10 * SECOND)).await;
-    assert_eq!(sqs.changes(), [change("busy", 100, 60)]);
-}
-
 /// Another program holds the key for so long that SQS would reject the wait.
 #[tokio::test]
 async fn longest_wait_counts_from_the_invocation() {
@@ -156,23 +142,6 @@ async fn longest_wait_counts_from_the_invocation() {
         (longest - 3610..=longest - 3600).contains(&waits),
         "{waits}"
     );
-}
-
-/// Ten handlers wait for a gateway that does not answer, and the other ninety messages never start.
-#[tokio::test]
-async fn unstarted_messages_of_an_outage_back_off() {
-    for (receive_count, at_once, waits) in [(1, 90, 4), (3, 0, 16)] {
-        let sqs = Sqs::start(SqsBehaviour::Willing).await;
-        let consumer = consumer(MemoryStore::default(), visibility(&sqs));
-        let event = batch((0..100).map(|n| order(&format!("m-{n}"), "hang", receive_count)));
-        let failed = process(&consumer, event, within(4 * SECOND)).await;
-        assert_eq!(failed.len(), 100);
-        let changes = sqs.changes();
-        assert_eq!(changes.len(), 100, "each has its own timeout");
-        let (now, later): (Vec<_>, Vec<_>) = changes.iter().partition(|(_, wait)| *wait == 0);
-        assert_eq!(now.len(), at_once, "at receive {receive_count}");
-        assert!(later.iter().all(|(_, wait)| *wait == waits), "{later:?}");
-    }
 }
 
 #[tokio::test]

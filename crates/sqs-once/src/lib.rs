@@ -118,6 +118,7 @@ pub mod internal {
         aws::explain::unanswered,
         dynamo::{
             explain::is_contended,
+            store::admin::StoredRecord,
             writes::{Refused, Writes, token},
         },
         entries::entries,
@@ -152,7 +153,6 @@ pub mod internal {
             identity::{has_payload, key_of},
             survived_outage,
         },
-        store::admin::StoredRecord,
     };
 
     pub use crate::dynamo::store::swap::{statement, transact_item};

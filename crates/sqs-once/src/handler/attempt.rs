@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc, time::Duration};
 
 use super::{
-    delivery::{Delivery, EnvelopeMetadata},
+    delivery::{Delivery, DeliveryMetadata},
     history::{History, PriorAttempt},
 };
 use crate::{
@@ -179,100 +179,24 @@ impl Attempt {
         self.delivery.facts().receive_count
     }
 
-    /// Returns the text of a message attribute of type String or Number. SQS sends numbers as text, with up
-    /// to 38 digits.
+    /// Returns the text of a message attribute of type String or Number: [`DeliveryMetadata::attribute`].
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
         self.delivery.facts().attribute(name)
     }
 
-    /// Returns the bytes of a message attribute of type Binary.
-    #[must_use]
-    pub fn binary_attribute(&self, name: &str) -> Option<&[u8]> {
-        self.delivery.facts().binary_attribute(name)
-    }
-
-    /// Returns the names of the message attributes, in any order.
-    pub fn attribute_names(&self) -> impl Iterator<Item = &str> {
-        let attributes = &self.delivery.facts().attributes;
-        attributes.keys().map(String::as_str)
-    }
-
-    /// Returns what the removed envelope said about the message (`CONSUMER_ENVELOPE=auto`): of several, the
-    /// innermost. `None` if there was no envelope.
-    #[must_use]
-    pub fn envelope(&self) -> Option<&EnvelopeMetadata> {
-        self.delivery.facts().envelope.as_ref()
-    }
-
-    /// Returns the ARN of the queue that the message was received from (`eventSourceARN`).
-    #[must_use]
-    pub fn queue_arn(&self) -> Option<&str> {
-        self.delivery.facts().queue_arn.as_deref()
-    }
-
-    /// Returns the message group (`MessageGroupId`). On a FIFO queue, the messages of a group run in order.
-    /// On a standard queue with fair queues, the message group is the tenant (*Amazon SQS Developer Guide*,
-    /// "Amazon SQS fair queues").
-    #[must_use]
-    pub fn group_id(&self) -> Option<&str> {
-        self.delivery.facts().group_id.as_deref()
-    }
-
-    /// Returns the deduplication id of a message from a FIFO queue (`MessageDeduplicationId`).
-    #[must_use]
-    pub fn deduplication_id(&self) -> Option<&str> {
-        self.delivery.facts().deduplication_id.as_deref()
-    }
-
-    /// Returns the sequence number of a message from a FIFO queue: up to 128 bits, in decimal digits
-    /// (`SequenceNumber`).
-    #[must_use]
-    pub fn sequence_number(&self) -> Option<&str> {
-        self.delivery.facts().sequence_number.as_deref()
-    }
-
-    /// Returns when the message was sent to the queue (`SentTimestamp`).
-    #[must_use]
-    pub fn sent_at(&self) -> Option<Timestamp> {
-        self.delivery.facts().sent_at
-    }
-
-    /// Returns when the message was first received (`ApproximateFirstReceiveTimestamp`).
-    #[must_use]
-    pub fn first_received_at(&self) -> Option<Timestamp> {
-        self.delivery.facts().first_received_at
-    }
-
-    /// Returns the id of the IAM user or role that sent the message, or the IP address of an anonymous sender
-    /// (`SenderId`).
-    #[must_use]
-    pub fn sender_id(&self) -> Option<&str> {
-        self.delivery.facts().sender_id.as_deref()
-    }
-
-    /// Returns the producer's X-Ray trace header, such as `Root=1-...;Parent=...;Sampled=1`
-    /// (`AWSTraceHeader`).
-    #[must_use]
-    pub fn trace_header(&self) -> Option<&str> {
-        self.delivery.facts().trace_header.as_deref()
-    }
-
-    /// Returns the ARN of the queue from which SQS moved the message to a dead-letter queue
-    /// (`DeadLetterQueueSourceArn`). Only a handler that reads a dead-letter queue sees it.
+    /// Returns what SQS says about this delivery of the message: its queue and message group, its times and attributes.
     ///
-    /// After `sqs-once dlq redrive`, the attribute `SqsOnceRedriveOf` holds the id that the message had in
-    /// the dead-letter queue.
+    /// ```
+    /// # use sqs_once::Attempt;
+    /// /// The tenant, on a queue with fair queues.
+    /// fn tenant(attempt: &Attempt) -> Option<&str> {
+    ///     attempt.delivery().group_id.as_deref()
+    /// }
+    /// ```
     #[must_use]
-    pub fn dead_letter_source_arn(&self) -> Option<&str> {
-        self.delivery.facts().dead_letter_source_arn.as_deref()
-    }
-
-    /// Returns the request id of the Lambda invocation, for the handler's own logs and requests. `None`
-    /// outside an invocation.
-    #[must_use]
-    pub fn request_id(&self) -> Option<&str> {
-        self.delivery.facts().request_id.as_deref()
+    pub fn delivery(&self) -> &DeliveryMetadata {
+        self.delivery.facts()
     }
 
     /// Returns how often this operation was claimed before, since its record was created. Always 0 in an

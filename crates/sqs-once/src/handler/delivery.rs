@@ -9,36 +9,44 @@ use crate::protocol::Timestamp;
 #[derive(Clone, Debug)]
 pub struct Delivery(Arc<DeliveryMetadata>);
 
-/// The facts of a delivery. [`Attempt`](crate::Attempt) documents each.
+/// The facts of a delivery. [`Attempt::delivery`](crate::Attempt::delivery) returns them to a handler, and functions that
+/// make keys, spans and messages get them too.
 #[derive(Clone, Debug, Default)]
 pub struct DeliveryMetadata {
     /// The message id.
     pub message_id: String,
-    /// Number of receives, this one included.
+    /// How often the message was received, this time included (`ApproximateReceiveCount`).
     pub receive_count: u32,
     /// Message attributes by name.
     pub attributes: HashMap<String, Attribute>,
-    /// ARN of the queue.
+    /// The ARN of the queue that the message was received from (`eventSourceARN`).
     pub queue_arn: Option<String>,
-    /// Message group.
+    /// The message group (`MessageGroupId`). On a FIFO queue, the messages of a group run in order. On a standard queue
+    /// with fair queues, the message group is the tenant (*Amazon SQS Developer Guide*, "Amazon SQS fair queues").
     pub group_id: Option<String>,
-    /// Deduplication id, on a FIFO queue.
+    /// The deduplication id of a message from a FIFO queue (`MessageDeduplicationId`).
     pub deduplication_id: Option<String>,
-    /// Sequence number, on a FIFO queue.
+    /// The sequence number of a message from a FIFO queue: up to 128 bits, in decimal digits (`SequenceNumber`).
     pub sequence_number: Option<String>,
-    /// Time of the send.
+    /// When the message was sent to the queue (`SentTimestamp`).
     pub sent_at: Option<Timestamp>,
-    /// Time of the first receive.
+    /// When the message was first received (`ApproximateFirstReceiveTimestamp`).
     pub first_received_at: Option<Timestamp>,
-    /// Sender.
+    /// The id of the IAM user or role that sent the message, or the IP address of an anonymous sender (`SenderId`).
     pub sender_id: Option<String>,
-    /// X-Ray trace header of the producer.
+    /// The producer's X-Ray trace header, such as `Root=1-...;Parent=...;Sampled=1` (`AWSTraceHeader`).
     pub trace_header: Option<String>,
-    /// Queue from which SQS moved the message to a dead-letter queue.
+    /// The ARN of the queue from which SQS moved the message to a dead-letter queue (`DeadLetterQueueSourceArn`). Only a
+    /// consumer of a dead-letter queue sees it.
+    ///
+    /// After `sqs-once dlq redrive`, the attribute `SqsOnceRedriveOf` holds the id that the message had in the dead-letter
+    /// queue.
     pub dead_letter_source_arn: Option<String>,
-    /// Facts of the removed envelope.
+    /// What the removed envelope said about the message (`CONSUMER_ENVELOPE=auto`): of several, the innermost. `None` if
+    /// there was no envelope.
     pub envelope: Option<EnvelopeMetadata>,
-    /// Request id, which the messages of an invocation share.
+    /// The request id of the Lambda invocation, which its messages share, for the handler's own logs and requests. `None`
+    /// outside an invocation.
     pub request_id: Option<Arc<str>>,
 }
 
@@ -87,7 +95,7 @@ pub enum AttributeValue {
 }
 
 impl DeliveryMetadata {
-    /// Returns the text of a message attribute of type String or Number.
+    /// Returns the text of a message attribute of type String or Number. SQS sends numbers as text, with up to 38 digits.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
         match &self.attributes.get(name)?.value {
@@ -104,9 +112,7 @@ impl DeliveryMetadata {
             AttributeValue::Text(_) => None,
         }
     }
-}
 
-impl DeliveryMetadata {
     /// Returns the name of the queue.
     pub(crate) fn queue_name(&self) -> Option<&str> {
         self.queue_arn.as_deref()?.rsplit(':').next()
@@ -134,7 +140,7 @@ impl Delivery {
     /// Sets how often the message was received, this time included.
     #[must_use]
     pub fn receive_count(mut self, receive_count: u32) -> Self {
-        Arc::make_mut(&mut self.0).receive_count = receive_count;
+        self.facts_mut().receive_count = receive_count;
         self
     }
 
@@ -142,6 +148,10 @@ impl Delivery {
     #[must_use]
     pub fn facts(&self) -> &DeliveryMetadata {
         &self.0
+    }
+
+    pub(crate) fn facts_mut(&mut self) -> &mut DeliveryMetadata {
+        Arc::make_mut(&mut self.0)
     }
 
     /// Returns the message id.

@@ -24,6 +24,7 @@ use super::{
     consumer::Consumer,
     ended::{Began, Ended, HandlerRun},
     message::Message,
+    options::MEMORY_OF_OUTPUT,
     run::{OfBatch, Ran, Suspect},
 };
 use crate::{
@@ -183,7 +184,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         let in_s3 = &self.consumer.options.s3_bodies;
         let largest_in_s3 = (in_s3.as_ref()).map_or(0, |bodies| bodies.max_bytes());
         let largest_in_s3 = usize::try_from(largest_in_s3).unwrap_or(usize::MAX);
-        let memory = |index: &usize| self.messages[*index].memory(largest_in_s3);
+        let memory = |index: &usize| memory_of(&self.messages[*index], largest_in_s3);
         let running = self.running.keys().map(memory);
         let needed = running.fold(memory(&next), usize::saturating_add);
         let needed = needed * usize::from(!flawed("memory limits no handlers"));
@@ -449,10 +450,20 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     fn ids(&self, places: &[usize]) -> String {
         let named = places.iter().take(NAMED);
         let ids: Vec<_> = named
-            .map(|index| self.messages[*index].id().as_str())
+            .map(|index| self.messages[*index].id.as_str())
             .collect();
         ids.join(" ")
     }
+}
+
+/// Returns the memory that a message may need while it runs, in bytes: its body, its handler's message, and an output. A body
+/// in S3 may have `largest_in_s3` bytes.
+fn memory_of(message: &Message, largest_in_s3: usize) -> usize {
+    let body = match message.s3_pointer {
+        Some(_) => largest_in_s3,
+        None => message.body().map_or(0, str::len),
+    };
+    MEMORY_OF_OUTPUT.saturating_add(body.saturating_mul(5) / 2)
 }
 
 fn plan(messages: &[Message]) -> VecDeque<Chain> {

@@ -37,7 +37,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         message: &Message,
         latest: Instant,
     ) -> Result<Option<Body>, Outcome> {
-        let Some((s3, pointer)) = self.options.s3_bodies.as_ref().zip(message.s3_pointer()) else {
+        let (Some(s3), Some(pointer)) = (&self.options.s3_bodies, &message.s3_pointer) else {
             return Ok(Some(Body::OfMessage));
         };
         let memory = self.process.memory_of_body(s3.max_bytes(), latest).await;

@@ -6,19 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use tracing::Span;
-
-use super::message_outcome::MessageOutcome;
-use crate::{handler::DeliveryMetadata, protocol::KeyPart};
-
-/// Makes the parts of a key, or says why there is none.
-pub(super) type MakeKey =
-    dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
-/// Makes the span of a message.
-pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
-/// Sees the result of each message.
-pub(super) type Observe = dyn Fn(&MessageOutcome<'_>) + Send + Sync;
-
 /// A function of the application. Clones share it, and compare as equal.
 pub struct Callback<F: ?Sized>(pub(super) Arc<F>);
 

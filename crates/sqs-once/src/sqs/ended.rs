@@ -129,7 +129,7 @@ impl Ended {
                     detail,
                     key = self.key.as_ref().map(Key::as_str),
                     call_key = call_key(),
-                    message_id = message.id().as_str(),
+                    message_id = message.id.as_str(),
                     duration_ms = millis(self.duration),
                     receive_count = message.receive_count(),
                     "message processed"

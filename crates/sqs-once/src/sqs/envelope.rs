@@ -9,7 +9,11 @@ use aws_lambda_events::encodings::Base64Data;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{document::one_at_a_time, s3_notification};
+use super::{
+    content::{Content, Raw, object, text},
+    document::one_at_a_time,
+    s3_notification,
+};
 use crate::{
     InvalidValue,
     handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage, without_bom},
@@ -26,7 +30,7 @@ const MAX_ATTRIBUTES: usize = 100;
 /// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so one queue can have
 /// both. Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key
 /// comes from the body, an order that a producer published twice is one operation.
-/// [`Attempt::envelope`](crate::Attempt::envelope) returns what the innermost envelope said.
+/// [`DeliveryMetadata::envelope`](crate::DeliveryMetadata::envelope) has what the innermost envelope said.
 ///
 /// | envelope | the body is a JSON object with | the message inside |
 /// | --- | --- | --- |
@@ -59,15 +63,6 @@ pub enum Envelope {
     None,
     /// The handler gets the message inside the envelopes, if there are any.
     Auto,
-}
-
-/// The content of an envelope.
-#[derive(Debug)]
-pub(super) struct Content {
-    pub(super) body: String,
-    /// Attributes inside the envelope.
-    pub(super) attributes: HashMap<String, Attribute>,
-    pub(super) facts: EnvelopeMetadata,
 }
 
 /// Why a body has no message for a handler.
@@ -112,8 +107,6 @@ struct Members<'a> {
     event: Raw<'a>,
     bucket: Raw<'a>,
 }
-
-pub(super) type Raw<'a> = Option<&'a RawValue>;
 
 #[derive(Deserialize)]
 struct SnsAttribute<'a> {
@@ -246,16 +239,6 @@ impl Members<'_> {
         };
         Some((facts, self.detail?.get()))
     }
-}
-
-/// Parses an object. serde would take the elements of a list for the members of a struct.
-pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
-    json.starts_with('{')
-        .then(|| serde_json::from_str(json).ok())?
-}
-
-pub(super) fn text(member: Raw<'_>) -> Option<String> {
-    serde_json::from_str(member?.get()).ok()
 }
 
 /// Converts attributes to the form that SQS uses. Leaves out those that can't be read.

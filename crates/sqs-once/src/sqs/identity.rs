@@ -2,7 +2,11 @@
 
 use std::sync::Once;
 
-use super::{envelope, fingerprint_source::FingerprintSource, key_source::KeySource};
+use super::{
+    envelope,
+    fingerprint_source::FingerprintSource,
+    key_source::{KeySource, NoKey},
+};
 use crate::{
     flawed::flawed,
     handler::{Attribute, AttributeValue, DeliveryMetadata, InvalidMessage},
@@ -14,21 +18,6 @@ use crate::{
 pub(crate) struct Identity {
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<Fingerprint>,
-}
-
-/// Why a message has no key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NoIdentity {
-    /// The message is invalid, so no attempt can find a key.
-    Invalid(InvalidMessage),
-    /// The key function panicked.
-    KeyPanicked,
-}
-
-impl From<InvalidMessage> for NoIdentity {
-    fn from(invalid: InvalidMessage) -> Self {
-        Self::Invalid(invalid)
-    }
 }
 
 /// Where the identity of a message comes from.
@@ -49,7 +38,7 @@ impl IdentitySources<'_> {
         body: &str,
         whole: &str,
         delivery: &DeliveryMetadata,
-    ) -> Result<Identity, NoIdentity> {
+    ) -> Result<Identity, NoKey> {
         Ok(Identity {
             key: if flawed("each key is a message id") {
                 KeySource::MessageId.key(self.namespace, body, delivery)?
@@ -82,8 +71,8 @@ pub fn key_of(
     delivery.attributes = texts.into_iter().map(attribute).collect();
     let key = source.key(namespace, body, &delivery);
     key.map_err(|error| match error {
-        NoIdentity::Invalid(InvalidMessage(why)) => why,
-        NoIdentity::KeyPanicked => "the key function panicked".into(),
+        NoKey::Invalid(InvalidMessage(why)) => why,
+        NoKey::Panicked => "the key function panicked".into(),
     })
 }
 
@@ -126,8 +115,8 @@ pub(super) mod tests {
         };
         let identity = sources.identity(body, body, facts);
         identity.map_err(|error| match error {
-            NoIdentity::Invalid(InvalidMessage(why)) => why,
-            NoIdentity::KeyPanicked => "panicked".into(),
+            NoKey::Invalid(InvalidMessage(why)) => why,
+            NoKey::Panicked => "panicked".into(),
         })
     }
 

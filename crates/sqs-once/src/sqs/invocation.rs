@@ -1,93 +1,21 @@
 //! One invocation: event in, each message once, response out.
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc};
 
 use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 
 use super::{
-    batch::Batch, consumer::Consumer, key_source::KeySource, message::Message,
-    message_outcome::MessageOutcome, process::CircuitBreaker, record::Record, report::BatchReport,
+    batch::Batch, batch_error::BatchError, consumer::Consumer, event::with_ids,
+    key_source::KeySource, message::Message, message_outcome::MessageOutcome,
+    process::CircuitBreaker, report::BatchReport,
 };
 use crate::{
     deadline::Deadline, flawed::flawed, handler::Handler, modes::Mode, store::StoreError, system,
 };
 
-/// Why an invocation fails. SQS then keeps all messages of the batch.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BatchError {
-    /// The event is not an SQS event.
-    #[error(
-        "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
-    )]
-    NotSqs {
-        /// Line of the first difference, from 1.
-        line: usize,
-        /// Column of the first difference, from 1.
-        column: usize,
-    },
-    /// A record has no message id. SQS deletes messages that the response does not name, so the whole
-    /// invocation fails.
-    #[error(
-        "record {index} of the event has no messageId, so the response could not name it: check that the trigger of this function is an SQS queue; nothing was processed"
-    )]
-    NoMessageId {
-        /// Place of the record in the event, from 0.
-        index: usize,
-    },
-    /// The consumer looks up what an earlier attempt did ([`LookUp`](crate::LookUp)), and the key
-    /// changes when a message is redriven. The lookup would be left out, and the effect repeated.
-    #[error(
-        "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
-    )]
-    KeyChangesOnRedrive {
-        /// The key source: `message-id` or `deduplication-id`.
-        key: &'static str,
-    },
-    /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`], [`Consumer::key_by`]).
-    #[error(
-        "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove one of them, so that the key stays what it was: under another key, what is done would be done again; nothing was processed"
-    )]
-    KeySetTwice {
-        /// The value of `IDEMPOTENCY_KEY`.
-        environment: String,
-    },
-    /// `CONSUMER_MIN_TIME_TO_START` is more than ten seconds longer than the function's timeout, or than half of it where the
-    /// process runs several invocations at once. Most messages would never start.
-    #[error(
-        "CONSUMER_MIN_TIME_TO_START is {setting:?}, and with the function's timeout of {timeout:?} it may be at most {longest:?} (half of the timeout if AWS_LAMBDA_MAX_CONCURRENCY is above 1): lower it, or raise the timeout; nothing was processed"
-    )]
-    MinTimeToStart {
-        /// The setting.
-        setting: Duration,
-        /// The function's timeout: the longest time that an invocation of this process had.
-        timeout: Duration,
-        /// The longest value that the setting may have.
-        longest: Duration,
-    },
-    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
-    /// batch failed. Lambda counts the invocation in its Errors metric.
-    #[error(
-        "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
-    )]
-    StoreUnavailable {
-        /// Messages of the batch.
-        messages: usize,
-        /// The error of the first.
-        reason: String,
-    },
-}
-
-/// Shows the text, as a `main` that returns the error does.
-impl fmt::Debug for BatchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl<M, H> Consumer<M, H> {
     /// Checks that the key suits the lookup, and is set once.
-    pub(super) fn check_key(&self) -> Result<(), BatchError> {
+    pub(crate) fn check_key(&self) -> Result<(), BatchError> {
         if let Some(environment) = &self.options.key_in_environment
             && environment.parse().as_ref() != Ok(&self.options.key)
         {
@@ -109,7 +37,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError::NoMessageId`] if a record cannot be named, and the errors of [`check`](Self::check); then
+    /// [`BatchError::NoMessageId`] if a message has no id, and the errors of [`check`](Self::check); then
     /// nothing was processed.
     /// [`BatchError::StoreUnavailable`] if every message failed because of the store.
     pub async fn process(
@@ -117,14 +45,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         event: SqsEvent,
         deadline: Deadline,
     ) -> Result<SqsBatchResponse, BatchError> {
-        let records = event.records.into_iter().map(Record::from).collect();
-        self.process_batch(records, deadline, None).await
+        let messages = with_ids(event.records.into_iter().map(Message::new))?;
+        self.process_batch(messages, deadline, None).await
     }
 
     /// Processes the batch of an invocation. The request id goes into its log line.
     pub(super) async fn process_batch(
         &self,
-        records: Vec<Record>,
+        messages: Vec<Message>,
         deadline: Deadline,
         request_id: Option<&str>,
     ) -> Result<SqsBatchResponse, BatchError> {
@@ -132,9 +60,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let started = system::instant();
         let begun = self.mode.now();
         let mut report = BatchReport::new(begun);
-        let size = u32::try_from(records.len()).unwrap_or(u32::MAX);
+        let size = u32::try_from(messages.len()).unwrap_or(u32::MAX);
         let deadline = deadline.keep_back(self.options.reserve_per_message.saturating_mul(size));
-        let messages = self.read(records, deadline, request_id).await?;
+        let messages = self.read(messages, deadline, request_id).await;
         let consumer = Arc::new(self.clone());
         let all_ended = Batch::run(consumer, Arc::clone(&messages), deadline).await;
         let ended = messages.iter().zip(&all_ended);
@@ -178,21 +106,19 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Turns records into messages. Bodies that are read in the first half of the time get their keys here.
+    /// Reads the bodies. Those that are read in the first half of the time get their keys here.
     async fn read(
         &self,
-        records: Vec<Record>,
+        mut messages: Vec<Message>,
         deadline: Deadline,
         request_id: Option<&str>,
-    ) -> Result<Arc<[Message]>, BatchError> {
+    ) -> Arc<[Message]> {
         let (sources, request_id) = (self.identity_sources(), request_id.map(Arc::from));
         let reads_s3 = self.options.s3_bodies.is_some();
-        let mut messages = Vec::with_capacity(records.len());
         let kept_for_handlers = deadline.time_left() / 2;
-        for (index, record) in records.into_iter().enumerate() {
-            let mut message =
-                Message::new(record, request_id.as_ref(), self.options.envelope, reads_s3)
-                    .ok_or(BatchError::NoMessageId { index })?;
+        for (index, message) in messages.iter_mut().enumerate() {
+            message.in_invocation(request_id.as_ref());
+            message.open(self.options.envelope, reads_s3);
             // Chains need keys. But if keys are slow to make, they must not use up the time of the other
             // messages, so the rest get their keys when they run.
             if deadline.time_left() >= kept_for_handlers {
@@ -202,9 +128,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 }
                 message.identify_body(&sources);
             }
-            messages.push(message);
         }
-        Ok(messages.into())
+        messages.into()
     }
 
     /// Returns the state of the circuit breaker, unless it is closed.

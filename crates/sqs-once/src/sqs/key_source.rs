@@ -6,10 +6,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Number;
 
 use super::{
-    callback::{Callback, MakeKey},
+    callback::Callback,
     canonical::Canonical,
     document::{Document, one_at_a_time},
-    identity::NoIdentity,
     pointer::Pointers,
 };
 use crate::{
@@ -24,6 +23,25 @@ pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
 const AMBIGUOUS: &str =
     "has a number that may equal another number after rounding; send it as text";
+
+/// A function that makes the parts of a key, or says why there is none.
+type MakeKey =
+    dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
+
+/// Why a message has no key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoKey {
+    /// The message is invalid, so no attempt can find a key.
+    Invalid(InvalidMessage),
+    /// The key function panicked.
+    Panicked,
+}
+
+impl From<InvalidMessage> for NoKey {
+    fn from(invalid: InvalidMessage) -> Self {
+        Self::Invalid(invalid)
+    }
+}
 
 /// Where a message's idempotency key comes from.
 ///
@@ -188,7 +206,7 @@ impl KeySource {
         namespace: &Namespace,
         body: &str,
         delivery: &DeliveryMetadata,
-    ) -> Result<Key, NoIdentity> {
+    ) -> Result<Key, NoKey> {
         let mut key = KeyBuilder::new(namespace);
         let mut push = |part: &KeyPart<'_>| {
             let pushed = key.push(part);
@@ -215,7 +233,7 @@ impl KeySource {
             }
             Self::Function(function) => {
                 let parts = function.call(|function| function(body, delivery));
-                let mut parts = parts.ok_or(NoIdentity::KeyPanicked)?.map_err(|why| {
+                let mut parts = parts.ok_or(NoKey::Panicked)?.map_err(|why| {
                     InvalidMessage(format!("no idempotency key by the key function: {why}"))
                 })?;
                 if flawed("only the first part of a key function counts") {

@@ -6,7 +6,7 @@ use aws_lambda_events::sqs::{SqsBatchResponse, SqsEvent};
 use lambda_runtime::{BoxFuture, Context as Invocation, Diagnostic, Error, LambdaEvent, Service};
 use serde_json::value::RawValue;
 
-use super::{BatchError, Consumer, record::Record};
+use super::{BatchError, Consumer, event, message::Message};
 use crate::{handler::Handler, modes::Mode, protocol::Timestamp, telemetry};
 
 /// Runs `consumer` as a Lambda function, until Lambda ends the process.
@@ -54,9 +54,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// # }
     /// ```
     ///
-    /// Lambda's deadline, its request id and the log lines are those of [`run`](crate::run). One thing differs: a record that
+    /// Lambda's deadline, its request id and the log lines are those of [`run`](crate::run). One thing differs: a message that
     /// is not an [`SqsEvent`]'s fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. The
-    /// [`Service`] takes the event as it is, so there such a record fails alone.
+    /// [`Service`] takes the event as it is, so there such a message fails alone.
     ///
     /// # Errors
     ///
@@ -65,14 +65,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         &self,
         event: LambdaEvent<SqsEvent>,
     ) -> Result<SqsBatchResponse, BatchError> {
-        let records = event
-            .payload
-            .records
-            .into_iter()
-            .map(Record::from)
-            .collect();
+        let messages = event.payload.records.into_iter().map(Message::new);
+        let messages = event::with_ids(messages)?;
         // Boxed, because the compiler gives up on a future that is nested too deeply.
-        Box::pin(self.process_invocation(records, &event.context)).await
+        Box::pin(self.process_invocation(messages, &event.context)).await
     }
 
     /// Checks what only the whole consumer shows: that the key suits it. [`run`](crate::run) calls this; call it before
@@ -103,7 +99,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     async fn process_invocation(
         &self,
-        records: Vec<Record>,
+        messages: Vec<Message>,
         invocation: &Invocation,
     ) -> Result<SqsBatchResponse, BatchError> {
         self.warn_once();
@@ -111,7 +107,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let deadline = self.check_min_time(deadline).inspect_err(|error| {
             tracing::error!(%error, "the messages go back to the queue");
         })?;
-        self.process_batch(records, deadline, Some(&invocation.request_id))
+        self.process_batch(messages, deadline, Some(&invocation.request_id))
             .await
     }
 }
@@ -119,9 +115,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 /// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent invocations,
 /// and you can wrap it in `tower` layers.
 ///
-/// The request is the raw JSON of the event: that of an event source mapping, or the bare list of records that
+/// The request is the raw JSON of the event: that of an event source mapping, or the bare list of messages that
 /// a pipe of EventBridge sends. The Lambda runtime would log the payload of an event that it cannot parse.
-/// [`BatchError::NotSqs`] reports such an event without its payload. A record that has a message id and
+/// [`BatchError::NotSqs`] reports such an event without its payload. A message that has an id and
 /// cannot be read fails alone, as a permanent failure with the outcome `invalid`.
 ///
 /// A layer that cuts off an invocation has the effect of a crash: messages in progress are received again and
@@ -175,13 +171,10 @@ impl<M: Mode<H::Output>, H: Handler> Service<LambdaEvent<Box<RawValue>>> for Con
         let consumer = self.clone();
         Box::pin(async move {
             let LambdaEvent { payload, context } = event;
-            let records = Record::parse_all(payload.get()).map_err(|error| BatchError::NotSqs {
-                line: error.line(),
-                column: error.column(),
-            })?;
-            // The records have their own copies of the bodies.
+            let messages = event::read(payload.get())?;
+            // The messages have their own copies of the bodies.
             drop(payload);
-            consumer.process_invocation(records, &context).await
+            consumer.process_invocation(messages, &context).await
         })
     }
 }
@@ -364,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn record_of_odd_shape_fails_alone() {
+    async fn message_of_odd_shape_fails_alone() {
         let attribute = |value| json!({"messageAttributes": {"a": value}});
         for odd in [
             attribute(json!({"binaryValue": "no base64?", "dataType": "Binary"})),
@@ -394,26 +387,6 @@ mod tests {
             let record = records[4].to_string();
             let failed = failed(&json!({ "Records": records })).await;
             assert_eq!(failed, Ok((vec!["m-4".into()], 9)), "{record}");
-        }
-    }
-
-    #[tokio::test]
-    async fn record_that_cannot_be_named_fails_the_invocation() {
-        for record in [
-            json!({"body": "SECRET"}),
-            json!({"messageId": null, "body": "SECRET"}),
-            json!({"messageId": "", "body": "SECRET"}),
-            json!({"messageId": 7, "body": "SECRET"}),
-            json!(["m-2", "receipt", "2"]),
-            json!("SECRET"),
-            json!(null),
-            json!([]),
-        ] {
-            let good = json!({"messageId": "m-1", "body": "1"});
-            for event in [json!({"Records": [good, record]}), json!([good, record])] {
-                let error = failed(&event).await.unwrap_err();
-                assert_eq!(error, BatchError::NoMessageId { index: 1 }, "{record}");
-            }
         }
     }
 }

@@ -13,6 +13,9 @@ use crate::{
     protocol::{Key, Timestamp},
 };
 
+/// A function that sees the result of each message.
+pub(super) type Observe = dyn Fn(&MessageOutcome<'_>) + Send + Sync;
+
 /// The result of one message of a batch, for
 /// [`Consumer::on_outcome`](crate::Consumer::on_outcome). The response, the visibility timeouts and the
 /// metrics come from it too.
@@ -43,12 +46,12 @@ pub struct MessageOutcome<'a> {
 impl<'a> MessageOutcome<'a> {
     pub(super) fn new(message: &'a Message, ended: &'a Ended) -> Self {
         Self {
-            message_id: message.id().as_str(),
+            message_id: message.id.as_str(),
             key: ended.key.as_ref(),
             outcome: &ended.outcome,
             dead_lettered: false,
             receive_count: message.receive_count(),
-            sent_at: message.sent_at(),
+            sent_at: message.delivery.facts().sent_at,
             duration: ended.duration,
             handler_duration: ended.handler.as_ref().map(|run| run.duration),
             message,

@@ -2,9 +2,10 @@
 //!
 //! | module | task |
 //! | --- | --- |
-//! | `record` | one record of the event, even of an odd shape |
-//! | `message` | the message of a record: its ids, its body, its delivery |
+//! | `event` | reads the messages of an event, even those of an odd shape |
+//! | `message` | one message: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
+//! | `content` | what an envelope holds |
 //! | `s3_notification` | the records of an S3 event notification |
 //! | `read_message` | reads one message without a batch, for tests of handlers |
 //! | `identity` | key and fingerprint of a message |
@@ -19,6 +20,7 @@
 //! | `consumer_settings` | its settings |
 //! | `process` | what the invocations of a process share: circuit breaker, turns, memory |
 //! | `invocation` | a batch, and the response |
+//! | `batch_error` | why a whole batch goes back to the queue |
 //! | `chains` | which messages run one after the other, and how a group goes on behind a permanent failure |
 //! | `batch` | runs the chains until the deadline, and keeps how each message ended |
 //! | `run` | one message: admit, claim, decode, look up, call the handler, finish |
@@ -34,15 +36,18 @@
 //! | `lambda` | the consumer as a `tower` service, and the loop that asks Lambda for batches |
 
 mod batch;
+mod batch_error;
 mod body;
 mod callback;
 mod canonical;
 mod chains;
 mod consumer;
 mod consumer_settings;
+mod content;
 mod document;
 mod ended;
 mod envelope;
+mod event;
 mod fingerprint_source;
 pub(crate) mod identity;
 mod invocation;
@@ -57,7 +62,6 @@ mod pointer;
 mod process;
 #[cfg(feature = "testing")]
 mod read_message;
-mod record;
 mod report;
 mod run;
 #[cfg(feature = "s3")]
@@ -66,17 +70,15 @@ mod s3_notification;
 mod s3_pointer;
 mod visibility;
 
+pub use batch_error::BatchError;
 pub use chains::FifoAfterPermanent;
 pub use consumer::Consumer;
 pub use envelope::Envelope;
 pub use fingerprint_source::FingerprintSource;
-pub use invocation::BatchError;
 pub use key_source::KeySource;
 pub use lambda::run;
 pub use message_outcome::MessageOutcome;
 pub(crate) use options::{Concurrency, LEAST, Options};
-#[cfg(feature = "testing")]
-pub(crate) use read_message::read_message;
 #[cfg(feature = "s3")]
 pub use s3_bodies::S3Bodies;
 pub use s3_pointer::{ReadBodies, S3Pointer};

@@ -3,13 +3,9 @@
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use super::{
-    Envelope,
-    callback::{Callback, MakeSpan, Observe},
-    chains::FifoAfterPermanent,
-    fingerprint_source::FingerprintSource,
-    key_source::KeySource,
-    s3_pointer::ReadBodies,
-    visibility::Visibility,
+    Envelope, callback::Callback, chains::FifoAfterPermanent,
+    fingerprint_source::FingerprintSource, key_source::KeySource, message::MakeSpan,
+    message_outcome::Observe, s3_pointer::ReadBodies, visibility::Visibility,
 };
 use crate::{
     deadline::{LEAST_MEMORY, reserve_per_message},

@@ -18,7 +18,8 @@ use super::{
     body::Body,
     consumer::Consumer,
     ended::{Began, Ended, HandlerRun},
-    identity::{Identity, NoIdentity},
+    identity::Identity,
+    key_source::NoKey,
     long_polls::warn_of_long_polls,
     message::Message,
     s3_pointer::S3Pointer,
@@ -143,7 +144,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let Some(body) = self.body(message, latest).await? else {
             return Err(self.without_body(message, deadline, notes).await.into());
         };
-        let identity = match message.identity() {
+        let identity = match &message.identity {
             Some(identity) => identity.clone(),
             None => message.identify(body.text(message), &self.identity_sources()),
         };
@@ -186,7 +187,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         deadline: Deadline,
         notes: &mut Notes,
     ) -> Outcome {
-        let gone = message.s3_pointer().map(S3Pointer::gone);
+        let gone = message.s3_pointer.as_ref().map(S3Pointer::gone);
         let gone = Outcome::Invalid(gone.unwrap_or_default());
         let Some(identity) = message.identify_without_body(&self.identity_sources()) else {
             return gone;
@@ -226,8 +227,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let decoded = guard_now(|| Ok(message.parse(body.text(message))));
         let end = match decoded {
             Ok(Ok(decoded)) => {
-                let look_up = self.asks.as_ref().map(|(look_up, _)| &**look_up);
-                let (asked, clock) = ((&*self.handler, look_up), || self.mode.now());
+                let (asked, clock) = (self.called(), || self.mode.now());
                 let call = pin!(call(asked, clock, deadline, decoded, attempt, runs_handler));
                 let end = warn_of_long_polls(call).await;
                 called = Some(sign(&end));
@@ -259,7 +259,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 
     /// Asks whether a message may run now.
     fn admit(&self, message: &Message) -> Result<(), Outcome> {
-        if message.is_s3_test() {
+        if message.is_s3_test {
             return Err(Outcome::Ignored);
         }
         let Some(breaker) = &self.process.breaker else {
@@ -274,12 +274,12 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     fn operation(
         &self,
         message: &Message,
-        identity: Result<Identity, NoIdentity>,
+        identity: Result<Identity, NoKey>,
         deadline: Deadline,
         notes: &mut Notes,
     ) -> Result<Operation, Outcome> {
         let Identity { key, fingerprint } = identity.map_err(|none| message.without_key(none))?;
-        if message.identity().is_none() {
+        if message.identity.is_none() {
             Message::add_key_to(&notes.span, &key);
         }
         notes.key = Some(key.clone());
@@ -287,7 +287,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         if !deadline.may_start() {
             return Err(Outcome::NotStarted);
         }
-        let delivery = message.delivery().clone();
+        let delivery = message.delivery.clone();
         let mut operation = Operation::new(key, fingerprint, delivery, deadline);
         operation.quarantine = self.quarantine();
         operation.meter = notes.meter.clone();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::value::RawValue;
 
-use super::envelope::{Content, Raw, object, text};
+use super::content::{Content, Raw, object, text};
 use crate::handler::{EnvelopeMetadata, InvalidMessage};
 
 #[derive(Deserialize)]

@@ -3,7 +3,6 @@
 //! A store reads, and it compares and swaps. Every rule is in [`crate::protocol`]. The page of cases in
 //! [`crate::store::conformance`] checks it.
 
-pub(crate) mod admin;
 #[cfg(feature = "testing")]
 pub mod conformance;
 mod context;

@@ -17,7 +17,6 @@ use crate::{
         work::HandlerEnd,
     },
     protocol::{Namespace, Start, Timestamp},
-    sqs::read_message,
     testing::{
         Message, deadline,
         planned::Planned,
@@ -77,7 +76,7 @@ impl DryRun {
     {
         let read = Namespace::new("test")
             .map_err(|error| Outcome::Invalid(error.to_string()))
-            .and_then(|test| read_message(message.into_record(), &test, deadline()));
+            .and_then(|test| Consumer::reader(test).read_message(message.into_sqs(), deadline()));
         match read {
             Ok((operation, body)) => self.call((handler, None), operation, body).await,
             Err(outcome) => outcome,
@@ -125,8 +124,11 @@ impl DryRun {
     where
         Self: Mode<H::Output>,
     {
-        match consumer.read_message(message.into_record(), deadline()) {
-            Ok((called, operation, body)) => self.call(called, operation, body).await,
+        if let Err(error) = consumer.check_key() {
+            panic!("the consumer does not start: {error}");
+        }
+        match consumer.read_message(message.into_sqs(), deadline()) {
+            Ok((operation, body)) => self.call(consumer.called(), operation, body).await,
             Err(outcome) => outcome,
         }
     }

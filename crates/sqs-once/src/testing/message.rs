@@ -84,7 +84,7 @@ impl Message {
         self
     }
 
-    pub(super) fn into_record(self) -> SqsMessage {
+    pub(super) fn into_sqs(self) -> SqsMessage {
         self.0
     }
 }
@@ -92,6 +92,6 @@ impl Message {
 /// Creates the event of these messages, in this order: see [`process`](super::process).
 pub fn event(messages: impl IntoIterator<Item = Message>) -> SqsEvent {
     let mut event = SqsEvent::default();
-    event.records = messages.into_iter().map(Message::into_record).collect();
+    event.records = messages.into_iter().map(Message::into_sqs).collect();
     event
 }

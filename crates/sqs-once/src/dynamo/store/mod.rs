@@ -1,6 +1,6 @@
 //! [`DynamoStore`]: records in a DynamoDB table.
 
-mod admin;
+pub(crate) mod admin;
 mod batched;
 mod errors;
 mod layout;

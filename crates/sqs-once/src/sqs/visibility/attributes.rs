@@ -1,12 +1,8 @@
 //! [`Attributes`]: a queue's redrive policy and retention, read without delaying the response.
 
 use std::{
-    collections::BTreeMap,
-    mem,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Once},
     time::Duration,
 };
 
@@ -21,7 +17,7 @@ use crate::{
 
 use super::{
     delay::{Backoff, LEAST_OUTAGE, survived_outage},
-    queues::{Bound, CallError, Queues, lock},
+    queues::{Bound, CallError, Queues},
 };
 
 /// How long attributes stay valid. A redrive policy may change, so we read it again.
@@ -29,28 +25,51 @@ const VALID: Duration = Duration::from_secs(60 * 60);
 /// Pause after SQS refused to return the attributes.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
 
-/// The attributes of the queues whose messages failed, by ARN.
+/// The attributes of the queues whose messages failed.
 #[derive(Debug)]
 pub(super) struct Attributes {
-    queues: Arc<Queues>,
+    pub(super) queues: Queues,
+    /// How long records are kept. A queue that keeps messages longer causes a warning.
     record_retention: Option<Duration>,
-    of_queue: Mutex<BTreeMap<String, watch::Sender<Known>>>,
-    warned_of_retention: AtomicBool,
+    /// By ARN. A channel, because dead-lettering waits for a read in the background.
+    known: watch::Sender<BTreeMap<String, Known>>,
+    warned_of_retention: Once,
 }
 
-/// The known attributes of one queue.
-#[derive(Debug, Default)]
+/// What is known of one queue.
+#[derive(Debug)]
 struct Known {
+    /// The attributes of the last read that brought some.
     facts: Option<Arc<Facts>>,
-    reading: bool,
-    /// True if a read has ended, with or without the attributes.
-    was_read: bool,
-    /// When and how long no read begins, by the wall clock: [`Timestamp::is_in_pause`].
-    rest: Option<(Duration, Timestamp)>,
-    warned_of_no_dead_letter_queue: bool,
-    /// True if SQS refused the last read. We warn only of the first refusal.
-    refused: bool,
-    warned_of_refused_copies: bool,
+    read: Read,
+    said: BTreeSet<Warning>,
+}
+
+/// The latest read of a queue's attributes.
+#[derive(Debug)]
+enum Read {
+    /// The first one is in flight.
+    First,
+    /// A later one is in flight.
+    Again,
+    /// It has ended. How long no other one begins, and until when: [`Timestamp::is_in_pause`].
+    Ended(Option<(Duration, Timestamp)>),
+}
+
+/// A warning that is given once for each queue.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Warning {
+    /// SQS refused to return the attributes. Given again after a read in between that brought some.
+    Refused,
+    NoDeadLetterQueue,
+    /// This role may not send copies to the dead-letter queue, or it is missing.
+    DeniedCopies,
+}
+
+impl Known {
+    fn is_being_read(&self) -> bool {
+        matches!(self.read, Read::First | Read::Again)
+    }
 }
 
 /// The attributes of a queue that the consumer needs.
@@ -67,35 +86,25 @@ pub(super) struct Facts {
 }
 
 impl Attributes {
-    pub(super) fn new(queues: Arc<Queues>) -> Self {
+    /// Returns attributes that nobody has read, of these queues.
+    pub(super) fn new(queues: Queues, record_retention: Option<Duration>) -> Self {
         Self {
             queues,
-            record_retention: None,
-            of_queue: Mutex::default(),
-            warned_of_retention: AtomicBool::new(false),
+            record_retention,
+            known: watch::Sender::default(),
+            warned_of_retention: Once::new(),
         }
     }
 
-    /// Returns attributes that nobody has read, of these queues.
-    pub(super) fn with_queues(&self, queues: Arc<Queues>) -> Self {
-        Self {
-            record_retention: self.record_retention,
-            ..Self::new(queues)
-        }
+    /// Returns the same attributes with this clock, and as if nobody had read them.
+    pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
+        Self::new(self.queues.with_clock(clock), self.record_retention)
     }
 
-    /// Sets how long records are kept. A queue that keeps messages longer causes a warning.
-    pub(super) fn record_retention(self, record_retention: Duration) -> Self {
-        Self {
-            record_retention: Some(record_retention),
-            ..self
-        }
-    }
-
-    /// Returns the attributes of a queue as they were last read.
-    pub(super) fn known(&self, arn: &str) -> Option<Arc<Facts>> {
-        let of_queue = lock(&self.of_queue);
-        of_queue.get(arn)?.borrow().facts.clone()
+    /// Returns the same attributes for records that are kept so long, and as if nobody had read them.
+    pub(super) fn with_record_retention(&self, retention: Duration) -> Self {
+        let queues = self.queues.with_clock(self.queues.clock);
+        Self::new(queues, Some(retention))
     }
 
     /// Returns whether a permanent failure of this queue ends in a dead-letter queue.
@@ -104,13 +113,10 @@ impl Attributes {
     /// end, and a new worker may handle each receive. If the queue has no dead-letter queue, that costs such
     /// a worker one early receive.
     pub(super) fn may_have_dead_letter_queue(&self, arn: &str) -> bool {
-        let of_queue = lock(&self.of_queue);
-        of_queue.get(arn).is_some_and(|look| {
-            let known = look.borrow();
-            match &known.facts {
-                Some(facts) => facts.dead_letter_queue.is_some(),
-                None => known.reading && !known.was_read,
-            }
+        let known = self.known.borrow();
+        known.get(arn).is_some_and(|known| match &known.facts {
+            Some(facts) => facts.dead_letter_queue.is_some(),
+            None => matches!(known.read, Read::First),
         })
     }
 
@@ -120,18 +126,26 @@ impl Attributes {
     ///
     /// After the first read, warns if messages with this `backoff` are dead letters too soon.
     pub(super) fn read_in_background(self: &Arc<Self>, arn: &str, backoff: Backoff) {
-        let begins = {
-            let mut of_queue = lock(&self.of_queue);
-            let look = of_queue.entry(arn.to_owned()).or_default();
-            let now = self.queues.now();
-            look.send_if_modified(|look| {
-                let rests = look.rest;
-                let rests = rests.is_some_and(|(length, end)| now.is_in_pause(length, end));
-                let due = !look.reading && !rests;
-                look.reading |= due;
-                due
-            })
-        };
+        let now = self.queues.now();
+        let begins = self.known.send_if_modified(|known| {
+            let Some(known) = known.get_mut(arn) else {
+                let first = Known {
+                    facts: None,
+                    read: Read::First,
+                    said: BTreeSet::new(),
+                };
+                known.insert(arn.to_owned(), first);
+                return true;
+            };
+            let Read::Ended(pause) = known.read else {
+                return false;
+            };
+            let is_due = !pause.is_some_and(|(length, end)| now.is_in_pause(length, end));
+            if is_due {
+                known.read = Read::Again;
+            }
+            is_due
+        });
         if begins {
             let (this, arn) = (Arc::clone(self), arn.to_owned());
             system::spawn(async move {
@@ -141,29 +155,31 @@ impl Attributes {
         }
     }
 
-    /// Returns the attributes of a queue. Waits until `until` for a read in the background to end.
-    pub(super) async fn wait(&self, arn: &str, until: Instant) -> Option<Arc<Facts>> {
-        let look = lock(&self.of_queue).get(arn).map(watch::Sender::subscribe);
-        if let Some(mut look) = look
-            && !self.queues.is_paused(arn)
-        {
-            let read = look.wait_for(|look| !look.reading);
-            let _in_time = timeout_at(until, read).await;
+    /// Returns the attributes of a queue as they were last read. Waits until `until` for a read in the background
+    /// to end. `None` if SQS refuses to return them, of which that read has warned.
+    pub(super) async fn wait(
+        &self,
+        arn: &str,
+        until: Instant,
+    ) -> Result<Option<Arc<Facts>>, CallError> {
+        if !self.queues.is_paused(arn) {
+            let mut known = self.known.subscribe();
+            let read = known.wait_for(|known| !known.get(arn).is_some_and(Known::is_being_read));
+            drop(timeout_at(until, read).await);
         }
-        self.known(arn)
+        let known = self.known.borrow();
+        let known = known.get(arn).ok_or(CallError::OutOfTime)?;
+        match &known.facts {
+            None if !known.said.contains(&Warning::Refused) => Err(CallError::OutOfTime),
+            facts => Ok(facts.clone()),
+        }
     }
 
-    /// Returns whether SQS refused to return the attributes of a queue.
-    pub(super) fn is_refused(&self, arn: &str) -> bool {
-        let of_queue = lock(&self.of_queue);
-        of_queue.get(arn).is_some_and(|look| look.borrow().refused)
-    }
-
-    /// Returns whether this is the first time that a copy for the dead-letter queue of `arn` was refused.
-    pub(super) fn is_first_refused_copy(&self, arn: &str) -> bool {
-        let of_queue = lock(&self.of_queue);
-        of_queue.get(arn).is_none_or(|look| {
-            look.send_if_modified(|look| !mem::replace(&mut look.warned_of_refused_copies, true))
+    /// Returns whether this warning is the first of its kind for a queue whose attributes were read.
+    pub(super) fn is_news(&self, arn: &str, warning: Warning) -> bool {
+        (self.known).send_if_modified(|known| match known.get_mut(arn) {
+            Some(known) => known.said.insert(warning),
+            None => false,
         })
     }
 
@@ -179,62 +195,52 @@ impl Attributes {
             .attribute_names(QueueAttributeName::VisibilityTimeout);
         let permission = "sqs:GetQueueAttributes";
         let answer = (self.queues)
-            .ask(&queue, permission, Bound::Background, || {
+            .call(&queue.region, permission, Bound::Background, || {
                 call.clone().send()
             })
             .await?;
-        let attribute = |name| Some(answer.attributes()?.get(&name)?.as_str());
-        Facts::of(
-            attribute(QueueAttributeName::RedrivePolicy),
-            attribute(QueueAttributeName::MaximumMessageSize),
-            attribute(QueueAttributeName::MessageRetentionPeriod),
-            attribute(QueueAttributeName::VisibilityTimeout),
-        )
-        .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
+        Facts::of(&answer.attributes.unwrap_or_default())
+            .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
     }
 
+    /// Keeps what a read brought, and warns of what is wrong with the queue.
     fn store(&self, arn: &str, read: Result<Facts, CallError>, backoff: Backoff) {
-        let length = match &read {
-            Ok(facts) => {
-                self.compare_retention(arn, facts);
-                Some(VALID)
-            }
+        let pause = match &read {
+            Ok(_) => Some(VALID),
             Err(CallError::Denied(_) | CallError::Refused(_)) => Some(REFUSED),
             // Other calls log that SQS cannot be reached.
             Err(_) => None,
         };
-        let now = self.queues.now();
-        let of_queue = lock(&self.of_queue);
-        let Some(look) = of_queue.get(arn) else {
-            return;
-        };
-        look.send_modify(|look| {
-            (look.reading, look.was_read) = (false, true);
-            look.rest = length.map(|length| (length, now + length));
-            let facts = match read {
-                Ok(facts) => facts,
-                Err(error @ (CallError::Denied(_) | CallError::Refused(_))) if !look.refused => {
-                    look.refused = true;
-                    return tracing::warn!(
-                        queue = arn,
-                        %error,
-                        "the queue's attributes could not be read: permanent failures are treated as if it had no dead-letter queue"
-                    );
-                }
-                Err(_) => return,
+        let pause = pause.map(|length| (length, self.queues.now() + length));
+        self.known.send_modify(|known| {
+            let Some(known) = known.get_mut(arn) else {
+                return;
             };
-            look.refused = false;
-            if facts.dead_letter_queue.is_none() && !look.warned_of_no_dead_letter_queue {
-                look.warned_of_no_dead_letter_queue = true;
-                tracing::warn!(
+            known.read = Read::Ended(pause);
+            match read {
+                Ok(facts) => {
+                    known.said.remove(&Warning::Refused);
+                    self.compare_retention(arn, &facts);
+                    if facts.dead_letter_queue.is_none()
+                        && known.said.insert(Warning::NoDeadLetterQueue)
+                    {
+                        tracing::warn!(
+                            queue = arn,
+                            "the queue has no dead-letter queue: messages that fail permanently are received again until its retention ends"
+                        );
+                    }
+                    if known.facts.is_none() {
+                        facts.warn_of_short_outage(arn, backoff);
+                    }
+                    known.facts = Some(Arc::new(facts));
+                }
+                Err(error) if pause.is_some() && known.said.insert(Warning::Refused) => tracing::warn!(
                     queue = arn,
-                    "the queue has no dead-letter queue: messages that fail permanently are received again until its retention ends"
-                );
+                    %error,
+                    "the queue's attributes could not be read: permanent failures are treated as if it had no dead-letter queue"
+                ),
+                Err(_) => {}
             }
-            if look.facts.is_none() {
-                facts.warn_of_short_outage(arn, backoff);
-            }
-            look.facts = Some(Arc::new(facts));
         });
     }
 
@@ -242,27 +248,21 @@ impl Attributes {
     fn compare_retention(&self, arn: &str, facts: &Facts) {
         if let (Some(of_queue), Some(of_records)) = (facts.retention, self.record_retention)
             && of_queue > of_records
-            && !self.warned_of_retention.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(
+            self.warned_of_retention.call_once(|| tracing::warn!(
                 queue = arn,
                 queue_retention_s = of_queue.as_secs(),
                 record_retention_s = of_records.as_secs(),
                 "the queue keeps messages longer than the table keeps records: a message older than its record runs again; raise the retention of records above that of the queue and its dead-letter queue"
-            );
+            ));
         }
     }
 }
 
 impl Facts {
-    fn of(
-        redrive_policy: Option<&str>,
-        max_bytes: Option<&str>,
-        retention: Option<&str>,
-        visibility_timeout: Option<&str>,
-    ) -> Option<Self> {
+    fn of(attributes: &HashMap<QueueAttributeName, String>) -> Option<Self> {
         let (mut dead_letter_queue, mut max_receives) = (None, None);
-        if let Some(policy) = redrive_policy {
+        if let Some(policy) = attributes.get(&QueueAttributeName::RedrivePolicy) {
             let policy: Value = serde_json::from_str(policy).ok()?;
             dead_letter_queue = Some(policy["deadLetterTargetArn"].as_str()?.to_owned());
             let count = &policy["maxReceiveCount"];
@@ -270,13 +270,15 @@ impl Facts {
                 .or_else(|| count.as_str()?.parse().ok())
                 .and_then(|count| count.try_into().ok());
         }
-        let span = |text: Option<&str>| text?.parse().ok().map(Duration::from_secs);
+        let number = |name| attributes.get(&name)?.parse().ok();
+        let span = |name| number(name).map(Duration::from_secs);
+        let max_bytes = number(QueueAttributeName::MaximumMessageSize);
         Some(Self {
             dead_letter_queue,
-            max_bytes: max_bytes.and_then(|text| text.parse().ok()),
-            retention: span(retention),
+            max_bytes: max_bytes.and_then(|bytes| bytes.try_into().ok()),
+            retention: span(QueueAttributeName::MessageRetentionPeriod),
             max_receives,
-            visibility_timeout: span(visibility_timeout),
+            visibility_timeout: span(QueueAttributeName::VisibilityTimeout),
         })
     }
 
@@ -304,6 +306,7 @@ mod tests {
 
     #[test]
     fn attributes_are_parsed_as_sqs_writes_them() {
+        use QueueAttributeName as Name;
         let arn = "arn:aws:sqs:eu-west-1:123456789012:dead";
         for count in ["8", "\"8\""] {
             let policy = format!(r#"{{"deadLetterTargetArn":"{arn}","maxReceiveCount":{count}}}"#);
@@ -314,8 +317,14 @@ mod tests {
                 max_receives: Some(8),
                 visibility_timeout: Some(Duration::from_secs(30)),
             };
-            let of = Facts::of(Some(&policy), Some("262144"), Some("345600"), Some("30"));
-            assert_eq!(of, Some(wanted));
+            let sent = [
+                (Name::RedrivePolicy, &*policy),
+                (Name::MaximumMessageSize, "262144"),
+                (Name::MessageRetentionPeriod, "345600"),
+                (Name::VisibilityTimeout, "30"),
+            ];
+            let sent = sent.map(|(name, text)| (name, text.to_owned())).into();
+            assert_eq!(Facts::of(&sent), Some(wanted));
         }
         let none = Facts {
             dead_letter_queue: None,
@@ -324,13 +333,10 @@ mod tests {
             max_receives: None,
             visibility_timeout: None,
         };
-        assert_eq!(Facts::of(None, None, None, None), Some(none));
+        assert_eq!(Facts::of(&HashMap::new()), Some(none));
         for unreadable in ["", "{}", r#"{"deadLetterTargetArn":7}"#] {
-            assert_eq!(
-                Facts::of(Some(unreadable), None, None, None),
-                None,
-                "{unreadable}"
-            );
+            let sent = [(Name::RedrivePolicy, unreadable.to_owned())].into();
+            assert_eq!(Facts::of(&sent), None, "{unreadable}");
         }
     }
 }

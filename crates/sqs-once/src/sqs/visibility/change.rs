@@ -1,36 +1,45 @@
-//! Changes visibility timeouts, in calls of ten messages of one queue.
+//! [`Changes`]: changes of visibility timeouts, in calls of ten messages of one queue.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use aws_sdk_sqs::types::ChangeMessageVisibilityBatchRequestEntry as Entry;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
 use super::{
-    Visibility,
-    delay::TimeoutChange,
-    queues::{Bound, CallError, Queue, lock},
+    attributes::Attributes,
+    delay::{Backoff, TimeoutChange},
+    entries::{PER_CALL, entries, warn_of_rejected},
+    queues::{Bound, CallError, Queue},
 };
 
-/// Most entries of one call, a limit of SQS.
-const PER_CALL: usize = 10;
 /// How many calls of one batch run at a time.
 const CALLS: usize = 4;
 
-impl Visibility {
+/// Changes the visibility timeouts of a batch.
+pub(super) struct Changes<'a> {
+    pub(super) attributes: &'a Arc<Attributes>,
+    pub(super) backoff: Backoff,
+    pub(super) bound: Bound,
+}
+
+impl Changes<'_> {
     /// Changes visibility timeouts in each queue.
-    pub(super) async fn change_queues(&self, changes: Vec<TimeoutChange<'_>>, bound: Bound) {
+    pub(super) async fn make(&self, changes: Vec<TimeoutChange<'_>>) {
         // An event source mapping sends only messages of one queue, but we do not rely on that.
         let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for change in changes {
             of_queue.entry(change.queue_arn).or_default().push(change);
         }
         for (arn, changes) in of_queue {
-            self.change_all(arn, &changes, bound).await;
+            self.change_all(arn, &changes).await;
         }
     }
 
-    async fn change_all(&self, arn: &str, changes: &[TimeoutChange<'_>], bound: Bound) {
-        let queue = match self.queues.queue(arn, bound).await {
+    async fn change_all(&self, arn: &str, changes: &[TimeoutChange<'_>]) {
+        let queue = match self.attributes.queues.queue(arn, self.bound).await {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
         };
@@ -39,54 +48,48 @@ impl Visibility {
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
             .for_each_concurrent(CALLS, |changes| {
-                let change = self.change(&queue, changes, bound);
+                let change = self.change(&queue, changes);
                 change.map(|changed| {
                     if let Err(error) = changed {
-                        let mut unchanged = lock(&unchanged);
+                        let mut unchanged =
+                            unchanged.lock().unwrap_or_else(PoisonError::into_inner);
                         unchanged.0 += changes.len();
                         unchanged.1.get_or_insert(error);
                     }
                 })
             })
             .await;
-        if let (messages, Some(error)) = &*lock(&unchanged) {
-            not_changed(arn, *messages, error);
+        let unchanged = unchanged.into_inner();
+        if let (messages, Some(error)) = unchanged.unwrap_or_else(PoisonError::into_inner) {
+            not_changed(arn, messages, &error);
         }
     }
 
-    async fn change(
-        &self,
-        queue: &Queue,
-        changes: &[TimeoutChange<'_>],
-        bound: Bound,
-    ) -> Result<(), CallError> {
-        let entry = |(index, change): (usize, &TimeoutChange<'_>)| {
+    async fn change(&self, queue: &Queue, changes: &[TimeoutChange<'_>]) -> Result<(), CallError> {
+        let entries = entries(changes, |change, id| {
             Entry::builder()
-                .id(index.to_string())
+                .id(id)
                 .receipt_handle(change.receipt_handle)
                 .visibility_timeout(change.seconds.into())
                 .build()
-        };
-        let entries: Result<_, _> = changes.iter().enumerate().map(entry).collect();
+        })?;
         let call = queue
             .client
             .change_message_visibility_batch()
             .queue_url(&queue.url)
-            .set_entries(Some(entries.map_err(CallError::not_made)?));
+            .set_entries(Some(entries));
         let permission = "sqs:ChangeMessageVisibility";
-        let answer = (self.queues)
-            .ask(queue, permission, bound, || call.clone().send())
+        let answer = (self.attributes.queues)
+            .call(&queue.region, permission, self.bound, || {
+                call.clone().send()
+            })
             .await?;
-        for failed in answer.failed() {
-            let index = failed.id().parse::<usize>().ok();
-            let change = index.and_then(|index| changes.get(index));
-            // Leaves out the text, which may quote the receipt handle.
-            tracing::warn!(
-                message_id = change.map(|change| change.message_id.as_str()),
-                code = failed.code(),
-                "the message comes back after the queue's visibility timeout: its visibility could not be changed"
-            );
-        }
+        warn_of_rejected(
+            changes,
+            answer.failed(),
+            |change| change.message_id,
+            "the message comes back after the queue's visibility timeout: its visibility could not be changed",
+        );
         Ok(())
     }
 }

@@ -15,8 +15,9 @@ use aws_sdk_sqs::{
 };
 
 use super::{
-    attributes::Attributes,
-    queues::{Bound, CallError, Queue, Queues},
+    attributes::{Attributes, Warning},
+    entries::{PER_CALL, entries, of_entry, warn_of_rejected},
+    queues::{Bound, CallError, Queue},
 };
 use crate::{
     flawed::flawed,
@@ -24,9 +25,7 @@ use crate::{
     modes::Outcome,
     protocol::{Fingerprint, Key},
     sqs::{
-        key_source::ORIGINAL_DEDUPLICATION_ID,
-        message::{Message, MessageId},
-        message_outcome::MessageOutcome,
+        key_source::ORIGINAL_DEDUPLICATION_ID, message::MessageId, message_outcome::MessageOutcome,
     },
     system::Instant,
 };
@@ -43,15 +42,12 @@ const MAX_ERROR_BYTES: usize = 1024;
 const MAX_ATTRIBUTES: usize = 10;
 /// Largest message with its attributes, a limit of SQS (*API Reference*, `SendMessageBatch`).
 const MAX_BYTES: usize = 1024 * 1024;
-/// Most entries of one call, a limit of SQS.
-const MAX_ENTRIES: usize = 10;
 /// Largest call with more than one entry. This was the limit of SQS before 2025, which every endpoint
 /// accepts.
 const MAX_CALL_BYTES: usize = 256 * 1024;
 
 /// Sends messages to the dead-letter queues of their queues.
 pub(super) struct DeadLetters<'a> {
-    pub(super) queues: &'a Queues,
     pub(super) attributes: &'a Attributes,
     /// True if the keys of FIFO queues are made of deduplication ids.
     pub(super) needs_deduplication_id: bool,
@@ -103,7 +99,7 @@ impl DeadLetters<'_> {
             let Err(error) = sent else { continue };
             let is_news = match error {
                 // A missing permission or queue stays missing, so one warning and the metric are enough.
-                CallError::Denied(_) => self.attributes.is_first_refused_copy(arn),
+                CallError::Denied(_) => self.attributes.is_news(arn, Warning::DeniedCopies),
                 // The first call that got no response was already logged.
                 CallError::Paused => false,
                 _ => true,
@@ -127,16 +123,18 @@ impl DeadLetters<'_> {
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
         // Reading the attributes already warned of a rejected read and of a queue without a dead-letter queue.
-        let facts = match self.attributes.wait(arn, self.until).await {
-            Some(facts) => facts,
-            None if self.attributes.is_refused(arn) => return Ok(()),
-            None => return Err(CallError::OutOfTime),
+        let Some(facts) = self.attributes.wait(arn, self.until).await? else {
+            return Ok(());
         };
         let Some(dead_letter_queue) = &facts.dead_letter_queue else {
             return Ok(());
         };
         let bound = Bound::Until(self.until);
-        let queue = self.queues.queue(dead_letter_queue, bound).await?;
+        let queue = self
+            .attributes
+            .queues
+            .queue(dead_letter_queue, bound)
+            .await?;
         let mut copies = Vec::new();
         let max_bytes = facts.max_bytes.map_or(MAX_BYTES, |of| of.min(MAX_BYTES));
         for of in failed {
@@ -145,12 +143,8 @@ impl DeadLetters<'_> {
             } else {
                 of
             };
-            let copy = MessageCopy::of(
-                of.message,
-                (says.outcome, of.key),
-                max_bytes,
-                self.needs_deduplication_id,
-            );
+            let needs_id = self.needs_deduplication_id;
+            let copy = MessageCopy::of(of, says.outcome, max_bytes, needs_id);
             match copy {
                 Ok(copy) => copies.push(copy),
                 Err(why) => tracing::warn!(
@@ -187,33 +181,27 @@ impl DeadLetters<'_> {
         copies: &[MessageCopy<'a>],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
-        let entry = |(index, copy): (usize, &MessageCopy<'_>)| -> Result<Entry, _> {
-            copy.entry.clone().id(index.to_string()).build()
-        };
-        let entries: Result<Vec<_>, _> = copies.iter().enumerate().map(entry).collect();
-        let entries = entries.map_err(CallError::not_made)?;
         let call = queue
             .client
             .send_message_batch()
             .queue_url(&queue.url)
-            .set_entries(Some(entries));
-        let answer = self
-            .queues
-            .ask(queue, "sqs:SendMessage", Bound::Until(self.until), || {
+            .set_entries(Some(entries(copies, |copy, id| {
+                copy.entry.clone().id(id).build()
+            })?));
+        let bound = Bound::Until(self.until);
+        let answer = (self.attributes.queues)
+            .call(&queue.region, "sqs:SendMessage", bound, || {
                 call.clone().send()
             })
             .await?;
-        let message_id = |index: &str| Some(copies.get(index.parse::<usize>().ok()?)?.id);
         let successful = answer.successful().iter();
-        confirmed.extend(successful.filter_map(|entry| message_id(entry.id())));
-        for entry in answer.failed() {
-            // Leaves out the text, which may quote the payload.
-            tracing::warn!(
-                message_id = message_id(entry.id()).map(MessageId::as_str),
-                code = entry.code(),
-                "the message is reported as failed: the dead-letter queue did not take its copy"
-            );
-        }
+        confirmed.extend(successful.filter_map(|entry| Some(of_entry(copies, entry.id())?.id)));
+        warn_of_rejected(
+            copies,
+            answer.failed(),
+            |copy| copy.id,
+            "the message is reported as failed: the dead-letter queue did not take its copy",
+        );
         Ok(())
     }
 }
@@ -222,13 +210,14 @@ impl<'a> MessageCopy<'a> {
     /// Creates the copy. Our own attributes are left out where the message has no room for them: the error,
     /// which is shortened first, then the key, then the reason.
     fn of(
-        message: &'a Message,
-        (outcome, key): (&Outcome, Option<&Key>),
+        of: &MessageOutcome<'a>,
+        outcome: &Outcome,
         max_bytes: usize,
         needs_deduplication_id: bool,
     ) -> Result<Self, NoCopy> {
-        let body = message.sent_body().ok_or(NoCopy::NoBody)?;
-        let sent = message.delivery().facts();
+        let message = of.message;
+        let body = message.sent_body.as_deref().ok_or(NoCopy::NoBody)?;
+        let sent = message.delivery.facts();
         let mut attributes = message.sent_attributes().clone();
         for ours in [REASON, ERROR, KEY] {
             attributes.remove(ours);
@@ -251,7 +240,7 @@ impl<'a> MessageCopy<'a> {
         {
             return Err(NoCopy::NoRoom(max_bytes));
         }
-        let key = key.map_or(Cow::Borrowed(""), printable);
+        let key = of.key.map_or(Cow::Borrowed(""), printable);
         if room.add(REASON, outcome.name()) && room.add(KEY, &key) {
             let mut error = error(outcome);
             error.truncate(error.floor_char_boundary(room.left(ERROR)));
@@ -270,7 +259,7 @@ impl<'a> MessageCopy<'a> {
         // As SQS does when it moves a message. A standard queue has message groups too, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
-            entry = entry.message_deduplication_id(message.id().as_str());
+            entry = entry.message_deduplication_id(message.id.as_str());
         }
         if let Some(trace) = &sent.trace_header {
             let header = MessageSystemAttributeValue::builder()
@@ -281,7 +270,7 @@ impl<'a> MessageCopy<'a> {
             entry = entry.set_message_system_attributes(header.ok().map(|it| [(name, it)].into()));
         }
         Ok(Self {
-            id: message.id(),
+            id: &message.id,
             entry,
             bytes,
         })
@@ -323,7 +312,7 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
     for copy in copies {
         bytes += copy.bytes;
         match calls.last_mut() {
-            Some(call) if call.len() < MAX_ENTRIES && bytes <= MAX_CALL_BYTES => call.push(copy),
+            Some(call) if call.len() < PER_CALL && bytes <= MAX_CALL_BYTES => call.push(copy),
             _ => {
                 bytes = copy.bytes;
                 calls.push(vec![copy]);

@@ -202,7 +202,7 @@ impl Rule {
                     .filter(|_| is_in_group || is_behind(of))
                     .and_then(|chain| of_chain.get(chain))
                     .copied(),
-                stops_group: stop.contains(of.message.id()),
+                stops_group: stop.contains(&of.message.id),
             };
             let wait = (self.seconds(of.outcome, receive)).filter(|_| !of.dead_lettered);
             // Behind a permanent failure, the next message of a key runs.
@@ -217,7 +217,7 @@ impl Rule {
             }
             if let (Some(seconds), Some(receipt)) = (wait, receipt) {
                 changes.push(TimeoutChange {
-                    message_id: of.message.id(),
+                    message_id: &of.message.id,
                     queue_arn: receipt.queue_arn,
                     receipt_handle: receipt.handle,
                     seconds,
@@ -249,7 +249,7 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
             continue;
         };
         if !is_behind(of) {
-            last_of_group.insert(group, of.message.id());
+            last_of_group.insert(group, &of.message.id);
         } else if let Some(last) = last_of_group.get(group) {
             stopping.insert(*last);
         }
@@ -282,7 +282,7 @@ mod tests {
     use crate::{
         modes::RetryableError,
         protocol::{Owner, StoredResult},
-        sqs::{ended::Ended, envelope::Envelope},
+        sqs::ended::Ended,
         store::StoreError,
     };
 
@@ -471,21 +471,18 @@ mod tests {
 
     /// Returns the waits of the messages of one message group.
     fn waits_of_group<const N: usize>(ends: [(u32, Outcome, Is); N]) -> Vec<(usize, u16)> {
-        let records = ends.iter().enumerate().map(|(place, (count, _, _))| {
-            let mut record = SqsMessage::default();
-            record.message_id = Some(place.to_string());
-            record.receipt_handle = Some("receipt".into());
-            record.event_source_arn = Some("arn:aws:sqs:eu-west-1:111122223333:orders.fifo".into());
-            record.attributes = HashMap::from([
+        let messages = ends.iter().enumerate().map(|(place, (count, _, _))| {
+            let mut sqs = SqsMessage::default();
+            sqs.message_id = Some(place.to_string());
+            sqs.receipt_handle = Some("receipt".into());
+            sqs.event_source_arn = Some("arn:aws:sqs:eu-west-1:111122223333:orders.fifo".into());
+            sqs.attributes = HashMap::from([
                 ("MessageGroupId".into(), "g".into()),
                 ("ApproximateReceiveCount".into(), count.to_string()),
             ]);
-            record
+            Message::new(sqs).unwrap()
         });
-        let messages: Vec<_> = records
-            .into_iter()
-            .map(|record| Message::new(record, None, Envelope::None, false).unwrap())
-            .collect();
+        let messages: Vec<_> = messages.collect();
         let ends: Vec<_> = ends
             .into_iter()
             .zip(&messages)

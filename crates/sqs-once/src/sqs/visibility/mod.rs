@@ -4,8 +4,8 @@ mod attributes;
 mod change;
 mod dead_letter;
 pub(super) mod delay;
+mod entries;
 mod queues;
-use crate::system::{self, Instant};
 #[cfg(test)]
 mod survival;
 
@@ -18,12 +18,17 @@ use std::{
 use aws_sdk_sqs::Client;
 
 use attributes::Attributes;
+use change::Changes;
 use dead_letter::DeadLetters;
 use delay::{Backoff, LONGEST, Rule};
 use queues::{Bound, Queues};
 
 use super::{message::Message, message_outcome::MessageOutcome};
-use crate::{flawed::flawed, protocol::Timestamp};
+use crate::{
+    flawed::flawed,
+    protocol::Timestamp,
+    system::{self, Instant},
+};
 
 /// Time for all calls of a batch, however much of the invocation is left: enough for one attempt without a
 /// response ([`crate::aws::config`]) and a second one.
@@ -56,7 +61,6 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Visibility {
-    queues: Arc<Queues>,
     attributes: Arc<Attributes>,
     dead_letter: bool,
     backoff: Backoff,
@@ -72,10 +76,8 @@ impl Visibility {
     /// dead-lettering](Self::dead_letter).
     #[must_use]
     pub fn new(client: Client) -> Self {
-        let queues = Arc::new(Queues::new(client));
         Self {
-            attributes: Arc::new(Attributes::new(Arc::clone(&queues))),
-            queues,
+            attributes: Arc::new(Attributes::new(Queues::new(client), None)),
             dead_letter: true,
             backoff: Backoff::default(),
             jitter: system::random_up_to,
@@ -108,9 +110,8 @@ impl Visibility {
     /// ```
     #[must_use]
     pub fn record_retention(self, record_retention: Duration) -> Self {
-        let attributes = self.attributes.with_queues(Arc::clone(&self.queues));
         Self {
-            attributes: Arc::new(attributes.record_retention(record_retention)),
+            attributes: Arc::new(self.attributes.with_record_retention(record_retention)),
             ..self
         }
     }
@@ -159,10 +160,8 @@ impl Visibility {
     /// attributes run by it.
     #[must_use]
     pub fn clock(self, clock: fn() -> Timestamp) -> Self {
-        let queues = Arc::new(self.queues.with_clock(clock));
         Self {
-            attributes: Arc::new(self.attributes.with_queues(Arc::clone(&queues))),
-            queues,
+            attributes: Arc::new(self.attributes.with_clock(clock)),
             ..self
         }
     }
@@ -191,42 +190,34 @@ impl Visibility {
         needs_deduplication_id: bool,
         answer: Instant,
     ) -> usize {
-        if !self.dead_letter {
-            return 0;
-        }
-        let now = system::instant();
-        let dead_letters = DeadLetters {
-            queues: &self.queues,
-            attributes: &self.attributes,
-            needs_deduplication_id,
-            until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
-        };
         // If the mode records no failures, nothing has to be recorded first.
         let failed = |of: &&MessageOutcome<'_>| of.ended.is_permanent();
         let failed: Vec<_> = batch.iter().filter(failed).collect();
+        if !self.dead_letter || failed.is_empty() {
+            return 0;
+        }
         let ids: HashSet<_> = failed.iter().map(|of| of.message_id).collect();
-        let shared = if ids.is_empty() {
-            HashSet::new()
-        } else {
-            shared_ids(batch)
-        };
+        let shared = shared_ids(batch);
         for message_id in ids.intersection(&shared) {
             tracing::warn!(
                 message_id,
                 "the messages are reported as failed: they have one id and different contents"
             );
         }
-        let failed = failed.into_iter();
-        let alone: Vec<_> = failed
-            .filter(|of| !shared.contains(of.message_id))
-            .collect();
-        let confirmed = dead_letters.send(&alone).await;
-        let not_sent = ids.len() - confirmed.len();
+        let alone = failed.into_iter();
+        let alone = alone.filter(|of| !shared.contains(of.message_id));
+        let now = system::instant();
+        let dead_letters = DeadLetters {
+            attributes: &self.attributes,
+            needs_deduplication_id,
+            until: now + BUDGET.min(answer.saturating_duration_since(now) / 2),
+        };
+        let confirmed = dead_letters.send(&alone.collect::<Vec<_>>()).await;
         for of in batch {
-            of.dead_lettered = confirmed.contains(of.message.id())
+            of.dead_lettered = confirmed.contains(&of.message.id)
                 || flawed("a copy is not confirmed") && of.ended.is_permanent();
         }
-        not_sent
+        ids.len() - confirmed.len()
     }
 
     /// Changes the visibility timeouts of a batch, except for messages that are in the dead-letter queue, as
@@ -247,8 +238,12 @@ impl Visibility {
             jitter: self.jitter,
         };
         let changes = rule.plan(batch, |arn| self.attributes.may_have_dead_letter_queue(arn));
-        let bound = Bound::Until(answer.min(system::instant() + BUDGET));
-        self.change_queues(changes, bound).await;
+        let changes_queues = Changes {
+            attributes: &self.attributes,
+            backoff: self.backoff,
+            bound: Bound::Until(answer.min(system::instant() + BUDGET)),
+        };
+        changes_queues.make(changes).await;
     }
 }
 
@@ -258,7 +253,7 @@ fn shared_ids<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a str> {
     let mut first = HashMap::new();
     let differs = |of: &&MessageOutcome<'a>| {
         let first: &Message = first.entry(of.message_id).or_insert(of.message);
-        first.sent_body() != of.message.sent_body()
+        first.sent_body != of.message.sent_body
             || first.sent_attributes() != of.message.sent_attributes()
     };
     batch

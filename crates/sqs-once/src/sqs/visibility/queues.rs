@@ -38,7 +38,7 @@ const BACKGROUND: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Queues {
     client: Client,
-    clock: fn() -> Timestamp,
+    pub(super) clock: fn() -> Timestamp,
     known: Mutex<Known>,
 }
 
@@ -54,7 +54,7 @@ struct Known {
 pub(super) struct Queue {
     pub(super) client: Client,
     pub(super) url: String,
-    region: String,
+    pub(super) region: String,
 }
 
 /// Time limit of a call.
@@ -122,9 +122,10 @@ impl Queues {
         (self.clock)()
     }
 
-    /// Locks the known queues, for a lookup or an insertion and never during a call.
+    /// Locks the known queues, for a lookup or an insertion and never during a call. Even after a panic: no code under
+    /// this lock leaves a change half done.
     fn known(&self) -> MutexGuard<'_, Known> {
-        lock(&self.known)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether calls to this queue's endpoint are paused ([`CallError::Paused`]).
@@ -170,22 +171,8 @@ impl Queues {
         Ok(queue)
     }
 
-    /// Sends a call to `queue`, which needs `permission`. `send` must be safe to repeat.
-    pub(super) async fn ask<T, E, F>(
-        &self,
-        queue: &Queue,
-        permission: &str,
-        bound: Bound,
-        send: impl Fn() -> F,
-    ) -> Result<T, CallError>
-    where
-        F: Future<Output = Result<T, SdkError<E>>>,
-        E: ProvideErrorMetadata + Error + 'static,
-    {
-        self.call(&queue.region, permission, bound, send).await
-    }
-
-    async fn call<T, E, F>(
+    /// Sends a call to the endpoint of `region`, which needs `permission`. `send` must be safe to repeat.
+    pub(super) async fn call<T, E, F>(
         &self,
         region: &str,
         permission: &str,
@@ -235,11 +222,6 @@ impl Queues {
         self.known().paused.insert(region.clone(), end);
         Err(CallError::Unreachable { region, cause })
     }
-}
-
-/// Locks even after a panic. No code under these locks leaves a change half done.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the cause of an error which shows that the endpoint could not be reached or did not respond.

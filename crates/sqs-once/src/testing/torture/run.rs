@@ -21,7 +21,7 @@ use tokio::sync::{
 
 use super::{Story, Table, World};
 use crate::{
-    Consumer, Deadline, Handler, Mode, Once,
+    Consumer, Deadline, Handler, Mode, Once, Text,
     protocol::{AttemptEnd, Fingerprint, Key, Record, State, Swap, Timestamp},
     store::{MemoryStore, Swapped},
     system::{Instant, elapsed, instant},
@@ -354,8 +354,9 @@ where
     let (world, _) = World::new();
     let consumer = block_on(async { make(&world) });
     let operation = |id: &str, body: &str| {
-        let message = Message::text(id, body).into_record();
-        consumer.operation_of(message, deadline())
+        let message = Message::text(id, body).into_sqs();
+        let read = consumer.read_message::<Text>(message, deadline());
+        read.map(|(operation, _)| operation)
     };
     // The run without faults tells why it has no key.
     let Ok(first) = operation("m-1", body) else {

@@ -1,0 +1,76 @@
+//! [`BatchError`]: why a whole batch goes back to the queue.
+
+use std::{fmt, time::Duration};
+
+/// Why an invocation fails. SQS then keeps all messages of the batch.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The event is not an SQS event.
+    #[error(
+        "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
+    )]
+    NotSqs {
+        /// Line of the first difference, from 1.
+        line: usize,
+        /// Column of the first difference, from 1.
+        column: usize,
+    },
+    /// A message has no id. SQS deletes messages that the response does not name, so the whole
+    /// invocation fails.
+    #[error(
+        "record {index} of the event has no messageId, so the response could not name it: check that the trigger of this function is an SQS queue; nothing was processed"
+    )]
+    NoMessageId {
+        /// Place of the message in the event, from 0.
+        index: usize,
+    },
+    /// The consumer looks up what an earlier attempt did ([`LookUp`](crate::LookUp)), and the key
+    /// changes when a message is redriven. The lookup would be left out, and the effect repeated.
+    #[error(
+        "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
+    )]
+    KeyChangesOnRedrive {
+        /// The key source: `message-id` or `deduplication-id`.
+        key: &'static str,
+    },
+    /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`], [`Consumer::key_by`]).
+    #[error(
+        "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove one of them, so that the key stays what it was: under another key, what is done would be done again; nothing was processed"
+    )]
+    KeySetTwice {
+        /// The value of `IDEMPOTENCY_KEY`.
+        environment: String,
+    },
+    /// `CONSUMER_MIN_TIME_TO_START` is more than ten seconds longer than the function's timeout, or than half of it where the
+    /// process runs several invocations at once. Most messages would never start.
+    #[error(
+        "CONSUMER_MIN_TIME_TO_START is {setting:?}, and with the function's timeout of {timeout:?} it may be at most {longest:?} (half of the timeout if AWS_LAMBDA_MAX_CONCURRENCY is above 1): lower it, or raise the timeout; nothing was processed"
+    )]
+    MinTimeToStart {
+        /// The setting.
+        setting: Duration,
+        /// The function's timeout: the longest time that an invocation of this process had.
+        timeout: Duration,
+        /// The longest value that the setting may have.
+        longest: Duration,
+    },
+    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
+    /// batch failed. Lambda counts the invocation in its Errors metric.
+    #[error(
+        "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
+    )]
+    StoreUnavailable {
+        /// Messages of the batch.
+        messages: usize,
+        /// The error of the first.
+        reason: String,
+    },
+}
+
+/// Shows the text, as a `main` that returns the error does.
+impl fmt::Debug for BatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,31 @@
+//! [`Content`]: what an envelope holds. Its members are read as text, because nobody may need most of them.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::handler::{Attribute, EnvelopeMetadata};
+
+/// The content of an envelope.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) body: String,
+    /// Attributes inside the envelope.
+    pub(super) attributes: HashMap<String, Attribute>,
+    pub(super) facts: EnvelopeMetadata,
+}
+
+/// A member of an object, as its text. `None` if the object lacks it.
+pub(super) type Raw<'a> = Option<&'a RawValue>;
+
+/// Parses an object. serde would take the elements of a list for the members of a struct.
+pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
+    json.starts_with('{')
+        .then(|| serde_json::from_str(json).ok())?
+}
+
+/// Parses a text. `None` if the member is missing, or something else.
+pub(super) fn text(member: Raw<'_>) -> Option<String> {
+    serde_json::from_str(member?.get()).ok()
+}
