@@ -14,7 +14,7 @@ use crate::{
 impl Consumer<(), ()> {
     /// Creates a consumer that can only read messages, with default settings: with the message id as key.
     pub(crate) fn reader(namespace: Namespace) -> Self {
-        Self::with_options((), (), Options::new(namespace))
+        Self::with_options((), namespace, (), Options::default())
     }
 }
 
