@@ -745,7 +745,10 @@ async fn handler_receives_delivery_facts() {
         assert_eq!(attempt.attribute("tenant"), Some("acme"));
         assert_eq!(attempt.attribute("weight"), Some("0.5"));
         assert_eq!(attempt.attribute("blob"), None);
-        assert_eq!(attempt.delivery().binary_attribute("blob"), Some(&b"\0\x01"[..]));
+        assert_eq!(
+            attempt.delivery().binary_attribute("blob"),
+            Some(&b"\0\x01"[..])
+        );
         assert_eq!(attempt.delivery().binary_attribute("tenant"), None);
         assert_eq!(attempt.delivery().attributes.len(), 3);
         Ok(())

@@ -48,12 +48,12 @@ pub(crate) struct Depth {
 }
 
 /// A queue.
-pub(crate) struct Queue {
+pub(crate) struct NamedQueue {
     pub(crate) client: Client,
     pub(crate) url: String,
 }
 
-impl Queue {
+impl NamedQueue {
     /// Finds a queue by its URL, ARN or name.
     ///
     /// # Errors

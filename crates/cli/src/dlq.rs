@@ -8,18 +8,18 @@ use sqs_once::protocol::Timestamp;
 
 use crate::{
     aws,
-    dead_letters::{DeadLetter, Queue, hide},
+    dead_letters::{DeadLetter, NamedQueue, hide},
     message_move::Cancel,
-    output::{End, Error, Format, answer, columns, count, distance, first_line},
+    output::{CommandEnd, Error, Format, answer, columns, count, distance, first_line},
     redrive::Redrive,
-    stop::Stop,
+    stop::StopSignal,
 };
 
 /// How long messages stay hidden, at least, if the command is killed before it makes them visible again.
 const HIDE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum DlqCommand {
     /// Lists messages by reason and error. Receives them, and makes them visible again.
     #[command(after_help = "\
 Example: sqs-once dlq list orders-dead --messages
@@ -59,8 +59,8 @@ pub(crate) struct List {
     messages: bool,
 }
 
-impl Command {
-    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+impl DlqCommand {
+    pub(crate) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         // In boxes, because without incremental compilation rustc rejects futures as deep as these with the SDK's.
         match self {
             Self::List(list) => Box::pin(list.run(format)).await,
@@ -71,12 +71,12 @@ impl Command {
 }
 
 impl List {
-    async fn run(self, format: Format) -> Result<End, Error> {
-        let queue = Queue::find(&aws::config().await?, &self.queue).await?;
+    async fn run(self, format: Format) -> Result<CommandEnd, Error> {
+        let queue = NamedQueue::find(&aws::config().await?, &self.queue).await?;
         // By id, with the latest receipt handle: SQS may deliver a message twice.
         let mut dead_letters = BTreeMap::new();
         let (mut rest, mut end) = (self.max as usize, Ok(()));
-        let stop = Stop::listen();
+        let stop = StopSignal::listen();
         while rest > 0 && !stop.is_set() {
             match queue.receive(rest, hide(HIDE, self.max)).await {
                 Ok(batch) if batch.is_empty() => break,
@@ -104,10 +104,10 @@ impl List {
             || self.text(&queue, &groups, dead_letters.len(), more),
             || self.json(&queue, &groups, dead_letters.len(), more),
         )?;
-        Ok(End::Done)
+        Ok(CommandEnd::Done)
     }
 
-    fn text(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> String {
+    fn text(&self, queue: &NamedQueue, groups: &Groups<'_>, received: usize, more: bool) -> String {
         if received == 0 {
             return format!(
                 "Queue {} returned no messages. Messages that another receiver hides are not listed.",
@@ -150,7 +150,7 @@ impl List {
         text
     }
 
-    fn json(&self, queue: &Queue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
+    fn json(&self, queue: &NamedQueue, groups: &Groups<'_>, received: usize, more: bool) -> Value {
         let to_json = |((reason, error), dead_letters): &(Cause<'_>, Vec<&DeadLetter>)| {
             let mut group = json!({
                 "reason": reason,

@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use serde_json::json;
 
-use output::{End, Error, Format};
+use output::{CommandEnd, Error, Format};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -68,11 +68,11 @@ Needs no network and no AWS. When it fails, nothing is left.")]
     #[cfg(feature = "aws")]
     /// Reads and changes records in the idempotency table.
     #[command(subcommand)]
-    Record(record::Command),
+    Record(record::RecordCommand),
     #[cfg(feature = "aws")]
     /// Lists and moves the messages of a dead-letter queue.
     #[command(subcommand)]
-    Dlq(dlq::Command),
+    Dlq(dlq::DlqCommand),
     #[cfg(feature = "aws")]
     /// Checks a deployed stack, or single functions, for mistakes that break a promise.
     #[command(after_help = "\
@@ -88,8 +88,8 @@ Exit code 1: there are findings, or there is no consumer and no relay.")]
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli.command, cli.output) {
-        Ok(End::Done) => ExitCode::SUCCESS,
-        Ok(End::NotDone) => ExitCode::from(1),
+        Ok(CommandEnd::Done) => ExitCode::SUCCESS,
+        Ok(CommandEnd::NotDone) => ExitCode::from(1),
         Err(error) => {
             eprintln!("sqs-once: {error}");
             ExitCode::from(match error {
@@ -103,7 +103,7 @@ fn main() -> ExitCode {
 
 #[cfg(feature = "aws")]
 #[tokio::main(flavor = "current_thread")]
-async fn run(command: Command, format: Format) -> Result<End, Error> {
+async fn run(command: Command, format: Format) -> Result<CommandEnd, Error> {
     match command {
         Command::New(new) => make_project(new, format),
         Command::Record(command) => command.run(format).await,
@@ -113,11 +113,11 @@ async fn run(command: Command, format: Format) -> Result<End, Error> {
 }
 
 #[cfg(not(feature = "aws"))]
-fn run(Command::New(new): Command, format: Format) -> Result<End, Error> {
+fn run(Command::New(new): Command, format: Format) -> Result<CommandEnd, Error> {
     make_project(new, format)
 }
 
-fn make_project(new: new::New, format: Format) -> Result<End, Error> {
+fn make_project(new: new::New, format: Format) -> Result<CommandEnd, Error> {
     let project = new
         .run()
         .map_err(|error| Error::negative(error.to_string()))?;
@@ -127,7 +127,7 @@ fn make_project(new: new::New, format: Format) -> Result<End, Error> {
         || format!("Next: cd {project} && cargo test"),
         || json!({ "project": project }),
     )?;
-    Ok(End::Done)
+    Ok(CommandEnd::Done)
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use sqs_once::internal::system::sleep;
 
 use crate::{
     aws::{self, code, failed},
-    dead_letters::{Depth, Queue},
-    output::{End, Error, Format, answer, count},
-    stop::{Progress, Stop},
+    dead_letters::{Depth, NamedQueue},
+    output::{CommandEnd, Error, Format, answer, count},
+    stop::{ProgressLine, StopSignal},
 };
 
 /// Bounds of the time between two reads of the progress.
@@ -31,7 +31,7 @@ const UNSUPPORTED: [&str; 4] = [
 
 /// The move of all messages of a queue. Where SQS does not make it, the error is [`Error::Negative`].
 pub(crate) struct Move<'a> {
-    pub(crate) from: &'a Queue,
+    pub(crate) from: &'a NamedQueue,
     /// The queue at the start.
     pub(crate) at_start: &'a Depth,
     /// Messages a second.
@@ -54,7 +54,7 @@ impl Move<'_> {
         Ok(())
     }
 
-    pub(crate) async fn start(&self, to: &Queue) -> Result<(), Error> {
+    pub(crate) async fn start(&self, to: &NamedQueue) -> Result<(), Error> {
         let start = self
             .from
             .client
@@ -74,7 +74,11 @@ impl Move<'_> {
     }
 
     /// Shows the progress, ends the move when enough is moved, and reports.
-    pub(crate) async fn finish(&self, to: &Queue, format: Format) -> Result<End, Error> {
+    pub(crate) async fn finish(
+        &self,
+        to: &NamedQueue,
+        format: Format,
+    ) -> Result<CommandEnd, Error> {
         let (task, cancelled) = self.follow().await.map_err(|error| {
             let name = self.from.name();
             Error::remote(format!(
@@ -83,8 +87,10 @@ impl Move<'_> {
         })?;
         let (end, text) = match (task.status().unwrap_or_default(), cancelled) {
             ("COMPLETED", _) => ("completed", ""),
-            (_, Some(End::Done)) => ("all_moved", ", as many as the queue had at the start"),
-            (_, Some(End::NotDone)) => ("interrupted", ", until the interrupt: the rest stays"),
+            (_, Some(CommandEnd::Done)) => ("all_moved", ", as many as the queue had at the start"),
+            (_, Some(CommandEnd::NotDone)) => {
+                ("interrupted", ", until the interrupt: the rest stays")
+            }
             ("CANCELLED", None) => (
                 "cancelled",
                 ", until another program cancelled that: the rest stays",
@@ -121,13 +127,17 @@ impl Move<'_> {
                 count(hidden, "message")
             );
         }
-        Ok(if more { End::NotDone } else { End::Done })
+        Ok(if more {
+            CommandEnd::NotDone
+        } else {
+            CommandEnd::Done
+        })
     }
 
     /// Waits for the end of the move. Also returns why this command cancelled it: because all were moved, or not.
-    async fn follow(&self) -> Result<(Task, Option<End>), Error> {
+    async fn follow(&self) -> Result<(Task, Option<CommandEnd>), Error> {
         let total = self.at_start.messages.max(1);
-        let (mut stop, mut progress) = (Stop::listen(), Progress::default());
+        let (mut stop, mut progress) = (StopSignal::listen(), ProgressLine::default());
         let (mut cancelled, mut settling) = (None, 0);
         loop {
             let mut moved_now = 0;
@@ -145,7 +155,11 @@ impl Move<'_> {
                 progress.say(&format!("{moved_now} of about {total} messages moved"));
                 if cancelled.is_none() && (stop.is_set() || moved_now >= total) {
                     let is_done = moved_now >= total;
-                    cancelled = Some(if is_done { End::Done } else { End::NotDone });
+                    cancelled = Some(if is_done {
+                        CommandEnd::Done
+                    } else {
+                        CommandEnd::NotDone
+                    });
                     // The move may have ended meanwhile.
                     if let Err(error) = cancel(self.from, &task).await
                         && self.task().await?.as_ref().is_some_and(is_running)
@@ -178,8 +192,8 @@ pub(crate) struct Cancel {
 }
 
 impl Cancel {
-    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
-        let queue = Queue::find(&aws::config().await?, &self.queue).await?;
+    pub(crate) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
+        let queue = NamedQueue::find(&aws::config().await?, &self.queue).await?;
         let task = newest(&queue, &queue.depth().await?.arn).await?;
         let Some(task) = task.filter(is_running) else {
             let name = queue.name();
@@ -199,12 +213,12 @@ impl Cancel {
             },
             || json!({"queue": queue.url, "sent": moved}),
         )?;
-        Ok(End::Done)
+        Ok(CommandEnd::Done)
     }
 }
 
 /// Returns the newest move of a queue. There is at most one that runs.
-async fn newest(queue: &Queue, arn: &str) -> Result<Option<Task>, Error> {
+async fn newest(queue: &NamedQueue, arn: &str) -> Result<Option<Task>, Error> {
     let read = queue.client.list_message_move_tasks().source_arn(arn);
     let read = read.send().await;
     let read =
@@ -212,7 +226,7 @@ async fn newest(queue: &Queue, arn: &str) -> Result<Option<Task>, Error> {
     Ok(read.results.unwrap_or_default().into_iter().next())
 }
 
-async fn cancel(queue: &Queue, task: &Task) -> Result<(), Error> {
+async fn cancel(queue: &NamedQueue, task: &Task) -> Result<(), Error> {
     let cancel = queue.client.cancel_message_move_task();
     let cancelled = cancel
         .set_task_handle(task.task_handle.clone())

@@ -22,8 +22,8 @@ pub(crate) struct New {
     #[arg(value_parser = valid_name)]
     name: String,
     /// What a message changes.
-    #[arg(long, value_enum, default_value_t = Effect::Outside)]
-    effect: Effect,
+    #[arg(long, value_enum, default_value_t = ChosenEffect::Outside)]
+    effect: ChosenEffect,
     /// What names an operation: body:/FIELD of the JSON body, attribute:NAME of the message, or message-id.
     #[arg(long, default_value = "body:/orderId", value_parser = valid_key)]
     key: String,
@@ -42,7 +42,7 @@ pub(crate) struct New {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Effect {
+enum ChosenEffect {
     /// Another system, which the handler calls.
     Outside,
     /// Up to 99 writes to DynamoDB, which commit together with the record.
@@ -157,7 +157,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)
 }
 
-impl fmt::Display for Effect {
+impl fmt::Display for ChosenEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Outside => "outside",

@@ -22,7 +22,7 @@ pub(crate) enum Format {
 
 /// How a command ended that got all its responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum CommandEnd {
     /// Exit code 0.
     Done,
     /// Exit code 1. The output says why.

@@ -14,7 +14,7 @@ use crate::{
     dead_letters::DeadLetter,
     next_delivery::{NextDelivery, Rules},
     output::Error,
-    table::Table,
+    table::TableArgs,
 };
 
 /// The records, and where keys come from.
@@ -35,7 +35,7 @@ pub(crate) struct Preview {
     #[arg(long, value_name = "NAME", help_heading = "Preview")]
     function: Option<String>,
     #[command(flatten)]
-    table: Table,
+    table: TableArgs,
 }
 
 /// The fate of a redriven message: one word, for JSON and tables, and the reason.

@@ -25,12 +25,12 @@ use sqs_once::{internal::system::sleep, protocol::Timestamp, store::DynamoStore}
 
 use crate::{
     aws::{self, code, failed},
-    dead_letters::{DeadLetter, Depth, ERROR, KEY, Queue, REASON, REDRIVE_OF, hide, name_in},
+    dead_letters::{DeadLetter, Depth, ERROR, KEY, NamedQueue, REASON, REDRIVE_OF, hide, name_in},
     message_move::Move,
     next_delivery::Rules,
-    output::{End, Error, Format, answer, can_ask, clean, columns, confirm, count},
+    output::{CommandEnd, Error, Format, answer, can_ask, clean, columns, confirm, count},
     preview::{Next, Preview},
-    stop::{Progress, Stop},
+    stop::{ProgressLine, StopSignal},
 };
 
 /// How many attributes SQS allows on a message.
@@ -137,10 +137,10 @@ struct Selected {
 }
 
 /// One redrive between two queues, or a look at its messages.
-struct Run<'a> {
+struct OneRedrive<'a> {
     with: &'a Redrive,
-    from: &'a Queue,
-    to: &'a Queue,
+    from: &'a NamedQueue,
+    to: &'a NamedQueue,
     at_start: &'a Depth,
     /// Moves nothing.
     is_dry: bool,
@@ -164,9 +164,9 @@ struct Run<'a> {
 }
 
 impl Redrive {
-    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+    pub(crate) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         let config = aws::config().await?;
-        let from = Queue::find(&config, &self.queue).await?;
+        let from = NamedQueue::find(&config, &self.queue).await?;
         let to = self.destination(&config, &from).await?;
         if from.is_fifo() != to.is_fifo() {
             return Err(Error::usage(
@@ -180,7 +180,7 @@ impl Redrive {
         }
         let at_start = from.depth().await?;
         let records = self.preview.open().await?;
-        let run = |is_dry| Run {
+        let run = |is_dry| OneRedrive {
             with: &self,
             from: &from,
             to: &to,
@@ -250,13 +250,17 @@ impl Redrive {
     }
 
     /// The queue named by `--to`, or the one queue that has `from` as its dead-letter queue.
-    async fn destination(&self, config: &SdkConfig, from: &Queue) -> Result<Queue, Error> {
+    async fn destination(
+        &self,
+        config: &SdkConfig,
+        from: &NamedQueue,
+    ) -> Result<NamedQueue, Error> {
         // If the SDK sent a request again, it could send a message twice, and it would only return the last
         // error.
         let builder = config.to_builder();
         let config = &builder.retry_config(RetryConfig::disabled()).build();
         if let Some(name) = &self.to {
-            return Queue::find(config, name).await;
+            return NamedQueue::find(config, name).await;
         }
         let sources = from
             .client
@@ -269,7 +273,7 @@ impl Redrive {
                 failed("find the source queue; pass --to QUEUE", permission, &error)
             })?;
         match &*sources.queue_urls {
-            [url] => Queue::find(config, url).await,
+            [url] => NamedQueue::find(config, url).await,
             [] => Err(Error::usage(
                 "no queue has this dead-letter queue: name the destination with --to QUEUE",
             )),
@@ -301,10 +305,10 @@ impl Redrive {
     }
 }
 
-impl Run<'_> {
+impl OneRedrive<'_> {
     /// Receives and moves messages, and reports.
-    async fn finish(mut self, format: Format) -> Result<End, Error> {
-        let stop = Stop::listen();
+    async fn finish(mut self, format: Format) -> Result<CommandEnd, Error> {
+        let stop = StopSignal::listen();
         let mut more = self.move_messages(Some(&stop)).await;
         // Of a group of a FIFO queue, SQS shows ten messages, until they are deleted.
         let shows_all = !(self.is_dry && self.from.is_fifo());
@@ -326,12 +330,12 @@ impl Run<'_> {
 
     /// Receives and moves messages. Returns whether selected messages may be left in the queue that were not
     /// received.
-    async fn move_messages(&mut self, stop: Option<&Stop>) -> bool {
+    async fn move_messages(&mut self, stop: Option<&StopSignal>) -> bool {
         let max = self.with.max as usize;
         let shortest = if self.is_dry { HIDE_FROM_PREVIEW } else { HIDE };
         let hide = hide(shortest, self.with.max);
-        let is_stopped = || stop.is_some_and(Stop::is_set);
-        let mut progress = Progress::default();
+        let is_stopped = || stop.is_some_and(StopSignal::is_set);
+        let mut progress = ProgressLine::default();
         while self.received < max && !self.has_all_named() {
             if is_stopped() {
                 return true;
@@ -516,7 +520,12 @@ impl Run<'_> {
         Err((fate, failed("send a message", "sqs:SendMessage", &error)))
     }
 
-    fn report(&self, format: Format, more: bool, error: Option<&Error>) -> Result<End, Error> {
+    fn report(
+        &self,
+        format: Format,
+        more: bool,
+        error: Option<&Error>,
+    ) -> Result<CommandEnd, Error> {
         let named = self.with.message.iter();
         let absent: Vec<_> = named
             .filter(|id| !self.selected.contains_key(*id))
@@ -548,7 +557,11 @@ impl Run<'_> {
         let is_done = |of: &Selected| matches!(of.fate, Fate::Moved | Fate::Selected);
         let all_done = self.selected.values().all(is_done);
         let done = all_done && absent.is_empty() && !more && error.is_none();
-        Ok(if done { End::Done } else { End::NotDone })
+        Ok(if done {
+            CommandEnd::Done
+        } else {
+            CommandEnd::NotDone
+        })
     }
 
     /// How many messages have this end.

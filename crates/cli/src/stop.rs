@@ -8,9 +8,9 @@ use tokio::{signal::ctrl_c, sync::watch};
 
 /// Says on standard error how far a command is: at once, and then every two seconds at most.
 #[derive(Default)]
-pub(crate) struct Progress(Option<Instant>);
+pub(crate) struct ProgressLine(Option<Instant>);
 
-impl Progress {
+impl ProgressLine {
     pub(crate) fn say(&mut self, text: &str) {
         if self
             .0
@@ -23,9 +23,9 @@ impl Progress {
 }
 
 /// Whether SIGINT or SIGTERM has arrived.
-pub(crate) struct Stop(watch::Receiver<bool>);
+pub(crate) struct StopSignal(watch::Receiver<bool>);
 
-impl Stop {
+impl StopSignal {
     /// From now on, the signals no longer end the process.
     pub(crate) fn listen() -> Self {
         let (set, is_set) = watch::channel(false);

@@ -9,7 +9,7 @@ use crate::{aws, output::Error};
 /// The table of the records. The consumer's variables are the defaults of the options.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Table of the records")]
-pub(crate) struct Table {
+pub(crate) struct TableArgs {
     /// DynamoDB table of the records.
     #[arg(long, env = "IDEMPOTENCY_TABLE_NAME", value_name = "NAME")]
     table: Option<String>,
@@ -21,7 +21,7 @@ pub(crate) struct Table {
     sort_key: Option<String>,
 }
 
-impl Table {
+impl TableArgs {
     /// Opens the records of the table that the options name.
     ///
     /// # Errors

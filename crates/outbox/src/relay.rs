@@ -11,7 +11,7 @@ use aws_lambda_events::{
 use crate::report::RelayReport;
 use crate::{
     progress::{Progress, number},
-    rounds::Run,
+    rounds::Rounds,
     send::Sender,
     stream::{Group, groups},
     targets::{Target, Targets},
@@ -136,7 +136,7 @@ impl Relay {
         }
         let now = Timestamp::now().as_millis();
         let max_age = u64::try_from(MAX_AGE.as_millis()).unwrap_or(u64::MAX);
-        let mut run = Run::new(deadline);
+        let mut run = Rounds::new(deadline);
         run.oldest = Some(Timestamp::from_millis(now.saturating_sub(max_age)));
         let unsent = self.send_groups(groups, &mut run, &mut report).await;
         for group in &unsent {

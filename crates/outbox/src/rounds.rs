@@ -32,7 +32,7 @@ const EARLIER_SILENCE: &str = "the target did not respond to an earlier call of 
 const KMS_THROTTLING: [&str; 3] = ["KMSThrottling", "KMS.ThrottlingException", "KmsThrottled"];
 
 /// How one event ended in this batch.
-enum End {
+enum EventEnd {
     Sent,
     DeadLettered(String),
     Failed(String),
@@ -40,7 +40,7 @@ enum End {
 
 /// The rounds of one invocation: their limits, and the targets that are no longer called.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct Rounds {
     /// No round starts after this.
     pub(crate) start_by: Instant,
     /// Calls are cut off here, and their events have failed.
@@ -51,7 +51,7 @@ pub(crate) struct Run {
     silent: BTreeSet<Target>,
 }
 
-impl Run {
+impl Rounds {
     pub(crate) const fn new(deadline: Deadline) -> Self {
         Self {
             start_by: deadline.start_by(),
@@ -86,7 +86,7 @@ impl Relay {
     pub(crate) async fn send_groups(
         &self,
         mut groups: Vec<Group>,
-        run: &mut Run,
+        run: &mut Rounds,
         report: &mut RelayReport,
     ) -> Vec<Unsent> {
         let mut unsent = Vec::new();
@@ -118,7 +118,7 @@ impl Relay {
     }
 
     /// Sends the first event of each group. Returns how they ended, in the order of the groups.
-    async fn send_first_of_each(&self, groups: &[Group], run: &mut Run) -> Vec<End> {
+    async fn send_first_of_each(&self, groups: &[Group], run: &mut Rounds) -> Vec<EventEnd> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
         let mut sent = self.send(&heads, run).await;
         for (head, sent) in heads.iter().zip(&mut sent) {
@@ -142,20 +142,20 @@ impl Relay {
         let to = |_: &OutgoingEvent<'_>| Some(&self.dead_letters);
         let mut dead_lettered = self.send_parcels(&refused, to, run).await.into_iter();
         let end = |sent| match sent {
-            Sent::Confirmed => End::Sent,
-            Sent::Failed(why) | Sent::Silent(why) => End::Failed(why),
+            Sent::Confirmed => EventEnd::Sent,
+            Sent::Failed(why) | Sent::Silent(why) => EventEnd::Failed(why),
             Sent::Refused(reason) => match dead_lettered.next() {
-                Some(Sent::Confirmed) => End::DeadLettered(reason),
+                Some(Sent::Confirmed) => EventEnd::DeadLettered(reason),
                 Some(Sent::Failed(why) | Sent::Silent(why) | Sent::Refused(why)) => {
-                    End::Failed(format!("{reason}, and the dead-letter queue: {why}"))
+                    EventEnd::Failed(format!("{reason}, and the dead-letter queue: {why}"))
                 }
-                None => End::Failed(reason),
+                None => EventEnd::Failed(reason),
             },
         };
         sent.into_iter().map(end).collect()
     }
 
-    async fn send(&self, heads: &[&Pending], run: &mut Run) -> Vec<Sent> {
+    async fn send(&self, heads: &[&Pending], run: &mut Rounds) -> Vec<Sent> {
         let parcels: Vec<_> = heads
             .iter()
             .map(|head| OutgoingEvent {
@@ -176,7 +176,7 @@ impl Relay {
         &'a self,
         parcels: &[OutgoingEvent<'a>],
         target: impl Fn(&OutgoingEvent<'a>) -> Option<&'a Target>,
-        run: &mut Run,
+        run: &mut Rounds,
     ) -> Vec<Sent> {
         let stop = run.stop;
         let mut of_target: BTreeMap<&Target, Vec<usize>> = BTreeMap::new();
@@ -221,14 +221,14 @@ fn is_throttled(code: &str) -> bool {
 }
 
 /// Reports how a group's first event ended. Returns whether the next event may be sent.
-fn settle(group: &Group, end: End, report: &mut RelayReport) -> bool {
+fn settle(group: &Group, end: EventEnd, report: &mut RelayReport) -> bool {
     let Some(first) = group.front() else {
         return true;
     };
     let (event_id, event_name) = (&first.event.id, &first.event.name);
     match end {
-        End::Sent => report.sent(first.published_at),
-        End::DeadLettered(reason) => {
+        EventEnd::Sent => report.sent(first.published_at),
+        EventEnd::DeadLettered(reason) => {
             tracing::error!(
                 event_id,
                 event_name,
@@ -237,7 +237,7 @@ fn settle(group: &Group, end: End, report: &mut RelayReport) -> bool {
             );
             report.dead_lettered();
         }
-        End::Failed(reason) => {
+        EventEnd::Failed(reason) => {
             tracing::warn!(
                 event_id,
                 event_name,

@@ -13,10 +13,10 @@ use tokio::sync::{Mutex, OnceCell};
 
 use super::explain::is_login_refused;
 
-type BoxError = Box<dyn StdError + Send + Sync>;
+type PasswordError = Box<dyn StdError + Send + Sync>;
 
 /// Returns the options with the password of the next connections.
-type Password = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectOptions, BoxError>>
+type Password = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectOptions, PasswordError>>
     + Send
     + Sync;
 
@@ -60,7 +60,7 @@ impl Connections {
     ) -> Self
     where
         F: Future<Output = Result<PgConnectOptions, E>> + Send + 'static,
-        E: Into<BoxError>,
+        E: Into<PasswordError>,
     {
         let password = move |options| -> BoxFuture<'static, _> {
             let next = password(options);

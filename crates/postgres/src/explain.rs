@@ -12,7 +12,7 @@ use sqs_once::internal::RequestErrorKind;
 
 /// One row of [`STATES`]: what an error of the server means.
 #[derive(Clone, Copy, Debug)]
-struct State {
+struct SqlState {
     /// A SQLSTATE of five characters, or a class of two.
     code: &'static str,
     connection: ConnectionState,
@@ -42,8 +42,8 @@ const fn state(
     kind: RequestErrorKind,
     is_rolled_back: bool,
     is_plain: bool,
-) -> State {
-    State {
+) -> SqlState {
+    SqlState {
         code,
         connection,
         kind,
@@ -55,7 +55,7 @@ const fn state(
 /// The consequences of each SQLSTATE. A code comes before its class. The page docs/effects-in-postgresql.md
 /// has the same table. After an error of severity FATAL or PANIC, the connection is lost. All other codes are
 /// [`OTHER`].
-const STATES: &[State] = {
+const STATES: &[SqlState] = {
     use ConnectionState::{Kept, Lost, Useless};
     use RequestErrorKind::{Contended, Denied, Invalid, Unanswered};
     &[
@@ -91,14 +91,14 @@ const STATES: &[State] = {
     ]
 };
 
-const OTHER: State = state(
+const OTHER: SqlState = state(
     "",
     ConnectionState::Kept,
     RequestErrorKind::Unanswered,
     true,
     false,
 );
-const UNKNOWN: State = state(
+const UNKNOWN: SqlState = state(
     "",
     ConnectionState::Kept,
     RequestErrorKind::Unanswered,
@@ -120,7 +120,7 @@ const POOLER: &str = "a pooler such as PgBouncer or RDS Proxy could give the ses
 const STALE_PLAN: &str = "RevalidateCachedQuery";
 
 /// Returns the row for an error of the server.
-fn state_of(error: &PgDatabaseError) -> State {
+fn state_of(error: &PgDatabaseError) -> SqlState {
     // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = error.code();
     let row = STATES.iter().find(|row| code.starts_with(row.code));
@@ -284,7 +284,7 @@ mod tests {
         let page = include_str!("../../../docs/effects-in-postgresql.md");
         let (_, table) = page.split_once("### Errors of the server").unwrap();
         let (table, _) = table.split_once("### Poolers").unwrap();
-        for State { code, .. } in STATES {
+        for SqlState { code, .. } in STATES {
             assert!(table.contains(&format!("`{code}`")), "{code}");
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     fn code_comes_before_its_class() {
         for (number, row) in STATES.iter().enumerate() {
             let earlier = &STATES[..number];
-            let hides = |other: &State| row.code.starts_with(other.code);
+            let hides = |other: &SqlState| row.code.starts_with(other.code);
             assert!(!earlier.iter().any(hides), "{} is never found", row.code);
         }
     }

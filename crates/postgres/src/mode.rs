@@ -16,7 +16,7 @@ use sqs_once::{
 use tokio::sync::Mutex;
 
 use crate::{
-    run::{Locked, Run},
+    run::{Locked, PostgresRun},
     store::PostgresStore,
     transaction::{InTransaction, OpenTransaction, Transaction},
     transaction_connection::TransactionConnection,
@@ -134,8 +134,8 @@ impl PostgresMode {
         run_here(self, operation, work).await
     }
 
-    fn attempt<'a>(&'a self, operation: &'a Operation, claim: Claim) -> Run<'a> {
-        Run {
+    fn attempt<'a>(&'a self, operation: &'a Operation, claim: Claim) -> PostgresRun<'a> {
+        PostgresRun {
             records: &self.records,
             operation,
             claim,

@@ -252,12 +252,12 @@ impl<F> Drop for Gate<F> {
 
 /// The bytes of a body in the memory of a process.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldBytes {
     process: Option<Process>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     pub(crate) fn bytes(bytes: usize) -> Self {
         let process = Process::current();
         if let Some(process) = &process {
@@ -269,7 +269,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         if let Some(process) = &self.process {
             process.state().held.0 -= self.bytes;

@@ -15,7 +15,7 @@ use sqs_once::internal::table::Setting;
 
 use crate::{
     aws::{failed, is_missing},
-    dead_letters::Queue,
+    dead_letters::NamedQueue,
     output::Error,
 };
 
@@ -99,9 +99,9 @@ pub(super) fn reports_failures(mapping: &Mapping) -> bool {
 
 /// The attributes of a queue.
 #[derive(Default)]
-pub(super) struct Attributes(HashMap<QueueAttributeName, String>);
+pub(super) struct QueueAttributes(HashMap<QueueAttributeName, String>);
 
-impl Attributes {
+impl QueueAttributes {
     pub(super) fn get(&self, name: &QueueAttributeName) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
@@ -241,8 +241,8 @@ impl Account {
     }
 
     /// Reads the attributes of a queue, by its ARN. `None` if there is no such queue.
-    pub(super) async fn queue(&self, arn: &str) -> Result<Option<Attributes>, Error> {
-        let Some(queue) = Queue::find_existing(&self.config, arn).await? else {
+    pub(super) async fn queue(&self, arn: &str) -> Result<Option<QueueAttributes>, Error> {
+        let Some(queue) = NamedQueue::find_existing(&self.config, arn).await? else {
             return Ok(None);
         };
         let request = queue
@@ -254,7 +254,7 @@ impl Account {
             let action = format!("read queue `{}`", queue.name());
             failed(&action, "sqs:GetQueueAttributes", &error)
         })?;
-        Ok(Some(Attributes(read.attributes.unwrap_or_default())))
+        Ok(Some(QueueAttributes(read.attributes.unwrap_or_default())))
     }
 
     /// Reads a table. `None` if there is no such table.

@@ -16,7 +16,9 @@ use sqs_once::internal::{
 
 use super::{
     Check, Findings,
-    account::{Account, Attributes, Function, Mapping, is_enabled, reports_failures, sources_of},
+    account::{
+        Account, Function, Mapping, QueueAttributes, is_enabled, reports_failures, sources_of,
+    },
     permissions::{Needed, arn_of_target, of_buckets, of_records},
 };
 use crate::output::{Error, in_words};
@@ -186,7 +188,7 @@ async fn queue(
 
 fn visibility_timeout(
     function: &Function,
-    queue: &Attributes,
+    queue: &QueueAttributes,
     window: Duration,
     findings: &mut Findings,
 ) {
@@ -208,7 +210,7 @@ fn visibility_timeout(
     }
 }
 
-fn dead_letter_retention(queue: &Attributes, dead: &Attributes, findings: &mut Findings) {
+fn dead_letter_retention(queue: &QueueAttributes, dead: &QueueAttributes, findings: &mut Findings) {
     if dead.retention() <= queue.retention() {
         findings.add(
             Check::DeadLetterRetention,
@@ -256,7 +258,7 @@ fn partial_responses(mapping: &Mapping, consequence: &'static str, findings: &mu
 /// Checks how long a message can fail before it is in the dead-letter queue.
 fn receives(
     function: &Function,
-    queue: &Attributes,
+    queue: &QueueAttributes,
     window: Duration,
     receives: u32,
     findings: &mut Findings,
@@ -294,7 +296,7 @@ fn receives(
 /// never waits for an invocation.
 fn ways(
     function: &Function,
-    queue: &Attributes,
+    queue: &QueueAttributes,
     window: Duration,
     receives: u32,
 ) -> (Duration, Duration) {

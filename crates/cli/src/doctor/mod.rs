@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     aws,
-    output::{End, Error, Format, answer, count},
+    output::{CommandEnd, Error, Format, answer, count},
 };
 use account::{Account, Function};
 
@@ -153,7 +153,7 @@ fn lines(label: &str, about: &[(String, String)]) -> String {
 }
 
 impl Doctor {
-    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+    pub(crate) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         let account = Account::new(aws::config().await?);
         let mut findings = Findings::default();
         let mut checked = Vec::new();
@@ -207,9 +207,9 @@ impl Doctor {
         };
         answer(format, text, json)?;
         Ok(if all.is_empty() {
-            End::Done
+            CommandEnd::Done
         } else {
-            End::NotDone
+            CommandEnd::NotDone
         })
     }
 

@@ -13,23 +13,23 @@ use super::{
     view::{Part, View},
 };
 use crate::{
-    output::{End, Error, Format, answer, at, clean, confirm},
-    table::Table,
+    output::{CommandEnd, Error, Format, answer, at, clean, confirm},
+    table::TableArgs,
 };
 
 #[derive(Args, Debug)]
-pub(crate) struct Change {
+pub(crate) struct ChangeArgs {
     /// The key, as logs show it: payments#order-1.
     key: String,
     /// Does not ask.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
-    table: Table,
+    table: TableArgs,
 }
 
-impl Change {
-    pub(super) async fn release(self, format: Format) -> Result<End, Error> {
+impl ChangeArgs {
+    pub(super) async fn release(self, format: Format) -> Result<CommandEnd, Error> {
         let records = self.table.open().await?;
         let shown = read(&records, &self.key).await?;
         let view = View::of(&shown, &Part::Size);
@@ -59,7 +59,7 @@ impl Change {
         self.done(format, "released", applied.map_err(Error::remote)?)
     }
 
-    pub(super) async fn decline(self, format: Format) -> Result<End, Error> {
+    pub(super) async fn decline(self, format: Format) -> Result<CommandEnd, Error> {
         let records = self.table.open().await?;
         let shown = read(&records, &self.key).await?;
         let record = self.readable(&shown)?;
@@ -85,7 +85,7 @@ impl Change {
         self.done(format, "declined", applied.map_err(Error::remote)?)
     }
 
-    pub(super) async fn delete(self, format: Format) -> Result<End, Error> {
+    pub(super) async fn delete(self, format: Format) -> Result<CommandEnd, Error> {
         let records = self.table.open().await?;
         let shown = read(&records, &self.key).await?;
         if !self.yes {
@@ -118,7 +118,7 @@ impl Change {
         })
     }
 
-    fn done(&self, format: Format, word: &str, applied: bool) -> Result<End, Error> {
+    fn done(&self, format: Format, word: &str, applied: bool) -> Result<CommandEnd, Error> {
         let key = &self.key;
         if !applied {
             return Err(Error::negative(format!(
@@ -130,6 +130,6 @@ impl Change {
             || format!("{word}: {key}"),
             || json!({"key": key, "done": word}),
         )?;
-        Ok(End::Done)
+        Ok(CommandEnd::Done)
     }
 }

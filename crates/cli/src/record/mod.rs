@@ -7,12 +7,12 @@ mod view;
 use clap::Subcommand;
 use sqs_once::{internal::StoredRecord, store::DynamoStore};
 
-use crate::output::{End, Error, Format};
-use change::Change;
+use crate::output::{CommandEnd, Error, Format};
+use change::ChangeArgs;
 use show::Show;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum RecordCommand {
     /// Shows a record: status, lease, history, and the effect on the next delivery.
     #[command(after_help = "\
 Example: sqs-once record show 'payments#order-1' --table idempotency
@@ -25,7 +25,7 @@ Shows the record, and asks. The lease ends only if the record is then as it was 
 
 Exit code 1: nothing was changed. There is no record or no live lease, the record changed after it was
 shown, or the answer was not yes.")]
-    Release(Change),
+    Release(ChangeArgs),
     /// Closes the open attempts of a record, after you have looked for their effect and found none.
     #[command(after_help = "\
 Shows the record, and asks. The next message runs, is told of no earlier attempt, and has a call key
@@ -33,14 +33,14 @@ that the called system has never seen. The record changes only if it is then as 
 
 Exit code 1: nothing was changed. There is no record, it is COMPLETED or has a live lease, it changed
 after it was shown, or the answer was not yes.")]
-    Decline(Change),
+    Decline(ChangeArgs),
     /// Deletes a record, so that the next message under the key runs as the first.
     #[command(after_help = "\
 Shows the record, and asks. The record is deleted only if it is then as it was shown.
 
 Exit code 1: nothing was changed. There is no record, the record changed after it was shown, or the
 answer was not yes.")]
-    Delete(Change),
+    Delete(ChangeArgs),
     #[command(hide = true)]
     List {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -48,8 +48,8 @@ answer was not yes.")]
     },
 }
 
-impl Command {
-    pub(crate) async fn run(self, format: Format) -> Result<End, Error> {
+impl RecordCommand {
+    pub(crate) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         match self {
             Self::Show(show) => show.run(format).await,
             Self::Release(change) => change.release(format).await,

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     next_delivery::Rules,
-    output::{End, Error, Format},
-    table::Table,
+    output::{CommandEnd, Error, Format},
+    table::TableArgs,
 };
 
 #[derive(Args, Debug)]
@@ -23,11 +23,11 @@ pub(crate) struct Show {
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
     #[command(flatten)]
-    table: Table,
+    table: TableArgs,
 }
 
 impl Show {
-    pub(super) async fn run(self, format: Format) -> Result<End, Error> {
+    pub(super) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         let stored = read(&self.table.open().await?, &self.key).await?;
         let part = match &stored.record {
             Ok(record) if self.result => Part::output_of(record).await?,
@@ -41,7 +41,7 @@ impl Show {
         view.print(format)?;
         match part {
             Part::Output(Err(why)) => Err(Error::negative(why)),
-            _ => Ok(End::Done),
+            _ => Ok(CommandEnd::Done),
         }
     }
 }

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     Relay,
     report::RelayReport,
-    rounds::{Run, Unsent},
+    rounds::{Rounds, Unsent},
     stream::{Group, Pending},
 };
 use sqs_once::Deadline;
 use sqs_once_postgres::relay::{Limits, Row};
 
 /// The rows whose events were sent or dead-lettered, and each row that failed, with its group.
-pub(super) struct Settled {
+pub(super) struct SettledRows {
     pub(super) done: Vec<i64>,
     pub(super) failed: Vec<(i64, String)>,
 }
@@ -21,9 +21,9 @@ pub(super) struct Settled {
 pub(super) async fn send_groups(
     relay: &Relay,
     groups: Vec<Group>,
-    run: &mut Run,
+    run: &mut Rounds,
     report: &mut RelayReport,
-) -> Settled {
+) -> SettledRows {
     let rows = groups.iter().flatten().map(|event| event.position);
     let mut done: BTreeSet<i64> = rows.collect();
     let mut failed = Vec::new();
@@ -39,7 +39,7 @@ pub(super) async fn send_groups(
             failed.push((first.position, first.event.group.clone()));
         }
     }
-    Settled {
+    SettledRows {
         done: Vec::from_iter(done),
         failed,
     }

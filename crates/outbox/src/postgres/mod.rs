@@ -8,8 +8,8 @@ use serde::Serialize;
 use sqlx::Error;
 
 use crate::report::RelayReport;
-use crate::{Relay, RelayError, relay::ASSUMED_TIMEOUT, rounds::Run, stream::Group};
-use locked::{Settled, groups, limits, send_groups};
+use crate::{Relay, RelayError, relay::ASSUMED_TIMEOUT, rounds::Rounds, stream::Group};
+use locked::{SettledRows, groups, limits, send_groups};
 use sqs_once::{
     Deadline,
     internal::system::{self, timeout_at},
@@ -151,7 +151,7 @@ async fn send_all(
     deadline: Deadline,
     report: &mut RelayReport,
 ) -> Result<(), Error> {
-    let mut run = Run::new(deadline);
+    let mut run = Rounds::new(deadline);
     loop {
         let mut groups = groups(lock_due(tx, None, MAX_ROWS).await?);
         if groups.is_empty() {
@@ -167,7 +167,7 @@ async fn send_all(
         while !groups.is_empty() {
             run.start_by = deadline.start_by().min(next_look);
             let mut long = long_groups(&groups, MAX_ROWS);
-            let Settled { done, failed } = send_groups(relay, groups, &mut run, report).await;
+            let SettledRows { done, failed } = send_groups(relay, groups, &mut run, report).await;
             for (_, group) in &failed {
                 long.remove(group);
             }

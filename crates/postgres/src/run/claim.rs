@@ -7,7 +7,7 @@ use sqs_once::{
     protocol::{Decision, Record, Rejection, decide},
 };
 
-use super::Run;
+use super::PostgresRun;
 use crate::{
     explain::{is_connection_lost, is_lock_timeout},
     store::row::insert_or_lock,
@@ -25,7 +25,7 @@ pub(crate) struct Locked {
     pub(crate) transaction: String,
 }
 
-impl Run<'_> {
+impl PostgresRun<'_> {
     /// Opens a transaction, and claims the operation.
     pub(crate) async fn begin(&self) -> Result<(TransactionConnection, Locked), Outcome> {
         let deadline = self.operation.deadline;

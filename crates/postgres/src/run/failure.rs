@@ -10,14 +10,14 @@ use sqs_once::{
 };
 use tokio::sync::Mutex;
 
-use super::Run;
+use super::PostgresRun;
 use crate::{
     explain::{can_run_again, explain, is_caused_by_connection, is_caused_by_contention},
     store::not_applied,
     transaction_connection::{Limits, TransactionConnection},
 };
 
-impl Run<'_> {
+impl PostgresRun<'_> {
     /// Ends the attempt of a handler that did not succeed.
     pub(crate) async fn end_without_output(
         &self,

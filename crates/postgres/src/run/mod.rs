@@ -31,13 +31,13 @@ const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT
     the error of `begin()`";
 
 /// One attempt at an operation.
-pub(crate) struct Run<'a> {
+pub(crate) struct PostgresRun<'a> {
     pub(crate) records: &'a Records<PostgresStore>,
     pub(crate) operation: &'a Operation,
     pub(crate) claim: Claim,
 }
 
-impl Run<'_> {
+impl PostgresRun<'_> {
     /// Records the completion and the events, and commits.
     pub(crate) async fn complete(
         &self,

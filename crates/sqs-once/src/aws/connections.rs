@@ -38,13 +38,13 @@ pub(super) struct Watched {
     /// Time for a request on a rested connection.
     limit: Duration,
     clock: fn() -> Timestamp,
-    known: Arc<Known>,
+    known: Arc<KnownConnections>,
 }
 
 /// Connections that have brought a response, by their local address. The port of a closed connection may come
 /// back. The new connection is then taken for a rested one, which costs at most one more request.
 #[derive(Debug, Default)]
-struct Known(Mutex<HashMap<SocketAddr, Connection>>);
+struct KnownConnections(Mutex<HashMap<SocketAddr, Connection>>);
 
 struct Connection {
     metadata: ConnectionMetadata,
@@ -106,7 +106,7 @@ impl HttpConnector for Watched {
     }
 }
 
-impl Known {
+impl KnownConnections {
     fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Connection>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::{dynamo::item::Item, dynamo::write::Place};
+use crate::{dynamo::item::Item, dynamo::write::WritePlace};
 
 /// Writes whose condition checks failed. DynamoDB applied no write of the transaction.
 ///
@@ -48,7 +48,7 @@ impl fmt::Display for ConditionFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, write) in self.0.iter().enumerate() {
             let comma = if n == 0 { "" } else { "; " };
-            let place = Place {
+            let place = WritePlace {
                 index: write.index,
                 label: write.label.as_deref(),
                 table: &write.table,

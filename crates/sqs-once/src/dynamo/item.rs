@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
-use crate::protocol::record::Value;
+use crate::protocol::record::RecordValue;
 
 /// Attributes by name.
 pub(crate) type Item = HashMap<String, AttributeValue>;
@@ -17,17 +17,17 @@ pub(crate) fn number(n: u64) -> AttributeValue {
     AttributeValue::N(n.to_string())
 }
 
-impl From<Value<'_>> for AttributeValue {
-    fn from(value: Value<'_>) -> Self {
+impl From<RecordValue<'_>> for AttributeValue {
+    fn from(value: RecordValue<'_>) -> Self {
         match value {
-            Value::Text(text) => string(text),
-            Value::Number(n) => number(n),
+            RecordValue::Text(text) => string(text),
+            RecordValue::Number(n) => number(n),
         }
     }
 }
 
 /// Returns an item with these attributes.
-pub(crate) fn owned<'a>(attributes: impl Iterator<Item = (&'a str, Value<'a>)>) -> Item {
+pub(crate) fn owned<'a>(attributes: impl Iterator<Item = (&'a str, RecordValue<'a>)>) -> Item {
     attributes
         .map(|(name, value)| (name.to_owned(), value.into()))
         .collect()

@@ -19,7 +19,7 @@ pub struct Writes {
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
     pub(crate) events: Vec<Event>,
     /// The transaction that was sent last.
-    sent: Mutex<Option<Arc<Transaction>>>,
+    sent: Mutex<Option<Arc<RecordTransaction>>>,
 }
 
 /// Why a DynamoDB store does not commit the writes.
@@ -107,8 +107,8 @@ impl Writes {
     pub(crate) fn transaction(
         &self,
         swap: &Swap,
-        build: impl FnOnce(String) -> Result<Transaction, StoreError>,
-    ) -> Result<Arc<Transaction>, StoreError> {
+        build: impl FnOnce(String) -> Result<RecordTransaction, StoreError>,
+    ) -> Result<Arc<RecordTransaction>, StoreError> {
         let token = token(swap);
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         match &*sent {
@@ -120,7 +120,7 @@ impl Writes {
 
 /// The `TransactWriteItems` of one swap, without the handler's writes.
 #[derive(Debug)]
-pub(crate) struct Transaction {
+pub(crate) struct RecordTransaction {
     /// The `ClientRequestToken`.
     pub(crate) token: String,
     pub(crate) record: TransactWriteItem,

@@ -27,7 +27,7 @@ pub(super) const MOST_SWAPS: usize = 4;
 
 /// A swap that a claim has sent, the record that it would replace, and what would run then.
 #[derive(Debug)]
-struct Sent {
+struct SentSwap {
     swap: Swap,
     replaced: Option<Record>,
     runs: Runs,
@@ -118,7 +118,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         } else {
             None
         };
-        let mut sent: Vec<Sent> = Vec::new();
+        let mut sent: Vec<SentSwap> = Vec::new();
         let nothing = S::With::default();
         let mut version = 0;
         for _ in 0..MOST_SWAPS {
@@ -144,7 +144,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                 expect: found.take().map_or(Expect::Absent, Expect::Unchanged),
                 to,
             };
-            let this = Sent {
+            let this = SentSwap {
                 swap,
                 replaced,
                 runs,
@@ -203,10 +203,10 @@ impl<S: Store, L: Lease> Once<S, L> {
     async fn held(
         &self,
         operation: &Operation,
-        sent: Option<Sent>,
+        sent: Option<SentSwap>,
         version: u64,
     ) -> Result<Claimed<Held>, Outcome> {
-        let Some(Sent {
+        let Some(SentSwap {
             swap,
             replaced,
             runs,
@@ -245,12 +245,12 @@ impl<S: Store, L: Lease> Once<S, L> {
 
     /// Undoes a claim without an answer, with one swap. If that finds another swap of the claim applied, undoes that one.
     /// If neither is answered, the claim stays until its lease ends.
-    async fn abandon(&self, operation: &Operation, sent: &[Sent], version: u64) {
+    async fn abandon(&self, operation: &Operation, sent: &[SentSwap], version: u64) {
         let end = Patience::Brief.until(operation.deadline.write_until());
         let context = RequestContext::until(end, &operation.meter);
         let mut applied = sent.last();
         let mut version = version;
-        while let Some(Sent { swap, replaced, .. }) = applied {
+        while let Some(SentSwap { swap, replaced, .. }) = applied {
             version += 1;
             let now = self.records.now().max(swap.to.updated_at);
             let end_of_claim = End::Undone { began: false };

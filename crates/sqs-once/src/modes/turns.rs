@@ -12,10 +12,10 @@ pub(crate) struct Turns(Arc<RwLock<()>>);
 
 /// A turn. It ends when the value is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(#[expect(dead_code, reason = "held")] Held);
+pub(crate) struct Turn(#[expect(dead_code, reason = "held")] Guard);
 
 #[derive(Debug)]
-enum Held {
+enum Guard {
     Shared(#[expect(dead_code, reason = "held")] OwnedRwLockReadGuard<()>),
     Alone(#[expect(dead_code, reason = "held")] OwnedRwLockWriteGuard<()>),
 }
@@ -29,7 +29,7 @@ impl Turns {
     /// Returns a turn beside others, unless a suspect has its turn or waits for it.
     pub(crate) fn shared_now(&self) -> Option<Turn> {
         let turn = Arc::clone(&self.0).try_read_owned();
-        turn.ok().map(Held::Shared).map(Turn)
+        turn.ok().map(Guard::Shared).map(Turn)
     }
 
     /// Waits for a turn beside others, at most until `latest`.
@@ -38,12 +38,12 @@ impl Turns {
             return Some(turn);
         }
         let turn = timeout_at(latest, Arc::clone(&self.0).read_owned()).await;
-        turn.ok().map(Held::Shared).map(Turn)
+        turn.ok().map(Guard::Shared).map(Turn)
     }
 
     /// Waits until no other handler runs, at most until `latest`.
     pub(crate) async fn alone(&self, latest: Instant) -> Option<Turn> {
         let turn = timeout_at(latest, Arc::clone(&self.0).write_owned()).await;
-        turn.ok().map(Held::Alone).map(Turn)
+        turn.ok().map(Guard::Alone).map(Turn)
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Settings {
-    pub(super) fn table(&mut self) -> Result<Table, SettingsError> {
+    pub(super) fn table(&mut self) -> Result<TableSettings, SettingsError> {
         let name = self.required(
             IDEMPOTENCY_TABLE_NAME.name,
             "DynamoDB table of the records; on your own machine, `make dev` sets it",
@@ -22,7 +22,7 @@ impl Settings {
         );
         let layout = self.layout();
         let batched_writes = self.setting(&IDEMPOTENCY_BATCHED_WRITES, on_or_off);
-        Ok(Table {
+        Ok(TableSettings {
             name: name?,
             layout: layout?,
             batched_writes: batched_writes?,
@@ -71,13 +71,13 @@ fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
 
 /// Settings of the table of records.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct TableSettings {
     pub(super) name: String,
     pub(super) layout: Layout,
     pub(super) batched_writes: bool,
 }
 
-impl Table {
+impl TableSettings {
     pub(super) fn store(self, config: &SdkConfig) -> DynamoStore {
         DynamoStore::new(Client::new(config), self.name).layout(self.layout)
     }

@@ -16,7 +16,7 @@ use aws_smithy_runtime_api::client::http::{
 };
 use tokio::{runtime::RuntimeFlavor, sync::Notify};
 
-use super::{modes::while_reading, records::Table, shared::Shared, *};
+use super::{modes::while_reading, records::TableSettings, shared::Shared, *};
 #[cfg(feature = "s3")]
 use crate::sqs::S3Bodies;
 use crate::{
@@ -39,14 +39,14 @@ const REQUIRED: [(&str, &str); 3] = [
     ("IDEMPOTENCY_TABLE_NAME", "idempotency"),
 ];
 
-fn read(variables: &[(&str, &str)]) -> Result<(Table, Shared), SettingsError> {
+fn read(variables: &[(&str, &str)]) -> Result<(TableSettings, Shared), SettingsError> {
     let mut settings = Settings::from_vars(variables.iter().copied());
     let (table, shared) = (settings.table(), settings.shared());
     settings.check(Ok(()))?;
     Ok((table?, shared?))
 }
 
-fn with(variables: &[(&str, &str)]) -> Result<(Table, Shared), SettingsError> {
+fn with(variables: &[(&str, &str)]) -> Result<(TableSettings, Shared), SettingsError> {
     read(&[&REQUIRED, variables].concat())
 }
 

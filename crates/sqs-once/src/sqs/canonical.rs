@@ -20,12 +20,12 @@ const MAX_PLAIN_DIGITS: usize = 16;
 #[derive(Debug)]
 pub(super) struct Canonical {
     pub(super) text: String,
-    pub(super) content: Content,
+    pub(super) content: JsonContent,
 }
 
 /// What a key needs to know about a JSON value.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Content {
+pub(super) struct JsonContent {
     /// True if every number is a whole one below 2^53, written without a fraction and an exponent. Programs that read numbers
     /// as doubles tell these apart.
     pub(super) is_exact: bool,
@@ -54,7 +54,7 @@ impl Canonical {
     }
 }
 
-impl Content {
+impl JsonContent {
     const NOTHING: Self = Self {
         is_exact: true,
         is_empty: true,
@@ -81,7 +81,7 @@ struct Writer<'j> {
 
 impl<'j> Writer<'j> {
     /// Writes the next value. `None` if it has more levels than these, or half of a surrogate pair.
-    fn value(&mut self, levels: usize) -> Option<Content> {
+    fn value(&mut self, levels: usize) -> Option<JsonContent> {
         match self.peek()? {
             b'{' => self.object(levels.checked_sub(1)?),
             b'[' => self.list(levels.checked_sub(1)?),
@@ -89,9 +89,9 @@ impl<'j> Writer<'j> {
                 let text = self.string()?;
                 self.push_string(&text)?;
                 Some(if text.is_empty() {
-                    Content::NOTHING
+                    JsonContent::NOTHING
                 } else {
-                    Content::SOMETHING
+                    JsonContent::SOMETHING
                 })
             }
             b'-' | b'0'..=b'9' => self.number(),
@@ -99,28 +99,28 @@ impl<'j> Writer<'j> {
                 let name = self.take_while(|c| c.is_ascii_lowercase());
                 self.text.push_str(name);
                 Some(if name == "null" {
-                    Content::NOTHING
+                    JsonContent::NOTHING
                 } else {
-                    Content::SOMETHING
+                    JsonContent::SOMETHING
                 })
             }
         }
     }
 
-    fn number(&mut self) -> Option<Content> {
+    fn number(&mut self) -> Option<JsonContent> {
         let number = self.take_while(|c| c.is_ascii_digit() || "+-.eE".contains(c));
         push_decimal(&mut self.text, number)?;
         let whole = number.parse::<i64>().ok();
         let is_exact = whole.is_some_and(|whole| whole.unsigned_abs() < 1 << 53);
-        Some(Content {
+        Some(JsonContent {
             is_exact: is_exact && number != "-0",
             is_empty: false,
         })
     }
 
-    fn list(&mut self, levels: usize) -> Option<Content> {
+    fn list(&mut self, levels: usize) -> Option<JsonContent> {
         self.skip('[');
-        let mut all = Content::NOTHING;
+        let mut all = JsonContent::NOTHING;
         self.text.push('[');
         while !self.is_end(']') {
             all = all.and(self.value(levels)?);
@@ -130,10 +130,10 @@ impl<'j> Writer<'j> {
         Some(all)
     }
 
-    fn object(&mut self, levels: usize) -> Option<Content> {
+    fn object(&mut self, levels: usize) -> Option<JsonContent> {
         self.skip('{');
         let start = self.text.len();
-        let mut members: Vec<(String, Range<usize>, Content)> = Vec::new();
+        let mut members: Vec<(String, Range<usize>, JsonContent)> = Vec::new();
         while !self.is_end('}') {
             let name = self.string()?;
             self.skip(':');
@@ -144,7 +144,7 @@ impl<'j> Writer<'j> {
         // RFC 8785, section 3.2.3. The sort is stable.
         members.sort_by(|(one, ..), (other, ..)| one.encode_utf16().cmp(other.encode_utf16()));
         let values = self.text.split_off(start);
-        let mut all = Content::NOTHING;
+        let mut all = JsonContent::NOTHING;
         self.text.push('{');
         // Of members with one name, the last wins, as in a tree.
         for same_name in members.chunk_by(|(one, ..), (other, ..)| one == other) {

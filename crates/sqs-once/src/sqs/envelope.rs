@@ -81,7 +81,7 @@ pub(super) enum NoMessage {
 /// that they don't know.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase", bound(deserialize = "'de: 'a"))]
-struct Members<'a> {
+struct EnvelopeMembers<'a> {
     // SNS
     r#type: Raw<'a>,
     topic_arn: Raw<'a>,
@@ -150,13 +150,13 @@ pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
 
 /// Returns whether a body is an EventBridge event whose `detail` is a text, so that it is no envelope.
 pub(super) fn has_text_as_detail(body: &str) -> bool {
-    let members = object::<Members<'_>>(without_bom(body).trim_start());
-    let event = members.as_ref().and_then(Members::event_bridge);
+    let members = object::<EnvelopeMembers<'_>>(without_bom(body).trim_start());
+    let event = members.as_ref().and_then(EnvelopeMembers::event_bridge);
     event.is_some_and(|(_, detail)| detail.starts_with('"'))
 }
 
 fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
-    let Some(members) = object::<Members<'_>>(without_bom(body).trim_start()) else {
+    let Some(members) = object::<EnvelopeMembers<'_>>(without_bom(body).trim_start()) else {
         return Ok(None);
     };
     if let Some(why) = members.confirmation() {
@@ -182,7 +182,7 @@ fn remove_one(body: &str) -> Result<Option<Content>, NoMessage> {
         .map_err(NoMessage::Invalid)
 }
 
-impl Members<'_> {
+impl EnvelopeMembers<'_> {
     fn confirmation(&self) -> Option<InvalidMessage> {
         text(self.topic_arn)?;
         let asks = match text(self.r#type)?.as_str() {

@@ -15,7 +15,7 @@ use crate::handler::InvalidMessage;
 
 /// The event of an event source mapping.
 #[derive(Deserialize)]
-struct Event<'a> {
+struct MappingEvent<'a> {
     #[serde(rename = "Records", borrow)]
     records: Vec<&'a RawValue>,
 }
@@ -60,7 +60,7 @@ pub(super) fn read(event: &str) -> Result<Vec<Message>, BatchError> {
     let list = if event.trim_start().starts_with('[') {
         serde_json::from_str(event)
     } else {
-        serde_json::from_str(event).map(|event: Event<'_>| event.records)
+        serde_json::from_str(event).map(|event: MappingEvent<'_>| event.records)
     };
     let list: Vec<&RawValue> = list.map_err(|error| BatchError::NotSqs {
         line: error.line(),

@@ -19,7 +19,7 @@ use crate::{
     handler::{Attribute, AttributeValue, Delivery, DeliveryMetadata, FromMessage, InvalidMessage},
     modes::Outcome,
     protocol::{Key, Timestamp},
-    system::Held,
+    system::HeldBytes,
 };
 
 /// A function that makes the span of a message.
@@ -41,7 +41,7 @@ pub(crate) struct Message {
     pub(super) s3_pointer: Option<S3Pointer>,
     receipt_handle: Option<String>,
     pub(super) delivery: Delivery,
-    _held: Held,
+    _held: HeldBytes,
 }
 
 /// What the body in the queue turned out to be.
@@ -104,7 +104,7 @@ impl Message {
         Some(Self {
             id: MessageId(id),
             identity: None,
-            _held: Held::bytes(sqs.body.as_ref().map_or(0, String::len)),
+            _held: HeldBytes::bytes(sqs.body.as_ref().map_or(0, String::len)),
             sent_body: sqs.body,
             opened: Opened::Bare,
             is_s3_test: false,

@@ -9,10 +9,10 @@ use crate::handler::{Attempt, Failure, Handler, HandlerOutput, Stored};
 type StoredOf<H> = Stored<<<H as Handler>::Output as HandlerOutput>::Result>;
 
 /// A function that sees the duplicates of a handler's operations.
-pub(super) struct OnDuplicate<H>(Arc<dyn Call<H>>);
+pub(super) struct OnDuplicate<H>(Arc<dyn DuplicateCall<H>>);
 
 /// The function. Its parameter is the handler, as with [`AnyLookUp`](crate::handler::AnyLookUp).
-trait Call<H>: Send + Sync {
+trait DuplicateCall<H>: Send + Sync {
     fn call(
         &self,
         message: H::Message,
@@ -23,7 +23,7 @@ trait Call<H>: Send + Sync {
         H: Handler;
 }
 
-impl<F, Fut, H> Call<H> for F
+impl<F, Fut, H> DuplicateCall<H> for F
 where
     F: Fn(H::Message, StoredOf<H>, Attempt) -> Fut + Send + Sync,
     Fut: Future<Output = Result<(), Failure>> + Send + 'static,

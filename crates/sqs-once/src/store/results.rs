@@ -35,10 +35,10 @@ use crate::{
 /// between the steps leaves an object that no record names. The consumer never deletes objects, so give the
 /// bucket a lifecycle rule that deletes them some days after the [retention](crate::Once::retention).
 #[derive(Clone, Debug)]
-pub struct Results(Place);
+pub struct Results(ResultPlace);
 
 #[derive(Clone, Debug)]
-enum Place {
+enum ResultPlace {
     Nowhere,
     InRecord,
     /// Outputs over the limit, in bytes. Shorter ones are in the record.
@@ -78,21 +78,21 @@ impl Results {
     /// Stores no outputs. Handlers of duplicates get none.
     #[must_use]
     pub const fn none() -> Self {
-        Self(Place::Nowhere)
+        Self(ResultPlace::Nowhere)
     }
 
     /// Stores outputs of at most 392 KB of JSON in the record, the default. A longer output is not
     /// stored.
     #[must_use]
     pub const fn inline() -> Self {
-        Self(Place::InRecord)
+        Self(ResultPlace::InRecord)
     }
 
     /// Stores outputs over [`inline_limit`](Self::inline_limit) in a different place, and shorter ones in the
     /// record.
     #[must_use]
     pub fn outside(outputs: impl ResultStore + 'static) -> Self {
-        Self(Place::Outside {
+        Self(ResultPlace::Outside {
             outputs: Arc::new(outputs),
             inline_limit: DEFAULT_INLINE_LIMIT,
         })
@@ -103,11 +103,11 @@ impl Results {
     #[must_use]
     pub fn inline_limit(self, bytes: usize) -> Self {
         match self.0 {
-            Place::Outside { outputs, .. } => Self(Place::Outside {
+            ResultPlace::Outside { outputs, .. } => Self(ResultPlace::Outside {
                 outputs,
                 inline_limit: bytes.min(MAX_RESULT_BYTES),
             }),
-            Place::Nowhere | Place::InRecord => self,
+            ResultPlace::Nowhere | ResultPlace::InRecord => self,
         }
     }
 
@@ -123,12 +123,12 @@ impl Results {
             return output;
         };
         match &self.0 {
-            Place::Nowhere => StoredResult::not_wanted(),
-            Place::InRecord => StoredResult::fit(json),
-            Place::Outside { inline_limit, .. } if json.len() <= *inline_limit => {
+            ResultPlace::Nowhere => StoredResult::not_wanted(),
+            ResultPlace::InRecord => StoredResult::fit(json),
+            ResultPlace::Outside { inline_limit, .. } if json.len() <= *inline_limit => {
                 StoredResult::Json(json)
             }
-            Place::Outside { outputs, .. } => outputs.store(key, owner, json, end).await,
+            ResultPlace::Outside { outputs, .. } => outputs.store(key, owner, json, end).await,
         }
     }
 
@@ -153,8 +153,8 @@ impl Results {
         pointer: &ResultPointer,
     ) -> Result<String, String> {
         let read = match &self.0 {
-            Place::Outside { outputs, .. } => outputs.read_within(time, pointer).await,
-            Place::Nowhere | Place::InRecord => {
+            ResultPlace::Outside { outputs, .. } => outputs.read_within(time, pointer).await,
+            ResultPlace::Nowhere | ResultPlace::InRecord => {
                 Err("set IDEMPOTENCY_RESULT_BUCKET, which needs the feature `s3`".to_owned())
             }
         };

@@ -25,7 +25,7 @@ use tokio::{runtime::Handle, task::JoinSet};
 use tokio::time::{Sleep, Timeout};
 
 #[cfg(feature = "simulation")]
-pub(crate) use simulated::Held;
+pub(crate) use simulated::HeldBytes;
 #[cfg(feature = "simulation")]
 pub use simulated::{sleep, timeout, timeout_at};
 
@@ -158,10 +158,10 @@ pub(crate) fn print(lines: &[u8]) {
 /// The bytes of a body in memory. Only a simulation counts them.
 #[cfg(not(feature = "simulation"))]
 #[derive(Debug)]
-pub(crate) struct Held;
+pub(crate) struct HeldBytes;
 
 #[cfg(not(feature = "simulation"))]
-impl Held {
+impl HeldBytes {
     pub(crate) fn bytes(_: usize) -> Self {
         Self
     }

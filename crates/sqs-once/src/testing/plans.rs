@@ -63,11 +63,11 @@ impl PlannedWrite {
 #[derive(Clone, Debug, Default)]
 pub struct Plans {
     records: MemoryStore,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<PlansState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PlansState {
     writes: Vec<PlannedWrite>,
     failing: VecDeque<(String, Option<Item>)>,
     items: HashMap<String, Vec<Item>>,
@@ -164,7 +164,7 @@ impl Plans {
         Ok(Outcome::Completed(result))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PlansState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

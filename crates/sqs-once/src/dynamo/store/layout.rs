@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::{
     InvalidValue,
     dynamo::item::{self as items, Item},
-    protocol::{Fingerprint, key::MAX_KEY_BYTES, record::Value},
+    protocol::{Fingerprint, key::MAX_KEY_BYTES, record::RecordValue},
 };
 
 /// Maximum size of a DynamoDB sort key in bytes (*Amazon DynamoDB Developer Guide*, "Constraints in
@@ -182,7 +182,7 @@ impl Layout {
     pub(super) fn key_attributes<'a>(
         &'a self,
         id: &'a str,
-    ) -> impl Iterator<Item = (&'a str, Value<'a>)> {
+    ) -> impl Iterator<Item = (&'a str, RecordValue<'a>)> {
         let partition = &*self.id;
         let (partition, sort) = match &self.sort {
             None => ((partition, id.into()), None),
@@ -192,7 +192,7 @@ impl Layout {
             }
         };
         let both = [Some(partition), sort].into_iter().flatten();
-        both.map(|(name, text)| (name, Value::Text(text)))
+        both.map(|(name, text)| (name, RecordValue::Text(text)))
     }
 
     /// Returns the name of the key attribute that differs between records.

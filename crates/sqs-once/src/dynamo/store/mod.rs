@@ -4,7 +4,7 @@ pub(crate) mod admin;
 mod batched;
 mod errors;
 mod layout;
-mod places;
+mod slots;
 pub(crate) mod swap;
 mod transaction;
 
@@ -14,7 +14,7 @@ use aws_sdk_dynamodb::Client;
 
 pub use batched::Batched;
 pub use layout::Layout;
-pub(crate) use places::{Place, Places, Request};
+pub(crate) use slots::{Request, Slot, Slots};
 
 use crate::{
     dynamo::{empty_response::reject_empty_responses, without_retries},
@@ -89,7 +89,7 @@ pub struct DynamoStore {
     pub(crate) writing: Client,
     pub(crate) table: String,
     pub(crate) layout: Layout,
-    pub(crate) places: Places,
+    pub(crate) slots: Slots,
     /// Table for published events.
     pub(crate) outbox: Option<String>,
 }
@@ -106,7 +106,7 @@ impl DynamoStore {
             client,
             table: table.into(),
             layout: Layout::native(),
-            places: Places::default(),
+            slots: Slots::default(),
             outbox: None,
         }
     }

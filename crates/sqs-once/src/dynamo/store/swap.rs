@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::{
 };
 
 use super::{
-    DynamoStore, Layout, Place, Request,
+    DynamoStore, Layout, Request, Slot,
     layout::{NUMBERS, attributes},
 };
 use crate::{
@@ -22,14 +22,15 @@ use crate::{
         writes::{Refused, Writes},
     },
     protocol::{
-        Expect, Key, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Record, Stamp, State, Swap, record::Value,
+        Expect, Key, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Record, Stamp, State, Swap,
+        record::RecordValue,
     },
     store::{RequestContext, Store, StoreError, Swapped, With as _},
 };
 
 /// The attributes that a swap over a record sets and removes, by their native names.
 struct Difference<'a> {
-    set: Vec<(&'static str, Value<'a>)>,
+    set: Vec<(&'static str, RecordValue<'a>)>,
     remove: Vec<&'static str>,
 }
 
@@ -48,10 +49,10 @@ impl<'a> Difference<'a> {
 }
 
 /// The attributes by which a swap finds the record that it expects.
-fn stamp(stamp: &Stamp) -> [(&'static str, Value<'_>); 2] {
+fn stamp(stamp: &Stamp) -> [(&'static str, RecordValue<'_>); 2] {
     [
-        ("owner", Value::Text(stamp.owner.as_str().into())),
-        ("version", Value::Number(stamp.version)),
+        ("owner", RecordValue::Text(stamp.owner.as_str().into())),
+        ("version", RecordValue::Number(stamp.version)),
     ]
 }
 
@@ -105,7 +106,7 @@ fn item<'a>(
     layout: &'a Layout,
     key: &'a Key,
     record: &'a Record,
-) -> impl Iterator<Item = (&'a str, Value<'a>)> {
+) -> impl Iterator<Item = (&'a str, RecordValue<'a>)> {
     let attributes = record.attributes().into_iter();
     let named = attributes.map(|(native, value)| (layout.named(native), value));
     layout.key_attributes(key.as_str()).chain(named)
@@ -115,10 +116,10 @@ fn item<'a>(
 /// Guide*, "DynamoDB item sizes and formats").
 ///
 /// Names and texts have the size of their UTF-8. For a number we assume 21 bytes, the largest size.
-fn size<'a>(attributes: impl Iterator<Item = (&'a str, Value<'a>)>) -> usize {
+fn size<'a>(attributes: impl Iterator<Item = (&'a str, RecordValue<'a>)>) -> usize {
     let bytes = attributes.map(|(name, value)| match value {
-        Value::Text(text) => name.len() + text.len(),
-        Value::Number(_) => name.len() + 21,
+        RecordValue::Text(text) => name.len() + text.len(),
+        RecordValue::Number(_) => name.len() + 21,
     });
     bytes.sum()
 }
@@ -283,10 +284,10 @@ impl DynamoStore {
     /// The SDK's futures have 5 KB and more, which would be a part of each message's future. So they are boxed.
     pub(super) async fn swap_in(
         &self,
-        place: Option<Place>,
+        place: Option<Slot>,
         swap: &Swap,
     ) -> Result<Swapped<Refused>, StoreError> {
-        let _place = self.places.or_take(place, Request::of(swap)).await;
+        let _place = self.slots.or_take(place, Request::of(swap)).await;
         let (key, action) = (&swap.key, swap.to.action());
         match Written::of(&self.layout, &self.table, swap) {
             Written::Put(put) => match Box::pin(put_item(&self.writing, put).send()).await {
@@ -335,7 +336,7 @@ impl Store for DynamoStore {
     }
 
     async fn get(&self, key: &Key, _: &RequestContext) -> Result<Option<Record>, StoreError> {
-        let _place = self.places.take(Request::Claim).await;
+        let _place = self.slots.take(Request::Claim).await;
         let read = self
             .writing
             .get_item()
@@ -371,7 +372,10 @@ mod tests {
     /// Computed by hand from the Developer Guide's rules.
     #[test]
     fn item_size_matches_dynamodb_count() {
-        let attributes = [("name", Value::Text("é".into())), ("n", Value::Number(7))];
+        let attributes = [
+            ("name", RecordValue::Text("é".into())),
+            ("n", RecordValue::Number(7)),
+        ];
         assert_eq!(size(attributes.into_iter()), (4 + 2) + (1 + 21));
     }
 }

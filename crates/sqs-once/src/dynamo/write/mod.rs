@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub(crate) use action::{Action, Keyed};
 use empty_sets::remove_empty_sets;
-pub(crate) use place::{Place, table};
+pub(crate) use place::{WritePlace, table};
 pub(crate) use request::{put_item, update_item};
 
 use crate::dynamo::item::Item;

@@ -1,4 +1,4 @@
-//! [`Place`]: how errors name a write, by position, label and table.
+//! [`WritePlace`]: how errors name a write, by position, label and table.
 
 use std::fmt;
 
@@ -17,13 +17,13 @@ pub(crate) fn table(action: &TransactWriteItem) -> &str {
 }
 
 /// Shows a write by its position (from 0), label and table.
-pub(crate) struct Place<'a> {
+pub(crate) struct WritePlace<'a> {
     pub(crate) index: usize,
     pub(crate) label: Option<&'a str>,
     pub(crate) table: &'a str,
 }
 
-impl<'a> Place<'a> {
+impl<'a> WritePlace<'a> {
     pub(crate) fn of(index: usize, write: &'a Write<TransactWriteItem>) -> Self {
         Self {
             index,
@@ -33,7 +33,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for WritePlace<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             index,

@@ -19,7 +19,7 @@ use writer::ChangeWriter;
 
 use crate::{
     dynamo::{
-        empty_response::reject_empty_responses, store::Places, without_retries, writes::Refused,
+        empty_response::reject_empty_responses, store::Slots, without_retries, writes::Refused,
     },
     handler::{Attempt, Failure},
     modes::{
@@ -106,7 +106,7 @@ pub struct ItemMode {
     /// Client for changes, without the SDK's retries. The mode retries changes until the deadline.
     changing: Client,
     /// Limits the changes in flight.
-    places: Places,
+    slots: Slots,
     retention: Duration,
     clock: fn() -> Timestamp,
 }
@@ -121,7 +121,7 @@ impl ItemMode {
         Self {
             changing: without_retries(&client),
             client,
-            places: Places::default(),
+            slots: Slots::default(),
             retention: RETENTION,
             clock: Timestamp::now,
         }

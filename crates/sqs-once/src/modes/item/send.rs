@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The result of sending a change, after retries.
-pub(super) enum Sent {
+pub(super) enum SentChange {
     Applied,
     /// The condition check failed for this item, or because no item exists (`None`).
     ConditionFailed {
@@ -50,13 +50,13 @@ enum WriteResponse {
 }
 
 impl ChangeWriter<'_> {
-    pub(super) async fn put(&self, put: &Put) -> Sent {
+    pub(super) async fn put(&self, put: &Put) -> SentChange {
         let table = &put.table_name;
         let request = || put_item(&self.item_mode.changing, put.clone()).send();
         self.send(table, "dynamodb:PutItem", request).await
     }
 
-    pub(super) async fn update_item(&self, update: &Update) -> Sent {
+    pub(super) async fn update_item(&self, update: &Update) -> SentChange {
         let table = &update.table_name;
         let request = || update_item(&self.item_mode.changing, update.clone()).send();
         self.send(table, "dynamodb:UpdateItem", request).await
@@ -64,13 +64,13 @@ impl ChangeWriter<'_> {
 
     /// Sends a change, and repeats it until DynamoDB responds or the deadline comes. An applied change stores
     /// its key on the item, so a copy is harmless.
-    async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> Sent
+    async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> SentChange
     where
         F: Future<Output = Result<T, SdkError<E>>>,
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let send = async || {
-            let _place = self.item_mode.places.take(Request::Other).await;
+            let _slot = self.item_mode.slots.take(Request::Other).await;
             match request().await {
                 Ok(_) => Ok(WriteResponse::Applied),
                 Err(error) => self.answer(table, needs, error),
@@ -81,25 +81,25 @@ impl ChangeWriter<'_> {
             Ok(Answered {
                 answer, unanswered, ..
             }) => match (answer, unanswered) {
-                (WriteResponse::Applied, _) => Sent::Applied,
+                (WriteResponse::Applied, _) => SentChange::Applied,
                 (WriteResponse::ConditionFailed(item), unanswered) => {
-                    Sent::ConditionFailed { item, unanswered }
+                    SentChange::ConditionFailed { item, unanswered }
                 }
                 // The copy that got no response may be valid when it arrives. That depends on the item.
-                (WriteResponse::Invalid(_), Some(unanswered)) => Sent::Unknown(unanswered),
-                (WriteResponse::Invalid(why), None) => Sent::Invalid(why),
+                (WriteResponse::Invalid(_), Some(unanswered)) => SentChange::Unknown(unanswered),
+                (WriteResponse::Invalid(why), None) => SentChange::Invalid(why),
             },
             Err(GivenUp {
                 error,
                 may_have_been_applied: true,
-            }) => Sent::Unknown(error),
+            }) => SentChange::Unknown(error),
             Err(GivenUp { error, .. }) => match error {
                 StoreError::Unavailable {
                     kind: RequestErrorKind::Contended,
                     reason,
                     ..
-                } => Sent::Contended(reason),
-                error => Sent::Unwritten(error),
+                } => SentChange::Contended(reason),
+                error => SentChange::Unwritten(error),
             },
         }
     }

@@ -8,7 +8,7 @@ use super::{
     ItemMode,
     change::{Kind, Modify},
     processed_keys::{ProcessedKeys, are_same, unchanged},
-    send::Sent,
+    send::SentChange,
     version::Unchanged,
 };
 use crate::{
@@ -82,13 +82,13 @@ impl ChangeWriter<'_> {
             };
             match self.update_item(&write.action).await {
                 // With an unanswered copy on its way, the next delivery finds out more.
-                Sent::ConditionFailed {
+                SentChange::ConditionFailed {
                     item: Some(item),
                     unanswered: None,
                 } if !keys.has_key(&item) && failed_on_keys(&item) => {
                     outdated = Some(item).filter(|item| keys.is_outdated(item));
                 }
-                Sent::Invalid(why) if why.contains("can only be used once") => {
+                SentChange::Invalid(why) if why.contains("can only be used once") => {
                     return Err(Refused::Invalid(format!(
                         "{why}: a SET clause must be the first clause of a change's update expression"
                     )));
@@ -134,7 +134,7 @@ impl ChangeWriter<'_> {
             }
             match self.put(&put.action).await {
                 // If an earlier copy of the request arrives later, its version condition fails.
-                Sent::ConditionFailed { item, .. }
+                SentChange::ConditionFailed { item, .. }
                     if known_outcome(&keys, item.as_ref()).is_none() =>
                 {
                     found = item;
@@ -152,13 +152,13 @@ impl ChangeWriter<'_> {
     fn changed<A: Action>(
         &self,
         keys: &ProcessedKeys<'_>,
-        sent: Sent,
+        sent: SentChange,
         write: &Write<A>,
         result: StoredResult,
     ) -> WriteResult {
         match sent {
-            Sent::Applied => Ok(Outcome::Completed(result)),
-            Sent::ConditionFailed { item, unanswered } => {
+            SentChange::Applied => Ok(Outcome::Completed(result)),
+            SentChange::ConditionFailed { item, unanswered } => {
                 if let Some(known) = known_outcome(keys, item.as_ref()) {
                     return Ok(known);
                 }
@@ -176,10 +176,10 @@ impl ChangeWriter<'_> {
                     },
                 ])))
             }
-            Sent::Invalid(why) => Err(Refused::Invalid(why)),
-            Sent::Contended(why) => Ok(Outcome::RetryableFailure(why.into())),
-            Sent::Unknown(error) => Ok(Outcome::commit_unknown(error)),
-            Sent::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
+            SentChange::Invalid(why) => Err(Refused::Invalid(why)),
+            SentChange::Contended(why) => Ok(Outcome::RetryableFailure(why.into())),
+            SentChange::Unknown(error) => Ok(Outcome::commit_unknown(error)),
+            SentChange::Unwritten(error) => Ok(Outcome::store_unavailable(error)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{Outcome, Retry, RetryableError, Severity};
 
 /// Properties of one kind of outcome.
-struct Facts {
+struct OutcomeFacts {
     name: &'static str,
     metric: &'static str,
     severity: Severity,
@@ -12,7 +12,7 @@ struct Facts {
 
 impl Outcome {
     /// Returns the properties of this outcome. A new outcome needs a row here and a text in `Display`.
-    const fn facts(&self) -> Facts {
+    const fn facts(&self) -> OutcomeFacts {
         use {Retry::*, Severity::*};
         #[rustfmt::skip]
         let (name, metric, severity, retry) = match self {
@@ -41,7 +41,7 @@ impl Outcome {
             Self::CommitUnknown(_) => ("commit_unknown", "StoreUnavailable", Error, Backoff),
             Self::StoreUnavailable(_) => ("store_unavailable", "StoreUnavailable", Error, Backoff),
         };
-        Facts {
+        OutcomeFacts {
             name,
             metric,
             severity,

@@ -1,4 +1,4 @@
-//! [`Attributes`]: how a [`Record`] is written, in DynamoDB and as JSON.
+//! [`ReadRecord`]: how a [`Record`] is written, in DynamoDB and as JSON.
 
 use std::borrow::Cow;
 
@@ -7,40 +7,38 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::{AttemptEnd, Owner, Record, Stamp, State, StoredResult, Timestamp};
 use crate::protocol::Fingerprint;
 
-type Text<'a> = Cow<'a, str>;
-
 /// The attributes of a record, as they are read.
 #[derive(Deserialize)]
-pub(super) struct Attributes<'a> {
-    status: Text<'a>,
-    owner: Text<'a>,
+pub(super) struct ReadRecord<'a> {
+    status: Cow<'a, str>,
+    owner: Cow<'a, str>,
     version: u64,
     lease_until: Option<u64>,
     expires_at: u64,
-    fingerprint: Option<Text<'a>>,
-    message_id: Text<'a>,
-    source: Option<Text<'a>>,
+    fingerprint: Option<Cow<'a, str>>,
+    message_id: Cow<'a, str>,
+    source: Option<Cow<'a, str>>,
     attempts: Option<u64>,
     first_claimed_at: Option<u64>,
-    last_end: Option<Text<'a>>,
+    last_end: Option<Cow<'a, str>>,
     #[serde(default)]
     exclusive_attempts: u64,
-    failures: Option<Text<'a>>,
+    failures: Option<Cow<'a, str>>,
     #[serde(default)]
     open_other: u64,
     #[serde(default)]
     generation: u64,
-    result: Option<Text<'a>>,
-    result_in_s3: Option<Text<'a>>,
-    result_omitted: Option<Text<'a>>,
+    result: Option<Cow<'a, str>>,
+    result_in_s3: Option<Cow<'a, str>>,
+    result_omitted: Option<Cow<'a, str>>,
     updated_at: u64,
 }
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub(crate) enum Value<'a> {
-    Text(Text<'a>),
+pub(crate) enum RecordValue<'a> {
+    Text(Cow<'a, str>),
     Number(u64),
 }
 
@@ -61,9 +59,9 @@ impl Record {
 
     /// Returns the attributes as they are written, in the order of their names. One that would be `None`, 0 or without content is
     /// left out, and `attempts` of 1.
-    pub(crate) fn attributes(&self) -> Vec<(&'static str, Value<'_>)> {
-        let text = |text| Some(Value::Text(Text::Borrowed(text)));
-        let number = |number| Some(Value::Number(number));
+    pub(crate) fn attributes(&self) -> Vec<(&'static str, RecordValue<'_>)> {
+        let text = |text| Some(RecordValue::Text(Cow::Borrowed(text)));
+        let number = |number| Some(RecordValue::Number(number));
         let above_0 = |n| number(n).filter(|_| n > 0);
         let millis = |at: Option<Timestamp>| at.map(Timestamp::as_millis).and_then(number);
         let (status, result) = match &self.state {
@@ -76,12 +74,14 @@ impl Record {
             None => {}
             Some(StoredResult::Json(output)) => json = text(output),
             Some(StoredResult::InS3(pointer)) => {
-                in_s3 = Some(Value::Text(pointer.to_json().into()));
+                in_s3 = Some(RecordValue::Text(pointer.to_json().into()));
             }
             Some(StoredResult::Omitted(why)) => omitted = text(why),
         }
         let fingerprint = self.fingerprint.as_ref();
-        let failures = self.failures_json().map(|json| Value::Text(json.into()));
+        let failures = self
+            .failures_json()
+            .map(|json| RecordValue::Text(json.into()));
         let attributes = [
             (
                 "attempts",
@@ -127,12 +127,12 @@ impl Serialize for Record {
 
 /// Reads a record. The error names an attribute, never its value. A result that cannot be read is none, because the
 /// operation is completed.
-impl TryFrom<Attributes<'_>> for Record {
+impl TryFrom<ReadRecord<'_>> for Record {
     type Error = String;
 
-    fn try_from(read: Attributes<'_>) -> Result<Self, String> {
+    fn try_from(read: ReadRecord<'_>) -> Result<Self, String> {
         let millis = |at: Option<u64>| at.map(Timestamp::from_millis);
-        let text = |text: Option<Text<'_>>| text.map(Text::into_owned);
+        let text = |text: Option<Cow<'_, str>>| text.map(Cow::into_owned);
         let state = match &*read.status {
             IN_PROGRESS => State::InProgress {
                 lease_until: millis(read.lease_until)
@@ -181,9 +181,9 @@ impl TryFrom<Attributes<'_>> for Record {
 }
 
 fn result(
-    json: Option<Text<'_>>,
-    in_s3: Option<Text<'_>>,
-    omitted: Option<Text<'_>>,
+    json: Option<Cow<'_, str>>,
+    in_s3: Option<Cow<'_, str>>,
+    omitted: Option<Cow<'_, str>>,
 ) -> StoredResult {
     match (json, in_s3) {
         (Some(json), _) => StoredResult::Json(json.into_owned()),
@@ -193,7 +193,7 @@ fn result(
         ),
         (None, None) => StoredResult::Omitted(omitted.map_or_else(
             || "the record has no attribute `result`".to_owned(),
-            Text::into_owned,
+            Cow::into_owned,
         )),
     }
 }

@@ -9,8 +9,8 @@ use std::{fmt, time::Duration};
 
 use serde::Deserialize;
 
-use attributes::Attributes;
-pub(crate) use attributes::Value;
+use attributes::ReadRecord;
+pub(crate) use attributes::RecordValue;
 pub use failure::{MAX_ERROR_BYTES, RecordedFailure};
 pub use result::{ResultPointer, StoredResult};
 pub use timestamp::Timestamp;
@@ -136,7 +136,7 @@ impl AttemptEnd {
 ///
 /// An attempt is *open* if it may have had its effect, and the record does not say whether it did.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "Attributes<'_>")]
+#[serde(try_from = "ReadRecord<'_>")]
 pub struct Record {
     /// Owner and version.
     pub stamp: Stamp,

@@ -32,13 +32,13 @@ pub(super) struct Attributes {
     /// How long records are kept. A queue that keeps messages longer causes a warning.
     record_retention: Option<Duration>,
     /// By ARN. A channel, because dead-lettering waits for a read in the background.
-    known: watch::Sender<BTreeMap<String, Known>>,
+    known: watch::Sender<BTreeMap<String, KnownQueue>>,
     warned_of_retention: Once,
 }
 
 /// What is known of one queue.
 #[derive(Debug)]
-struct Known {
+struct KnownQueue {
     /// The attributes of the last read that brought some.
     facts: Option<Arc<Facts>>,
     read: Read,
@@ -66,7 +66,7 @@ pub(super) enum Warning {
     DeniedCopies,
 }
 
-impl Known {
+impl KnownQueue {
     fn is_being_read(&self) -> bool {
         matches!(self.read, Read::First | Read::Again)
     }
@@ -129,7 +129,7 @@ impl Attributes {
         let now = self.queues.now();
         let begins = self.known.send_if_modified(|known| {
             let Some(known) = known.get_mut(arn) else {
-                let first = Known {
+                let first = KnownQueue {
                     facts: None,
                     read: Read::First,
                     said: BTreeSet::new(),
@@ -164,7 +164,8 @@ impl Attributes {
     ) -> Result<Option<Arc<Facts>>, CallError> {
         if !self.queues.is_paused(arn) {
             let mut known = self.known.subscribe();
-            let read = known.wait_for(|known| !known.get(arn).is_some_and(Known::is_being_read));
+            let read =
+                known.wait_for(|known| !known.get(arn).is_some_and(KnownQueue::is_being_read));
             drop(timeout_at(until, read).await);
         }
         let known = self.known.borrow();

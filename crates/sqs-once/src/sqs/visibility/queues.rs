@@ -39,11 +39,11 @@ const BACKGROUND: Duration = Duration::from_secs(30);
 pub(super) struct Queues {
     client: Client,
     pub(super) clock: fn() -> Timestamp,
-    known: Mutex<Known>,
+    known: Mutex<Endpoints>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct Endpoints {
     queues: BTreeMap<String, Queue>,
     /// When each Region's endpoint may be called again, by the wall clock: [`Timestamp::is_in_pause`].
     paused: BTreeMap<String, Timestamp>,
@@ -124,7 +124,7 @@ impl Queues {
 
     /// Locks the known queues, for a lookup or an insertion and never during a call. Even after a panic: no code under
     /// this lock leaves a change half done.
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, Endpoints> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

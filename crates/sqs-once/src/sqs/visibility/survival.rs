@@ -19,11 +19,11 @@ const SECOND: u64 = 1000;
 const SHORTEST: u64 = LEAST_OUTAGE.as_secs();
 
 /// The values of the queue and its consumer in a template.
-fn queue(template: &Template) -> Queue {
+fn queue(template: &Template) -> QueueValues {
     let number = |path| -> u64 { template.property(path).parse().unwrap() };
     let cap = template.property("Consumer/Environment/Variables/CONSUMER_BACKOFF_CAP");
     let duration = |text| humantime::parse_duration(text).unwrap();
-    Queue {
+    QueueValues {
         timeout: number("Consumer/Timeout"),
         visibility_timeout: number("OrdersQueue/VisibilityTimeout"),
         receives: number("OrdersQueue/RedrivePolicy/maxReceiveCount")
@@ -39,7 +39,7 @@ fn queue(template: &Template) -> Queue {
 
 /// The values of a queue and its consumer. Times are in seconds where they are numbers.
 #[derive(Clone, Debug)]
-struct Queue {
+struct QueueValues {
     timeout: u64,
     visibility_timeout: u64,
     receives: u32,
@@ -55,7 +55,7 @@ fn most(most: u64) -> u64 {
     most
 }
 
-impl Queue {
+impl QueueValues {
     fn wait(&self, outcome: &Outcome, count: u32, jitter: fn(u64) -> u64) -> u64 {
         let rule = Rule {
             now: Timestamp::default(),
@@ -109,8 +109,8 @@ fn timeouts() -> Vec<String> {
 
 /// The values of `docs/operations.md` for an invocation of 5,400 s, which the template does not admit: Lambda Managed
 /// Instances.
-fn of_managed_instances() -> Queue {
-    Queue {
+fn of_managed_instances() -> QueueValues {
+    QueueValues {
         timeout: 5400,
         visibility_timeout: 10_800,
         receives: 23,
@@ -123,7 +123,7 @@ fn of_managed_instances() -> Queue {
 }
 
 /// Returns the function timeouts of `docs/operations.md`, and the values that belong to each.
-fn queues() -> impl Iterator<Item = (String, Queue)> {
+fn queues() -> impl Iterator<Item = (String, QueueValues)> {
     let of = |timeout: String| {
         let queue = queue(&Template::with(&[("FunctionTimeout", &timeout)]));
         (timeout, queue)
@@ -141,7 +141,7 @@ fn longest_window() -> u64 {
 
 /// Returns the waits of a message whose handlers fail, and of one whose workers die. A message that is not
 /// started at its first receive is visible again at once.
-fn shortest_waits(queue: &Queue) -> [impl Fn(u32) -> u64; 2] {
+fn shortest_waits(queue: &QueueValues) -> [impl Fn(u32) -> u64; 2] {
     let (failed, dies) = (retryable(), [false, true]);
     dies.map(|dies| {
         let failed = failed.clone();
@@ -210,7 +210,7 @@ fn operations_page_has_the_values_and_their_bounds() {
 
 /// Returns how many copies of one message use up their receives within twelve hours, while the handler of
 /// this key lasts this many seconds and fails. Each batch is received at once, with copies of this key only.
-fn dead_copies(queue: &Queue, copies: usize, handler: u64) -> usize {
+fn dead_copies(queue: &QueueValues, copies: usize, handler: u64) -> usize {
     fastrand::seed(10);
     let jitter = |most| fastrand::u64(..=most);
     let mut visible: BTreeSet<_> = (0..copies).map(|copy| (0, copy)).collect();

@@ -113,13 +113,13 @@ type Arrival = (usize, Place, oneshot::Sender<Fault>);
 pub(super) struct Run {
     pub(super) records: MemoryStore,
     arrivals: UnboundedSender<Arrival>,
-    notes: Mutex<Notes>,
+    notes: Mutex<RunNotes>,
 }
 
 #[derive(Debug, Default)]
-struct Notes {
+struct RunNotes {
     story: String,
-    effects: Vec<Effect>,
+    effects: Vec<SeenEffect>,
     /// How a request under a known key differed from the first.
     differed: Option<String>,
     /// The attempt that claimed last.
@@ -128,7 +128,7 @@ struct Notes {
     key: Option<Key>,
 }
 
-struct Effect {
+struct SeenEffect {
     key: String,
     at: &'static Location<'static>,
     attempt: usize,
@@ -136,14 +136,14 @@ struct Effect {
     answer: Box<dyn Any + Send>,
 }
 
-impl std::fmt::Debug for Effect {
+impl std::fmt::Debug for SeenEffect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} under {}", self.at, self.key)
     }
 }
 
 impl Run {
-    fn notes(&self) -> MutexGuard<'_, Notes> {
+    fn notes(&self) -> MutexGuard<'_, RunNotes> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -216,7 +216,7 @@ impl Run {
         self.tell(&format!(
             "attempt {attempt} HAS THE EFFECT ({at}) under the key {key}"
         ));
-        self.notes().effects.push(Effect {
+        self.notes().effects.push(SeenEffect {
             key: key.to_owned(),
             at,
             attempt,
@@ -327,7 +327,7 @@ fn answer_of<T: Any + Clone>(answer: &(dyn Any + Send)) -> T {
 }
 
 /// What a run did.
-pub(super) struct Ended {
+pub(super) struct RunEnd {
     /// For each place that was met, what could go wrong there.
     pub(super) taken: Vec<&'static [Fault]>,
     pub(super) receives: usize,
@@ -437,7 +437,7 @@ pub(super) fn execute<H: Handler>(
     (body, again): (&str, Option<&str>),
     places: &[&'static Location<'static>],
     make: &impl Fn(&World) -> Consumer<Once<Table>, H>,
-) -> Result<Ended, Story>
+) -> Result<RunEnd, Story>
 where
     Once<Table>: Mode<H::Output>,
 {
@@ -463,7 +463,7 @@ where
         director.succeeded()?;
     }
     let effects = &run.notes().effects;
-    Ok(Ended {
+    Ok(RunEnd {
         taken: director.taken,
         receives: director.attempts,
         freezes: director.freezes,

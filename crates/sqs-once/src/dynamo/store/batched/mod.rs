@@ -2,7 +2,7 @@
 
 mod queue;
 mod response;
-mod standing;
+mod state;
 
 use queue::Batcher;
 use response::BatchResult;

@@ -37,10 +37,10 @@ use tracing::Instrument as _;
 
 use super::{
     response::{BatchResponse, BatchResult},
-    standing::{BatchingEnd, Standing},
+    state::{BatchingEnd, BatchingState},
 };
 use crate::{
-    dynamo::store::{DynamoStore, Place, Places, Request},
+    dynamo::store::{DynamoStore, Request, Slot, Slots},
     protocol::{RequestErrorKind, Timestamp},
     store::RequestContext,
     system::{self, Instant, timeout, timeout_at},
@@ -61,24 +61,24 @@ const MANY_REFUSED: u32 = 3;
 
 /// The batches of one store. Clones share them.
 #[derive(Clone)]
-pub(super) struct Batcher(Arc<Shared>);
+pub(super) struct Batcher(Arc<BatcherState>);
 
-struct Shared {
+struct BatcherState {
     /// Client without the SDK's retries.
     client: Client,
     table: String,
     /// Fewer calls than this go out as ordinary requests.
     smallest: usize,
-    places: Places,
+    slots: Slots,
     claims: Lane,
     completions: Lane,
-    standing: Mutex<Standing>,
+    standing: Mutex<BatchingState>,
 }
 
 /// The calls of one kind, so that no completion waits behind a claim.
 struct Lane {
     kind: Request,
-    queue: Mutex<Queue>,
+    queue: Mutex<WaitingCalls>,
     permits: Arc<Semaphore>,
     /// Refused statements in a row whose ordinary requests succeeded.
     refused: AtomicU32,
@@ -86,14 +86,14 @@ struct Lane {
 
 /// Calls that wait, in the order of their arrival.
 #[derive(Default)]
-struct Queue {
-    calls: Vec<Call>,
+struct WaitingCalls {
+    calls: Vec<QueuedStatement>,
     /// Number of the last call.
     last: u64,
 }
 
 /// One statement, and where its response goes.
-struct Call {
+struct QueuedStatement {
     number: u64,
     key: String,
     statement: BatchStatementRequest,
@@ -112,11 +112,11 @@ impl fmt::Debug for Batcher {
 impl Batcher {
     /// Creates the batches for the table of `store`. Fewer calls than `smallest` go out as ordinary requests.
     pub(super) fn new(store: &DynamoStore, smallest: usize) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(BatcherState {
             client: store.writing.clone(),
             table: store.table.clone(),
             smallest,
-            places: store.places.clone(),
+            slots: store.slots.clone(),
             claims: Lane::of(Request::Claim),
             completions: Lane::of(Request::Other),
             standing: Mutex::default(),
@@ -168,7 +168,7 @@ impl Batcher {
 
     /// Waits until the call may go out, and sends it with the calls that wait by then. Returns the slot if it is
     /// alone, and `None` if it is in a batch: its own or that of another call.
-    async fn lead(&self, lane: &Lane, number: u64) -> Option<Place> {
+    async fn lead(&self, lane: &Lane, number: u64) -> Option<Slot> {
         let shared = &self.0;
         let is_full = lane.queue().waiting_with(number)? >= MAX_STATEMENTS;
         let permit = if is_full {
@@ -180,7 +180,7 @@ impl Batcher {
                 .ok()
                 .and_then(Result::ok)
         };
-        let place = shared.places.take(lane.kind).await.with_pace(permit);
+        let place = shared.slots.take(lane.kind).await.with_pace(permit);
         let most = if shared.rests() { 1 } else { MAX_STATEMENTS };
         let batch = lane.queue().take(number, most)?;
         if batch.len() < shared.smallest {
@@ -215,7 +215,7 @@ fn wait(context: &RequestContext) -> Option<Duration> {
     }
 }
 
-impl Shared {
+impl BatcherState {
     fn lane(&self, kind: Request) -> &Lane {
         match kind {
             Request::Claim => &self.claims,
@@ -223,7 +223,7 @@ impl Shared {
         }
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, BatchingState> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -232,7 +232,7 @@ impl Shared {
         self.standing().is_pause(Timestamp::now())
     }
 
-    async fn send(&self, kind: Request, batch: Vec<Call>) {
+    async fn send(&self, kind: Request, batch: Vec<QueuedStatement>) {
         let sent = system::instant();
         // No caller waits longer than this.
         let until = batch.iter().map(|call| call.until).max().unwrap_or(sent);
@@ -294,12 +294,12 @@ impl Lane {
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, WaitingCalls> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
+impl WaitingCalls {
     /// Adds a call. Returns its number, and where its response arrives.
     fn push(
         &mut self,
@@ -309,7 +309,7 @@ impl Queue {
     ) -> (u64, oneshot::Receiver<BatchResult>) {
         let (answer, answered) = oneshot::channel();
         self.last += 1;
-        self.calls.push(Call {
+        self.calls.push(QueuedStatement {
             number: self.last,
             key: key.to_owned(),
             statement,
@@ -325,18 +325,18 @@ impl Queue {
         is_waiting.then_some(self.calls.len())
     }
 
-    fn remove(&mut self, number: u64) -> Option<Call> {
+    fn remove(&mut self, number: u64) -> Option<QueuedStatement> {
         let place = self.calls.iter().position(|call| call.number == number)?;
         Some(self.calls.remove(place))
     }
 
     /// Takes a batch with this call, at most `most` in all, whose keys are distinct. `None` if the call is in another
     /// batch.
-    fn take(&mut self, number: u64, most: usize) -> Option<Vec<Call>> {
+    fn take(&mut self, number: u64, most: usize) -> Option<Vec<QueuedStatement>> {
         let first = self.remove(number)?;
         self.calls.retain(|call| !call.answer.is_closed());
         let mut keys = HashSet::from([first.key.clone()]);
-        let joins = |call: &mut Call| keys.len() < most && keys.insert(call.key.clone());
+        let joins = |call: &mut QueuedStatement| keys.len() < most && keys.insert(call.key.clone());
         let mut batch = vec![first];
         batch.extend(self.calls.extract_if(.., joins));
         Some(batch)
@@ -366,7 +366,7 @@ mod tests {
 
     #[tokio::test]
     async fn batch_has_distinct_keys_of_callers_present() {
-        let mut queue = Queue::default();
+        let mut queue = WaitingCalls::default();
         let mut call = |key| {
             let statement = BatchStatementRequest::builder().statement("");
             queue.push(key, statement.build().unwrap(), Instant::now())

@@ -8,13 +8,13 @@ use aws_sdk_dynamodb::{
     types::{BatchStatementError, BatchStatementErrorCodeEnum as Code, BatchStatementResponse},
 };
 
-use super::standing::BatchingEnd;
+use super::state::BatchingEnd;
 use crate::{
     aws::explain::refused_signature,
     dynamo::{
         explain::{explain, kind},
         item::Item,
-        store::Place,
+        store::Slot,
     },
     flawed::flawed,
     protocol::RequestErrorKind,
@@ -29,7 +29,7 @@ pub(super) enum BatchResult {
     Duplicate,
     /// Not sent or not applied. The ordinary request follows, in this slot if the call has one. Also for a failed
     /// condition check whose response has no item: there is none, or an emulator left it out.
-    Ordinary(Option<Place>),
+    Ordinary(Option<Slot>),
     /// DynamoDB did not accept the statement, because of this error. The ordinary request follows. If DynamoDB
     /// accepts that, the caller reports it ([`Batcher::refused`](super::queue::Batcher::refused)).
     Refused(Arc<str>),

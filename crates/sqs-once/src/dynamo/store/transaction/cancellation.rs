@@ -7,7 +7,7 @@ use crate::{
         condition_failed::{ConditionFailed, FailedWrite},
         explain::without_quotes,
         store::DynamoStore,
-        write::{Place, Write, table},
+        write::{Write, WritePlace, table},
         writes::Refused,
     },
     protocol::Key,
@@ -45,7 +45,11 @@ impl DynamoStore {
             let write = index.checked_sub(1).and_then(|n| writes.get(n));
             Some(match write {
                 None => format!("{} on the record", describe(reason)),
-                Some(write) => format!("{} on {}", describe(reason), Place::of(index - 1, write)),
+                Some(write) => format!(
+                    "{} on {}",
+                    describe(reason),
+                    WritePlace::of(index - 1, write)
+                ),
             })
         };
         // We look for contention before failed conditions, because the other transaction may change an item

@@ -15,7 +15,7 @@ use crate::{
     dynamo::{
         explain::{explain, kind},
         write::{Write, table},
-        writes::{Refused, Transaction, Writes},
+        writes::{RecordTransaction, Refused, Writes},
     },
     flawed::flawed,
     protocol::{Key, RequestErrorKind, Swap},
@@ -34,13 +34,13 @@ impl DynamoStore {
         with: &Writes,
     ) -> Result<Swapped<Refused>, StoreError> {
         let transaction = with.transaction(swap, |token| {
-            Ok(Transaction {
+            Ok(RecordTransaction {
                 token,
                 record: transact_item(&self.layout, &self.table, swap),
                 puts: with.puts(swap, self.outbox.as_deref())?,
             })
         })?;
-        let _place = self.places.take(Request::Other).await;
+        let _place = self.slots.take(Request::Other).await;
         let record = Some(transaction.record.clone());
         let record = record.filter(|_| !flawed("a commit leaves out its record"));
         let writes = with.all(&transaction.puts);

@@ -1,4 +1,4 @@
-//! [`Standing`]: whether writes are batched at present, judged by the responses to earlier batches.
+//! [`BatchingState`]: whether writes are batched at present, judged by the responses to earlier batches.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ const END: Duration = Duration::from_secs(3600);
 
 /// Decides whether writes are batched. All pauses run by the wall clock ([`Timestamp::is_in_pause`]).
 #[derive(Default)]
-pub(super) struct Standing {
+pub(super) struct BatchingState {
     /// Since then, no batch got a response.
     silent_since: Option<Instant>,
     rest_until: Option<Timestamp>,
@@ -34,7 +34,7 @@ pub(super) enum BatchingEnd {
     Refused(Arc<str>),
 }
 
-impl Standing {
+impl BatchingState {
     /// Returns whether each write goes alone.
     pub(super) fn is_pause(&self, now: Timestamp) -> bool {
         self.is_end(now) || is_in(self.rest_until, REST, now)
@@ -107,7 +107,7 @@ mod tests {
     /// The monotonic clock stands still during the rest, as in a process that Lambda has frozen.
     #[tokio::test(start_paused = true)]
     async fn batches_rest_after_two_without_answer() {
-        let mut standing = Standing::default();
+        let mut standing = BatchingState::default();
         let (sent, now) = (Instant::now(), Timestamp::from_millis(1_000_000));
         tokio::time::advance(Duration::from_secs(1)).await;
         // Two in one turn.
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn batches_that_ended_are_tried_again_after_an_hour() {
-        let mut standing = Standing::default();
+        let mut standing = BatchingState::default();
         let now = Timestamp::from_millis(1_000_000_000);
         assert!(!standing.take_unreported_end());
         assert!(standing.end(now));

@@ -1,4 +1,4 @@
-//! [`Places`]: limits how many requests of one store are in flight in a process.
+//! [`Slots`]: limits how many requests of one store are in flight in a process.
 
 use std::{pin::pin, sync::Arc};
 
@@ -19,7 +19,7 @@ const MOST_CLAIMS: usize = 48;
 /// free first. In the queue for the reserved ones there are only completions, so none waits behind a claim or a
 /// release.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct Slots {
     shared: Arc<Semaphore>,
     reserved: Arc<Semaphore>,
     claims: Arc<Semaphore>,
@@ -27,10 +27,10 @@ pub(crate) struct Places {
 
 /// A slot, which is free again when the value is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Slot {
     _claim: Option<OwnedSemaphorePermit>,
     _any: Option<OwnedSemaphorePermit>,
-    /// Held as long as the slot: see [`Place::with_pace`].
+    /// Held as long as the slot: see [`Slot::with_pace`].
     _pace: Option<OwnedSemaphorePermit>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Request {
     Other,
 }
 
-impl Default for Places {
+impl Default for Slots {
     fn default() -> Self {
         let slots = |slots| Arc::new(Semaphore::new(slots));
         Self {
@@ -55,9 +55,9 @@ impl Default for Places {
     }
 }
 
-impl Places {
+impl Slots {
     /// Waits for a slot.
-    pub(crate) async fn take(&self, kind: Request) -> Place {
+    pub(crate) async fn take(&self, kind: Request) -> Slot {
         // The semaphores are never closed. Claims wait for each other first, so they hold up nothing else.
         let _claim = match kind {
             Request::Claim => Arc::clone(&self.claims).acquire_owned().await.ok(),
@@ -72,7 +72,7 @@ impl Places {
                 select(shared, reserved).await.factor_first().0
             }
         };
-        Place {
+        Slot {
             _claim,
             _any: any.ok(),
             _pace: None,
@@ -80,7 +80,7 @@ impl Places {
     }
 
     /// Returns `place`, or waits for a slot if it is `None`.
-    pub(crate) async fn or_take(&self, place: Option<Place>, kind: Request) -> Place {
+    pub(crate) async fn or_take(&self, place: Option<Slot>, kind: Request) -> Slot {
         match place {
             Some(place) => place,
             None => self.take(kind).await,
@@ -88,7 +88,7 @@ impl Places {
     }
 }
 
-impl Place {
+impl Slot {
     /// Keeps a permit of batched writes for as long as the slot.
     pub(crate) fn with_pace(self, pace: Option<OwnedSemaphorePermit>) -> Self {
         Self {
@@ -113,11 +113,11 @@ mod tests {
     const TAKES: Duration = Duration::from_secs(1);
 
     /// Runs requests of this duration. Returns the largest number in flight, and the total time.
-    async fn run(places: &Places, kind: Request, requests: usize) -> (usize, Duration) {
+    async fn run(slots: &Slots, kind: Request, requests: usize) -> (usize, Duration) {
         let started = Instant::now();
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         join_all((0..requests).map(|_| async {
-            let _place = places.take(kind).await;
+            let _place = slots.take(kind).await;
             most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
             sleep(TAKES).await;
             now.fetch_sub(1, Relaxed);
@@ -128,32 +128,32 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_in_flight_are_bounded() {
-        let places = Places::default();
+        let slots = Slots::default();
         for (kind, most) in [
             (Request::Claim, MOST_CLAIMS),
             (Request::Lease, MOST_SHARED),
             (Request::Other, MOST),
         ] {
-            let ten_rounds = run(&places, kind, 10 * most).await;
+            let ten_rounds = run(&slots, kind, 10 * most).await;
             assert_eq!(ten_rounds, (most, 10 * TAKES));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_claims_leave_places_for_releases() {
-        let places = Places::default();
-        let claims = run(&places, Request::Claim, 10 * MOST_CLAIMS);
-        let releases = run(&places, Request::Lease, MOST_SHARED - MOST_CLAIMS);
+        let slots = Slots::default();
+        let claims = run(&slots, Request::Claim, 10 * MOST_CLAIMS);
+        let releases = run(&slots, Request::Lease, MOST_SHARED - MOST_CLAIMS);
         let (_, (most, time)) = tokio::join!(claims, releases);
         assert_eq!((most, time), (MOST_SHARED - MOST_CLAIMS, TAKES));
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_claims_and_releases_leave_places_for_completions() {
-        let places = Places::default();
-        let claims = run(&places, Request::Claim, 10 * MOST_CLAIMS);
-        let releases = run(&places, Request::Lease, 10 * MOST_SHARED);
-        let completions = run(&places, Request::Other, RESERVED);
+        let slots = Slots::default();
+        let claims = run(&slots, Request::Claim, 10 * MOST_CLAIMS);
+        let releases = run(&slots, Request::Lease, 10 * MOST_SHARED);
+        let completions = run(&slots, Request::Other, RESERVED);
         let (_, _, (most, time)) = tokio::join!(claims, releases, completions);
         assert_eq!((most, time), (RESERVED, TAKES));
     }
