@@ -10,10 +10,10 @@ fn pages_for_assistants_are_those_of_the_book() {
     let links = |file: &str| -> Vec<(String, String)> {
         let page = Regex::new(
             r"(?m)^- \[(.+)\]\((?:https://github.com/sqs-once/sqs-once/blob/main/docs/)?([\w-]+\.md)\)",
-        );
+        )
+        .unwrap();
         let text = fs::read_to_string(docs.join(file)).unwrap();
-        page.unwrap()
-            .captures_iter(&text)
+        page.captures_iter(&text)
             .map(|link| (link[1].to_owned(), link[2].to_owned()))
             .collect()
     };
