@@ -179,14 +179,17 @@ lint-project: $(VENV) $(LINT)
 	for names in $(KNOWN) "$(KNOWN)"; do $(MAKE) --no-print-directory merged OVERLAYS="$$names" || exit 1; done
 	cfn-lint template.yaml .local/merged/*.yaml examples/*.template.yaml
 	$(CHECKOV) --framework cloudformation --file template.yaml .local/merged/*.yaml examples/*.template.yaml
+	$(CHECKOV) --framework terraform --skip-check $(UNCHECKED) --file examples/terraform/main.tf
+	python tools/terraform_test.py
+
+# Skipped checks of the other stacks: those that template.yaml skips, and those that ask for a KMS key of one's own.
+UNCHECKED := CKV_AWS_27,CKV_AWS_115,CKV_AWS_116,CKV_AWS_117,CKV_AWS_119,CKV_AWS_158,CKV_AWS_173
 
 TYPESCRIPT := .local/typescript
 CDK_STACK  := $(TYPESCRIPT)/cdk.out/orders.template.json
 
 # In a copy, so that the packages are not installed into the source. The zip takes the place of the function's code.
-# Skipped checks: W3005, because the CDK writes some dependencies twice; those that template.yaml skips; and those that
-# ask for a KMS key of one's own.
-UNCHECKED := CKV_AWS_27,CKV_AWS_115,CKV_AWS_116,CKV_AWS_117,CKV_AWS_119,CKV_AWS_158,CKV_AWS_173
+# The CDK writes some dependencies twice, which W3005 reports.
 
 .PHONY: typescript
 typescript: export CDK_DISABLE_CLI_TELEMETRY := true

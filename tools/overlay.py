@@ -80,6 +80,12 @@ def transformed(release: str, **values: str) -> Json:
     return resources
 
 
+def overlay_of(page: Path) -> Json:
+    """The resources of the overlay that a page shows."""
+    resources: Json = yaml.safe_load(page.read_text().partition("```yaml\n")[2].partition("```")[0])["Resources"]
+    return resources
+
+
 def self_test() -> int:
     """Each release is a version, also if only a parameter changed, and the mapping follows the alias."""
     logging.disable(logging.WARNING)
@@ -96,8 +102,9 @@ def self_test() -> int:
     mapped = first["OrdersEventSource"]["Properties"]["FunctionName"].get("Ref")
     aliased = first.get(mapped, {})
     steps = aliased.get("UpdatePolicy", {}).get("CodeDeployLambdaAliasUpdate")
-    page = (ROOT / "docs" / "template.md").read_text()
-    mine = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["Resources"]
+    mine, managed = (overlay_of(ROOT / "docs" / page) for page in ("template.md", "operations.md"))
+    row = next(r for r in (ROOT / "docs" / "operations.md").read_text().splitlines() if r.startswith("| [5400 s]"))
+    visibility, receives, cap = (cell.split()[0] for cell in row.split("|")[2:5])
     template: Json = {"a": {"b": 1, "c": 2}, "d": {"e": 3}, "f": {"Ref": "G"}}
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder) / "built.yaml"
@@ -110,7 +117,12 @@ def self_test() -> int:
         "a computed value replaces a mapping": merge(template, {"a": {"Ref": "G"}})["a"] == {"Ref": "G"},
         "a mapping replaces a computed value": merge(template, {"f": {"b": 1}})["f"] == {"b": 1},
         "the built template differs in the place of the program alone": as_built,
-        "docs/template.md names resources": set(mine) <= set(read(ROOT / "template.yaml")["Resources"]),
+        "the pages name resources": set(mine) | set(managed) <= set(read(ROOT / "template.yaml")["Resources"]),
+        "the overlay of docs/operations.md has the values of its table": (
+            managed["OrdersQueue"]["Properties"]
+            == {"VisibilityTimeout": int(visibility), "RedrivePolicy": {"maxReceiveCount": int(receives)}}
+            and managed["Consumer"]["Properties"]["Environment"]["Variables"]["CONSUMER_BACKOFF_CAP"] == f"{cap}m"
+        ),
         "the same release is the same version": versions(first) == versions(again),
         "another release is another version": len(versions(first) | versions(second)) == 2,
         "the mapping names the alias": aliased.get("Type") == "AWS::Lambda::Alias",

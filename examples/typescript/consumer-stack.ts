@@ -108,7 +108,7 @@ class ConsumerStack extends Stack {
       systemLogLevelV2: lambda.SystemLogLevel.INFO,
       environment: { IDEMPOTENCY_TABLE_NAME: table.tableName, ...props.environment },
     });
-    new lambda.EventSourceMapping(this, "OrdersEventSource", {
+    const mapping = new lambda.EventSourceMapping(this, "OrdersEventSource", {
       target: consumer,
       eventSourceArn: queue.queueArn,
       batchSize: 10,
@@ -134,7 +134,19 @@ class ConsumerStack extends Stack {
         if (!ofEvent) made.addOkAction(new actions.SnsAction(topic));
       }
     };
-    new CfnOutput(this, "AlarmNotifications", { value: props.alarmTopicArn ?? "NONE - set ALARM_TOPIC_ARN" });
+    // docs/runbook.md reads these, by the names of the template's outputs.
+    const outputs = {
+      QueueUrl: queue.queueUrl,
+      QueueArn: queue.queueArn,
+      DeadLetterQueueUrl: deadLetters.queueUrl,
+      DeadLetterQueueArn: deadLetters.queueArn,
+      TableName: table.tableName,
+      FunctionName: consumer.functionName,
+      EventSourceMappingId: mapping.eventSourceMappingId,
+      LogGroupName: logGroup.logGroupName,
+      AlarmTopicArn: props.alarmTopicArn ?? "NONE - set ALARM_TOPIC_ARN",
+    };
+    for (const [name, value] of Object.entries(outputs)) new CfnOutput(this, name, { value });
     const period = Duration.minutes(1);
     alarm("DeadLettersArriving", deadLetters.metricApproximateNumberOfMessagesVisible({ period, statistic: "Maximum" }), {
       alarmDescription: "Messages are in the dead-letter queue",

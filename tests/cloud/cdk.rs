@@ -143,6 +143,30 @@ fn variables_of_cdk_stack_are_in_the_template() {
     }
 }
 
+#[test]
+fn cdk_stack_has_outputs_that_the_runbook_reads() {
+    let text = stack();
+    let (_, outputs) = text.split_once("const outputs = {").unwrap();
+    let (outputs, _) = outputs.split_once("};").unwrap();
+    let name = regex(r"(?m)^ +(\w+): ");
+    let names: BTreeSet<_> = name
+        .captures_iter(outputs)
+        .map(|found| found[1].to_owned())
+        .collect();
+    let runbook = include_str!("../../docs/runbook.md");
+    let output = regex(r"\$\(output (\w+)\)");
+    let needed: BTreeSet<_> = output
+        .captures_iter(runbook)
+        .map(|found| found[1].to_owned())
+        .collect();
+    assert!(needed.len() >= 7, "{needed:?}");
+    assert!(needed.is_subset(&names), "{needed:?} of {names:?}");
+    let template = read(CONSUMER);
+    for name in &names {
+        assert!(!template["Outputs"][name].is_null(), "{name}");
+    }
+}
+
 /// The alarms on the consumer's own metrics: metric, statistic, threshold, datapoints, periods.
 type Alarms = BTreeSet<(String, String, u64, u64, u64)>;
 

@@ -382,6 +382,25 @@ async fn attempt_open_for_too_long_is_not_repeated() {
     }
 }
 
+/// At most once, as docs/handlers.md spells it: the message itself and a redrive are dead letters, also if the gateway forgets.
+#[tokio::test]
+async fn attempt_without_an_end_runs_at_most_once_at_1_ms() {
+    for memory in MEMORIES {
+        let world = unknown_charge(memory, SECOND).await;
+        for id in ["m-1", "m-2"] {
+            let consumer = (world.consumer())
+                .map_mode(|once| once.call_key_lifetime(Duration::from_millis(1)));
+            let outcome = world.deliver_to(consumer, [message(id, &order(5))]).await;
+            assert!(outcome.is_permanent(), "{outcome}");
+            let why = outcome.to_string();
+            assert!(why.contains("too old to repeat: look by hand"), "{why}");
+            advance(25 * HOUR);
+        }
+        assert_eq!(world.asked().len(), 1, "{memory:?}");
+        assert_eq!(world.charges(), 1, "{memory:?}");
+    }
+}
+
 #[tokio::test]
 async fn attempt_open_for_less_than_the_lifetime_is_repeated() {
     let world = unknown_charge(Memory::AnswersForADay, 19 * HOUR).await;

@@ -22,6 +22,7 @@ mod events;
 mod fuzz_seeds;
 mod isolation;
 mod layers;
+mod llms;
 mod mistakes;
 mod observer;
 mod once;

@@ -82,8 +82,8 @@ macro_rules! files {
 
 /// Each file of the template. Cargo.lock, a link to that of the workspace, has the versions with which the crate was
 /// tested. The name of Cargo.toml has a suffix, because Cargo packages no folder that contains a Cargo.toml.
-const FILES: [(&str, &str); 12] = files![
-    ".gitignore" "Cargo.lock" "Cargo.toml.jinja" "Makefile" "README.md" "events/orders.json" "events/rejected.json"
+const FILES: [(&str, &str); 13] = files![
+    ".gitignore" "AGENTS.md" "Cargo.lock" "Cargo.toml.jinja" "Makefile" "README.md" "events/orders.json" "events/rejected.json"
     "samconfig.toml" "src/end_to_end.rs" "src/handler.rs" "src/main.rs" "template.yaml"
 ];
 

@@ -122,6 +122,15 @@ async fn check_files(project: &Path, effect: &str, key: &str, fifo: bool) {
         }
         assert_eq!(message["attributes"]["MessageGroupId"].is_string(), fifo);
     }
+    // Assistants read every line of it, before each task.
+    let agents = read("AGENTS.md");
+    assert!(agents.lines().count() <= 40, "{agents}");
+    let tortured = "order_is_charged_once_whatever_crashes";
+    assert_eq!(agents.contains(tortured), effect == "outside");
+    assert_eq!(
+        read("src/handler.rs").contains(tortured),
+        effect == "outside"
+    );
     let stack = template::parse(&read("template.yaml"));
     let resources = &stack["Resources"];
     let variables = &resources["Consumer"]["Properties"]["Environment"]["Variables"];
