@@ -1,5 +1,5 @@
-//! The modules of the library import only from modules below them, files in no circle, and docs/design.md names the way of
-//! one message.
+//! The modules of the library import only from modules below them, files in no circle, docs/design.md names the way of
+//! one message, and no two types of the product have one name.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -87,6 +87,42 @@ fn reached<'a>(module: &'a str, imports: &BTreeMap<&str, Vec<&'a str>>) -> BTree
         next.extend(to.filter(|to| reached.insert(**to)));
     }
     reached
+}
+
+/// One word, one idea. A type inside a function or a test is its own matter.
+#[test]
+fn no_two_types_have_one_name() {
+    // The message of a consumer, and the builder of one for users' tests.
+    const TWICE: [&str; 1] = ["Message"];
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    let mut folders = ["sqs-once", "postgres", "outbox", "cli"]
+        .map(|name| crates.join(name).join("src"))
+        .to_vec();
+    let tests = Regex::new(r"(?s)#\[cfg\(test\)\]\s*mod \w+ \{.*").unwrap();
+    let defined =
+        Regex::new(r"(?m)^(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type) (\w+)").unwrap();
+    let mut places: BTreeMap<String, BTreeSet<_>> = BTreeMap::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|kind| kind == "rs")
+                && !path.ends_with("tests.rs")
+            {
+                let code = fs::read_to_string(&path).unwrap();
+                for name in defined.captures_iter(&tests.replace(&code, "")) {
+                    places
+                        .entry(name[1].to_owned())
+                        .or_default()
+                        .insert(path.clone());
+                }
+            }
+        }
+    }
+    assert!(places.len() > 300, "only {} types", places.len());
+    places.retain(|name, files| files.len() > 1 && !TWICE.contains(&&**name));
+    assert!(places.is_empty(), "{places:#?}");
 }
 
 /// The table of docs/design.md names files and functions that exist.

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Key, Timestamp};
+use super::{Key, Pause, Timestamp};
 use crate::flawed::flawed;
 
 /// How many handlers must fail in a row to open the circuit.
@@ -37,10 +37,8 @@ pub enum Circuit {
     },
     /// Most messages are refused.
     Open {
-        /// No probe starts before this time.
-        until: Timestamp,
-        /// Length of the interval that ends then.
-        wait: Duration,
+        /// No probe starts before its end.
+        pause: Pause,
     },
 }
 
@@ -88,12 +86,11 @@ impl Circuit {
     /// The time of the next probe, if the message must not run.
     pub fn admit(&mut self, now: Timestamp, receive_count: u32) -> Result<(), Timestamp> {
         match self {
-            Self::Open { until, wait } if !runs_while_open(receive_count) => {
-                if now.is_in_pause(*wait, *until) {
-                    return Err(*until);
+            Self::Open { pause } if !runs_while_open(receive_count) => {
+                if pause.is_on(now) {
+                    return Err(pause.end);
                 }
-                *wait = LONGEST_WAIT.min(*wait * 2);
-                *until = now + *wait;
+                *pause = Pause::new(now, LONGEST_WAIT.min(pause.length * 2));
                 Ok(())
             }
             _ => Ok(()),
@@ -112,8 +109,8 @@ impl Circuit {
                 if failed.len() < FAILURES_TO_OPEN || keys.len() < KEYS_TO_OPEN {
                     return None;
                 }
-                let (until, wait) = (now + FIRST_WAIT, FIRST_WAIT);
-                *self = Self::Open { until, wait };
+                let pause = Pause::new(now, FIRST_WAIT);
+                *self = Self::Open { pause };
                 Some(CircuitChange::Opened)
             }
             (Self::Closed { failed }, _) => {

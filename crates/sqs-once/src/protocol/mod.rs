@@ -28,6 +28,8 @@ pub(crate) use key::KeyBuilder;
 pub use key::{Fingerprint, Key, KeyError, KeyPart, MAX_KEY_BYTES, Namespace};
 #[doc(hidden)]
 pub use plan::{Plan, Runs, Start, plan_claim};
+#[doc(hidden)]
+pub use record::Pause;
 pub use record::{
     AttemptEnd, Expect, MAX_ERROR_BYTES, MAX_ITEM_BYTES, MAX_RESULT_BYTES, Owner, Record,
     RecordedFailure, ResultPointer, Stamp, State, StoredResult, Swap, Timestamp,

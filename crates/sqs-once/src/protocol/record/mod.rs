@@ -13,7 +13,7 @@ use attributes::ReadRecord;
 pub(crate) use attributes::RecordValue;
 pub use failure::{MAX_ERROR_BYTES, RecordedFailure};
 pub use result::{ResultPointer, StoredResult};
-pub use timestamp::Timestamp;
+pub use timestamp::{Pause, Timestamp};
 
 use super::key::{Fingerprint, Key};
 

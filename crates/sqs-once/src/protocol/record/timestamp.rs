@@ -53,14 +53,26 @@ impl Timestamp {
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(later.0.saturating_sub(self.0))
     }
+}
 
-    /// Returns whether this time is in a pause of this `length` that ends at `end`. A time before the pause is
-    /// not: the clock was set back, and the pause must not last longer for that.
-    ///
-    /// Pauses of a process run by the wall clock, because the monotonic clock may stand still while Lambda has
-    /// the process frozen.
-    pub(crate) fn is_in_pause(self, length: Duration, end: Self) -> bool {
-        self < end && self.until(end) <= length
+/// A pause of a process. It runs by the wall clock, because the monotonic clock may stand still while Lambda has the process
+/// frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pause {
+    pub(crate) length: Duration,
+    pub(crate) end: Timestamp,
+}
+
+impl Pause {
+    pub(crate) fn new(now: Timestamp, length: Duration) -> Self {
+        let end = now + length;
+        Self { length, end }
+    }
+
+    /// Returns whether the pause is on at this time. It is not before it began: the clock was set back, and the pause must not
+    /// last longer for that.
+    pub(crate) fn is_on(self, now: Timestamp) -> bool {
+        now < self.end && now.until(self.end) <= self.length
     }
 }
 
@@ -93,7 +105,7 @@ mod tests {
     #[test]
     fn clock_that_steps_back_ends_a_pause() {
         let (begin, length) = (Timestamp::from_millis(100_000), Duration::from_secs(10));
-        let is_in_pause = |millis| Timestamp(millis).is_in_pause(length, begin + length);
+        let pause = Pause::new(begin, length);
         for (millis, expected) in [
             (0, false),
             (99_999, false),
@@ -102,7 +114,7 @@ mod tests {
             (110_000, false),
             (u64::MAX, false),
         ] {
-            assert_eq!(is_in_pause(millis), expected, "{millis}");
+            assert_eq!(pause.is_on(Timestamp(millis)), expected, "{millis}");
         }
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::{
-    protocol::Timestamp,
+    protocol::{Pause, Timestamp},
     system::{self, Instant, timeout_at},
 };
 
@@ -52,8 +52,8 @@ enum Read {
     First,
     /// A later one is in flight.
     Again,
-    /// It has ended. How long no other one begins, and until when: [`Timestamp::is_in_pause`].
-    Ended(Option<(Duration, Timestamp)>),
+    /// It has ended. No other one begins in the pause.
+    Ended(Option<Pause>),
 }
 
 /// A warning that is given once for each queue.
@@ -140,7 +140,7 @@ impl Attributes {
             let Read::Ended(pause) = known.read else {
                 return false;
             };
-            let is_due = !pause.is_some_and(|(length, end)| now.is_in_pause(length, end));
+            let is_due = !pause.is_some_and(|pause| pause.is_on(now));
             if is_due {
                 known.read = Read::Again;
             }
@@ -212,7 +212,7 @@ impl Attributes {
             // Other calls log that SQS cannot be reached.
             Err(_) => None,
         };
-        let pause = pause.map(|length| (length, self.queues.now() + length));
+        let pause = pause.map(|length| Pause::new(self.queues.now(), length));
         self.known.send_modify(|known| {
             let Some(known) = known.get_mut(arn) else {
                 return;

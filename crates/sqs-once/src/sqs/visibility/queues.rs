@@ -11,12 +11,11 @@ use aws_sdk_sqs::{
     Client,
     config::Region,
     error::{BuildError, ProvideErrorMetadata, SdkError},
-    operation::RequestId as _,
 };
 
 use crate::{
-    aws::explain::{causes, reason_of_denial, refused_signature, unanswered},
-    protocol::Timestamp,
+    aws::explain::{causes, explain, reason_of_denial, refused_signature},
+    protocol::{Pause, Timestamp},
     system::{self, Instant, sleep, timeout_at},
 };
 
@@ -45,8 +44,8 @@ pub(super) struct Queues {
 #[derive(Debug, Default)]
 struct Endpoints {
     queues: BTreeMap<String, Queue>,
-    /// When each Region's endpoint may be called again, by the wall clock: [`Timestamp::is_in_pause`].
-    paused: BTreeMap<String, Timestamp>,
+    /// No call goes to the endpoint of a Region that is in its pause.
+    paused: BTreeMap<String, Pause>,
 }
 
 /// A queue, with everything that a call needs.
@@ -134,8 +133,8 @@ impl Queues {
     }
 
     fn is_region_paused(&self, region: &str) -> bool {
-        let end = self.known().paused.get(region).copied();
-        end.is_some_and(|end| self.now().is_in_pause(PAUSE, end))
+        let pause = self.known().paused.get(region).copied();
+        pause.is_some_and(|pause| pause.is_on(self.now()))
     }
 
     /// Returns the queue of an ARN. Looks the URL up once, except that concurrent callers may each do so.
@@ -218,8 +217,8 @@ impl Queues {
         let Bound::Until(_) = bound else {
             return Err(CallError::NoResponse { region, cause });
         };
-        let end = self.now() + PAUSE;
-        self.known().paused.insert(region.clone(), end);
+        let pause = Pause::new(self.now(), PAUSE);
+        self.known().paused.insert(region.clone(), pause);
         Err(CallError::Unreachable { region, cause })
     }
 }
@@ -260,22 +259,16 @@ fn rejection<E>(error: &SdkError<E>, permission: &str) -> CallError
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
-    let Some(service) = error.as_service_error() else {
-        return CallError::Refused(unanswered(error));
-    };
-    let code = service.code().unwrap_or("unknown error");
     // Includes `KmsAccessDenied`: the queue's key denies access, and the reason names the KMS action.
-    let is_denied = code.contains("AccessDenied");
-    let advice = if is_denied {
+    let is_denied = |code: &str| code.contains("AccessDenied");
+    let text = explain(error, |code, service| {
         let reason = reason_of_denial(service.message());
-        format!(": this role may not {permission} on it; {reason}")
-    } else {
-        refused_signature(code).map_or_else(String::new, |advice| format!(": {advice}"))
-    };
-    let request_id = error.request_id().unwrap_or("none");
-    let text = format!("{code}{advice} (request id {request_id})");
+        is_denied(code).then(|| format!("this role may not {permission} on it; {reason}"))
+    });
+    let code = error.as_service_error().and_then(E::code);
+    let code = code.unwrap_or_default();
     // `QueueDoesNotExist`, or `AWS.SimpleQueueService.NonExistentQueue`.
-    if is_denied || code.contains("NotExist") || code.contains("NonExistent") {
+    if is_denied(code) || code.contains("NotExist") || code.contains("NonExistent") {
         CallError::Denied(text)
     } else {
         CallError::Refused(text)

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    protocol::Timestamp,
+    protocol::{Pause, Timestamp},
     system::{self, Instant},
 };
 
@@ -12,13 +12,13 @@ const REST: Duration = Duration::from_secs(10);
 /// How long writes are not batched after a [`BatchingEnd`].
 const END: Duration = Duration::from_secs(3600);
 
-/// Decides whether writes are batched. All pauses run by the wall clock ([`Timestamp::is_in_pause`]).
+/// Decides whether writes are batched.
 #[derive(Default)]
 pub(super) struct BatchingState {
     /// Since then, no batch got a response.
     silent_since: Option<Instant>,
-    rest_until: Option<Timestamp>,
-    end_until: Option<Timestamp>,
+    rest: Option<Pause>,
+    end: Option<Pause>,
     /// The metrics do not have the end yet.
     is_unreported: bool,
 }
@@ -37,25 +37,25 @@ pub(super) enum BatchingEnd {
 impl BatchingState {
     /// Returns whether each write goes alone.
     pub(super) fn is_pause(&self, now: Timestamp) -> bool {
-        self.is_end(now) || is_in(self.rest_until, REST, now)
+        self.is_end(now) || is_on(self.rest, now)
     }
 
     fn is_end(&self, now: Timestamp) -> bool {
-        is_in(self.end_until, END, now)
+        is_on(self.end, now)
     }
 
     /// Records that a batch sent at this time got no response.
     pub(super) fn unanswered(&mut self, sent: Instant, now: Timestamp) {
         match self.silent_since {
             // This is the second copy of a batch, or it was sent after one that got no response.
-            Some(since) if sent >= since => self.rest_until = Some(now + REST),
+            Some(since) if sent >= since => self.rest = Some(Pause::new(now, REST)),
             Some(_) => {}
             None => self.silent_since = Some(system::instant()),
         }
     }
 
     pub(super) fn answered(&mut self) {
-        (self.silent_since, self.rest_until) = (None, None);
+        (self.silent_since, self.rest) = (None, None);
     }
 
     /// Ends batching for an hour. Returns false if it had ended already.
@@ -63,7 +63,7 @@ impl BatchingState {
         if self.is_end(now) {
             return false;
         }
-        self.end_until = Some(now + END);
+        self.end = Some(Pause::new(now, END));
         self.is_unreported = true;
         true
     }
@@ -74,8 +74,8 @@ impl BatchingState {
     }
 }
 
-fn is_in(end: Option<Timestamp>, length: Duration, now: Timestamp) -> bool {
-    end.is_some_and(|end| now.is_in_pause(length, end))
+fn is_on(pause: Option<Pause>, now: Timestamp) -> bool {
+    pause.is_some_and(|pause| pause.is_on(now))
 }
 
 impl BatchingEnd {
