@@ -6,6 +6,9 @@
 //! | denied | once, after a moment | after an effect, for at most a minute; without one, once |
 //! | invalid | no | no |
 //! | unanswered | twice | until its end |
+//!
+//! An unanswered write may have been applied. A claim that finds its own stamp is `Decision::Mine`; `finish` compares stamps;
+//! and what is given up on here is undone by `claim`.
 
 use std::time::Duration;
 

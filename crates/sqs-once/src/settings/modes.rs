@@ -41,7 +41,7 @@ impl Settings {
             self.set_default(IDEMPOTENCY_NAMESPACE.name, "local");
             Ok(None)
         } else {
-            self.table().map(Some)
+            self.records_table().map(Some)
         };
         let (handler, shared) = self.read(handler)?;
         let table = table?;
@@ -131,7 +131,7 @@ impl Settings {
     where
         Inbox<DynamoStore>: Mode<H::Output>,
     {
-        let table = self.table();
+        let table = self.records_table();
         let (handler, shared) = self.read(handler)?;
         let table = table?;
         let config = self.config().await;

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Settings {
-    pub(super) fn table(&mut self) -> Result<TableSettings, SettingsError> {
+    pub(super) fn records_table(&mut self) -> Result<TableSettings, SettingsError> {
         let name = self.required(
             IDEMPOTENCY_TABLE_NAME.name,
             "DynamoDB table of the records; on your own machine, `make dev` sets it",
@@ -35,7 +35,7 @@ impl Settings {
     ///
     /// Every error in the table's variables.
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
-        let table = self.table();
+        let table = self.records_table();
         let table = self.check(table)?;
         Ok(table.store(config))
     }

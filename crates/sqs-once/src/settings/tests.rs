@@ -41,7 +41,7 @@ const REQUIRED: [(&str, &str); 3] = [
 
 fn read(variables: &[(&str, &str)]) -> Result<(TableSettings, Shared), SettingsError> {
     let mut settings = Settings::from_vars(variables.iter().copied());
-    let (table, shared) = (settings.table(), settings.shared());
+    let (table, shared) = (settings.records_table(), settings.shared());
     settings.check(Ok(()))?;
     Ok((table?, shared?))
 }
@@ -582,7 +582,7 @@ fn variable_of_the_handler_is_not_unknown() {
 #[test]
 fn every_setting_of_a_consumer_is_read() {
     let mut settings = Settings::from_vars::<&str, &str>([]);
-    let (_table, _shared) = (settings.table(), settings.shared());
+    let (_table, _shared) = (settings.records_table(), settings.shared());
     for setting in SETTINGS.iter().filter(|of| of.reader == Reader::Consumer) {
         assert!(settings.was_read(setting.name), "{}", setting.name);
     }

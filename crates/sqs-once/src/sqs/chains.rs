@@ -19,13 +19,13 @@ use crate::{InvalidValue, flawed::flawed, protocol::Key};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FifoAfterPermanent {
-    /// They run as soon as the failure is recorded. The failed message never runs again, so they do not
+    /// The messages behind it run as soon as the failure is recorded. The failed message never runs again, so they do not
     /// overtake it. Behind a failure that no record has, they do not run in this batch, because another build or setting may run
     /// the failed message later: any failure on an [item](crate::ItemMode), and in every mode that of a message without a key or a
     /// body.
     #[default]
     Continue,
-    /// They do not run. They are received again together with the failed message, until they reach the
+    /// The messages behind it do not run. They are received again together with the failed message, until they reach the
     /// dead-letter queue. AWS asks functions on FIFO queues to stop at the first failure (*AWS Lambda
     /// Developer Guide*, "Implementing partial batch responses").
     Stop,

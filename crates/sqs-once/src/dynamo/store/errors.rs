@@ -11,7 +11,7 @@ use crate::{
 
 impl DynamoStore {
     /// Creates the error of a request that got no usable response, for this reason.
-    pub(super) fn unanswered(
+    pub(super) fn failed(
         &self,
         kind: RequestErrorKind,
         action: &'static str,

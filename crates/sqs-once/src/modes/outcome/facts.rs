@@ -11,7 +11,8 @@ struct OutcomeFacts {
 }
 
 impl Outcome {
-    /// Returns the properties of this outcome. A new outcome needs a row here and a text in `Display`.
+    /// Returns the properties of this outcome. A new outcome needs a row here and a text in `Display`. `Never` sends a message
+    /// that is no success to the dead-letter queue.
     const fn facts(&self) -> OutcomeFacts {
         use {Retry::*, Severity::*};
         #[rustfmt::skip]

@@ -6,7 +6,7 @@
 //!
 //! - `[options.key = str::parse]` sets a field of a consumer's `Options`, for what the consumer does in every mode;
 //! - `(retention: Duration = positive)` is a field of [`Values`], for a mode or a client that is made of it;
-//! - a row with neither is read where it is required.
+//! - a row with neither is read by name, in `records.rs` or `shared.rs`.
 
 use std::{
     num::{NonZeroU32, NonZeroUsize},
@@ -86,7 +86,7 @@ macro_rules! settings {
             };
         )+
 
-        /// Every setting, in the order of docs/settings.md.
+        /// Every setting.
         pub const SETTINGS: &[Setting] = &[$($name),+];
 
         /// The settings of a consumer, one field for each row that has one, and the options of the others.

@@ -82,8 +82,9 @@ pub fn survived_outage(
 /// For this many receives, a permanent failure is visible again at once if a dead-letter queue may take the
 /// message. Each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
-/// Longest wait after them on a FIFO queue, in seconds, because the message group waits too.
-const FIFO_LONGEST: u64 = 30;
+/// Longest wait after them on a FIFO queue, in seconds, because the message group waits too. Not behind a retryable failure: that
+/// is a [`Backoff`].
+const LONGEST_AFTER_PERMANENT_ON_FIFO: u64 = 30;
 
 /// One receive of a message, and its queue.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +134,7 @@ impl Rule {
             // The messages behind it use up their receives too. They must not be dead-lettered with it soon.
             Retry::Never if receive.stops_group => backoff(),
             Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
-            Retry::Never if receive.fifo => backoff().min(FIFO_LONGEST),
+            Retry::Never if receive.fifo => backoff().min(LONGEST_AFTER_PERMANENT_ON_FIFO),
             Retry::Never => backoff(),
             Retry::Now => match receive.ahead {
                 Some(ahead) => ahead.into(),

@@ -1,4 +1,4 @@
-//! [`Visibility`]: sets the visibility timeouts of failed messages.
+//! [`Visibility`]: what happens to a failed message: a copy in the dead-letter queue, or a visibility timeout.
 
 mod attributes;
 mod change;
@@ -190,7 +190,7 @@ impl Visibility {
         needs_deduplication_id: bool,
         answer: Instant,
     ) -> usize {
-        // If the mode records no failures, nothing has to be recorded first.
+        // A failure is recorded by now, in modes that record failures.
         let failed = |of: &&MessageOutcome<'_>| of.ended.is_permanent();
         let failed: Vec<_> = batch.iter().filter(failed).collect();
         if !self.dead_letter || failed.is_empty() {

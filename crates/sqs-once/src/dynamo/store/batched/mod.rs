@@ -132,7 +132,7 @@ impl Store for Batched {
             BatchResult::Refused(why) => (None, Some(why)),
             BatchResult::Failed(error, why) => {
                 let action = swap.to.action();
-                return Err(self.store.unanswered(error, action, &swap.key, &why));
+                return Err(self.store.failed(error, action, &swap.key, &why));
             }
         };
         let answer = self.store.swap_in(place, swap).await;

@@ -71,10 +71,10 @@ impl DynamoStore {
             _ => (kind(&error), None),
         };
         let why = why.unwrap_or_else(|| explain(&error, NEEDS));
-        Err(self.not_answered(&swap.key, &writes, kind, why, error))
+        Err(self.commit_failed(&swap.key, &writes, kind, why, error))
     }
 
-    fn not_answered(
+    fn commit_failed(
         &self,
         key: &Key,
         writes: &[&Write<TransactWriteItem>],
