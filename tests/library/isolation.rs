@@ -22,8 +22,9 @@ use sqs_once::{
 use support::{
     consumer::{namespace, process, within as from_now},
     dynamo::Dynamo,
-    event::{batch, in_group, record, sent_at},
+    event::{batch, in_group, received, record, sent_at},
     log,
+    lossy::{Fate, Lossy},
 };
 use tokio::sync::Notify;
 
@@ -297,6 +298,33 @@ async fn message_behind_a_conflict_of_payloads_is_the_last_of_its_group() {
     assert_eq!(world.began(), ["first", "c"]);
     assert_eq!(receive(corrected.into()).await, [""; 0]);
     assert_eq!(world.began(), ["b"]);
+}
+
+/// Its claim alone is counted, and stays unless it is undone: then the message would rest for twenty minutes, as after a death.
+#[tokio::test(start_paused = true)]
+async fn claim_alone_without_an_answer_is_no_death() {
+    let world = World::default();
+    let fates = [
+        // In the batch, and in its turn.
+        &[Fate::Answered; 2][..],
+        // The claim, and its two repetitions.
+        &[Fate::AnswerLost; 3],
+        // It is undone, as soon as the store can.
+        &[Fate::Contended; 3],
+    ];
+    let store = Lossy::fates(fates.concat());
+    died_in_a_crowd(&store.store, &["m".to_owned()]).await;
+    let messages = vec![received("m", &json!({"do": "succeed"}), 2)];
+    assert_eq!(
+        world.receive(&store, messages).await,
+        Some(vec!["m".to_owned()])
+    );
+    assert_eq!(world.began(), [""; 0]);
+    assert_eq!(kept(&store.store, "m").exclusive_attempts, 0);
+    advance(MINUTE);
+    let messages = vec![received("m", &json!({"do": "succeed"}), 2)];
+    assert_eq!(world.receive(&store, messages).await, Some(vec![]));
+    assert_eq!(world.began(), ["m"]);
 }
 
 /// With ten workers, suspects that waited for the rest in a worker's place would wait for ever.

@@ -131,7 +131,7 @@ fn way_of_one_message_is_true() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let design = fs::read_to_string(root.join("docs/design.md")).unwrap();
     let (_, table) = design.split_once("### The way of one message").unwrap();
-    let (table, _) = table.split_once("\n## ").unwrap();
+    let (table, _) = table.split_once("\n##").unwrap();
     let row = Regex::new(r"(?m)^\| [^|]+ \| `([^`]+)` \| ([^|]+) \|$").unwrap();
     let name = Regex::new(r"`(\w+)`").unwrap();
     let mut files = 0;

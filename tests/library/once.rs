@@ -3,7 +3,10 @@
 use std::{
     cell::Cell,
     io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::Duration,
 };
 
@@ -12,9 +15,10 @@ use sqs_once::{
     ResultExt,
     internal::{Delivery, History},
     protocol::{
-        AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult, Timestamp,
+        AttemptEnd, Fingerprint, Key, Namespace, Owner, Record, State, StoredResult, Swap,
+        Timestamp,
     },
-    store::{Store, Swapped},
+    store::{RequestContext, Store, StoreError, Swapped},
 };
 use support::{
     CONTEXT,
@@ -844,6 +848,52 @@ async fn unanswered_takeover_keeps_history() {
     pass(MILLISECOND);
     let _ = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
     assert!(runs.last().prior.is_some());
+}
+
+/// A store whose next writes find the record of a rival whose lease has ended.
+#[derive(Clone)]
+struct Rivals {
+    store: Lossy,
+    left: Arc<AtomicUsize>,
+}
+
+impl Store for Rivals {
+    type With = ();
+
+    async fn get(&self, key: &Key, context: &RequestContext) -> Result<Option<Record>, StoreError> {
+        self.store.get(key, context).await
+    }
+
+    async fn swap(
+        &self,
+        swap: &Swap,
+        (): &(),
+        context: &RequestContext,
+    ) -> Result<Swapped, StoreError> {
+        let left = self.left.load(SeqCst);
+        if left > 0 {
+            self.left.store(left - 1, SeqCst);
+            let mut rival = record(&self.store);
+            rival.stamp.version += 1;
+            self.store.store.put(&swap.key, Some(rival));
+        }
+        self.store.swap(swap, &(), context).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_that_the_last_write_made_runs() {
+    let runs = Runs::default();
+    // The attempt that crashes writes; the next one finds a suspect, reads, and writes four times.
+    let fates = [&[Fate::Answered; 6][..], &[Fate::AnswerLost]].concat();
+    let lossy = Lossy::fates(fates);
+    crash(&lossy, "m-1").await;
+    pass(12 * SECOND);
+    let left = Arc::new(AtomicUsize::new(4));
+    let store = Rivals { store: lossy, left };
+    let outcome = run(&store, operation("m-1", "p"), &runs, Ok(1)).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome}");
+    assert_eq!(runs.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]

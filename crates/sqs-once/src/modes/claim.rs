@@ -68,7 +68,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     async fn opened(&self, operation: &Operation) -> Claimed<Held> {
         let claim = self.records.claim(operation, self.records.now(), None);
         let mut found = None;
-        // At its first receive, a message has no record.
+        // At its first receive, a message probably has no record. The swap of its end finds out.
         if operation.delivery.facts().expects_record() {
             found = match self.records.read(operation).await {
                 Ok(found) => found,
@@ -110,7 +110,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ) -> Result<Claimed<Held>, Outcome> {
         let (key, deadline) = (&operation.key, operation.deadline);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-        // At its first receive, a message has no record.
+        // At its first receive, a message probably has no record. The swap finds out.
         let mut found = if start == Start::Alone || operation.delivery.facts().expects_record() {
             let read = || self.records.store.get(key, &context);
             let answered = repeat(Patience::Claim, &context, "read", key, read).await;
@@ -121,7 +121,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         let mut sent: Vec<SentSwap> = Vec::new();
         let nothing = S::With::default();
         let mut version = 0;
-        for _ in 0..MOST_SWAPS {
+        loop {
             let (to, keeps, runs) =
                 match plan_claim(found.as_ref(), claim, version, start, &self.crash_waits) {
                     Plan::Reject(rejection) => return Err(rejected(rejection, operation)),
@@ -135,6 +135,8 @@ impl<S: Store, L: Lease> Once<S, L> {
                             .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
                         return self.held(operation, mine, version).await;
                     }
+                    // After the last swap too, what was found decides: it may be this claim.
+                    Plan::Write { .. } if sent.len() == MOST_SWAPS => break,
                     Plan::Write { to, keeps, runs } => (*to, keeps, runs),
                 };
             version = to.stamp.version;
@@ -154,6 +156,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
+                    // Before the answer: else the next receive waits for the lease, and is told of an attempt that never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }
@@ -243,11 +246,10 @@ impl<S: Store, L: Lease> Once<S, L> {
         })
     }
 
-    /// Undoes a claim without an answer, with one swap. If that finds another swap of the claim applied, undoes that one.
-    /// If neither is answered, the claim stays until its lease ends.
+    /// Undoes a claim without an answer. If that finds another swap of the claim applied, undoes that one. If neither is
+    /// answered, the claim stays until its lease ends.
     async fn abandon(&self, operation: &Operation, sent: &[SentSwap], version: u64) {
-        let end = Patience::Brief.until(operation.deadline.write_until());
-        let context = RequestContext::until(end, &operation.meter);
+        let (store, until) = (&self.records.store, operation.deadline.write_until());
         let mut applied = sent.last();
         let mut version = version;
         while let Some(SentSwap { swap, replaced, .. }) = applied {
@@ -260,9 +262,27 @@ impl<S: Store, L: Lease> Once<S, L> {
                 expect: Expect::Unchanged(swap.to.clone()),
             };
             let nothing = S::With::default();
-            let swapped = self.records.store.swap(&undo, &nothing, &context);
-            applied = match operation.meter.timed(timeout_at(end, swapped)).await {
-                Ok(Ok(Swapped::Found(Some(found)))) => sent
+            // An attempt alone that has no end looks like a death of the process, and the message would rest for a long time.
+            let before = (replaced.as_ref()).map_or(0, |record| record.exclusive_attempts);
+            let answered = if swap.to.exclusive_attempts > before {
+                let context = RequestContext::until(until, &operation.meter);
+                let send = || store.swap(&undo, &nothing, &context);
+                let undone = repeat(Patience::AfterEffect, &context, "undo", &swap.key, send).await;
+                undone.ok().map(|undone| undone.answer)
+            } else {
+                // It only shortens a wait.
+                let end = Patience::Brief.until(until);
+                let context = RequestContext::until(end, &operation.meter);
+                let undone = timeout_at(end, store.swap(&undo, &nothing, &context));
+                operation
+                    .meter
+                    .timed(undone)
+                    .await
+                    .ok()
+                    .and_then(Result::ok)
+            };
+            applied = match answered {
+                Some(Swapped::Found(Some(found))) => sent
                     .iter()
                     .find(|other| other.swap.to.stamp == found.stamp)
                     .filter(|other| other.swap.to.stamp != swap.to.stamp),

@@ -99,6 +99,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let outcome = Outcome::RetryableFailure("forgotten".into());
             return Ok(self.give_back(operation, held, &end, outcome).await);
         }
+        // The output first: a crash then leaves an object that no record names, and never a record that names none.
         let (_memory, mut result) = self.store(operation, held, output).await;
         if flawed("an output is lost") {
             result = StoredResult::Json("\"\"".to_owned());
@@ -116,6 +117,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         };
         // The handler had its effect in another system. So we leave the claim, and no retry repeats the effect at once.
         let is_effect_elsewhere = L::IS_WRITTEN && with.is_empty();
+        // The order decides: too large, and nothing was sent; a commit that may have been applied; a claim that stays; an inbox.
         Ok(match error {
             StoreError::ItemTooLarge { .. } if !is_effect_elsewhere => {
                 return Err(Err(NoOutput::Failed(Failure::permanent(error.to_string()))));

@@ -69,7 +69,7 @@ impl Record {
     /// | failed without effect | the same, but this attempt is not open | is told of earlier attempts only |
     /// | declined | the same, no attempt is open, and `generation` grows | is told of nothing, and has a new call key |
     /// | open | the lease ends now | is told of it |
-    /// | undone | as before the claim, but for stamp and time | is told of attempts before this one only |
+    /// | undone | as before the claim, but for stamp, times and `attempts` | is told of attempts before this one only |
     ///
     /// The lease ends at the worker's time and not at 0, since a quarantine counts from it. Nothing is deleted: over nothing,
     /// an ended record without an open attempt remains.

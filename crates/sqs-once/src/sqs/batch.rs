@@ -52,7 +52,7 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     consumer: Arc<Consumer<M, H>>,
     messages: Arc<[Message]>,
     deadline: Deadline,
-    /// Dropped before the turns, so that a handler which can be cut off has no turn afterwards.
+    /// Aborted before the turns end, so that a handler which can be cut off has no turn afterwards.
     tasks: JoinSet<(usize, Ran)>,
     /// Messages that run, by their place in the batch.
     running: HashMap<usize, Running>,
@@ -193,7 +193,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             && system::instant() < self.shown.start_by(self.deadline)
     }
 
-    /// Starts the first message of the next chain.
+    /// Starts the first message of the next chain. Its turn comes before its claim: a message that waits behind a suspect holds
+    /// nothing if that suspect ends the process.
     fn start_next(&mut self, turn: Turn) {
         let Some((index, chain)) = self.ready.pop_front().and_then(Chain::split) else {
             return;
@@ -398,7 +399,9 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// Ends the messages that have not ended, and names those that the deadline ended in one log line. The handlers of
     /// `blocking` messages did not yield, so they could not be cut off.
     fn close(mut self) -> Vec<Ended> {
+        self.tasks.abort_all();
         self.note_began();
+        // The end of a suspect is that of its chain too.
         for suspect in mem::take(&mut self.suspects) {
             self.not_started(suspect);
         }

@@ -64,6 +64,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let deadline = deadline.keep_back(self.options.reserve_per_message.saturating_mul(size));
         let messages = self.read(messages, deadline, request_id).await;
         let consumer = Arc::new(self.clone());
+        // In this order: the records, the copies, the response, which acknowledges confirmed copies only. The timeouts come last:
+        // without them, a message only waits longer.
         let all_ended = Batch::run(consumer, Arc::clone(&messages), deadline).await;
         let ended = messages.iter().zip(&all_ended);
         let mut ended: Vec<_> = ended

@@ -295,7 +295,7 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the store may have applied the failed request.
+    /// Returns whether the store may have applied the failed request. An answer that can't be read may be that of a write.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         matches!(self, Self::Unreadable { .. }) || self.is_unanswered()
