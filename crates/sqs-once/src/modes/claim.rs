@@ -1,5 +1,7 @@
 //! [`Once`] as a [`Mode`]: claim -> handler -> end. With a lease, a claim is one swap, or a read and a swap.
 
+use std::time::Duration;
+
 use super::{
     Mode, Once, Operation, Outcome, Turns,
     held::{Held, HeldClaim, Unwritten},
@@ -19,11 +21,13 @@ use crate::{
         plan_claim,
     },
     store::{RequestContext, Results, Store, StoreError, Swapped},
-    system::timeout_at,
+    system::{self, timeout_at},
 };
 
 /// How often a claim or a commit decides again with the record that its swap found.
 pub(super) const MOST_SWAPS: usize = 4;
+/// How long the undo of a claim alone is repeated.
+const LONGEST_UNDO: Duration = Duration::from_secs(30);
 
 /// A swap that a claim has sent, the record that it would replace, and what would run then.
 #[derive(Debug)]
@@ -235,7 +239,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         if held.is_counted() {
             tracing::warn!(
                 key = %operation.key,
-                exclusive_attempts = held.exclusive_attempts(),
+                exclusive_attempts = held.earlier_exclusive_attempts(),
                 "an earlier attempt has no recorded end: the handler runs alone"
             );
         }
@@ -265,10 +269,21 @@ impl<S: Store, L: Lease> Once<S, L> {
             // An attempt alone that has no end looks like a death of the process, and the message would rest for a long time.
             let before = (replaced.as_ref()).map_or(0, |record| record.exclusive_attempts);
             let answered = if swap.to.exclusive_attempts > before {
-                let context = RequestContext::until(until, &operation.meter);
+                // Meanwhile no other handler of the process runs.
+                let end = until.min(system::instant() + LONGEST_UNDO);
+                let context = RequestContext::until(end, &operation.meter);
                 let send = || store.swap(&undo, &nothing, &context);
-                let undone = repeat(Patience::AfterEffect, &context, "undo", &swap.key, send).await;
-                undone.ok().map(|undone| undone.answer)
+                match repeat(Patience::AfterEffect, &context, "undo", &swap.key, send).await {
+                    Ok(undone) => Some(undone.answer),
+                    Err(GivenUp { error, .. }) => {
+                        tracing::warn!(
+                            key = %operation.key,
+                            %error,
+                            "a claim whose answer was lost could not be undone: if it was applied, it counts as a death of the process"
+                        );
+                        None
+                    }
+                }
             } else {
                 // It only shortens a wait.
                 let end = Patience::Brief.until(until);

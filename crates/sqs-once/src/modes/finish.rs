@@ -251,7 +251,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         has_look_up: bool,
     ) -> Outcome {
         let times = match held {
-            Held::Leased(claim) => claim.exclusive_attempts(),
+            Held::Leased(claim) => claim.earlier_exclusive_attempts(),
             Held::Unleased(_) => 0,
         };
         let effect = if has_look_up {

@@ -81,11 +81,11 @@ impl HeldClaim {
 
     /// Returns whether the claim counted an attempt alone.
     pub(super) fn is_counted(&self) -> bool {
-        self.record.exclusive_attempts > self.exclusive_attempts()
+        self.record.exclusive_attempts > self.earlier_exclusive_attempts()
     }
 
     /// Returns how many attempts alone before this one have no recorded end.
-    pub(super) fn exclusive_attempts(&self) -> u64 {
+    pub(super) fn earlier_exclusive_attempts(&self) -> u64 {
         let replaced = self.replaced.as_ref();
         replaced.map_or(0, |record| record.exclusive_attempts)
     }

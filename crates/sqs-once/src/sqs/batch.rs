@@ -153,7 +153,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 let turn = if self.tasks.is_empty() {
                     turn.await
                 } else {
-                    match select(pin!(turn), pin!(self.ends())).await {
+                    match select(pin!(turn), pin!(self.wait_for_end())).await {
                         Either::Left((turn, _)) => turn,
                         Either::Right(_) => None,
                     }
@@ -161,14 +161,14 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 if let Some(turn) = turn.filter(|_| self.may_start_next()) {
                     self.start_next(turn);
                 }
-            } else if !self.ends().await {
+            } else if !self.wait_for_end().await {
                 return;
             }
         }
     }
 
     /// Waits until a message ends. Returns false if nothing runs.
-    async fn ends(&mut self) -> bool {
+    async fn wait_for_end(&mut self) -> bool {
         let Some(joined) = self.tasks.join_next().await else {
             return false;
         };
@@ -252,7 +252,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 let message = &messages[index];
                 (consumer.run_alone(message, suspect, deadline, of_batch)).await
             });
-            while self.running.contains_key(&index) && self.ends().await {}
+            while self.running.contains_key(&index) && self.wait_for_end().await {}
         }
         self.shown.suspects_wait.store(false, Relaxed);
     }
@@ -266,7 +266,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         } = suspect;
         let mut ended = suspect.not_started(self.shown.at(index));
         ended.duration = system::elapsed(running.started);
-        self.end(index, ended);
+        self.keep_end(index, ended);
         self.continue_chain(true, running.chain);
     }
 
@@ -318,7 +318,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                     // It went ahead only to end the attempt in the way. The one that waited for that comes before the rest.
                     behind.overtakes || self.stops(&ended, behind.is_fifo_group)
                 };
-                self.end(index, ended);
+                self.keep_end(index, ended);
                 self.continue_chain(stops, behind);
             }
             Ran::Suspect(suspect) => {
@@ -368,7 +368,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
         for index in behind.messages {
             let behind = Ended::without_run(Outcome::BehindFailure, &self.messages[index]);
-            self.end(index, behind);
+            self.keep_end(index, behind);
         }
     }
 
@@ -386,7 +386,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     }
 
     /// Logs and keeps the end of a message.
-    fn end(&mut self, index: usize, mut ended: Ended) {
+    fn keep_end(&mut self, index: usize, mut ended: Ended) {
         if ended.is_not_started() {
             self.not_started_lines += 1;
         }
@@ -418,7 +418,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 }
                 None => Ended::without_run(Outcome::NotStarted, message),
             };
-            self.end(index, ended);
+            self.keep_end(index, ended);
         }
         let ended: Vec<_> = mem::take(&mut self.ended).into_iter().flatten().collect();
         self.log_unfinished(&ended, &blocking);

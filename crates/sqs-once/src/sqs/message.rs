@@ -104,7 +104,7 @@ impl Message {
         Some(Self {
             id: MessageId(id),
             identity: None,
-            _held: HeldBytes::bytes(sqs.body.as_ref().map_or(0, String::len)),
+            _held: HeldBytes::bytes(0),
             sent_body: sqs.body,
             opened: Opened::Bare,
             is_s3_test: false,
@@ -135,6 +135,7 @@ impl Message {
         {
             self.identity = Some(Err(why.into()));
         }
+        self._held = HeldBytes::bytes(self.body().map_or(0, str::len));
     }
 
     fn look_inside(&mut self, envelope: Envelope, reads_s3: bool) -> Result<(), InvalidMessage> {

@@ -183,7 +183,7 @@ fn way_to_the_dead_letter_queue_ends_before_retention() {
 #[test]
 fn operations_page_has_the_values_and_their_bounds() {
     let page = include_str!("../../../../../docs/operations.md");
-    assert!(page.contains("`CONSUMER_BACKOFF_CAP=90m` and `CONSUMER_BACKOFF_BASE=1m`"));
+    assert!(page.contains("CONSUMER_BACKOFF_BASE: 1m, CONSUMER_BACKOFF_CAP: 90m"));
     let hours = |seconds| Duration::from_secs(seconds).as_secs_f64() / 3600.0;
     for (timeout, queue) in queues() {
         let label = match &*timeout {
