@@ -34,7 +34,8 @@ pub enum BatchError {
         /// The key source: `message-id` or `deduplication-id`.
         key: &'static str,
     },
-    /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`], [`Consumer::key_by`]).
+    /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`](crate::Consumer::key),
+    /// [`Consumer::key_by`](crate::Consumer::key_by)).
     #[error(
         "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove one of them, so that the key stays what it was: under another key, what is done would be done again; nothing was processed"
     )]

@@ -5,7 +5,7 @@
 //! setting, add a row:
 //!
 //! - `[options.key = str::parse]` sets a field of a consumer's `Options`, for what the consumer does in every mode;
-//! - `(retention: Duration = positive)` is a field of [`Values`], for a mode or a client that is made of it;
+//! - `(retention: Duration = positive)` is a field of `Values`, for a mode or a client that is made of it;
 //! - a row with neither is read by name, in `records.rs` or `shared.rs`.
 
 use std::{
