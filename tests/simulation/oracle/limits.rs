@@ -170,8 +170,13 @@ fn suspect_ended(
     bench: &mut Bench<'_>,
 ) {
     let batches = bench.at_work.of(worker, message);
-    let began: Vec<_> = batches.map(|(_, began, _)| began).collect();
-    let [began] = began[..] else { return };
+    let deliveries = batches.flat_map(|(_, began, batch)| {
+        let of_message = batch.messages.iter().filter(|id| *id == message);
+        of_message.map(move |_| began)
+    });
+    let [began] = deliveries.collect::<Vec<_>>()[..] else {
+        return;
+    };
     let time = bench.plan.timeouts.function;
     let (half, enough) = (began + time / 2, began + time * 3 / 4);
     if claimed > half && claimed < enough {

@@ -20,12 +20,12 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::protocol::Key;
+use sqs_once::protocol::{Key, Timestamp};
 
 use crate::{
     ledger::{Event, Run, Worker},
     plan::{Message, Plan, Release},
-    world::namespace,
+    world::{EPOCH, namespace},
 };
 
 /// Every check, and every fault. A run of many seeds must exercise each of them.
@@ -265,7 +265,8 @@ struct Bench<'a> {
 
 struct Claim {
     message: String,
-    at: Duration,
+    /// When the worker made it, by its clock. An inbox sends the same write for as long as an outage lasts.
+    made: Duration,
     /// Its failure is recorded.
     has_failed: bool,
     /// How its handler ended and when, once it began.
@@ -309,10 +310,15 @@ impl<'a> Bench<'a> {
                 let of_key = self.keys.iter().filter(|(_, of)| *of == key);
                 self.orphans.extend(of_key.map(|(run, _)| *run));
             }
-            Event::Claimed { key, message, .. } => {
+            Event::Claimed {
+                key,
+                message,
+                made_ms,
+                ..
+            } => {
                 let claim = Claim {
                     message: message.clone(),
-                    at,
+                    made: EPOCH.until(Timestamp::from_millis(*made_ms)),
                     has_failed: false,
                     run: None,
                 };
@@ -370,7 +376,7 @@ impl<'a> Bench<'a> {
     /// Returns the earliest time, by any clock, of the failure that the last claim of a key has recorded.
     fn failed_at(&self, key: &str) -> Option<Duration> {
         let claim = self.claims.get(key)?;
-        let at = claim.run.map_or(claim.at, |(_, at)| at);
+        let at = claim.run.map_or(claim.made, |(_, at)| at);
         Some(at.saturating_sub(self.skew()))
     }
 
