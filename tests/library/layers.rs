@@ -94,29 +94,14 @@ fn reached<'a>(module: &'a str, imports: &BTreeMap<&str, Vec<&'a str>>) -> BTree
 fn no_two_types_have_one_name() {
     // The message of a consumer, and the builder of one for users' tests.
     const TWICE: [&str; 1] = ["Message"];
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
-    let mut folders = ["sqs-once", "postgres", "outbox", "cli"]
-        .map(|name| crates.join(name).join("src"))
-        .to_vec();
-    let tests = Regex::new(r"(?s)#\[cfg\(test\)\]\s*mod \w+ \{.*").unwrap();
     let defined =
         Regex::new(r"(?m)^(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|type) (\w+)").unwrap();
     let mut places: BTreeMap<String, BTreeSet<_>> = BTreeMap::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|kind| kind == "rs")
-                && !path.ends_with("tests.rs")
-            {
-                let code = fs::read_to_string(&path).unwrap();
-                for name in defined.captures_iter(&tests.replace(&code, "")) {
-                    places
-                        .entry(name[1].to_owned())
-                        .or_default()
-                        .insert(path.clone());
-                }
+    for package in ["sqs-once", "postgres", "outbox", "cli"] {
+        for (module, code) in Source::read(package).0 {
+            for name in defined.captures_iter(&code) {
+                let place = (package, module.clone());
+                places.entry(name[1].to_owned()).or_default().insert(place);
             }
         }
     }
@@ -151,16 +136,18 @@ fn way_of_one_message_is_true() {
 /// Returns which file imports from which.
 fn imports() -> &'static BTreeSet<(String, String)> {
     static IMPORTS: LazyLock<BTreeSet<(String, String)>> =
-        LazyLock::new(|| Source::read().imports());
+        LazyLock::new(|| Source::read("sqs-once").imports());
     &IMPORTS
 }
 
-/// The library's files by module, such as `sqs::visibility::delay`, without comments and tests.
+/// The files of a crate by module, such as `sqs::visibility::delay`, without comments and tests.
 struct Source(BTreeMap<String, String>);
 
 impl Source {
-    fn read() -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/sqs-once/src");
+    /// Reads a crate in `crates`.
+    fn read(name: &str) -> Self {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+        let root = crates.join(name).join("src");
         let ignored =
             Regex::new(r"(?m)^\s*//.*$|(?s)#\[cfg\(test\)\]\s*(pub\S* )?mod \w+ \{.*").unwrap();
         let (mut files, mut folders) = (BTreeMap::new(), vec![root.clone()]);

@@ -1,6 +1,6 @@
 //! Explains failed requests to any service of AWS, for logs and errors.
 
-use std::{error::Error, fmt::Debug, iter::successors};
+use std::{error::Error, iter::successors};
 
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_dynamodb::{

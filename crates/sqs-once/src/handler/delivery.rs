@@ -42,8 +42,8 @@ pub struct DeliveryMetadata {
     /// After `sqs-once dlq redrive`, the attribute `SqsOnceRedriveOf` holds the id that the message had in the dead-letter
     /// queue.
     pub dead_letter_source_arn: Option<String>,
-    /// What the removed envelope said about the message (`CONSUMER_ENVELOPE=auto`): of several, the innermost. `None` if
-    /// there was no envelope.
+    /// The facts of the envelope that was removed (`CONSUMER_ENVELOPE=auto`), of the innermost if there were several. `None`
+    /// if there was no envelope.
     pub envelope: Option<EnvelopeMetadata>,
     /// The request id of the Lambda invocation, which its messages share, for the handler's own logs and requests. `None`
     /// outside an invocation.

@@ -253,56 +253,58 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// Undoes a claim without an answer. If that finds another swap of the claim applied, undoes that one. If neither is
     /// answered, the claim stays until its lease ends.
     async fn abandon(&self, operation: &Operation, sent: &[SentSwap], version: u64) {
-        let (store, until) = (&self.records.store, operation.deadline.write_until());
         let mut applied = sent.last();
         let mut version = version;
         while let Some(SentSwap { swap, replaced, .. }) = applied {
+            let mut claim = HeldClaim::new(swap.to.clone(), replaced.clone(), version);
             version += 1;
-            let now = self.records.now().max(swap.to.updated_at);
-            let end_of_claim = End::Undone { began: false };
-            let undo = Swap {
-                key: swap.key.clone(),
-                to: (swap.to).ended(replaced.as_ref(), &end_of_claim, version, now),
-                expect: Expect::Unchanged(swap.to.clone()),
-            };
-            let nothing = S::With::default();
+            let end = End::Undone { began: false };
+            let undo = claim.ending(&swap.key, &end, self.records.now());
+            let found = self.send_undo(operation, &undo, claim.is_counted()).await;
+            let stamp = found.map(|found| found.stamp);
+            let stamp = stamp.filter(|stamp| *stamp != swap.to.stamp);
+            applied = sent
+                .iter()
+                .find(|other| Some(&other.swap.to.stamp) == stamp.as_ref());
+        }
+    }
+
+    /// Sends the undo of a claim. Returns the record that the store found in place of the claim's.
+    async fn send_undo(
+        &self,
+        operation: &Operation,
+        undo: &Swap,
+        is_counted: bool,
+    ) -> Option<Record> {
+        let (until, meter) = (operation.deadline.write_until(), &operation.meter);
+        let nothing = S::With::default();
+        let answer = if is_counted {
             // An attempt alone that has no end looks like a death of the process, and the message would rest for a long time.
-            let before = (replaced.as_ref()).map_or(0, |record| record.exclusive_attempts);
-            let answered = if swap.to.exclusive_attempts > before {
-                // Meanwhile no other handler of the process runs.
-                let end = until.min(system::instant() + LONGEST_UNDO);
-                let context = RequestContext::until(end, &operation.meter);
-                let send = || store.swap(&undo, &nothing, &context);
-                match repeat(Patience::AfterEffect, &context, "undo", &swap.key, send).await {
-                    Ok(undone) => Some(undone.answer),
-                    Err(GivenUp { error, .. }) => {
-                        tracing::warn!(
-                            key = %operation.key,
-                            %error,
-                            "a claim whose answer was lost could not be undone: if it was applied, it counts as a death of the process"
-                        );
-                        None
-                    }
-                }
-            } else {
-                // It only shortens a wait.
-                let end = Patience::Brief.until(until);
-                let context = RequestContext::until(end, &operation.meter);
-                let undone = timeout_at(end, store.swap(&undo, &nothing, &context));
-                operation
-                    .meter
-                    .timed(undone)
-                    .await
-                    .ok()
-                    .and_then(Result::ok)
-            };
-            applied = match answered {
-                Some(Swapped::Found(Some(found))) => sent
-                    .iter()
-                    .find(|other| other.swap.to.stamp == found.stamp)
-                    .filter(|other| other.swap.to.stamp != swap.to.stamp),
-                _ => None,
-            };
+            // But meanwhile no other handler of the process runs.
+            let end = until.min(system::instant() + LONGEST_UNDO);
+            let context = RequestContext::until(end, meter);
+            let send = || self.records.store.swap(undo, &nothing, &context);
+            let undone = repeat(Patience::AfterEffect, &context, "undo", &undo.key, send).await;
+            undone
+                .inspect_err(|GivenUp { error, .. }| {
+                    tracing::warn!(
+                        key = %operation.key,
+                        %error,
+                        "a claim got no response and could not be undone: if it was applied, the message waits as after a crash"
+                    );
+                })
+                .ok()?
+                .answer
+        } else {
+            // It only shortens a wait.
+            let end = Patience::Brief.until(until);
+            let context = RequestContext::until(end, meter);
+            let undone = timeout_at(end, self.records.store.swap(undo, &nothing, &context));
+            meter.timed(undone).await.ok()?.ok()?
+        };
+        match answer {
+            Swapped::Found(found) => found,
+            Swapped::Applied | Swapped::Refused(_) => None,
         }
     }
 }

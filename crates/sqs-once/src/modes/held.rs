@@ -49,7 +49,7 @@ impl Held {
     }
 }
 
-/// A claim that this worker holds. Only a claim that was applied creates one.
+/// A claim that this worker holds, or undoes because it may hold it.
 #[derive(Debug)]
 pub struct HeldClaim {
     /// The record that the claim wrote.
@@ -69,7 +69,8 @@ impl HeldClaim {
         }
     }
 
-    fn ending(&mut self, key: &Key, end: &End, now: Timestamp) -> Swap {
+    /// Returns the swap that ends the claim in this way.
+    pub(super) fn ending(&mut self, key: &Key, end: &End, now: Timestamp) -> Swap {
         self.version += 1;
         let now = now.max(self.record.updated_at);
         Swap {

@@ -308,18 +308,16 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 }
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
-                let stops = if waits_for_other {
-                    if !flawed("a group goes on behind another payload") {
-                        self.keep_key(&mut behind, ended.key.as_ref());
-                    }
+                // A message that overtook goes ahead only to end the attempt in the way. The one that waits comes before the rest.
+                let stops = behind.overtakes || self.stops(&ended, behind.is_fifo_group);
+                if waits_for_other {
                     behind.overtakes = behind.is_fifo_group;
-                    false
-                } else {
-                    // It went ahead only to end the attempt in the way. The one that waited for that comes before the rest.
-                    behind.overtakes || self.stops(&ended, behind.is_fifo_group)
-                };
+                }
+                if waits_for_other && !flawed("a group goes on behind another payload") {
+                    self.keep_key(&mut behind, ended.key.as_ref());
+                }
                 self.keep_end(index, ended);
-                self.continue_chain(stops, behind);
+                self.continue_chain(stops && !waits_for_other, behind);
             }
             Ran::Suspect(suspect) => {
                 self.shown.suspects_wait.store(true, Relaxed);

@@ -24,7 +24,7 @@ pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 const AMBIGUOUS: &str =
     "has a number that may equal another number after rounding; send it as text";
 
-/// A function that makes the parts of a key, or says why there is none.
+/// Makes the parts of a key. The error says why a message has none.
 type MakeKey =
     dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
 

@@ -44,7 +44,7 @@ pub(crate) struct Message {
     _held: HeldBytes,
 }
 
-/// What the body in the queue turned out to be.
+/// Which kind of body the message has in the queue.
 #[derive(Debug)]
 enum Opened {
     /// The message itself.

@@ -36,7 +36,7 @@ pub(super) struct Attributes {
     warned_of_retention: Once,
 }
 
-/// What is known of one queue.
+/// What we know about one queue.
 #[derive(Debug)]
 struct KnownQueue {
     /// The attributes of the last read that brought some.
