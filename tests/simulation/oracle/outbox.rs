@@ -41,6 +41,8 @@ struct OfEvent {
     /// When it was last published, and last taken by its target or the dead-letter queue.
     published: Duration,
     taken: Option<Duration>,
+    /// How often it was published and not yet taken: after its record was deleted, an operation publishes again.
+    owed: u32,
     /// When the invocation began in which it was taken.
     invoked: Duration,
 }
@@ -69,10 +71,12 @@ impl Outbox {
                         stamp: *stamp,
                         published: at,
                         taken: None,
+                        owed: 0,
                         invoked: at,
                     }
                 });
                 known.published = at;
+                known.owed += 1;
             }
             Event::Settled {
                 key,
@@ -140,6 +144,7 @@ impl Outbox {
             format!("{id} of group {group:?} was sent")
         });
         let Some(event) = event else { return };
+        let mut is_owed = true;
         let has_target = event.name == CHARGED;
         let is_old = at + bench.skew() >= event.stamp + MAX_AGE;
         let holds = match dead {
@@ -157,8 +162,9 @@ impl Outbox {
             let comes_twice = rates.doubled > 0.0 || rates.late > 0.0;
             let others = self.refused.iter().filter(|(of, _)| **of != event.group);
             let is_behind = others.map(|(_, at)| *at).any(|at| at >= event.invoked);
-            let is_in_doubt = self.in_doubt >= event.invoked || event.published >= taken;
-            let holds = comes_twice || is_behind || is_in_doubt;
+            let has_cause = comes_twice || is_behind || self.in_doubt >= event.invoked;
+            is_owed = event.owed > 0 && !has_cause;
+            let holds = has_cause || is_owed;
             let check = "an event is repeated only with a cause";
             bench.check(check, holds, &[id], || {
                 format!("{id} was sent again, and the relay knew of {taken:?}")
@@ -175,6 +181,7 @@ impl Outbox {
         }
         if let Some(event) = self.events.get_mut(id) {
             event.taken = Some(at);
+            event.owed -= u32::from(is_owed);
             event.invoked = bench.at_work.relay_since().unwrap_or(at);
         }
     }

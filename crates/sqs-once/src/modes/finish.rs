@@ -335,8 +335,10 @@ impl<S: Store, L: Lease> Once<S, L> {
         };
         let until = patience.until(operation.deadline.write_until());
         let context = RequestContext::until(until, &operation.meter);
-        for _ in 0..MOST_SWAPS {
+        for swaps in 0.. {
             let swap = match held.ending(key, end, self.records.now()) {
+                // After the last swap too, what was found decides: it may be an answer.
+                Ok(_) if swaps == MOST_SWAPS => break,
                 Ok(swap) => swap,
                 Err(Decision::Rejected(rejection)) => {
                     return Settled::Recorded(rejected(rejection, operation));
@@ -403,6 +405,7 @@ fn recorded(record: Record) -> Outcome {
 #[cfg(test)]
 mod tests {
     use std::{
+        collections::VecDeque,
         future::pending,
         sync::{Mutex, PoisonError},
         time::Duration,
@@ -416,7 +419,8 @@ mod tests {
             write::Write,
             writes::{Refused, Writes},
         },
-        protocol::{Namespace, Swap},
+        meter::Meter,
+        protocol::{Fingerprint, Namespace, Swap},
         store::{MemoryStore, RequestContext, SwappedIn},
         system::Instant,
     };
@@ -544,5 +548,62 @@ mod tests {
         ] {
             assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
         }
+    }
+    /// Another worker puts the next of these records before each write.
+    #[derive(Clone, Default)]
+    struct Rivals {
+        store: MemoryStore,
+        records: Arc<Mutex<VecDeque<Record>>>,
+    }
+
+    impl Store for Rivals {
+        type With = Writes;
+
+        async fn get(
+            &self,
+            key: &Key,
+            context: &RequestContext,
+        ) -> Result<Option<Record>, StoreError> {
+            self.store.get(key, context).await
+        }
+
+        async fn swap(
+            &self,
+            swap: &Swap,
+            _: &Writes,
+            _: &RequestContext,
+        ) -> Result<SwappedIn<Self>, StoreError> {
+            let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(record) = records.pop_front() {
+                self.store.put(&swap.key, Some(record));
+            }
+            Ok(self.store.apply(swap).widened())
+        }
+    }
+
+    #[tokio::test]
+    async fn inbox_answers_with_what_its_last_commit_found() {
+        let deadline = Deadline::after(Timestamp::now(), 20 * SECOND, SECOND);
+        let context = RequestContext::until(deadline.write_until(), &Meter::default());
+        let key = operation("o-1", deadline).key;
+        let of = |payload: &str| {
+            let fingerprint = Fingerprint::of(payload.as_bytes());
+            Operation::new(key.clone(), Some(fingerprint), payload, deadline)
+        };
+        let rivals = Rivals::default();
+        let inbox = Once::new(rivals.clone()).inbox();
+        let mut records = VecDeque::new();
+        for payload in ["p-1", "p-2", "p-3", "p"] {
+            let work = async |_| match payload {
+                "p" => Ok(Done::new(1)),
+                other => Err(Failure::permanent(other)),
+            };
+            let _ = inbox.run(of(payload), work).await;
+            records.extend(rivals.store.get(&key, &context).await.unwrap());
+        }
+        rivals.store.put(&key, None);
+        *rivals.records.lock().unwrap() = records;
+        let outcome = inbox.run(of("p"), async |_| Ok(Done::new(2))).await;
+        assert!(matches!(outcome, Outcome::Duplicate(_)), "{outcome:?}");
     }
 }
