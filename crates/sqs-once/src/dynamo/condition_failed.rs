@@ -2,7 +2,14 @@
 
 use std::{borrow::Cow, fmt};
 
-use crate::{dynamo::item::Item, dynamo::write::WritePlace};
+use crate::{
+    dynamo::{item::Item, write::WritePlace},
+    handler::Failure,
+};
+
+/// What the application says to do after failed condition checks.
+pub(crate) type OnConditionFailed<T> =
+    Box<dyn FnOnce(&ConditionFailed) -> Result<T, Failure> + Send>;
 
 /// Writes whose condition checks failed. DynamoDB applied no write of the transaction.
 ///

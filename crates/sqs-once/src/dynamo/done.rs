@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     dynamo::{
-        condition_failed::ConditionFailed,
+        condition_failed::{ConditionFailed, OnConditionFailed},
         outbox,
         write::{IntoWrite, MAX_WRITES, Write},
         writes::Writes,
@@ -69,9 +69,6 @@ pub struct Done<O> {
     events: Vec<Event>,
     on_condition_failed: Option<OnConditionFailed<Done<O>>>,
 }
-
-pub(crate) type OnConditionFailed<T> =
-    Box<dyn FnOnce(&ConditionFailed) -> Result<T, Failure> + Send>;
 
 impl<O> Done<O> {
     /// Creates an output without writes.

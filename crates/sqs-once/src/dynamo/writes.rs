@@ -5,7 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use aws_sdk_dynamodb::types::TransactWriteItem;
 
 use crate::{
-    dynamo::{condition_failed::ConditionFailed, done::OnConditionFailed, outbox, write::Write},
+    dynamo::{
+        condition_failed::{ConditionFailed, OnConditionFailed},
+        outbox,
+        write::Write,
+    },
     event::{Event, Published},
     flawed::flawed,
     handler::Failure,

@@ -2,7 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
-use super::{DeliveryMetadata, InvalidMessage};
+use super::{DeliveryMetadata, InvalidMessage, without_bom};
 
 /// A type that a handler takes as its message.
 ///
@@ -66,12 +66,6 @@ impl<T: DeserializeOwned + Send> FromMessage for T {
     fn from_message(body: &str, _: &DeliveryMetadata) -> Result<Self, InvalidMessage> {
         serde_json::from_str(without_bom(body)).map_err(|error| InvalidMessage::body(body, &error))
     }
-}
-
-/// Returns JSON without a byte-order mark before it. RFC 8259, section 8.1, allows a reader to ignore the mark
-/// that some producers add.
-pub(crate) fn without_bom(json: &str) -> &str {
-    json.strip_prefix('\u{feff}').unwrap_or(json)
 }
 
 /// A JSON body. A handler that takes `Json<T>` works like one that takes `T`.

@@ -2,6 +2,7 @@
 
 mod attempt;
 mod body;
+mod bom;
 mod delivery;
 mod failure;
 mod function;
@@ -17,8 +18,8 @@ use lambda_runtime::tower::Layer;
 use serde::de::DeserializeOwned;
 
 pub use attempt::Attempt;
-pub(crate) use body::without_bom;
 pub use body::{FromMessage, Json, Text};
+pub(crate) use bom::without_bom;
 pub use delivery::{Attribute, AttributeValue, DeliveryMetadata};
 pub use delivery::{Delivery, EnvelopeMetadata};
 pub use failure::{Classify, Failure, FailureKind, ResultExt};

@@ -40,7 +40,7 @@ pub(crate) async fn call<H: Handler>(
     attempt: Attempt,
     runs_handler: bool,
 ) -> HandlerEnd<H::Output> {
-    let mut end = (!runs_handler).then_some(HandlerEnd::NotFound);
+    let mut end = (!runs_handler).then_some(HandlerEnd::EffectNotFound);
     if let Some(look_up) = look_up
         && attempt.history().may_have_effect()
         && !flawed("nothing is looked up")

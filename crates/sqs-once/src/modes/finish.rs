@@ -49,7 +49,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             HandlerEnd::Returned(output) | HandlerEnd::Found(output) => {
                 guard_now(move || output.answer())
             }
-            HandlerEnd::NotFound => return self.crashed(operation, &mut held, true).await,
+            HandlerEnd::EffectNotFound => return self.crashed(operation, &mut held, true).await,
             HandlerEnd::NoOutput(NoOutput::Failed(failure))
                 if failure.kind() == FailureKind::PermanentNoEffect
                     && flawed("an unreadable message is completed") =>

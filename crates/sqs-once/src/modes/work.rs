@@ -19,7 +19,7 @@ pub enum HandlerEnd<O> {
     /// The lookup found the effect of an earlier attempt, and the handler did not run.
     Found(O),
     /// The lookup found nothing, and the handler must not run, because it ended its process too often.
-    NotFound,
+    EffectNotFound,
     /// The handler ran and produced no output.
     NoOutput(NoOutput),
     /// The handler did not run. If the claim can be undone, this is the outcome.
@@ -48,7 +48,7 @@ impl<O> HandlerEnd<O> {
             Self::Returned(output) | Self::Found(output) => Ok(Ok(output)),
             Self::NoOutput(end) => Ok(Err(end)),
             Self::NotStarted(outcome) => Err(outcome),
-            Self::NotFound => Err(Outcome::NotStarted),
+            Self::EffectNotFound => Err(Outcome::NotStarted),
         }
     }
 }

@@ -445,7 +445,9 @@ fn caught(
 /// What the end of a call says about the called system.
 fn sign<O>(end: &HandlerEnd<O>) -> Called {
     match end {
-        HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::NotFound => Called::Answered,
+        HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::EffectNotFound => {
+            Called::Answered
+        }
         HandlerEnd::NoOutput(NoOutput::Failed(failure)) if failure.kind().is_permanent() => {
             Called::Answered
         }

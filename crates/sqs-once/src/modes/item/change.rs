@@ -7,8 +7,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     dynamo::{
-        condition_failed::ConditionFailed,
-        done::OnConditionFailed,
+        condition_failed::{ConditionFailed, OnConditionFailed},
         item::Item,
         write::{IntoWrite, Write},
         writes::Refused,

@@ -15,12 +15,11 @@ use serde::Serialize;
 
 pub use change::Change;
 pub(crate) use change::Kind;
+use send::ItemClient;
 use writer::ChangeWriter;
 
 use crate::{
-    dynamo::{
-        empty_response::reject_empty_responses, store::Slots, without_retries, writes::Refused,
-    },
+    dynamo::writes::Refused,
     handler::{Attempt, Failure},
     modes::{
         Mode, Operation, Outcome,
@@ -101,12 +100,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct ItemMode {
-    /// Client for reads, which the SDK retries.
-    client: Client,
-    /// Client for changes, without the SDK's retries. The mode retries changes until the deadline.
-    changing: Client,
-    /// Limits the changes in flight.
-    slots: Slots,
+    client: ItemClient,
     retention: Duration,
     clock: fn() -> Timestamp,
 }
@@ -117,11 +111,8 @@ impl ItemMode {
     /// `aws::config` sets timeouts that suit a Lambda function.
     #[must_use]
     pub fn new(client: Client) -> Self {
-        let client = reject_empty_responses(client);
         Self {
-            changing: without_retries(&client),
-            client,
-            slots: Slots::default(),
+            client: ItemClient::new(client),
             retention: RETENTION,
             clock: Timestamp::now,
         }
@@ -167,10 +158,9 @@ impl<O: Serialize + Send + 'static> Mode<Change<O>> for ItemMode {
 
     async fn finish(&self, operation: &Operation, (): (), end: HandlerEnd<Change<O>>) -> Outcome {
         let writer = ChangeWriter {
-            item_mode: self,
-            key: &operation.key,
-            deadline: operation.deadline,
-            meter: &operation.meter,
+            requests: self.client.requests(operation),
+            retention: self.retention,
+            clock: self.clock,
         };
         make_change(end, |kind| writer.write(kind)).await
     }

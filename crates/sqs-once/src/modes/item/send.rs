@@ -1,24 +1,28 @@
 //! Sends changes and reads, and interprets the responses.
 
 use aws_sdk_dynamodb::{
+    Client,
     error::{ProvideErrorMetadata, SdkError},
     operation::{put_item::PutItemError, update_item::UpdateItemError},
     types::{Put, Update},
 };
 
-use super::writer::ChangeWriter;
 use crate::{
+    deadline::Deadline,
     dynamo::{
+        empty_response::reject_empty_responses,
         explain::{explain, unavailable},
         item::Item,
-        store::Request,
+        store::{Request, Slots},
+        without_retries,
         write::{put_item, update_item},
     },
+    meter::Meter,
     modes::{
-        Outcome,
+        Operation, Outcome,
         repeat::{Answered, GivenUp, Patience, repeat},
     },
-    protocol::RequestErrorKind,
+    protocol::{Key, RequestErrorKind},
     store::{RequestContext, StoreError},
     system::timeout_at,
 };
@@ -49,16 +53,55 @@ enum WriteResponse {
     Invalid(String),
 }
 
-impl ChangeWriter<'_> {
+/// The clients of the mode, which its operations share.
+#[derive(Clone, Debug)]
+pub(super) struct ItemClient {
+    /// For reads, which the SDK retries.
+    reading: Client,
+    /// For changes, without the SDK's retries. The mode retries changes until the deadline.
+    changing: Client,
+    /// Limits the changes in flight.
+    slots: Slots,
+}
+
+impl ItemClient {
+    pub(super) fn new(client: Client) -> Self {
+        let reading = reject_empty_responses(client);
+        Self {
+            changing: without_retries(&reading),
+            reading,
+            slots: Slots::default(),
+        }
+    }
+
+    pub(super) const fn requests<'a>(&'a self, operation: &'a Operation) -> ItemRequests<'a> {
+        ItemRequests {
+            client: self,
+            key: &operation.key,
+            deadline: operation.deadline,
+            meter: &operation.meter,
+        }
+    }
+}
+
+/// Sends the requests of one operation.
+pub(super) struct ItemRequests<'a> {
+    client: &'a ItemClient,
+    pub(super) key: &'a Key,
+    pub(super) deadline: Deadline,
+    meter: &'a Meter,
+}
+
+impl ItemRequests<'_> {
     pub(super) async fn put(&self, put: &Put) -> SentChange {
         let table = &put.table_name;
-        let request = || put_item(&self.item_mode.changing, put.clone()).send();
+        let request = || put_item(&self.client.changing, put.clone()).send();
         self.send(table, "dynamodb:PutItem", request).await
     }
 
     pub(super) async fn update_item(&self, update: &Update) -> SentChange {
         let table = &update.table_name;
-        let request = || update_item(&self.item_mode.changing, update.clone()).send();
+        let request = || update_item(&self.client.changing, update.clone()).send();
         self.send(table, "dynamodb:UpdateItem", request).await
     }
 
@@ -70,7 +113,7 @@ impl ChangeWriter<'_> {
         E: ConditionError + ProvideErrorMetadata + std::error::Error + Send + Sync + 'static,
     {
         let send = async || {
-            let _slot = self.item_mode.slots.take(Request::Other).await;
+            let _slot = self.client.slots.take(Request::Other).await;
             match request().await {
                 Ok(_) => Ok(WriteResponse::Applied),
                 Err(error) => self.answer(table, needs, error),
@@ -132,7 +175,7 @@ impl ChangeWriter<'_> {
 
     /// Reads the item with strong consistency.
     pub(super) async fn read(&self, table: &str, key: &Item) -> Result<Option<Item>, Outcome> {
-        let get = (self.item_mode.client)
+        let get = (self.client.reading)
             .get_item()
             .table_name(table)
             .set_key(Some(key.clone()))

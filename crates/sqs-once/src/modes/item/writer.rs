@@ -1,27 +1,27 @@
 //! [`ChangeWriter`]: writes a change, and finds out whether the operation was already completed.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
 use aws_sdk_dynamodb::types::{ConditionCheck, Put, Update};
 
 use super::{
-    ItemMode,
     change::{Kind, Modify},
     processed_keys::{ProcessedKeys, are_same, unchanged},
-    send::SentChange,
+    send::{ItemRequests, SentChange},
     version::Unchanged,
 };
 use crate::{
-    deadline::Deadline,
     dynamo::{
         condition_failed::{ConditionFailed, FailedWrite},
         item::Item,
         write::{Action, Write},
         writes::Refused,
     },
-    meter::Meter,
     modes::{Outcome, repeat::RetryPauses},
-    protocol::{Key, StoredResult},
+    protocol::{StoredResult, Timestamp},
 };
 
 /// Maximum number of retries after other workers changed the item between read and write.
@@ -29,10 +29,9 @@ const MAX_COLLISIONS: usize = 20;
 
 /// Writes the changes of one operation.
 pub(super) struct ChangeWriter<'a> {
-    pub(super) item_mode: &'a ItemMode,
-    pub(super) key: &'a Key,
-    pub(super) deadline: Deadline,
-    pub(super) meter: &'a Meter,
+    pub(super) requests: ItemRequests<'a>,
+    pub(super) retention: Duration,
+    pub(super) clock: fn() -> Timestamp,
 }
 
 /// An outcome, or why nothing was written.
@@ -50,9 +49,9 @@ impl ChangeWriter<'_> {
 
     fn processed_keys(&self) -> ProcessedKeys<'_> {
         ProcessedKeys {
-            key: self.key,
-            now: (self.item_mode.clock)(),
-            retention: self.item_mode.retention,
+            key: self.requests.key,
+            now: (self.clock)(),
+            retention: self.retention,
         }
     }
 
@@ -65,7 +64,7 @@ impl ChangeWriter<'_> {
             )));
         }
         let put = keys.compose_create(put, key).return_item();
-        let sent = self.put(&put.action).await;
+        let sent = self.requests.put(&put.action).await;
         self.changed(&keys, sent, &put, result)
     }
 
@@ -80,7 +79,7 @@ impl ChangeWriter<'_> {
                 None => keys.is_outdated(item),
                 Some(found) => !are_same(found, item),
             };
-            match self.update_item(&write.action).await {
+            match self.requests.update_item(&write.action).await {
                 // With an unanswered copy on its way, the next delivery finds out more.
                 SentChange::ConditionFailed {
                     item: Some(item),
@@ -107,8 +106,8 @@ impl ChangeWriter<'_> {
                 "the change has no primary key; nothing was written".into(),
             ));
         };
-        let mut pauses = RetryPauses::until(self.deadline.handler_cutoff());
-        let mut found = match self.read(table, key).await {
+        let mut pauses = RetryPauses::until(self.requests.deadline.handler_cutoff());
+        let mut found = match self.requests.read(table, key).await {
             Ok(found) => found,
             Err(outcome) => return Ok(outcome),
         };
@@ -132,7 +131,7 @@ impl ChangeWriter<'_> {
             if let Some(found) = &found {
                 put = unchanged(put, found);
             }
-            match self.put(&put.action).await {
+            match self.requests.put(&put.action).await {
                 // If an earlier copy of the request arrives later, its version condition fails.
                 SentChange::ConditionFailed { item, .. }
                     if known_outcome(&keys, item.as_ref()).is_none() =>

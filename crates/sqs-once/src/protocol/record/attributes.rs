@@ -1,15 +1,15 @@
-//! [`ReadRecord`]: how a [`Record`] is written, in DynamoDB and as JSON.
+//! How a [`Record`] is written, in DynamoDB and as JSON.
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::{AttemptEnd, Owner, Record, Stamp, State, StoredResult, Timestamp};
 use crate::protocol::Fingerprint;
 
 /// The attributes of a record, as they are read.
 #[derive(Deserialize)]
-pub(super) struct ReadRecord<'a> {
+struct ReadRecord<'a> {
     status: Cow<'a, str>,
     owner: Cow<'a, str>,
     version: u64,
@@ -122,6 +122,13 @@ impl Record {
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.attributes())
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let read = ReadRecord::deserialize(deserializer)?;
+        Self::try_from(read).map_err(D::Error::custom)
     }
 }
 

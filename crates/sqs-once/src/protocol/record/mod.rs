@@ -3,68 +3,18 @@
 mod attributes;
 mod failure;
 mod result;
+mod stamp;
 mod timestamp;
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use serde::Deserialize;
-
-use attributes::ReadRecord;
 pub(crate) use attributes::RecordValue;
 pub use failure::{MAX_ERROR_BYTES, RecordedFailure};
-pub use result::{ResultPointer, StoredResult};
+pub use result::{MAX_ITEM_BYTES, MAX_RESULT_BYTES, ResultPointer, StoredResult};
+pub use stamp::{Owner, Stamp};
 pub use timestamp::{Pause, Timestamp};
 
 use super::key::{Fingerprint, Key};
-
-/// Maximum size of a DynamoDB item in bytes, attribute names and values together (*Amazon DynamoDB
-/// Developer Guide*, "Constraints in Amazon DynamoDB").
-pub const MAX_ITEM_BYTES: usize = 400 * 1024;
-
-/// Maximum size of a handler's output in a record, in bytes of JSON.
-///
-/// We leave the rest of [`MAX_ITEM_BYTES`] for the key (at most 2 KB), a message id and the other attributes.
-pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
-
-/// The owner of a claim: a random token, new for each claim.
-///
-/// ```
-/// use sqs_once::protocol::Owner;
-///
-/// assert_ne!(Owner::fresh(), Owner::fresh());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Owner(String);
-
-impl Owner {
-    /// Creates an owner from the token in a record.
-    #[must_use]
-    pub fn from_stored(text: String) -> Self {
-        Self(text)
-    }
-
-    /// Returns the token.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Identifies one content of a record. Every write but an operator's release makes a new one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Stamp {
-    /// Token of the current or last claim.
-    pub owner: Owner,
-    /// Grows with each content that a worker sends, applied or not. A worker never sends two contents with the same
-    /// version.
-    pub version: u64,
-}
 
 /// The status of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,8 +85,7 @@ impl AttemptEnd {
 /// The table item for one key, as its attributes are serialized: see `docs/protocol.md`.
 ///
 /// An attempt is *open* if it may have had its effect, and the record does not say whether it did.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "ReadRecord<'_>")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Owner and version.
     pub stamp: Stamp,

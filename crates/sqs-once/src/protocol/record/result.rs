@@ -6,8 +6,17 @@ use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::{MAX_RESULT_BYTES, Owner};
+use super::stamp::Owner;
 use crate::protocol::key::{Key, hex};
+
+/// Maximum size of a DynamoDB item in bytes, attribute names and values together (*Amazon DynamoDB
+/// Developer Guide*, "Constraints in Amazon DynamoDB").
+pub const MAX_ITEM_BYTES: usize = 400 * 1024;
+
+/// Maximum size of a handler's output in a record, in bytes of JSON.
+///
+/// We leave the rest of [`MAX_ITEM_BYTES`] for the key (at most 2 KB), a message id and the other attributes.
+pub const MAX_RESULT_BYTES: usize = MAX_ITEM_BYTES - 8 * 1024;
 
 /// A handler's output as the record stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]

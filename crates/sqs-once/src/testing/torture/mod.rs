@@ -1,23 +1,21 @@
 //! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice or
 //! was lost.
 
+mod director;
 mod ledger;
 mod run;
+mod story;
 mod table;
-
-use std::{fmt, sync::Arc};
+mod world;
 
 use serde::Serialize;
 
-use crate::{
-    Consumer, Handler, Mode, Once,
-    protocol::{Namespace, Timestamp},
-};
-
-use run::Run;
+use crate::{Consumer, Handler, Mode, Once};
 
 pub use ledger::{Ledger, NoAnswer};
+pub use story::Story;
 pub use table::Table;
+pub use world::World;
 
 /// Runs your handler through every crash up to a bound, without AWS, in a test of its own.
 ///
@@ -66,13 +64,6 @@ pub struct Torture {
     most_faults: u32,
 }
 
-/// The surroundings of one worker: what [`Torture::run`] passes to the function that makes its consumer.
-#[derive(Clone, Debug)]
-pub struct World {
-    run: Arc<Run>,
-    attempt: usize,
-}
-
 /// A handler survived: no run had a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -84,10 +75,6 @@ pub struct Survived {
     /// Freezes of a worker that held the claim, after which another worker took over.
     pub takeovers: usize,
 }
-
-/// How an effect happened twice, was lost, or was asked for in two ways, as a story with times. `Debug` and `Display` print it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Story(String);
 
 impl Torture {
     /// Creates a torture of a message with this body as JSON.
@@ -145,7 +132,7 @@ impl Torture {
     where
         Once<Table>: Mode<H::Output>,
     {
-        let again = run::sent_again(&self.body, self.again.as_deref(), &make)?;
+        let again = director::sent_again(&self.body, self.again.as_deref(), &make)?;
         let bodies = (&*self.body, again.as_deref());
         let mut survived = Survived {
             runs: 0,
@@ -159,7 +146,7 @@ impl Torture {
             let mut with_one_more = Vec::new();
             for script in scripts {
                 let known = places.as_deref().unwrap_or_default();
-                let ended = run::execute(&script, bodies, known, &make)?;
+                let ended = director::execute(&script, bodies, known, &make)?;
                 places.get_or_insert(ended.places);
                 survived.runs += 1;
                 survived.receives += ended.receives;
@@ -185,45 +172,3 @@ fn json_of(value: &(impl Serialize + ?Sized)) -> String {
         Err(error) => panic!("it cannot be written as JSON: {error}"),
     }
 }
-
-impl World {
-    /// Returns the ledger of this worker: the system that its handler calls.
-    #[must_use]
-    pub fn ledger(&self) -> Ledger {
-        Ledger::of(self.run.clone(), self.attempt)
-    }
-
-    /// Creates a consumer of `handler` in claim mode. Set its key, its lookup and so on as in your `main`.
-    #[must_use]
-    pub fn consumer<H: Handler>(&self, handler: H) -> Consumer<Once<Table>, H>
-    where
-        Once<Table>: Mode<H::Output>,
-    {
-        let once = Once::new(Table::of(self.run.clone(), self.attempt)).clock(run::clock);
-        match Namespace::new("test") {
-            Ok(namespace) => Consumer::without_aws(once, namespace, handler),
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// Returns the time of the worker's wall clock, which a fault may have moved by hours.
-    #[must_use]
-    pub fn now(&self) -> Timestamp {
-        run::clock()
-    }
-}
-
-impl fmt::Display for Story {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// As `Display`, since `unwrap` and a test that returns a `Result` print this.
-impl fmt::Debug for Story {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")
-    }
-}
-
-impl std::error::Error for Story {}

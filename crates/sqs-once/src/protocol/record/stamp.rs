@@ -1,0 +1,43 @@
+//! [`Stamp`]: which content of a record it is, and whose claim wrote it.
+
+use std::fmt;
+
+/// The owner of a claim: a random token, new for each claim.
+///
+/// ```
+/// use sqs_once::protocol::Owner;
+///
+/// assert_ne!(Owner::fresh(), Owner::fresh());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(String);
+
+impl Owner {
+    /// Creates an owner from the token in a record.
+    #[must_use]
+    pub fn from_stored(text: String) -> Self {
+        Self(text)
+    }
+
+    /// Returns the token.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Identifies one content of a record. Every write but an operator's release makes a new one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    /// Token of the current or last claim.
+    pub owner: Owner,
+    /// Grows with each content that a worker sends, applied or not. A worker never sends two contents with the same
+    /// version.
+    pub version: u64,
+}

@@ -1,0 +1,22 @@
+//! [`Story`]: what went wrong, told with times.
+
+use std::fmt;
+
+/// How an effect happened twice, was lost, or was asked for in two ways, as a story with times. `Debug` and `Display` print it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Story(pub(super) String);
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// As `Display`, since `unwrap` and a test that returns a `Result` print this.
+impl fmt::Debug for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl std::error::Error for Story {}
