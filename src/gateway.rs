@@ -241,7 +241,9 @@ fn refused(response: &Response, has_keys: bool) -> Failure {
     let failure = match status.as_u16() {
         401 | 403 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_API_KEY"),
         300..=399 | 404 | 405 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_URL"),
-        407 | 408 | 409 | 425 | 429 => Failure::retryable(answered),
+        407 | 408 | 409 | 425 => Failure::retryable(answered),
+        // The limit is that of the API key, which all orders share.
+        429 => Failure::retryable(answered).for_all(),
         // It has answered for this call key: it did not charge, and will not.
         402 if has_keys => Failure::declined(answered),
         400..=499 => Failure::permanent(answered),

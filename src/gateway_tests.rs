@@ -253,6 +253,7 @@ fn wait_of_a_busy_gateway_is_passed_on() {
         let failure = of_response(status, "Retry-After", "120");
         assert_eq!(failure.kind(), FailureKind::Retryable);
         assert_eq!(failure.requested_wait(), Some(Duration::from_secs(120)));
+        assert_eq!(failure.is_for_all(), status == 429);
     }
     assert_eq!(of_status(503).requested_wait(), None);
 }

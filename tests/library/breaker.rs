@@ -11,7 +11,9 @@ use std::{
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
-use sqs_once::{Attempt, Consumer, Deadline, Failure, Handler, Once};
+use sqs_once::{
+    Attempt, Consumer, Deadline, Failure, Handler, Once, Text, handler_fn, store::MemoryStore,
+};
 use support::{
     clock,
     consumer::{namespace, process},
@@ -184,5 +186,39 @@ async fn circuit_opens_only_for_the_called_system() {
         for _ in 0..5 {
             assert_eq!(world.ten(gateway).await, [(outcome, 10)].into());
         }
+    }
+}
+
+/// The limit of one tenant is not that of all. So a handler says which it is.
+#[tokio::test(start_paused = true)]
+async fn system_that_refuses_all_is_left_alone_for_all() {
+    let store = MemoryStore::default();
+    for (is_for_all, others) in [(false, "completed"), (true, "circuit_open")] {
+        let outcomes: Arc<Mutex<Vec<_>>> = Arc::default();
+        let seen = Arc::clone(&outcomes);
+        let charge = handler_fn(move |Text(tenant): Text, _: Attempt| async move {
+            let limited = Failure::retryable("429").retry_after(30 * SECOND);
+            match &*tenant {
+                "limited" if is_for_all => Err(limited.for_all()),
+                "limited" => Err(limited),
+                _ => Ok(()),
+            }
+        });
+        let once = Once::new(store.clone()).clock(clock::now);
+        let consumer = Consumer::without_aws(once, namespace(), charge)
+            .on_outcome(move |message| seen.lock().unwrap().push(message.outcome.name()));
+        let consumer = Arc::new(consumer);
+        let receive = async |id: &str, tenant| {
+            let deadline = Deadline::after(clock::now(), 10 * SECOND, SECOND);
+            let id = format!("{id}-{is_for_all}");
+            process(&consumer, batch([received(&id, tenant, 1)]), deadline).await;
+            outcomes.lock().unwrap().pop()
+        };
+        assert_eq!(receive("m-1", "limited").await, Some("retryable_failure"));
+        advance(29 * SECOND).await;
+        assert_eq!(receive("m-2", "other").await, Some(others));
+        advance(SECOND).await;
+        assert_eq!(receive("m-3", "other").await, Some("completed"));
+        assert_eq!(receive("m-1", "limited").await, Some("retryable_failure"));
     }
 }

@@ -44,6 +44,7 @@ pub struct Failure {
     kind: FailureKind,
     error: BoxError,
     retry_after: Option<Duration>,
+    is_for_all: bool,
 }
 
 /// The kind of a [`Failure`].
@@ -139,19 +140,18 @@ impl Failure {
             kind,
             error: why.into(),
             retry_after: None,
+            is_for_all: false,
         }
     }
 
-    /// Returns a failure of this kind, with an error that wraps the one of which it is.
-    pub(super) const fn of_kind(
-        kind: FailureKind,
-        retry_after: Option<Duration>,
-        error: BoxError,
-    ) -> Self {
-        Self {
+    /// Makes this failure of an error that wraps its own.
+    pub(super) fn wrapper(&self) -> impl FnOnce(BoxError) -> Self + use<> {
+        let (kind, retry_after, is_for_all) = (self.kind, self.retry_after, self.is_for_all);
+        move |error| Self {
             kind,
             error,
             retry_after,
+            is_for_all,
         }
     }
 
@@ -172,6 +172,35 @@ impl Failure {
             retry_after: Some(wait),
             ..self
         }
+    }
+
+    /// Says that the called system refuses everybody until the wait of [`retry_after`](Self::retry_after) is over, as after a 429
+    /// for the whole account. Until then, at most for the backoff's cap, this process claims no message, first receives among
+    /// them: the circuit breaker is open.
+    ///
+    /// The messages of all tenants wait. So leave it out where the limit is that of one tenant. Without
+    /// [`retry_after`](Self::retry_after), in a permanent failure, and with the circuit breaker off it has no effect.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use sqs_once::Failure;
+    ///
+    /// let busy = Failure::retryable("the gateway answered 429");
+    /// let busy = busy.retry_after(Duration::from_secs(60)).for_all();
+    /// assert!(busy.is_for_all());
+    /// ```
+    #[must_use]
+    pub fn for_all(self) -> Self {
+        Self {
+            is_for_all: true,
+            ..self
+        }
+    }
+
+    /// Returns whether the called system refuses everybody ([`for_all`](Self::for_all)).
+    #[must_use]
+    pub const fn is_for_all(&self) -> bool {
+        self.is_for_all
     }
 
     /// Returns the wait that [`retry_after`](Self::retry_after) asked for.
@@ -199,6 +228,7 @@ impl fmt::Debug for Failure {
             .field("kind", &self.kind)
             .field("error", &format_args!("{self}"))
             .field("retry_after", &self.retry_after)
+            .field("is_for_all", &self.is_for_all)
             .finish()
     }
 }

@@ -149,8 +149,8 @@ fn failure(error: BoxError, is_called: bool) -> Failure {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     let wrapped = causes.filter_map(|cause| cause.downcast_ref()).next();
     if let Some(HandlerError(failure)) = wrapped {
-        let (kind, retry_after) = (failure.kind(), failure.requested_wait());
-        return Failure::of_kind(kind, retry_after, error);
+        let wrap = failure.wrapper();
+        return wrap(error);
     }
     if is_called {
         Failure::retryable(error)

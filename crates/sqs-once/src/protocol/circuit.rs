@@ -39,6 +39,9 @@ pub enum Circuit {
     Open {
         /// No probe starts before its end.
         pause: Pause,
+        /// The called system asked for the pause. Until its end, first receives don't run either, and no success closes the
+        /// circuit.
+        is_asked: bool,
     },
 }
 
@@ -51,6 +54,8 @@ pub enum Called {
     Failed,
     /// It panicked, which says nothing about the called system.
     Panicked,
+    /// It failed because the called system refuses everybody for this long.
+    Refused(Duration),
 }
 
 /// A change of the circuit that is worth a line in the log.
@@ -58,6 +63,8 @@ pub enum Called {
 pub enum CircuitChange {
     /// The circuit opened.
     Opened,
+    /// The called system refuses everybody for this long.
+    Refused(Duration),
     /// The called system works again.
     Closed,
 }
@@ -86,11 +93,12 @@ impl Circuit {
     /// The time of the next probe, if the message must not run.
     pub fn admit(&mut self, now: Timestamp, receive_count: u32) -> Result<(), Timestamp> {
         match self {
-            Self::Open { pause } if !runs_while_open(receive_count) => {
+            Self::Open { pause, is_asked } if *is_asked || !runs_while_open(receive_count) => {
                 if pause.is_on(now) {
                     return Err(pause.end);
                 }
                 *pause = Pause::new(now, LONGEST_WAIT.min(pause.length * 2));
+                *is_asked = false;
                 Ok(())
             }
             _ => Ok(()),
@@ -100,6 +108,29 @@ impl Circuit {
     /// Records how a call of the handler ended.
     pub fn called(&mut self, now: Timestamp, key: &Key, called: Called) -> Option<CircuitChange> {
         match (&mut *self, called) {
+            (
+                Self::Open {
+                    pause,
+                    is_asked: true,
+                },
+                Called::Refused(wait),
+            ) if pause.is_on(now) && pause.end >= now + wait => None,
+            (_, Called::Refused(wait)) => {
+                let pause = Pause::new(now, wait);
+                *self = Self::Open {
+                    pause,
+                    is_asked: true,
+                };
+                Some(CircuitChange::Refused(wait))
+            }
+            // It began before the system refused.
+            (
+                Self::Open {
+                    pause,
+                    is_asked: true,
+                },
+                _,
+            ) if pause.is_on(now) => None,
             (Self::Closed { failed }, Called::Failed) => {
                 failed.push_back(key.clone());
                 if failed.len() > FAILURES_TO_OPEN {
@@ -110,7 +141,10 @@ impl Circuit {
                     return None;
                 }
                 let pause = Pause::new(now, FIRST_WAIT);
-                *self = Self::Open { pause };
+                *self = Self::Open {
+                    pause,
+                    is_asked: false,
+                };
                 Some(CircuitChange::Opened)
             }
             (Self::Closed { failed }, _) => {
@@ -212,6 +246,33 @@ mod tests {
             assert_eq!(circuit.admit(at, 2), Ok(()));
             assert_eq!(circuit.called(at, &key(0), Failed), None);
         }
+    }
+
+    #[test]
+    fn system_that_refuses_everybody_is_left_alone() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let mut circuit = Circuit::default();
+        for (wait, change) in [
+            (MINUTE, Some(CircuitChange::Refused(MINUTE))),
+            // One that began earlier, and is answered later.
+            (MINUTE / 2, None),
+            (2 * MINUTE, Some(CircuitChange::Refused(2 * MINUTE))),
+        ] {
+            assert_eq!(circuit.called(NOW, &key(0), Refused(wait)), change);
+        }
+        for end in [Answered, Failed, Panicked] {
+            assert_eq!(circuit.called(NOW, &key(1), end), None);
+        }
+        let end = NOW + 2 * MINUTE;
+        for receive in [1, 2, 10] {
+            assert_eq!(circuit.admit(NOW, receive), Err(end));
+        }
+        // Then a probe runs, and first receives.
+        assert_eq!(circuit.admit(end, 2), Ok(()));
+        assert_eq!(circuit.admit(end, 1), Ok(()));
+        assert_eq!(circuit.admit(end, 2), Err(end + MINUTE));
+        let closed = circuit.called(end, &key(0), Answered);
+        assert_eq!(closed, Some(CircuitChange::Closed));
     }
 
     #[test]

@@ -129,6 +129,11 @@ impl CircuitBreaker {
                 circuit = "open",
                 "handlers fail one after the other: messages wait until one of them succeeds"
             ),
+            Some(CircuitChange::Refused(wait)) => tracing::warn!(
+                circuit = "open",
+                wait_seconds = wait.as_secs(),
+                "the called system refuses everybody: no message runs for this long"
+            ),
             Some(CircuitChange::Closed) => {
                 tracing::info!(
                     circuit = "closed",

@@ -23,6 +23,7 @@ use super::{
     long_polls::warn_of_long_polls,
     message::Message,
     s3_pointer::S3Pointer,
+    visibility::Visibility,
 };
 use crate::{
     deadline::Deadline,
@@ -230,7 +231,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 let (asked, clock) = (self.called(), || self.mode.now());
                 let call = pin!(call(asked, clock, deadline, decoded, attempt, runs_handler));
                 let end = warn_of_long_polls(call).await;
-                called = Some(sign(&end));
+                called = Some(self.sign(&end));
                 end
             }
             Ok(Err(why)) => {
@@ -254,6 +255,27 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         match (outcome, invalid) {
             (Outcome::PermanentFailure(_), Some(invalid)) => invalid,
             (outcome, _) => outcome,
+        }
+    }
+
+    /// Returns what the end of a call says about the called system.
+    fn sign(&self, end: &HandlerEnd<H::Output>) -> Called {
+        match end {
+            HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::EffectNotFound => {
+                Called::Answered
+            }
+            HandlerEnd::NoOutput(NoOutput::Failed(failure)) if failure.kind().is_permanent() => {
+                Called::Answered
+            }
+            HandlerEnd::NoOutput(NoOutput::Failed(failure)) => match failure.requested_wait() {
+                Some(wait) if failure.is_for_all() => {
+                    let longest = Visibility::longest_backoff(self.options.visibility.as_ref());
+                    Called::Refused(wait.min(longest))
+                }
+                _ => Called::Failed,
+            },
+            HandlerEnd::NoOutput(NoOutput::Panicked) => Called::Panicked,
+            HandlerEnd::NoOutput(_) | HandlerEnd::NotStarted(_) => Called::Failed,
         }
     }
 
@@ -440,20 +462,6 @@ fn caught(
 ) -> impl Future<Output = Result<Outcome, Stop>> {
     let ran = AssertUnwindSafe(run).catch_unwind();
     ran.map(|ran| ran.unwrap_or(Ok(Outcome::Panicked)))
-}
-
-/// What the end of a call says about the called system.
-fn sign<O>(end: &HandlerEnd<O>) -> Called {
-    match end {
-        HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::EffectNotFound => {
-            Called::Answered
-        }
-        HandlerEnd::NoOutput(NoOutput::Failed(failure)) if failure.kind().is_permanent() => {
-            Called::Answered
-        }
-        HandlerEnd::NoOutput(NoOutput::Panicked) => Called::Panicked,
-        HandlerEnd::NoOutput(_) | HandlerEnd::NotStarted(_) => Called::Failed,
-    }
 }
 
 #[cfg(test)]

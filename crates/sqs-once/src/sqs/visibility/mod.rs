@@ -98,6 +98,12 @@ impl Visibility {
         }
     }
 
+    /// Returns the longest wait of these timeouts, or of the defaults if none are set.
+    pub(super) fn longest_backoff(visibility: Option<&Self>) -> Duration {
+        let backoff = visibility.map(|visibility| visibility.backoff);
+        backoff.unwrap_or_default().cap
+    }
+
     /// Sets how long records are kept (see [`Once::retention`](crate::Once::retention)), so that the consumer
     /// can warn of a queue that keeps its messages longer.
     ///
