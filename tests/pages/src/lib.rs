@@ -29,6 +29,3 @@ mod metrics {}
 
 #[doc = include_str!("../../../docs/outbox.md")]
 mod outbox {}
-
-#[doc = include_str!("../../../docs/settings.md")]
-mod settings {}

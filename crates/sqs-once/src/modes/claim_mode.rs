@@ -109,7 +109,7 @@ impl<S: Store> Once<S> {
     }
 
     /// Sets how long a lease outlasts the invocation. Choose at least the difference that you expect between
-    /// the clocks of two workers.
+    /// the clocks of two workers. The default is 1 s.
     #[must_use]
     pub fn lease_margin(mut self, lease_margin: Duration) -> Self {
         self.lease_margin = lease_margin;

@@ -201,7 +201,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Reserves time at the end of an invocation to record outcomes and respond.
+    /// Reserves time at the end of an invocation to record outcomes and respond. The default is 500 ms.
     #[must_use]
     pub fn deadline_reserve(mut self, deadline_reserve: Duration) -> Self {
         self.options.deadline_reserve = deadline_reserve;
@@ -229,7 +229,8 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Sets the time budget of an invocation whose deadline is not known (see
-    /// [`Deadline::of_invocation`](crate::Deadline::of_invocation)).
+    /// [`Deadline::of_invocation`](crate::Deadline::of_invocation)), as under `cargo lambda watch`. The default
+    /// is 5 minutes.
     #[must_use]
     pub fn assumed_timeout(mut self, assumed_timeout: Duration) -> Self {
         self.options.assumed_timeout = assumed_timeout;
