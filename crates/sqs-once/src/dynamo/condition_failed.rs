@@ -7,7 +7,7 @@ use crate::{
     handler::Failure,
 };
 
-/// What the application says to do after failed condition checks.
+/// Returns what to write instead after failed condition checks, or the failure.
 pub(crate) type OnConditionFailed<T> =
     Box<dyn FnOnce(&ConditionFailed) -> Result<T, Failure> + Send>;
 

@@ -257,9 +257,9 @@ impl<S: Store, L: Lease> Once<S, L> {
         let mut version = version;
         while let Some(SentSwap { swap, replaced, .. }) = applied {
             let mut claim = HeldClaim::new(swap.to.clone(), replaced.clone(), version);
-            version += 1;
             let end = End::Undone { began: false };
             let undo = claim.ending(&swap.key, &end, self.records.now());
+            version = undo.to.stamp.version;
             let found = self.send_undo(operation, &undo, claim.is_counted()).await;
             let stamp = found.map(|found| found.stamp);
             let stamp = stamp.filter(|stamp| *stamp != swap.to.stamp);

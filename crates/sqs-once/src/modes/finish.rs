@@ -419,7 +419,6 @@ mod tests {
             write::Write,
             writes::{Refused, Writes},
         },
-        meter::Meter,
         protocol::{Fingerprint, Namespace, Swap},
         store::{MemoryStore, RequestContext, SwappedIn},
         system::Instant,
@@ -497,14 +496,28 @@ mod tests {
         }
     }
 
-    /// Refuses the handler's writes, while an earlier copy of them is on its way. The next request arrives after it.
-    #[derive(Clone, Default)]
-    struct Overtaking {
+    /// What happens in the store before a swap, and the answer to it if the store itself doesn't answer.
+    type Meet = dyn FnMut(&MemoryStore, &Swap, &Writes) -> Option<Swapped<Refused>> + Send;
+
+    /// A store in which others write between the requests of a worker.
+    #[derive(Clone)]
+    struct Shared {
         store: MemoryStore,
-        late: Arc<Mutex<Option<Swap>>>,
+        meet: Arc<Mutex<Meet>>,
     }
 
-    impl Store for Overtaking {
+    impl Shared {
+        fn new(
+            meet: impl FnMut(&MemoryStore, &Swap, &Writes) -> Option<Swapped<Refused>> + Send + 'static,
+        ) -> Self {
+            Self {
+                store: MemoryStore::default(),
+                meet: Arc::new(Mutex::new(meet)),
+            }
+        }
+    }
+
+    impl Store for Shared {
         type With = Writes;
 
         async fn get(
@@ -521,21 +534,26 @@ mod tests {
             with: &Writes,
             _: &RequestContext,
         ) -> Result<SwappedIn<Self>, StoreError> {
-            let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-            if !with.is_empty() {
-                *late = Some(swap.clone());
-                return Ok(Swapped::Refused(Refused::Invalid("refused".into())));
-            }
-            if let Some(late) = late.take() {
-                assert_eq!(self.store.apply(&late), Swapped::Applied);
-            }
-            Ok(self.store.apply(swap).widened())
+            let mut meet = self.meet.lock().unwrap_or_else(PoisonError::into_inner);
+            let answer = meet(&self.store, swap, with);
+            Ok(answer.unwrap_or_else(|| self.store.apply(swap).widened()))
         }
     }
 
+    /// The handler's writes are refused, while an earlier copy of them is on its way. The next request arrives after it.
     #[tokio::test]
     async fn commit_behind_its_refusal_is_the_outcome() {
-        let once = Once::new(Overtaking::default());
+        let mut late = None;
+        let once = Once::new(Shared::new(move |store, swap, with| {
+            if !with.is_empty() {
+                late = Some(swap.clone());
+                return Some(Swapped::Refused(Refused::Invalid("refused".into())));
+            }
+            if let Some(late) = late.take() {
+                assert_eq!(store.apply(&late), Swapped::Applied);
+            }
+            None
+        }));
         let inbox = once.clone().inbox();
         let deadline = Deadline::after(Timestamp::now(), 20 * SECOND, SECOND);
         let work = async |_| {
@@ -549,49 +567,17 @@ mod tests {
             assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
         }
     }
-    /// Another worker puts the next of these records before each write.
-    #[derive(Clone, Default)]
-    struct Rivals {
-        store: MemoryStore,
-        records: Arc<Mutex<VecDeque<Record>>>,
-    }
-
-    impl Store for Rivals {
-        type With = Writes;
-
-        async fn get(
-            &self,
-            key: &Key,
-            context: &RequestContext,
-        ) -> Result<Option<Record>, StoreError> {
-            self.store.get(key, context).await
-        }
-
-        async fn swap(
-            &self,
-            swap: &Swap,
-            _: &Writes,
-            _: &RequestContext,
-        ) -> Result<SwappedIn<Self>, StoreError> {
-            let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(record) = records.pop_front() {
-                self.store.put(&swap.key, Some(record));
-            }
-            Ok(self.store.apply(swap).widened())
-        }
-    }
-
+    /// Another worker puts the next of the records before each write.
     #[tokio::test]
     async fn inbox_answers_with_what_its_last_commit_found() {
         let deadline = Deadline::after(Timestamp::now(), 20 * SECOND, SECOND);
-        let context = RequestContext::until(deadline.write_until(), &Meter::default());
         let key = operation("o-1", deadline).key;
         let of = |payload: &str| {
             let fingerprint = Fingerprint::of(payload.as_bytes());
             Operation::new(key.clone(), Some(fingerprint), payload, deadline)
         };
-        let rivals = Rivals::default();
-        let inbox = Once::new(rivals.clone()).inbox();
+        let alone = Shared::new(|_, _, _| None);
+        let inbox = Once::new(alone.clone()).inbox();
         let mut records = VecDeque::new();
         for payload in ["p-1", "p-2", "p-3", "p"] {
             let work = async |_| match payload {
@@ -599,10 +585,15 @@ mod tests {
                 other => Err(Failure::permanent(other)),
             };
             let _ = inbox.run(of(payload), work).await;
-            records.extend(rivals.store.get(&key, &context).await.unwrap());
+            records.extend(alone.store.record(&key));
         }
-        rivals.store.put(&key, None);
-        *rivals.records.lock().unwrap() = records;
+        let rivals = Shared::new(move |store, swap, _| {
+            if let Some(record) = records.pop_front() {
+                store.put(&swap.key, Some(record));
+            }
+            None
+        });
+        let inbox = Once::new(rivals).inbox();
         let outcome = inbox.run(of("p"), async |_| Ok(Done::new(2))).await;
         assert!(matches!(outcome, Outcome::Duplicate(_)), "{outcome:?}");
     }

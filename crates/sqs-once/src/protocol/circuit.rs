@@ -107,15 +107,12 @@ impl Circuit {
 
     /// Records how a call of the handler ended.
     pub fn called(&mut self, now: Timestamp, key: &Key, called: Called) -> Option<CircuitChange> {
+        let refused_until = self.refused_until(now);
         match (&mut *self, called) {
-            (
-                Self::Open {
-                    pause,
-                    is_asked: true,
-                },
-                Called::Refused(wait),
-            ) if pause.is_on(now) && pause.end >= now + wait => None,
             (_, Called::Refused(wait)) => {
+                if refused_until.is_some_and(|until| until >= now + wait) {
+                    return None;
+                }
                 let pause = Pause::new(now, wait);
                 *self = Self::Open {
                     pause,
@@ -124,13 +121,7 @@ impl Circuit {
                 Some(CircuitChange::Refused(wait))
             }
             // It began before the system refused.
-            (
-                Self::Open {
-                    pause,
-                    is_asked: true,
-                },
-                _,
-            ) if pause.is_on(now) => None,
+            _ if refused_until.is_some() => None,
             (Self::Closed { failed }, Called::Failed) => {
                 failed.push_back(key.clone());
                 if failed.len() > FAILURES_TO_OPEN {
@@ -158,6 +149,17 @@ impl Circuit {
                 Some(CircuitChange::Closed)
             }
             (Self::Open { .. }, _) => None,
+        }
+    }
+
+    /// Returns until when the called system refuses everybody.
+    fn refused_until(&self, now: Timestamp) -> Option<Timestamp> {
+        match self {
+            Self::Open {
+                pause,
+                is_asked: true,
+            } if pause.is_on(now) => Some(pause.end),
+            _ => None,
         }
     }
 

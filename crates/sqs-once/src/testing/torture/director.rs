@@ -32,7 +32,7 @@ const REST: Duration = Duration::from_secs(120);
 /// Deliveries after which a message is left alone.
 const MOST_RECEIVES: usize = 20;
 
-/// What a run did.
+/// The result of a run.
 pub(super) struct RunEnd {
     /// For each place that was met, what could go wrong there.
     pub(super) taken: Vec<&'static [Fault]>,
@@ -159,7 +159,7 @@ where
     })
 }
 
-/// What a delivery leaves in the queue.
+/// What is in the queue after a delivery.
 #[derive(PartialEq, Eq)]
 enum Left {
     Nothing,
