@@ -17,6 +17,7 @@ programs! {
     own_body "../../crates/sqs-once/examples/own_body.rs"
     own_errors "../../crates/sqs-once/examples/own_errors.rs"
     shared_state "../../crates/sqs-once/examples/shared_state.rs"
+    start_workflow "../../crates/sqs-once/examples/start_workflow.rs"
     two_kinds "../../crates/sqs-once/examples/two_kinds.rs"
 }
 
@@ -26,12 +27,14 @@ use std::{
     time::Duration,
 };
 
+use aws_sdk_sfn::config::{Builder, retry::RetryConfig};
+use axum::{http::StatusCode, routing::post};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use lambda_runtime::{Context, LambdaEvent};
 use prost::Message as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use sqs_once::{
-    Attempt, Consumer, Handler, Once, Outcome, Retry, handler_fn,
+    Attempt, Consumer, Handler, Once, Outcome, Retry, handler_fn, handler_with,
     protocol::Namespace,
     store::MemoryStore,
     testing::{DryRun, Message, attempt, event, output, settings},
@@ -292,4 +295,91 @@ async fn layer_limits_the_time_of_a_message() {
         .await
         .unwrap_err();
     assert_eq!(timed_out.kind(), sqs_once::FailureKind::Retryable);
+}
+
+const STATE_MACHINES: &str = "arn:aws:states:eu-west-1:123456789012:stateMachine";
+
+/// The Step Functions that the example asks. It remembers names. The first answer of `StartExecution` is lost, and the workflow
+/// that it started has ended when the next one is asked for.
+#[derive(Default)]
+struct StepFunctions {
+    starts: u32,
+    names: Vec<String>,
+}
+
+impl StepFunctions {
+    async fn serve(kind: &'static str) -> (Arc<Mutex<Self>>, aws_sdk_sfn::Client) {
+        let workflows: Arc<Mutex<Self>> = Arc::default();
+        let seen = Arc::clone(&workflows);
+        let answer = async move |body: String| {
+            let request: Value = serde_json::from_str(&body).unwrap();
+            match request["name"].as_str() {
+                Some(name) => seen.lock().unwrap().start(name),
+                None => {
+                    let machine = json!({
+                        "stateMachineArn": request["stateMachineArn"], "name": "orders", "definition": "{}",
+                        "roleArn": "arn:aws:iam::123456789012:role/orders", "type": kind, "creationDate": 1.8e9,
+                    });
+                    (StatusCode::OK, machine.to_string())
+                }
+            }
+        };
+        let address = support::serve(axum::Router::new().route("/", post(answer))).await;
+        let config = support::sdk_config(&format!("http://{address}"));
+        let config = Builder::from(&config).retry_config(RetryConfig::disabled());
+        (workflows, aws_sdk_sfn::Client::from_conf(config.build()))
+    }
+
+    fn start(&mut self, name: &str) -> (StatusCode, String) {
+        self.starts += 1;
+        if self.names.iter().any(|known| known == name) {
+            let exists = json!({ "__type": "ExecutionAlreadyExists", "message": "it exists" });
+            return (StatusCode::BAD_REQUEST, exists.to_string());
+        }
+        self.names.push(name.to_owned());
+        let arn = format!("arn:aws:states:eu-west-1:123456789012:execution:orders:{name}");
+        let started = json!({ "executionArn": arn, "startDate": 1.8e9 }).to_string();
+        match self.starts {
+            1 => (StatusCode::SERVICE_UNAVAILABLE, "{}".to_owned()),
+            _ => (StatusCode::OK, started),
+        }
+    }
+}
+
+#[tokio::test]
+async fn dispatcher_starts_one_workflow_for_each_order() {
+    for machine in ["orders", "orders:production"] {
+        let (workflows, client) = StepFunctions::serve("STANDARD").await;
+        let arn = format!("{STATE_MACHINES}:{machine}");
+        let workflow = start_workflow::Workflow::new(client, &arn).unwrap();
+        workflow.check().await.unwrap();
+        let (dry_run, handler) = (DryRun::new(), handler_with(workflow, start_workflow::start));
+        let order = |id: &str| Message::new(id, &json!({ "id": id }));
+        let lost = dry_run.run(&handler, order("o-1")).await;
+        assert_eq!(lost.name(), "retryable_failure", "{lost}");
+        let found = output::<String>(&dry_run.run(&handler, order("o-1")).await).unwrap();
+        let other = output::<String>(&dry_run.run(&handler, order("o-2")).await).unwrap();
+        let again = dry_run.run(&handler, order("o-1")).await;
+        assert_eq!(again.name(), "duplicate", "{again}");
+        let workflows = workflows.lock().unwrap();
+        let executions = workflows.names.iter();
+        let executions: Vec<_> = executions
+            .map(|name| format!("arn:aws:states:eu-west-1:123456789012:execution:orders:{name}"))
+            .collect();
+        assert_eq!(executions, [found, other]);
+        assert_eq!(workflows.starts, 3);
+    }
+}
+
+#[tokio::test]
+async fn dispatcher_takes_standard_workflows_only() {
+    let (_, client) = StepFunctions::serve("EXPRESS").await;
+    let wrong = start_workflow::Workflow::new(client.clone(), "orders");
+    assert!(wrong.is_err_and(|why| why.contains("must be the ARN of a state machine")));
+    let workflow = start_workflow::Workflow::new(client, &format!("{STATE_MACHINES}:orders"));
+    let refused = workflow.unwrap().check().await.unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "STATE_MACHINE_ARN: EXPRESS workflows don't start once"
+    );
 }

@@ -87,11 +87,14 @@ async fn each_message_counts_in_one_outcome_counter() {
         assert_eq!(line["_aws"]["Timestamp"], at.as_millis() as u64);
     }
     // Counters that are 0 and rare are not in the line.
-    for absent in ["Conflicts", "Takeovers", "DeadLettered"] {
+    for absent in ["Conflicts", "DuplicateAge", "Takeovers", "DeadLettered"] {
         assert_eq!(first.line.get(absent), None, "{absent}");
     }
     assert_eq!(second.line.get("ColdStart"), None);
     assert_eq!(first.line["Duplicates"], 0);
+    // The order was completed by the batch before.
+    let age = second.sum("DuplicateAge");
+    assert!((0.0..TIME.as_secs_f64()).contains(&age), "{age}");
 }
 
 /// Two consumers under one namespace would acknowledge each other's messages.

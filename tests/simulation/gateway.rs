@@ -221,8 +221,9 @@ impl Charge {
         // Longer than any function.
         let patience = gateway.patience.unwrap_or(DAY);
         let mut way = world.way();
-        if gateway.is_looked_up {
-            // No key keeps it from charging the second copy of a request.
+        // Without keys, it would charge the second copy of a request too. And `no_effect` after a refusal is true only if no copy
+        // is under way, which a gateway may charge that forgets declines.
+        if gateway.is_looked_up || (gateway.is_trusted && !gateway.remembers_declines) {
             way = way.once();
         }
         let answer = world.exchange_on(way, &self.member, patience, served);

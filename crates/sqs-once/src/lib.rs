@@ -30,7 +30,7 @@
 //! # async fn call_gateway(_: &Order, key: String) -> Result<String, std::io::Error> { Ok(key) }
 //! ```
 //!
-//! # Seven programs
+//! # Eight programs
 //!
 //! Each is one screen of [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples), and
 //! a test runs it.
@@ -43,6 +43,7 @@
 //! | `own_errors.rs` | an error type that knows its kind: [`Classify`] |
 //! | `own_body.rs` | a body that isn't JSON: [`FromMessage`] |
 //! | `two_kinds.rs` | two kinds of message in one queue, by attribute |
+//! | `start_workflow.rs` | one Step Functions workflow for each operation, under its [call key](Attempt::call_key) |
 //! | `middleware.rs` | `tower` layers around each message: [`Handler::layer`]; a metric of one's own: [`Attempt::metric`] |
 //!
 //! # Layout

@@ -60,6 +60,8 @@ pub struct Readings {
     pub attempts: u64,
     /// Of a duplicate: the generation of the call key under which the operation was completed.
     pub generation: u64,
+    /// Of a duplicate: how long ago the operation was completed.
+    pub age: Option<Duration>,
     /// True while a layer holds the message, and has not called the handler.
     pub in_layer: bool,
     /// The handler's own metrics.
@@ -84,9 +86,10 @@ impl Meter {
     }
 
     /// Notes how an operation was completed whose duplicate this message is.
-    pub fn completed(&self, attempts: u64, generation: u64) {
+    pub fn completed(&self, attempts: u64, generation: u64, age: Duration) {
         let mut readings = self.lock();
         (readings.attempts, readings.generation) = (attempts, generation);
+        readings.age = Some(age);
     }
 
     /// Notes whether a layer holds the message, and has not called the handler.

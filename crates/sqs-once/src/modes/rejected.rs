@@ -16,8 +16,9 @@ pub fn rejected(rejection: Rejection, operation: &Operation) -> Outcome {
             other_source,
             attempts,
             generation,
+            age,
         } => {
-            operation.meter.completed(attempts, generation);
+            operation.meter.completed(attempts, generation, age);
             if let Some(other) = other_source {
                 operation.meter.other_queue();
                 if !LOGGED.swap(true, Relaxed) {

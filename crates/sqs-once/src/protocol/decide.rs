@@ -60,6 +60,8 @@ pub enum Rejection {
         attempts: u64,
         /// The generation of the call key under which it was completed.
         generation: u64,
+        /// How long ago it was completed.
+        age: Duration,
     },
     /// The key was used earlier for a different payload. The record stays unchanged.
     KeyReused,
@@ -227,6 +229,7 @@ impl Record {
             other_source: self.other_source(claim),
             attempts: self.attempts,
             generation: self.generation,
+            age: self.updated_at.until(claim.now),
         }
     }
 
@@ -268,10 +271,11 @@ impl Record {
             message_id: claim.message_id.clone(),
             source: claim.source.clone(),
             attempts: replaced.map_or(0, |record| record.attempts) + 1,
+            // A claim that is applied late, or by a clock that is behind, can be the earlier one.
             first_claimed_at: replaced
                 .and_then(|record| record.first_claimed_at)
                 .filter(|_| !flawed("the first claim's time is moved to the last"))
-                .or(Some(claim.now)),
+                .map_or(Some(claim.now), |open| Some(open.min(claim.now))),
             last_end: None,
             exclusive_attempts,
             failures: replaced

@@ -108,6 +108,7 @@ fn record_of_this_message_answers_without_its_body() {
         other_source: None,
         attempts: completed().attempts,
         generation: completed().generation,
+        age: MINUTE,
     };
     let conflict = |until| Rejection::Conflict {
         owner: owner("theirs"),
@@ -174,6 +175,7 @@ fn completed_operation_is_a_duplicate_of_the_same_payload() {
         other_source: other_source.map(str::to_owned),
         attempts: completed().attempts,
         generation: completed().generation,
+        age: MINUTE,
     };
     assert_eq!(rejected(&completed(), &claim()), duplicate(None));
     let other = Claim {
@@ -372,6 +374,17 @@ fn claim_keeps_the_history() {
     assert_eq!((first.attempts, first.first_claimed_at), (1, Some(NOW)));
     assert_eq!((first.generation, first.exclusive_attempts), (0, 0));
     assert!(first.failures.is_empty() && !first.open_other);
+}
+
+#[test]
+fn claim_keeps_the_earliest_open_attempt() {
+    let rival = |first| with(|record| record.first_claimed_at = Some(first));
+    for first in [ago(MINUTE), NOW, NOW + SECOND] {
+        let mine = Record::claimed(&claim(), 2, Some(&rival(first)), None);
+        assert_eq!(mine.first_claimed_at, Some(first.min(NOW)));
+        let undone = mine.ended(Some(&rival(first)), &End::Undone { began: false }, 3, NOW);
+        assert_eq!(undone.first_claimed_at, Some(first));
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ const MOST_OWN: usize = 40;
 
 /// The names that a line of the consumer may have, which no metric of a handler can have: those of its metrics, and of its
 /// other members.
-const TAKEN: [&str; 42] = [
+const TAKEN: [&str; 43] = [
     "BatchSize",
     "BatchedWritesOff",
     "CircuitOpen",
@@ -30,6 +30,7 @@ const TAKEN: [&str; 42] = [
     "Crashed",
     "DeadLettered",
     "DeadLettersNotSent",
+    "DuplicateAge",
     "Duplicates",
     "DuplicatesOfOtherQueue",
     "HandlerDuration",
@@ -79,6 +80,7 @@ pub(crate) struct BatchReport {
     results_omitted: u64,
     batched_writes_off: u64,
     duplicates_of_other_queue: u64,
+    oldest_duplicate: Option<Duration>,
     oldest_sent_at: Option<Timestamp>,
     handler_ms: Vec<f64>,
     store_ms: Vec<f64>,
@@ -99,6 +101,7 @@ impl BatchReport {
             results_omitted: 0,
             batched_writes_off: 0,
             duplicates_of_other_queue: 0,
+            oldest_duplicate: None,
             oldest_sent_at: None,
             handler_ms: Vec::new(),
             store_ms: Vec::new(),
@@ -119,6 +122,7 @@ impl BatchReport {
         let requests = &message.ended.requests;
         self.batched_writes_off += u64::from(requests.batches_ended);
         self.duplicates_of_other_queue += u64::from(requests.other_queue);
+        self.oldest_duplicate = self.oldest_duplicate.max(requests.age);
         let sent_at = self.oldest_sent_at.into_iter().chain(message.sent_at);
         self.oldest_sent_at = sent_at.min();
         self.handler_ms.extend(message.handler_duration.map(millis));
@@ -203,6 +207,10 @@ impl BatchReport {
             let age = Value::Number(sent_at.until(self.started).as_secs_f64());
             metrics.push(metric("OldestMessageAge", Unit::Seconds, age));
         }
+        if let Some(age) = self.oldest_duplicate {
+            let age = Value::Number(age.as_secs_f64());
+            metrics.push(metric("DuplicateAge", Unit::Seconds, age));
+        }
         for (name, values) in [
             ("HandlerDuration", self.handler_ms),
             ("StoreLatency", self.store_ms),
@@ -245,6 +253,7 @@ mod tests {
             results_omitted: 1,
             batched_writes_off: 1,
             duplicates_of_other_queue: 1,
+            oldest_duplicate: Some(Duration::from_secs(60)),
             oldest_sent_at: Some(Timestamp::from_millis(8_500)),
             handler_ms: vec![1.5],
             store_ms: vec![2.5],
