@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl DynamoStore {
-    /// Creates the error of a request that got no usable response, for this reason.
+    /// Creates the error for a request that failed for this reason.
     pub(super) fn failed(
         &self,
         kind: RequestErrorKind,
