@@ -1,4 +1,4 @@
-//! The rows of the tables of the protocol.
+//! The rows of the protocol's tables.
 
 use std::time::Duration;
 
@@ -196,7 +196,7 @@ fn completed_operation_is_a_duplicate_of_the_same_payload() {
         ..claim()
     };
     assert_eq!(rejected(&completed(), &changed), duplicate(None));
-    // It decides before an earlier failure.
+    // The completion wins over an earlier failure.
     let mut after_failure = completed();
     after_failure.failures = failed(NOW).failures;
     assert_eq!(rejected(&after_failure, &claim()), duplicate(None));
@@ -385,7 +385,7 @@ fn claim_over_an_open_attempt_of_another_payload_says_so() {
     assert!(!over(&open, &claim()).open_other);
     let second = over(&open, &other);
     assert!(second.open_other);
-    // Whatever comes later, until no attempt is open.
+    // It stays set until no attempt is open.
     let fail = |effect| End::Failed {
         error: "expired".into(),
         effect,
@@ -593,7 +593,7 @@ fn failure_keeps_or_closes_open_attempts() {
             over_nothing
         );
     }
-    // The latest of the three times.
+    // The latest of three times: now, when the message was sent, and the earlier failure's.
     let sent = |sent_at| {
         end(Some(&open), &fail(Effect::None, Some(sent_at)))
             .1
@@ -784,7 +784,7 @@ fn claim_over_a_death_waits_for_its_turn() {
         (2, open, true, Runs::LookUp, true),
         (2, open, false, Runs::Nothing, false),
         (3, open, true, Runs::Nothing, false),
-        // A closed attempt has nothing to look up.
+        // No attempt is open, so there is nothing to look up.
         (2, None, true, Runs::Nothing, false),
     ] {
         let died = with(|record| {
@@ -867,7 +867,7 @@ fn write_of_a_record_is_named_in_errors() {
 
 // ---- the record as it is written ----------------------------------------------------------------
 
-/// Every name that is stored stands here, because tables outlive a release.
+/// Spells out every stored name, because tables outlive a release.
 #[test]
 fn record_is_written_and_read() {
     let failures = failure(ago(MINUTE), "2").added_to(&[]);
@@ -994,7 +994,7 @@ fn output_that_was_to_be_stored_is_missing() {
     let omitted = |why: &str| StoredResult::Omitted(why.to_owned());
     let mut stored = StoredResult::Json("1".into());
     assert_eq!(stored.take(), StoredResult::Json("1".into()));
-    // In the record it is not.
+    // It isn't missing if the record has it.
     assert_eq!(stored.missing(), None);
     assert_eq!(StoredResult::not_wanted().missing(), None);
     assert_eq!(omitted("too long").missing(), Some("too long"));

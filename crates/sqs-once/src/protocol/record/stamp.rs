@@ -1,4 +1,4 @@
-//! [`Stamp`]: which content of a record it is, and whose claim wrote it.
+//! [`Stamp`]: identifies a content of a record, and the claim that wrote it.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Identifies one content of a record. Every write but an operator's release makes a new one.
+/// Identifies one content of a record. Every write except an operator's release makes a new stamp.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
     /// Token of the current or last claim.
