@@ -87,7 +87,7 @@
 //! [docs/concepts.md](https://github.com/sqs-once/sqs-once/blob/main/docs/concepts.md).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock; the library reads it in `system` alone.
+// Tests may read the clock; the library reads it only in `system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod aws;

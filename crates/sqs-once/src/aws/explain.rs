@@ -16,7 +16,7 @@ pub(crate) struct NoResponse;
 /// Explains a failed request: the code of the service's error with `advice`, and the request id. The text leaves out
 /// request and response, which contain payload.
 ///
-/// `advice` gets the code, and may say what to do. If AWS refused the signature, this function says it itself.
+/// `advice` gets the code, and may say what to do. If AWS refused the signature, this function does so itself.
 pub(crate) fn explain<E>(
     error: &SdkError<E>,
     advice: impl FnOnce(&str, &E) -> Option<String>,

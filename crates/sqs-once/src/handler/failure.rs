@@ -354,7 +354,7 @@ pub trait ResultExt<T>: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// The failure, if `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn permanent(self) -> Result<T, Failure>;
 
     /// Converts the error to a failure [without an effect](Failure::no_effect). Use it only where no side
@@ -362,7 +362,7 @@ pub trait ResultExt<T>: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// The failure, if `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn no_effect(self) -> Result<T, Failure>;
 
     /// Converts the error to a permanent failure [without an effect](Failure::permanent_no_effect): a check
@@ -370,14 +370,14 @@ pub trait ResultExt<T>: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// The failure, if `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn permanent_no_effect(self) -> Result<T, Failure>;
 
     /// Converts the error to a failure that the called system [declined](Failure::declined) under the call key.
     ///
     /// # Errors
     ///
-    /// The failure, if `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn declined(self) -> Result<T, Failure>;
 }
 

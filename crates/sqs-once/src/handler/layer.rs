@@ -22,7 +22,7 @@ pub struct Call<M> {
     pub message: M,
     /// The attempt.
     pub attempt: Attempt,
-    /// Records that the handler is called. The attempt has the same meter, but a layer may replace the attempt.
+    /// Records when the handler is called. The attempt has the same meter, but a layer may replace the attempt.
     meter: Meter,
 }
 

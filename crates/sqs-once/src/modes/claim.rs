@@ -182,7 +182,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         )))
     }
 
-    /// Interprets the answer to a request of a claim.
+    /// Interprets the response to a claim's request.
     fn answer<T>(
         &self,
         answered: Result<Answered<T>, GivenUp>,
@@ -204,7 +204,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Takes what was claimed. If the process died too often while the message ran alone, the handler does not run.
+    /// Prepares what follows a successful claim. If the process died too often while the message ran alone, nothing runs.
     ///
     /// The rare ends are boxed, so that the future of every other message is smaller.
     async fn held(

@@ -117,7 +117,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         };
         // If the handler had its effect in another system, we leave the claim, so that no retry repeats the effect at once.
         let is_effect_elsewhere = L::IS_WRITTEN && with.is_empty();
-        // The order matters: the record is too large and wasn't sent; a commit may have been applied; a claim stays; an inbox.
+        // The order matters: the record is too large and wasn't sent; a commit may have been applied; a claim stays; all else.
         Ok(match error {
             StoreError::ItemTooLarge { .. } if !is_effect_elsewhere => {
                 return Err(Err(NoOutput::Failed(Failure::permanent(error.to_string()))));
@@ -135,8 +135,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         })
     }
 
-    /// Stores the output where the settings say, and returns the result for the record, with the memory to hold for a
-    /// large one until it is written.
+    /// Stores the output where the settings say, and returns the result for the record, together with the permit for a
+    /// large one's memory until it is written.
     async fn store(
         &self,
         operation: &Operation,
@@ -391,7 +391,7 @@ fn unrecorded(error: String, cause: StoreError) -> Outcome {
     Outcome::FailureUnrecorded { error, cause }
 }
 
-/// Returns the outcome in a record that another write of this worker has put there.
+/// Returns the outcome in a record that this worker wrote with an earlier swap.
 fn recorded(record: Record) -> Outcome {
     match record.state {
         State::Completed { result } => Outcome::Completed(result),
@@ -540,7 +540,8 @@ mod tests {
         }
     }
 
-    /// The store refuses the handler's writes while an earlier copy of them is in flight, and gets that before the next request.
+    /// The store refuses the handler's writes while an earlier copy of them is in flight. It applies the copy before the next
+    /// request.
     #[tokio::test]
     async fn commit_behind_its_refusal_is_the_outcome() {
         let mut late = None;
@@ -567,7 +568,7 @@ mod tests {
             assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
         }
     }
-    /// Before each write, another worker puts the next of the records.
+    /// Before each write, another worker replaces the record.
     #[tokio::test]
     async fn inbox_answers_with_what_its_last_commit_found() {
         let deadline = Deadline::after(Timestamp::now(), 20 * SECOND, SECOND);

@@ -25,7 +25,7 @@ use crate::{
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
-    /// What the mode remembers of an operation while its handler runs.
+    /// What the mode remembers about an operation while its handler runs.
     #[doc(hidden)]
     type Claim: Send + 'static;
 
@@ -82,7 +82,7 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
 pub enum Claimed<C> {
     /// The handler may run.
     Run {
-        /// What the mode remembers of the operation.
+        /// What the mode remembers about the operation.
         claim: C,
         /// The earlier attempts.
         history: History,

@@ -23,7 +23,7 @@ pub struct Claim {
     pub sent_at: Option<Timestamp>,
     /// Name of the queue.
     pub source: Option<String>,
-    /// The worker's clock, read before the request is sent: a slow answer shortens the lease.
+    /// The worker's clock, read before the request is sent: a slow response only shortens the lease.
     pub now: Timestamp,
     /// End of the lease.
     pub lease_until: Timestamp,
@@ -37,7 +37,7 @@ pub struct Claim {
 /// What a claim does about the record that it found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// There is no record, or it has expired: the claim writes a first one.
+    /// There is no record, or it has expired: the claim writes a new one.
     First,
     /// The claim replaces the record, and keeps its history.
     Over,
@@ -199,7 +199,7 @@ impl Claim {
         }
     }
 
-    /// Returns whether the record may have this payload: also if one side has no fingerprint, or if the fingerprints have
+    /// Returns whether the record may have this payload. It may, if one side has no fingerprint, or if the fingerprints have
     /// two different known schemes, because then the setting changed during the record's retention.
     fn has_payload_of(&self, record: &Record) -> bool {
         Fingerprint::may_be_same(&record.fingerprint, &self.fingerprint)

@@ -37,9 +37,9 @@ pub enum End {
 /// Whether a permanently failed attempt had its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It may have.
+    /// It may have had its effect.
     Possible,
-    /// It certainly had none.
+    /// It certainly had no effect.
     None,
     /// The called system has answered that it did nothing for this call key and never will.
     Declined,

@@ -77,7 +77,7 @@ impl CrashWaits {
 pub enum Standing {
     /// The handler runs beside others.
     Clear,
-    /// The handler may have ended its process: it runs alone.
+    /// The handler may have ended its process, so it runs alone.
     Suspect {
         /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,

@@ -351,7 +351,7 @@ impl Fingerprint {
         self.0.split_once(':').map(|(_, scheme)| scheme)
     }
 
-    /// Returns whether two payloads may be the same: also if one has no fingerprint, or if the two can't be compared.
+    /// Returns whether two payloads may be the same. They may, if one has no fingerprint, or if the two can't be compared.
     pub(crate) fn may_be_same(one: &Option<Self>, other: &Option<Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => !one.differs_from(other),

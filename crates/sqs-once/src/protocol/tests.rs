@@ -219,7 +219,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     let before = Rejection::FailedBefore("declined".into());
     for at in [sent, sent + SECOND] {
         assert_eq!(rejected(&failed(at), &claim()), before);
-        // Also while a later message holds the claim, or has left it.
+        // Even while a later message holds the claim, or after that has ended.
         for lease_until in [ago(SECOND), NOW + MINUTE] {
             let mut claimed = failed(at);
             claimed.state = State::InProgress { lease_until };
@@ -235,7 +235,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     };
     assert_eq!(decide(Some(&earlier), &corrected), Decision::Over);
     assert_eq!(decide(Some(&failed(NOW)), &corrected), Decision::Over);
-    // Each payload has a failure of its own. A payload that cannot be compared has each of them.
+    // Each payload has a failure of its own. A payload that can't be compared matches all of them.
     let mut both = failed(sent);
     both.failures.insert(
         0,
@@ -252,7 +252,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
         ..claim()
     };
     assert_eq!(rejected(&both, &no_fingerprint), expired);
-    // Without a time, the id tells.
+    // If nobody knows when the message was sent, its id decides.
     let unknown = Claim {
         sent_at: None,
         ..claim()
@@ -573,7 +573,7 @@ fn failure_keeps_or_closes_open_attempts() {
             (ended.expires_at, ended.last_error()),
             (99, Some("expired"))
         );
-        // It replaces the failure of its payload.
+        // It replaces the earlier failure of its payload.
         assert_eq!((ended.failures.len(), ended.failures[0].at), (1, now));
         assert_eq!(ended.exclusive_attempts, 0);
         assert_eq!(
@@ -701,7 +701,7 @@ fn undone_claim_leaves_the_record_as_before() {
         state: State::InProgress {
             lease_until: NOW + SECOND,
         },
-        // The lease of the attempt alone was longer.
+        // The attempt ran alone, so its lease was longer.
         expires_at: record.expires_at.max((NOW + 120 * MINUTE).as_secs_ceil()),
         ..record
     };

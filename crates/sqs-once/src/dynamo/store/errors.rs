@@ -1,4 +1,4 @@
-//! Errors of the store: their wording, and records that cannot be read.
+//! Errors of the store, and their wording.
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 

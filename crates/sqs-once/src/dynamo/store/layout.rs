@@ -1,4 +1,4 @@
-//! [`Layout`]: key schema and TTL attribute of the table, and the types of its attributes.
+//! [`Layout`]: key schema and TTL attribute of the table, and the types of a record's attributes.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ const MAX_SORT_KEY_BYTES: usize = 1024;
 /// Maximum size of an attribute name in a key or an index, in bytes (the same page).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Attributes of a record of type S.
+/// A record's attributes of type S.
 const TEXTS: [&str; 10] = [
     "failures",
     "fingerprint",
@@ -27,7 +27,7 @@ const TEXTS: [&str; 10] = [
     "source",
     "status",
 ];
-/// Attributes of a record of type N.
+/// A record's attributes of type N.
 pub(super) const NUMBERS: [&str; 9] = [
     "attempts",
     "exclusive_attempts",

@@ -37,7 +37,7 @@ pub(crate) struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
-    /// A write that only changes a lease: a release or a renewal.
+    /// A write that only ends a lease: a release or an undo.
     Lease,
     /// A completion, a permanent failure, a commit, or any other write that records an effect.
     Other,

@@ -91,8 +91,8 @@ pub enum Outcome {
     /// A message before this one in its message group, or on a standard queue under its key, failed. The handler did
     /// not run.
     BehindFailure,
-    /// The circuit breaker is open, because the last handlers of this process failed one after the other. The
-    /// message was not claimed, and the handler did not run.
+    /// The circuit breaker is open: the last handlers of this process failed one after the other, or the called system
+    /// refuses everybody. The message was not claimed, and the handler did not run.
     CircuitOpen {
         /// Earliest time at which a message can show whether handlers succeed again.
         next_probe: Timestamp,

@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// The recorded end of an attempt that did not end the operation.
+/// How an attempt ended that did not settle the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AttemptEnd {
