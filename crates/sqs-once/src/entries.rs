@@ -3,7 +3,7 @@
 /// Splits a list at its commas, and trims each entry.
 ///
 /// Each entry begins with `start`, and a comma without `start` after it belongs to its entry. So with `/`, names in
-/// JSON pointers may have commas; with an empty text, every comma separates two entries.
+/// JSON pointers may have commas; with an empty `start`, every comma separates two entries.
 #[must_use]
 pub fn entries<'t>(list: &'t str, start: &str) -> Vec<&'t str> {
     let mut ends: Vec<_> = list

@@ -90,7 +90,7 @@ impl<T: DeserializeOwned + Send> FromMessage for Json<T> {
     }
 }
 
-/// A body that is text.
+/// A body as plain text.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, Text, handler_fn};

@@ -22,8 +22,8 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// An error type of your own keeps its kinds if it implements [`Classify`].
 ///
 /// The text of the error and its causes is logged. If the failure is permanent, the record stores the text
-/// too. Keep payload out of it. The texts of `serde_json` quote the JSON that they can't read, so a `Failure` replaces
-/// them, as [`InvalidMessage::json`] does.
+/// too. Keep payload out of it. The error texts of `serde_json` quote the JSON that it can't read, so a `Failure`
+/// replaces them, as [`InvalidMessage::json`] does.
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};
@@ -80,7 +80,7 @@ impl FailureKind {
 }
 
 impl Failure {
-    /// Creates a retryable failure from an error or a text, as `?` does.
+    /// Creates a retryable failure from an error or a string, as `?` does.
     ///
     /// ```
     /// let failure = sqs_once::Failure::retryable("the gateway answered 503");
@@ -90,7 +90,7 @@ impl Failure {
         Self::new(FailureKind::Retryable, why)
     }
 
-    /// Creates a failure without an effect, from an error or a text.
+    /// Creates a failure without an effect, from an error or a string.
     ///
     /// ```
     /// let failure = sqs_once::Failure::no_effect("the gateway refused the connection");
@@ -100,7 +100,7 @@ impl Failure {
         Self::new(FailureKind::NoEffect, why)
     }
 
-    /// Creates a permanent failure from an error or a text.
+    /// Creates a permanent failure from an error or a string.
     ///
     /// ```
     /// let failure = sqs_once::Failure::permanent("the gateway answered 400");
@@ -110,7 +110,7 @@ impl Failure {
         Self::new(FailureKind::Permanent, why)
     }
 
-    /// Creates a permanent failure from an error or a text, for an attempt that certainly had no effect.
+    /// Creates a permanent failure from an error or a string, for an attempt that certainly had no effect.
     ///
     /// ```
     /// let failure = sqs_once::Failure::permanent_no_effect("the amount is 0");
@@ -255,7 +255,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The beginnings of those texts of `serde` that quote their input.
+/// How `serde`'s error texts start if they quote their input.
 const QUOTING: [&str; 6] = [
     "invalid type: ",
     "invalid value: ",
@@ -265,15 +265,15 @@ const QUOTING: [&str; 6] = [
     "duplicate field `",
 ];
 
-/// Removes the JSON that `serde_json` quotes from a text. Errors such as `anyhow::Error` and `#[error(transparent)]`
-/// show its text as their own.
+/// Removes the JSON that `serde_json` quotes from an error text, because errors such as `anyhow::Error` and
+/// `#[error(transparent)]` show such a text as their own.
 fn without_json(text: &str) -> Cow<'_, str> {
     let quoting = QUOTING.iter().filter_map(|start| text.find(start)).min();
     if let Some(start) = quoting {
         let before = &text[..start];
         return format!("{before}JSON can't be read: a value is not of the expected type").into();
     }
-    // Any other text with a place comes from a syntax error, or from the user's own `Deserialize`.
+    // Any other text with a line and a column comes from a syntax error, or from the user's own `Deserialize`.
     match text.rsplit_once(" at line ") {
         Some((_, place)) if place.contains(" column ") => {
             format!("JSON can't be read, at line {place}").into()
@@ -365,8 +365,8 @@ pub trait ResultExt<T>: sealed::Sealed {
     /// Returns the failure if `self` is an error.
     fn no_effect(self) -> Result<T, Failure>;
 
-    /// Converts the error to a permanent failure [without an effect](Failure::permanent_no_effect): a check
-    /// before the first side effect.
+    /// Converts the error to a permanent failure [without an effect](Failure::permanent_no_effect). Use it for
+    /// checks before the first side effect.
     ///
     /// # Errors
     ///

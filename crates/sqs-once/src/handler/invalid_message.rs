@@ -12,7 +12,7 @@ const MIN_BASE64: usize = 16;
 const CURE: &str = "send the JSON as it is, or decode the body in your own `FromMessage`, with a key in code or from an \
      attribute (examples/own_body.rs)";
 
-/// Why a message can never be processed, without any of its payload. `?` converts texts to it.
+/// Why a message can never be processed, without any of its payload. `?` converts a string to it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidMessage(pub(crate) String);
@@ -38,7 +38,7 @@ impl InvalidMessage {
 
     /// Creates the error for a body that is not the JSON that the handler takes.
     ///
-    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), except for a missing field,
+    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field,
     /// where they quote the handler's type. A path would quote payload too: the keys of a map. The only value
     /// that we quote is the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
@@ -92,7 +92,7 @@ impl InvalidMessage {
             }
             _ => "not valid JSON".to_owned(),
         };
-        // Inside a tagged enum, serde does not know the place.
+        // Inside a tagged enum, serde doesn't know the line and the column.
         let place = match (error.line(), error.column()) {
             (0, _) => String::new(),
             (line, column) => format!(", at line {line}, column {column}"),

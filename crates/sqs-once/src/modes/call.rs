@@ -1,4 +1,4 @@
-//! What runs between a claim and its end: [`begin`] makes the attempt, [`call`] asks the lookup and calls the handler.
+//! What runs between a claim and its end: [`begin`] makes the attempt, [`call`] calls the lookup and the handler.
 
 use super::{
     Mode, Operation, Outcome, RetryableError,

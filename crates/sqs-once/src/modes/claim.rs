@@ -68,7 +68,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         run_work(self, turns, operation, work).await
     }
 
-    /// Reads the record of a message that may have one. Nothing is written before the end.
+    /// Reads the record of a message that may have one. Writes nothing: the first write is the end.
     async fn opened(&self, operation: &Operation) -> Claimed<Held> {
         let claim = self.records.claim(operation, self.records.now(), None);
         let mut found = None;

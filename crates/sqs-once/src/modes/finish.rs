@@ -135,8 +135,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         })
     }
 
-    /// Stores the output where the settings say, and returns the result for the record, together with the permit for a
-    /// large one's memory until it is written.
+    /// Stores the output where the settings say, and returns the result for the record. For a large output, also returns the
+    /// permit for its memory, to be held until the record is written.
     async fn store(
         &self,
         operation: &Operation,

@@ -20,8 +20,8 @@ pub trait Lease: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 pub enum Leased {}
 
-/// Nothing is written before the end, which commits with the handler's writes: for handlers whose only effect is those
-/// writes. See [`Inbox`](super::Inbox).
+/// Nothing is written until the attempt ends, and that commits with the handler's writes: for handlers whose only effect
+/// is those writes. See [`Inbox`](super::Inbox).
 #[derive(Clone, Copy, Debug)]
 pub enum Unleased {}
 

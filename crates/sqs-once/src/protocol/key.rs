@@ -205,7 +205,7 @@ impl KeyBuilder {
     ///
     /// # Errors
     ///
-    /// [`KeyError::EmptyPart`], if it is an empty text.
+    /// [`KeyError::EmptyPart`], if the part is an empty string.
     pub(crate) fn push(&mut self, part: &KeyPart<'_>) -> Result<(), KeyError> {
         self.append("#");
         match part {

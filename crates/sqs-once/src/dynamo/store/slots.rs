@@ -88,7 +88,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// Makes the slot hold a permit of batched writes too.
+    /// Makes the slot also hold a permit for batched writes.
     pub(crate) fn with_pace(self, pace: Option<OwnedSemaphorePermit>) -> Self {
         Self {
             _pace: pace,

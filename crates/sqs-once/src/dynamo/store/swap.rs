@@ -115,7 +115,7 @@ fn item<'a>(
 /// Returns an upper bound for the size of these attributes in bytes, by DynamoDB's rules (*Amazon DynamoDB Developer
 /// Guide*, "DynamoDB item sizes and formats").
 ///
-/// Names and texts count with their UTF-8 bytes. For a number, we assume the maximum of 21 bytes.
+/// Names and strings have the size of their UTF-8. For a number, we assume the maximum of 21 bytes.
 fn size<'a>(attributes: impl Iterator<Item = (&'a str, RecordValue<'a>)>) -> usize {
     let bytes = attributes.map(|(name, value)| match value {
         RecordValue::Text(text) => name.len() + text.len(),

@@ -19,7 +19,7 @@ pub(super) struct BatchingState {
     silent_since: Option<Instant>,
     rest: Option<Pause>,
     end: Option<Pause>,
-    /// Whether the metrics still lack the end.
+    /// Whether the end hasn't been reported to the metrics yet.
     is_unreported: bool,
 }
 
