@@ -1,4 +1,4 @@
-//! [`Deadline`]: the time limits of an invocation, with time kept back for outcomes and the response.
+//! [`Deadline`]: the time limits of an invocation, with a reserve for outcomes and the response.
 
 use std::time::Duration;
 
@@ -48,11 +48,11 @@ pub(crate) const MEMORY_OF_A_VCPU: u32 = 1769;
 /// The smallest memory size of a function, in MB.
 pub(crate) const LEAST_MEMORY: u32 = 128;
 
-/// CPU time that one message costs after *stop*, on a whole vCPU: its part of the response, its metrics, and
-/// the memory to free. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
+/// CPU time that one message costs after handlers are cut off, on a whole vCPU: its part of the response, its metrics,
+/// and the memory to free. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
 const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 
-/// Time that each message needs after *stop* in a function with this much memory. More than one vCPU does not
+/// Time that each message needs after the cutoff in a function with this much memory. More than one vCPU does not
 /// help, because a single thread does this work.
 pub(crate) fn reserve_per_message(memory_mb: u32) -> Duration {
     WORK_PER_MESSAGE * MEMORY_OF_A_VCPU / memory_mb.clamp(LEAST_MEMORY, MEMORY_OF_A_VCPU)
@@ -168,9 +168,9 @@ impl Deadline {
         Self { start_by, ..self }
     }
 
-    /// Returns whether a claimed operation may begin at this time of the wall clock. A claim takes time, and Lambda may
-    /// have frozen the process until its lease was over. We do not use up the lease margin: a worker whose clock is
-    /// ahead sees the lease expire earlier.
+    /// Returns whether a claimed operation may begin at this wall-clock time. A claim takes time, and Lambda may have
+    /// frozen the process until its lease was over. We do not use up the lease margin: a worker whose clock is ahead
+    /// sees the lease expire earlier.
     pub(crate) fn may_begin(&self, now: Timestamp) -> bool {
         self.may_start() && !self.has_ended(now)
     }
@@ -181,13 +181,13 @@ impl Deadline {
         now > self.invocation_end
     }
 
-    /// Returns a deadline until whose end a handler may start.
+    /// Returns this deadline without a minimum time: a handler may start until the cutoff.
     pub(crate) fn without_min_time(self) -> Self {
         let start_by = self.handler_cutoff;
         Self { start_by, ..self }
     }
 
-    /// Returns a deadline by which no handler starts.
+    /// Returns this deadline, but no handler may start any more.
     pub(crate) fn without_starts(self) -> Self {
         let start_by = system::instant();
         Self { start_by, ..self }
@@ -205,7 +205,7 @@ impl Deadline {
         self.invocation_end
     }
 
-    /// Returns the time left for handlers. Zero once handlers are cut off.
+    /// Returns the time left for handlers: zero once they are cut off.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.handler_cutoff

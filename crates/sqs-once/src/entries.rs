@@ -1,9 +1,9 @@
-//! [`entries`]: the one splitter of lists in settings.
+//! [`entries`]: splits the lists in settings.
 
-/// Splits a list at its commas. White space around an entry is no part of it.
+/// Splits a list at its commas, and trims each entry.
 ///
-/// Each entry begins with `start`: a comma that is not before one belongs to its entry. So with `/`, names in JSON
-/// pointers may have commas; with an empty text, every comma separates two entries.
+/// Each entry begins with `start`, and a comma without `start` after it belongs to its entry. So with `/`, names in
+/// JSON pointers may have commas; with an empty `start`, every comma separates two entries.
 #[must_use]
 pub fn entries<'t>(list: &'t str, start: &str) -> Vec<&'t str> {
     let mut ends: Vec<_> = list

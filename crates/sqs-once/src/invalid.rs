@@ -1,4 +1,4 @@
-//! [`InvalidValue`]: the error for a setting with a value that it does not accept.
+//! [`InvalidValue`]: the error for a value that a setting does not accept.
 
 use std::borrow::Cow;
 

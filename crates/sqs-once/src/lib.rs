@@ -32,19 +32,19 @@
 //!
 //! # Eight programs
 //!
-//! Each is one screen of [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples), and
-//! a test runs it.
+//! Those in [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples) fit on one screen
+//! each, and tests run them.
 //!
 //! | program | shows |
 //! | --- | --- |
-//! | `existing_main.rs` | a `main` that exists, with its own subscriber and SDK configuration: [`Consumer::invoke`] |
-//! | `shared_state.rs` | state by reference: [`handler_with`]; a closure that captures |
-//! | `key_in_code.rs` | the key of a small struct: [`Consumer::key_by`]; of pointers; of an attribute |
+//! | `existing_main.rs` | an existing `main` with its own subscriber and SDK configuration: [`Consumer::invoke`] |
+//! | `shared_state.rs` | shared state: borrowed ([`handler_with`]), or captured by a closure |
+//! | `key_in_code.rs` | a key from a small struct: [`Consumer::key_by`]; from JSON pointers; from an attribute |
 //! | `own_errors.rs` | an error type that knows its kind: [`Classify`] |
 //! | `own_body.rs` | a body that isn't JSON: [`FromMessage`] |
 //! | `two_kinds.rs` | two kinds of message in one queue, by attribute |
 //! | `start_workflow.rs` | one Step Functions workflow for each operation, under its [call key](Attempt::call_key) |
-//! | `middleware.rs` | `tower` layers around each message: [`Handler::layer`]; a metric of one's own: [`Attempt::metric`] |
+//! | `middleware.rs` | `tower` layers around each message: [`Handler::layer`]; your own metric: [`Attempt::metric`] |
 //!
 //! # Layout
 //!
@@ -57,7 +57,7 @@
 //! | [`modes`] | modes, which process one operation once: [`Once`], [`Inbox`], [`ItemMode`]; [`Outcome`] |
 //! | [`Handler`], [`Attempt`], [`Failure`], [`Done`], [`Event`] | your code, its arguments and its output |
 //! | [`store`] | records: [`DynamoStore`](store::DynamoStore), [`MemoryStore`](store::MemoryStore) |
-//! | [`protocol`] | rules as pure functions: conditions of claims, meaning of failed conditions |
+//! | [`protocol`] | the rules as pure functions: when a claim succeeds, and what it means if its condition fails |
 //! | [`aws`], [`telemetry`] | the SDK configured for Lambda; logs and metrics |
 //!
 //! # Features
@@ -88,7 +88,7 @@
 //! [docs/concepts.md](https://github.com/sqs-once/sqs-once/blob/main/docs/concepts.md).
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Tests may read the clock; the library reads it in `system` alone.
+// Tests may read the clock; the library reads it only in `system`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod aws;

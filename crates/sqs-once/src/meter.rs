@@ -1,4 +1,4 @@
-//! [`Meter`]: what is noted of one message while it runs, such as the latency of its store requests, and the handler's own
+//! [`Meter`]: measures one message while it runs: the latency of its store requests, for example, and the handler's own
 //! metrics.
 
 use std::{
@@ -42,7 +42,7 @@ macro_rules! amounts {
 
 amounts! { u8 u16 u32 u64 usize i8 i16 i32 i64 isize f32 f64 }
 
-/// Notes what happens to one message. Clones share the readings.
+/// Records what happens to one message. Clones share the readings.
 #[derive(Clone, Debug, Default)]
 pub struct Meter(Arc<Mutex<Readings>>);
 
@@ -52,17 +52,17 @@ pub struct Readings {
     /// Time from each claim or settlement to its response, or until the worker stopped waiting. A request for
     /// several messages adds its time to each of them.
     pub latencies: Vec<Duration>,
-    /// True if the store gave up batched writes after one of these requests.
+    /// True if the store stopped batching writes after one of these requests.
     pub batches_ended: bool,
-    /// True if a message of another queue completed the operation.
+    /// True if a message from another queue completed the operation.
     pub other_queue: bool,
-    /// Of a duplicate: how often the operation was claimed until it was completed.
+    /// For a duplicate: how often the operation was claimed until it was completed.
     pub attempts: u64,
-    /// Of a duplicate: the generation of the call key under which the operation was completed.
+    /// For a duplicate: the generation of the call key under which the operation was completed.
     pub generation: u64,
-    /// Of a duplicate: how long ago the operation was completed.
+    /// For a duplicate: how long ago the operation was completed.
     pub age: Option<Duration>,
-    /// True while a layer holds the message, and has not called the handler.
+    /// True while a layer holds the message and hasn't called the handler yet.
     pub in_layer: bool,
     /// The handler's own metrics.
     pub own: Vec<(&'static str, Unit, f64)>,
@@ -75,34 +75,34 @@ impl Meter {
         request.inspect(move |_| self.lock().latencies.push(system::elapsed(sent)))
     }
 
-    /// Notes that the store gave up batched writes.
+    /// Records that the store stopped batching writes.
     pub fn batches_ended(&self) {
         self.lock().batches_ended = true;
     }
 
-    /// Notes that a message of another queue completed the operation.
+    /// Records that a message from another queue completed the operation.
     pub fn other_queue(&self) {
         self.lock().other_queue = true;
     }
 
-    /// Notes how an operation was completed whose duplicate this message is.
+    /// Records how the operation was completed, if this message is a duplicate.
     pub fn completed(&self, attempts: u64, generation: u64, age: Duration) {
         let mut readings = self.lock();
         (readings.attempts, readings.generation) = (attempts, generation);
         readings.age = Some(age);
     }
 
-    /// Notes whether a layer holds the message, and has not called the handler.
+    /// Records whether a layer holds the message and hasn't called the handler yet.
     pub(crate) fn set_in_layer(&self, in_layer: bool) {
         self.lock().in_layer = in_layer;
     }
 
-    /// Returns whether a layer holds the message, and has not called the handler.
+    /// Returns whether a layer holds the message and hasn't called the handler yet.
     pub(crate) fn is_in_layer(&self) -> bool {
         self.lock().in_layer
     }
 
-    /// Notes a metric of the handler.
+    /// Adds a value to one of the handler's own metrics.
     pub(crate) fn own(&self, name: &'static str, unit: Unit, Amount(value): Amount) {
         if value.is_finite() {
             self.lock().own.push((name, unit, value));

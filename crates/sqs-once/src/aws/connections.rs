@@ -18,31 +18,30 @@ use aws_smithy_runtime_api::client::{
 use super::explain::NoResponse;
 use crate::{protocol::Timestamp, system::timeout};
 
-/// A connection has rested when it got no response for this long, by the wall clock. The monotonic clock
+/// A connection *has rested* if its last response was this long ago, in wall-clock time. The monotonic clock
 /// stands still while Lambda has the process frozen.
 const REST: Duration = Duration::from_secs(5);
-/// Maximum number of connections that are watched.
+/// Maximum number of connections that we watch.
 const MOST: usize = 512;
 
 /// A connector that gives a request less time if its connection has rested. After one rested connection has
 /// failed, it uses none of the others.
 ///
-/// While Lambda has a process frozen, every pooled connection can die, closed or silent. A time limit for all
-/// requests cannot tell a dead connection from a slow table, but we can tell by how long the connection was
-/// idle.
+/// While Lambda has a process frozen, every pooled connection can die, with or without notice. With one time limit
+/// for all requests, we couldn't tell a dead connection from a slow table. How long the connection was idle tells us.
 ///
 /// The connections of one client go to a few endpoints in one Region, so we treat all of them as one pool.
 #[derive(Debug)]
 pub(super) struct Watched {
     connector: SharedHttpConnector,
-    /// Time for a request on a rested connection.
+    /// Time limit for a request on a rested connection.
     limit: Duration,
     clock: fn() -> Timestamp,
     known: Arc<KnownConnections>,
 }
 
-/// Connections that have brought a response, by their local address. The port of a closed connection may come
-/// back. The new connection is then taken for a rested one, which costs at most one more request.
+/// Connections that have had a response, by local address. A new connection may get the port of a closed one.
+/// We then take it for a rested one, which costs at most one more request.
 #[derive(Debug, Default)]
 struct KnownConnections(Mutex<HashMap<SocketAddr, Connection>>);
 
@@ -76,7 +75,7 @@ impl Watched {
 
 impl HttpConnector for Watched {
     fn call(&self, mut request: HttpRequest) -> HttpConnectorFuture {
-        // The SDK's interceptor for broken connections captures it already.
+        // The SDK's interceptor for broken connections has already captured it.
         let captured = request.extension::<CaptureSmithyConnection>().cloned();
         let used = captured.unwrap_or_else(|| {
             let capture = CaptureSmithyConnection::new();
@@ -137,13 +136,12 @@ impl KnownConnections {
         known.insert(address, Connection { metadata, answered });
     }
 
-    /// Forgets a connection that failed. If it had rested, the pool uses none of the rested connections any
-    /// more.
+    /// Forgets a connection that failed. If it had rested, the pool drops all rested connections.
     fn failed(&self, used: &CaptureSmithyConnection, sent: Timestamp) {
         let all = self.is_rested(used, sent);
         let mut known = self.lock();
         if all {
-            // We keep them in the map, because requests may be on their way on them.
+            // We keep them in the map, because they may have requests in flight.
             let rested = known.values().filter(|known| known.had_rested(sent));
             rested.for_each(|connection| connection.metadata.poison());
         }

@@ -1,4 +1,4 @@
-//! Explains failed requests to any service of AWS, for logs and errors.
+//! Explains failed requests to any AWS service, for logs and errors.
 
 use std::{error::Error, iter::successors};
 
@@ -16,7 +16,7 @@ pub(crate) struct NoResponse;
 /// Explains a failed request: the code of the service's error with `advice`, and the request id. The text leaves out
 /// request and response, which contain payload.
 ///
-/// `advice` is given the code and says what to do, or nothing. A refused signature is explained here.
+/// `advice` gets the code, and may say what to do. If AWS refused the signature, this function does so itself.
 pub(crate) fn explain<E>(
     error: &SdkError<E>,
     advice: impl FnOnce(&str, &E) -> Option<String>,
@@ -86,7 +86,7 @@ pub(crate) fn reason_of_denial(message: Option<&str>) -> String {
     format!("the reason of AWS: {reason}")
 }
 
-/// Returns an error and its causes in one line.
+/// Returns an error and its causes on one line.
 pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
     let texts: Vec<_> = sources(error).map(ToString::to_string).collect();
     let joined = texts.join(": ");

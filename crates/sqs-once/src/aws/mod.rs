@@ -21,9 +21,9 @@ use connections::Watched;
 
 use crate::protocol::Timestamp;
 
-/// Time to connect. The endpoint is in the same Region, and a lost first packet is sent again after a second.
+/// Time limit for connecting. The endpoint is in the same Region, and TCP resends a lost first packet after a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for a request on a connection that has rested.
+/// Time limit for a request on a connection that has rested.
 const RESTED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns an SDK configuration for Lambda: Region, credentials and endpoint from the environment, one HTTP
@@ -32,15 +32,15 @@ const RESTED_TIMEOUT: Duration = Duration::from_secs(1);
 /// | bound | value | why |
 /// | --- | --- | --- |
 /// | connecting | 2 s | the endpoint is in the same Region, and the first packet may be lost once |
-/// | a request on a connection that has rested for 5 s | 1 s | the connection may have died while Lambda had the process frozen |
+/// | a request on a connection that was idle for 5 s | 1 s | the connection may have died while Lambda had the process frozen |
 /// | one operation | 5 s | a slow table still responds in this time; the caller also stops at the invocation's deadline |
-/// | attempts | 4 | with 50 ms to 500 ms between them, jittered; the modes also repeat their writes |
+/// | attempts | 4 | with random waits of up to 50, 100 and 200 ms between them; the modes also retry their writes |
 ///
-/// A connection rests from its last response to its next request, by the wall clock. After one rested
-/// connection has failed, the client uses none of the others that have rested, and opens new ones.
+/// A connection is idle from its last response to its next request, in wall-clock time. After one idle
+/// connection has failed, the client drops the others that were idle for 5 s, and opens new ones.
 ///
-/// The SDK's defaults have no timeout at all, and wait a second before the first retry. You can also pass a
-/// client that you configured yourself, which then decides how long a request may take.
+/// By default, the SDK limits only the time to connect, and waits up to a second before the first retry. You can
+/// also pass a client that you configured yourself, which then decides how long a request may take.
 ///
 /// ```no_run
 /// # async fn run() {
@@ -60,11 +60,11 @@ pub async fn config() -> SdkConfig {
         .await
 }
 
-/// Time to connect of the SDK's defaults.
+/// The SDK's default time limit for connecting.
 const CONNECT_TIMEOUT_OF_SDK: Duration = Duration::from_millis(3100);
 
 /// Adds to a configuration what [`config`] has and the SDK's defaults lack: time limits, quick retries, and the HTTP client
-/// that drops rested connections. What the configuration sets itself stays.
+/// that drops rested connections. Keeps what the configuration sets itself.
 pub(crate) fn completed(config: SdkConfig) -> SdkConfig {
     let limits = timeouts();
     let set = config

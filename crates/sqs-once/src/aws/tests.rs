@@ -1,4 +1,4 @@
-//! A thaw, and a slow table: the real SDK talks to a server whose connections die while this process rests.
+//! A thaw, and a slow table: the real SDK talks to a server whose connections die while this process is idle.
 
 use std::{
     cell::Cell,
@@ -122,7 +122,7 @@ impl Server {
             Death::Silent => state.silent = state.connections.len(),
             Death::Closed => {
                 for connection in &state.connections {
-                    // A client may have closed it.
+                    // The client may have closed it already.
                     let _ = connection.shutdown(std::net::Shutdown::Both);
                 }
             }
@@ -140,7 +140,7 @@ impl Server {
     }
 }
 
-/// Reads one request with its body. `None` at the end of the connection.
+/// Reads one request with its body. `None` if the connection has ended.
 fn read_request(stream: &mut TcpStream) -> Option<String> {
     let (mut read, mut buffer) = (Vec::new(), [0; 4096]);
     loop {
@@ -162,7 +162,7 @@ fn read_request(stream: &mut TcpStream) -> Option<String> {
     }
 }
 
-/// The configuration of [`config`], without TLS, with the clock of this test.
+/// What [`config`] returns, but without TLS and with this test's clock.
 fn sdk_config(address: SocketAddr, limit: Duration) -> SdkConfig {
     let connector = SharedHttpConnector::new(Connector::builder().build_http());
     let watched = SharedHttpConnector::new(Watched::new(connector, limit, now));
@@ -243,7 +243,7 @@ async fn batch_after_a_thaw_fails_no_message() {
         assert_eq!(batch(&once, 0).await, [""; 0], "{case}");
         let took = started.elapsed();
         assert!(took < Duration::from_secs(3), "{case}: {took:?}");
-        // At most one dead connection for each message, or one for a batched write of all.
+        // At most one dead connection for each message, or one if a batched write carries them all.
         let lost = server.lost.load(SeqCst);
         let most = if grouping { 1 } else { 10 };
         assert!(lost <= most, "{case}: {lost} lost");
@@ -275,7 +275,7 @@ async fn one_message_after_a_thaw_uses_one_dead_connection() {
     }
 }
 
-/// The SDK repeats a call to SQS.
+/// The SDK retries a call to SQS.
 #[tokio::test]
 async fn call_to_sqs_after_a_thaw_is_answered() {
     for death in [Death::Closed, Death::Silent] {
@@ -294,8 +294,8 @@ async fn call_to_sqs_after_a_thaw_is_answered() {
     }
 }
 
-/// A table that is slower than the limit for a rested connection, at a fifth of real times: ten batches, one
-/// right after the other.
+/// A table that is slower than the limit for a rested connection, at a fifth of the real times: ten batches, back
+/// to back.
 #[tokio::test]
 async fn slow_table_gets_two_requests_a_message() {
     let (server, address) = Server::start();
@@ -329,7 +329,7 @@ async fn rested_connection_that_lives_is_used() {
     assert_eq!(server.connections(), 10);
 }
 
-/// The SDK's defaults have no time limits. With the client of `config`, no connection of before a freeze is used.
+/// The SDK's defaults limit only the time to connect, and their client uses connections from before a freeze.
 #[test]
 fn configuration_of_defaults_gets_limits_and_client() {
     let defaults = SdkConfig::builder()

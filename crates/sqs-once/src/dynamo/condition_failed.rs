@@ -7,7 +7,7 @@ use crate::{
     handler::Failure,
 };
 
-/// Returns what to write instead after failed condition checks, or the failure.
+/// Decides what to write instead after failed condition checks, or fails.
 pub(crate) type OnConditionFailed<T> =
     Box<dyn FnOnce(&ConditionFailed) -> Result<T, Failure> + Send>;
 
@@ -21,7 +21,7 @@ pub struct ConditionFailed(Vec<FailedWrite>);
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FailedWrite {
-    /// Position among the handler's writes, from 0.
+    /// Position among the handler's writes, counted from 0.
     pub index: usize,
     /// Label of the write ([`Write::label`](crate::dynamo::write::Write::label)).
     pub label: Option<Cow<'static, str>>,

@@ -1,4 +1,4 @@
-//! [`Done`]: what a handler returns if its DynamoDB writes commit together with the record.
+//! [`Done`]: what a handler returns to commit DynamoDB writes together with the record.
 
 use std::fmt;
 
@@ -54,14 +54,14 @@ impl<O: Serialize + Send> HandlerOutput for Done<O> {
 ///
 /// # Limits
 ///
-/// There are at most [`MAX_WRITES`] writes and events with 4 MB in total, and each write must be to a
+/// A `Done` can have up to [`MAX_WRITES`] writes and events, with 4 MB in total, and each write must be to a
 /// different item. A transaction consumes twice the write units of its writes.
 ///
 /// # Failed condition checks
 ///
-/// If the operation is completed, nothing is written. If the condition of a write fails, the operation fails
-/// permanently, unless [`on_condition_failed`](Self::on_condition_failed) returns a replacement. After
-/// conflicts with other transactions and after throttling, the worker repeats the commit until the deadline.
+/// If the operation is already completed, nothing is written. If the condition of a write fails, the operation
+/// fails permanently, unless [`on_condition_failed`](Self::on_condition_failed) returns a replacement. After
+/// conflicts with other transactions and after throttling, the worker retries the commit until the deadline.
 #[must_use = "the writes are made only if the handler returns this"]
 pub struct Done<O> {
     output: O,
@@ -81,7 +81,7 @@ impl<O> Done<O> {
         }
     }
 
-    /// Adds a write: a [`Write`], or a `Put`, `Update`, `Delete` or `ConditionCheck` of the SDK.
+    /// Adds a write: a [`Write`], or the SDK's `Put`, `Update`, `Delete` or `ConditionCheck`.
     pub fn with(mut self, write: impl IntoWrite) -> Self {
         self.writes.push(write.into_write().into_item());
         self

@@ -1,4 +1,4 @@
-//! Explains failed requests, for logs and errors.
+//! Explains failed requests to DynamoDB, for logs and errors.
 
 use std::{env, error::Error};
 
@@ -53,7 +53,7 @@ where
 /// The variable from which the SDK takes the account of DynamoDB's endpoint.
 const ACCOUNT_ID: &str = "AWS_ACCOUNT_ID";
 
-/// Explains a request that got no response. If it was not sent and [`ACCOUNT_ID`] is set, says so.
+/// Explains a request that got no response. If it was not sent and [`ACCOUNT_ID`] is set, names that as a possible cause.
 fn unsent<E: Error + 'static>(error: &SdkError<E>, account_is_set: bool) -> String {
     let why = unanswered(error);
     let (SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_)) = error else {
@@ -67,8 +67,8 @@ fn unsent<E: Error + 'static>(error: &SdkError<E>, account_is_set: bool) -> Stri
     )
 }
 
-/// Codes of requests that were throttled or collided with another write to the same item. All but the last
-/// two are the throttling codes of the AWS SDK (`THROTTLING_ERRORS` of `aws-runtime`).
+/// Codes for requests that were throttled or collided with another write to the same item. All but the last
+/// two are the AWS SDK's throttling codes (`THROTTLING_ERRORS` of `aws-runtime`).
 const CONTENDED: [&str; 16] = [
     "BandwidthLimitExceeded",
     "EC2ThrottledException",
@@ -88,7 +88,7 @@ const CONTENDED: [&str; 16] = [
     "ReplicatedWriteConflictException",
 ];
 
-/// Codes of requests that would fail again, because their content is invalid.
+/// Codes for requests that would fail again, because their content is invalid.
 const INVALID: [&str; 4] = [
     "IdempotentParameterMismatchException",
     "ItemCollectionSizeLimitExceededException",
@@ -101,7 +101,7 @@ pub fn is_contended(code: &str) -> bool {
     CONTENDED.contains(&code)
 }
 
-/// Creates the error of a request to `table` that failed for this reason.
+/// Creates the error for a request to `table` that failed for this reason.
 pub(crate) fn unavailable<E>(
     action: &'static str,
     key: &Key,
@@ -122,19 +122,19 @@ where
     }
 }
 
-/// Returns the name of a table as errors show it.
+/// Returns the name of a table, as errors show it.
 pub(crate) fn named(table: &str) -> String {
     format!("DynamoDB table `{table}`")
 }
 
-/// Classifies a failed request. DynamoDB's error codes are classified only here.
+/// Classifies a failed request. This is the only place that classifies DynamoDB's error codes.
 pub(crate) fn kind<E: ProvideErrorMetadata>(error: &SdkError<E>) -> RequestErrorKind {
     match error {
         SdkError::ConstructionFailure(_) => RequestErrorKind::Invalid,
         SdkError::ServiceError(context) => match context.err().code() {
             Some(code) if CONTENDED.contains(&code) => RequestErrorKind::Contended,
             Some(code) if INVALID.contains(&code) => RequestErrorKind::Invalid,
-            // DynamoDB's errors have a code, so a different server sent this response.
+            // DynamoDB's errors always have a code. Without one, another server sent the response.
             Some(_) if context.raw().status().is_client_error() => RequestErrorKind::Denied,
             _ => RequestErrorKind::Unanswered,
         },

@@ -4,11 +4,11 @@
 //! | attribute | type | meaning |
 //! | --- | --- | --- |
 //! | `group` | S | partition key: the group |
-//! | `sequence` | S | sort key: time of the commit, commit, position in the commit of the first event |
-//! | `id` | S | id of the only event |
-//! | `name` | S | name of the only event |
-//! | `body` | S | JSON of the only event |
-//! | `events` | L | in place of these three, several events in their order: maps with `id`, `name` and `body` |
+//! | `sequence` | S | sort key: time and id of the commit, position of the first event in the commit |
+//! | `id` | S | the event's id, if there is only one event |
+//! | `name` | S | its name |
+//! | `body` | S | its JSON |
+//! | `events` | L | in place of these three, if there are several events: maps with `id`, `name` and `body`, in order |
 //! | `published_at` | N | epoch milliseconds |
 //! | `expires_at` | N | epoch seconds; the table's TTL attribute |
 //!
@@ -29,15 +29,15 @@ use crate::{
     protocol::Timestamp,
 };
 
-/// How long an event is kept. DynamoDB keeps the records of a stream for 24 hours, so if no relay could send
-/// an event in that time, it is still in the table.
+/// How long the table keeps an event. A DynamoDB stream keeps its records for only 24 hours, so an event that no
+/// relay could send in that time is still in the table.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The most bytes of ids, names and bodies in one item. DynamoDB accepts 400 KB including all attribute names
+/// Maximum size of the ids, names and bodies in one item. DynamoDB accepts 400 KB, including all attribute names
 /// and keys.
 const MAX_BYTES: usize = 390 * 1024;
 
-/// Builds the puts of an operation's events, with one item for each group. `commit` is unique to the commit.
+/// Builds the puts of an operation's events: one item for each group. `commit` is unique to the commit.
 pub(crate) fn puts(
     table: &str,
     events: Vec<Published>,
@@ -102,11 +102,11 @@ fn put(
     Write::put_item(table, item).label(label)
 }
 
-/// Returns the limit that the events of a group exceed, if they exceed one.
+/// Returns the limit that the events of a group exceed, if any.
 pub(crate) fn first_fault(events: &[Event]) -> Option<String> {
     let mut of_group = HashMap::new();
     for event in events {
-        // An event without a group has an item to itself, and `Event::fault` limits its size.
+        // An event without a group gets an item of its own, and `Event::fault` limits its size.
         if let Some(group) = event.group_name() {
             *of_group.entry(group).or_insert(0) += event.bytes() + MAX_ID;
         }

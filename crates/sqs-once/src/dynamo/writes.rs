@@ -17,16 +17,16 @@ use crate::{
     store::{StoreError, With},
 };
 
-/// Writes and events that commit together with a record, at most [`MAX_WRITES`](crate::dynamo::write::MAX_WRITES) in all.
+/// Writes and events that commit together with a record: up to [`MAX_WRITES`](crate::dynamo::write::MAX_WRITES) in all.
 #[derive(Debug, Default)]
 pub struct Writes {
     pub(crate) writes: Vec<Write<TransactWriteItem>>,
     pub(crate) events: Vec<Event>,
-    /// The transaction that was sent last.
+    /// The last transaction sent.
     sent: Mutex<Option<Arc<RecordTransaction>>>,
 }
 
-/// Why a DynamoDB store does not commit the writes.
+/// Why the writes can't be committed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Refused {
     /// Condition checks of these writes failed.
@@ -36,8 +36,8 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Asks the handler what to write instead: by default, the operation fails permanently. After an invalid write it is not
-    /// asked.
+    /// Asks the handler's `decide` what to write instead. Without one, and after an invalid write, the operation fails
+    /// permanently.
     pub(crate) fn ask<T>(self, decide: Option<OnConditionFailed<T>>) -> Result<T, Failure> {
         match (self, decide) {
             (Self::Conditions(failed), Some(decide)) => decide(&failed),
@@ -69,11 +69,11 @@ impl Writes {
         self.writes.len()
     }
 
-    /// Returns the puts of the events of each group into the table `outbox`.
+    /// Returns the puts of the events into the table `outbox`, one for each group.
     ///
     /// # Errors
     ///
-    /// If there are events and no outbox.
+    /// [`StoreError::Rejected`] if there are events but no outbox.
     pub(crate) fn puts(
         &self,
         swap: &Swap,
@@ -94,7 +94,7 @@ impl Writes {
         Ok(puts.into_iter().map(Write::into_item).collect())
     }
 
-    /// Returns all writes beside the record: those of the handler, and then these [`puts`](Self::puts).
+    /// Returns all writes other than the record: the handler's, and then these [`puts`](Self::puts).
     pub(crate) fn all<'a>(
         &'a self,
         puts: &'a [Write<TransactWriteItem>],
@@ -102,12 +102,12 @@ impl Writes {
         self.writes.iter().chain(puts).collect()
     }
 
-    /// Returns the transaction of a swap. A swap that is sent again has the same bytes: DynamoDB refuses others under the same
-    /// token, and a map of names has another order each time that it is built.
+    /// Returns the transaction of a swap. If the swap is sent again, the transaction has the same bytes: under one token,
+    /// DynamoDB refuses different ones, and a map of names has another order each time that it is built.
     ///
     /// # Errors
     ///
-    /// That of `build`.
+    /// The error of `build`.
     pub(crate) fn transaction(
         &self,
         swap: &Swap,
@@ -131,8 +131,8 @@ pub(crate) struct RecordTransaction {
     pub(crate) puts: Vec<Write<TransactWriteItem>>,
 }
 
-/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 32 and the end of the version, since a claim
-/// sends a few contents with one version after the other.
+/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 32 and the last digits of the version, which
+/// tell the few swaps of a claim apart.
 #[must_use]
 pub fn token(swap: &Swap) -> String {
     let stamp = &swap.to.stamp;

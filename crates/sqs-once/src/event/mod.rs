@@ -13,11 +13,11 @@ pub(crate) const MAX_ID: usize = 128;
 /// Longest name, in characters. EventBridge has this limit for a detail type.
 const MAX_NAME: usize = 128;
 
-/// Longest body, in bytes. An SNS message or an EventBridge entry has at most 256 KB, and we leave 1 KB of
-/// that for the attributes.
+/// Longest body, in bytes. An SNS message has at most 256 KB unless its topic allows more, and we leave 1 KB
+/// of that for the attributes.
 pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 
-/// The most events that one handler may publish. A DynamoDB transaction has room for fewer.
+/// Maximum number of events that one handler may publish. A DynamoDB transaction has room for fewer.
 const MAX_EVENTS: usize = 1000;
 
 /// An event that a handler publishes with its writes (`Done::publish`, and `InTransaction::publish` of the
@@ -25,7 +25,7 @@ const MAX_EVENTS: usize = 1000;
 ///
 /// The transaction that records the operation also writes the event, as one more item or row. So the event is
 /// published if and only if the operation is recorded. The relay then sends it at least once, to the target
-/// that its settings name for this event (`docs/outbox.md`).
+/// that the relay's settings name for this event (`docs/outbox.md`).
 ///
 /// ```
 /// use sqs_once::{Done, Event};
@@ -87,8 +87,8 @@ impl Event {
     /// Sets the group, such as the customer or the account. The relay sends the events of one group in the
     /// order of their commits. Events without a group have no order.
     ///
-    /// On queues and topics, the group is the `MessageGroupId`: on standard ones the tenant of fair queues. An
-    /// event without a group has none there, and on a FIFO queue or topic one that no other event shares.
+    /// On queues and topics, the group is the `MessageGroupId`. On standard queues, that is the tenant for fair queues.
+    /// If an event has no group, a FIFO queue or topic gets one that no other event shares.
     #[must_use]
     pub fn group(self, group: impl Into<String>) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Event {
         }
     }
 
-    /// Returns the limit that the event exceeds, if it exceeds one.
+    /// Returns the limit that the event exceeds, if any.
     pub(crate) fn fault(&self) -> Option<Cow<'static, str>> {
         if !is_name(&self.name) {
             let limits = "the name must have 1 to 128 ASCII letters, digits and `.-_/:`";
@@ -120,13 +120,13 @@ impl Event {
 /// An event of an operation, together with its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// Id: at most 128 visible ASCII characters.
+    /// The id: at most 128 visible ASCII characters.
     pub id: String,
-    /// Group: at most 128 visible ASCII characters. The id, if the event has no group.
+    /// The group: at most 128 visible ASCII characters. If the event has no group, its id.
     pub group: String,
-    /// Name of the event.
+    /// The event's name.
     pub name: String,
-    /// Body, as JSON.
+    /// The body, as JSON.
     pub body: String,
 }
 

@@ -38,7 +38,7 @@ impl Attempt {
         }
     }
 
-    /// Lends a value of the mode to its handler.
+    /// Lends the handler a value of the mode.
     #[doc(hidden)]
     pub fn with_extension(self, value: impl Any + Send + Sync) -> Self {
         Self {
@@ -55,10 +55,10 @@ impl Attempt {
         Self { meter, ..self }
     }
 
-    /// Adds a metric to the log line of the batch, beside the consumer's own: CloudWatch makes a metric of it. Each call adds
-    /// one value; infinite ones are left out. The name is in PascalCase by convention, and has one unit. A batch has room for
-    /// 40 names; further ones, and names that the consumer uses, are left out with a warning. Has no effect if the consumer
-    /// writes no metrics, and outside a batch.
+    /// Adds a value to a metric in the batch's log line, from which CloudWatch makes a metric like the consumer's own. Leaves
+    /// out values that aren't finite. By convention, the name is in PascalCase and always has the same unit. A batch has room
+    /// for 40 names; any others, and names that the consumer itself uses, are left out with a warning. Has no effect outside a
+    /// batch, or if the consumer writes no metrics.
     ///
     /// ```
     /// use sqs_once::{Attempt, telemetry::Unit};
@@ -139,17 +139,17 @@ impl Attempt {
         }
     }
 
-    /// Returns the idempotency key. What a called system should get is the [call key](Self::call_key).
+    /// Returns the idempotency key. To a called system, pass the [call key](Self::call_key) instead.
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
     }
 
     /// Returns the name under which a called system knows the operation: a UUID of 36 characters. Pass it on, for example as
-    /// the `Idempotency-Key` of a payment gateway, so that a repeated request is recognized.
+    /// the `Idempotency-Key` of a payment gateway, so that the gateway recognizes a repeated request.
     ///
     /// All attempts have the same call key until the called system declines ([`Failure::declined`](crate::Failure::declined)).
-    /// A gateway stores a decline under its key and answers with it again, so the next attempt needs another one.
+    /// A gateway remembers a decline under its key and repeats it, so the next attempt needs another key.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -216,7 +216,7 @@ impl Attempt {
     /// Returns the prior attempt that may have had its effect without a record of it, or `None` if there was
     /// none. Look for its effect before you repeat it.
     ///
-    /// Look before you return a permanent failure, too. The record would say that the operation failed,
+    /// Look before you return a permanent failure, too. Otherwise the record says that the operation failed,
     /// although the prior attempt may have had its effect.
     ///
     /// ```
@@ -250,9 +250,8 @@ impl Attempt {
         self.deadline.time_left()
     }
 
-    /// Logs an open attempt before the handler runs: as a retry if the handler returned a failure, otherwise
-    /// as a takeover. A consumer calls this when the handler gets its slot. Without a consumer, the mode
-    /// calls it.
+    /// Logs an open attempt before the handler runs: as a retry if that attempt's handler returned a failure,
+    /// otherwise as a takeover.
     #[doc(hidden)]
     pub fn log_history(&self) {
         let Some(prior) = self.history.prior else {

@@ -39,25 +39,24 @@ use super::{DeliveryMetadata, InvalidMessage, without_bom};
 /// assert!(Order::from_message("o-1;12950", &DeliveryMetadata::default()).is_err()); // no tenant
 /// ```
 ///
-/// Key and fingerprint come from the text of the body, and not from this value. If JSON pointers cannot read
-/// the body, [make the key in code](crate::sqs::KeySource::from_fn).
+/// Key and fingerprint come from the text of the body, not from this value. If JSON pointers can't read the
+/// body, [make the key in code](crate::sqs::KeySource::from_fn).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the message of a handler: it does not implement `serde::Deserialize`",
     label = "the body is read as JSON, so the message must implement `serde::Deserialize`",
     note = "add `#[derive(serde::Deserialize)]` to `{Self}`; for a body that is not JSON, implement `sqs_once::FromMessage` for it, or take `sqs_once::Text`"
 )]
 pub trait FromMessage: Sized + Send {
-    /// Makes the value of the body, without its envelope, and of the delivery with its message attributes.
+    /// Creates the value from the body, without its envelope, and from the delivery with its message attributes.
     ///
     /// This is part of the attempt: it happens after the claim, and if it panics or ends the process, the message
-    /// is retried and the next attempt sees the prior one. Nothing but this code bounds how much time and memory
-    /// it takes. It must have the same answer for the same message, since an error is final: don't ask another
-    /// system here.
+    /// is retried and the next attempt sees the prior one. Only this code itself can limit the time and memory that it
+    /// takes. An error is final, so the same message must always give the same result: don't ask another system here.
     ///
     /// # Errors
     ///
-    /// The message fails permanently, with the outcome `invalid` and the text of the error. The handler is not
-    /// called. The text is logged, and is in the copy in the dead-letter queue, so keep payload out of it.
+    /// An error makes the message fail permanently, with the outcome `invalid` and the error's text. The handler is
+    /// not called. The text is logged and sent to the dead-letter queue, so keep payload out of it.
     fn from_message(body: &str, delivery: &DeliveryMetadata) -> Result<Self, InvalidMessage>;
 }
 
@@ -91,7 +90,7 @@ impl<T: DeserializeOwned + Send> FromMessage for Json<T> {
     }
 }
 
-/// A body that is text.
+/// A body as plain text.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, Text, handler_fn};

@@ -50,8 +50,8 @@ pub struct DeliveryMetadata {
     pub request_id: Option<Arc<str>>,
 }
 
-/// The facts of the envelope in which SNS, EventBridge or S3 sent a message. Of several envelopes, one inside
-/// the other, these are the facts of the innermost: of the service that the message came from.
+/// The facts of the envelope in which SNS, EventBridge or S3 sent a message. If envelopes are nested, these are
+/// the facts of the innermost one, from the service that the message came from.
 ///
 /// | field | SNS | EventBridge | S3 |
 /// | --- | --- | --- | --- |
@@ -64,7 +64,7 @@ pub struct DeliveryMetadata {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EnvelopeMetadata {
-    /// The service's id of the message. If the producer sends the message again, it gets a different id.
+    /// The id that the service gave the message. If the producer sends the message again, it gets another id.
     pub id: Option<String>,
     /// Topic, source or bucket of the message.
     pub source: Option<String>,

@@ -1,4 +1,4 @@
-//! [`Failure`]: why a handler failed, which decides about the next attempt.
+//! [`Failure`]: why a handler failed, which decides what the next attempt does.
 
 use std::{borrow::Cow, error::Error, fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use super::InvalidMessage;
 
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Why a handler failed, which decides about the record and the next attempt.
+/// Why a handler failed, which decides what happens to the record and in the next attempt.
 ///
 /// | kind | written as | the record | the next attempt |
 /// | --- | --- | --- | --- |
@@ -22,8 +22,8 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// An error type of your own keeps its kinds if it implements [`Classify`].
 ///
 /// The text of the error and its causes is logged. If the failure is permanent, the record stores the text
-/// too. Keep payload out of it. The texts of `serde_json` quote the JSON that they can't read, so a `Failure` shows others
-/// in their place, as [`InvalidMessage::json`] does.
+/// too. Keep payload out of it. The error texts of `serde_json` quote the JSON that it can't read, so a `Failure`
+/// replaces them, as [`InvalidMessage::json`] does.
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};
@@ -63,8 +63,8 @@ pub enum FailureKind {
     /// Every attempt with this message would fail, and this one certainly had no effect, for example a
     /// validation error before the request.
     PermanentNoEffect,
-    /// The called system has answered for this [call key](crate::Attempt::call_key) that it did nothing and will not, for
-    /// example a declined card.
+    /// The called system has answered that it did nothing for this [call key](crate::Attempt::call_key) and never will,
+    /// for example because the card was declined.
     Declined,
 }
 
@@ -80,7 +80,7 @@ impl FailureKind {
 }
 
 impl Failure {
-    /// Creates a retryable failure from an error or a text, as `?` does.
+    /// Creates a retryable failure from an error or a string, as `?` does.
     ///
     /// ```
     /// let failure = sqs_once::Failure::retryable("the gateway answered 503");
@@ -90,7 +90,7 @@ impl Failure {
         Self::new(FailureKind::Retryable, why)
     }
 
-    /// Creates a failure without an effect, from an error or a text.
+    /// Creates a failure without an effect, from an error or a string.
     ///
     /// ```
     /// let failure = sqs_once::Failure::no_effect("the gateway refused the connection");
@@ -100,7 +100,7 @@ impl Failure {
         Self::new(FailureKind::NoEffect, why)
     }
 
-    /// Creates a permanent failure from an error or a text.
+    /// Creates a permanent failure from an error or a string.
     ///
     /// ```
     /// let failure = sqs_once::Failure::permanent("the gateway answered 400");
@@ -110,7 +110,7 @@ impl Failure {
         Self::new(FailureKind::Permanent, why)
     }
 
-    /// Creates a permanent failure of an attempt that certainly had no effect, from an error or a text.
+    /// Creates a permanent failure from an error or a string, for an attempt that certainly had no effect.
     ///
     /// ```
     /// let failure = sqs_once::Failure::permanent_no_effect("the amount is 0");
@@ -120,12 +120,12 @@ impl Failure {
         Self::new(FailureKind::PermanentNoEffect, why)
     }
 
-    /// Creates a permanent failure after the called system has answered for this attempt's
-    /// [call key](crate::Attempt::call_key) that it did nothing and will not: a declined card.
+    /// Creates a permanent failure after the called system has answered that it did nothing for this attempt's
+    /// [call key](crate::Attempt::call_key) and never will: a declined card, for example.
     ///
-    /// Only for a system that got the call key and honours it. It would have answered with an earlier success, so no attempt
-    /// is open any more. The next attempt, for a later message or after a redrive, has a new call key, under which the system
-    /// decides anew.
+    /// Use it only for a system that got the call key and honours it: it would have answered with an earlier success, so no
+    /// attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, under which the
+    /// system decides anew.
     ///
     /// ```
     /// let failure = sqs_once::Failure::declined("the gateway answered 402: card declined");
@@ -144,7 +144,7 @@ impl Failure {
         }
     }
 
-    /// Makes this failure of an error that wraps its own.
+    /// Returns a function that makes the same failure from an error that wraps this one's.
     pub(super) fn wrapper(&self) -> impl FnOnce(BoxError) -> Self + use<> {
         let (kind, retry_after, is_for_all) = (self.kind, self.retry_after, self.is_for_all);
         move |error| Self {
@@ -155,9 +155,9 @@ impl Failure {
         }
     }
 
-    /// Asks for at least this long until the message is visible again, for example the `Retry-After` of a 429
-    /// or a 503. The consumer waits for the longer of this and its backoff, at most for the backoff's cap
-    /// (`CONSUMER_BACKOFF_CAP`). A permanent failure ignores it.
+    /// Asks the consumer to wait at least this long for the next attempt, for example the `Retry-After` of a 429
+    /// or a 503. The consumer waits for this time or its backoff, whichever is longer, but no longer than the backoff's
+    /// cap (`CONSUMER_BACKOFF_CAP`). A permanent failure ignores it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -175,11 +175,11 @@ impl Failure {
     }
 
     /// Says that the called system refuses everybody until the wait of [`retry_after`](Self::retry_after) is over, as after a 429
-    /// for the whole account. Until then, at most for the backoff's cap, this process claims no message, first receives among
-    /// them: the circuit breaker is open.
+    /// for the whole account. Until then, but no longer than the backoff's cap, this process claims no messages, not even at
+    /// their first receive: the circuit breaker is open.
     ///
-    /// The messages of all tenants wait. So leave it out where the limit is that of one tenant. Without
-    /// [`retry_after`](Self::retry_after), in a permanent failure, and with the circuit breaker off it has no effect.
+    /// The messages of all tenants wait, so don't use it if only one tenant has reached a limit. It has no effect without
+    /// [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.
     ///
     /// ```
     /// use std::time::Duration;
@@ -233,7 +233,7 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// Shows the error and its causes in one line, without the JSON that `serde_json` quotes.
+/// Shows the error and its causes on one line, without the JSON that `serde_json` quotes.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut error: &(dyn Error + 'static) = &*self.error;
@@ -255,7 +255,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How `serde`'s texts begin that quote what they read.
+/// How `serde`'s error texts start if they quote their input.
 const QUOTING: [&str; 6] = [
     "invalid type: ",
     "invalid value: ",
@@ -265,15 +265,15 @@ const QUOTING: [&str; 6] = [
     "duplicate field `",
 ];
 
-/// Returns a text without the JSON that `serde_json` quotes, for errors that show its text as their own, such as
-/// `anyhow::Error` and `#[error(transparent)]`.
+/// Removes the JSON that `serde_json` quotes from an error text, because errors such as `anyhow::Error` and
+/// `#[error(transparent)]` show such a text as their own.
 fn without_json(text: &str) -> Cow<'_, str> {
     let quoting = QUOTING.iter().filter_map(|start| text.find(start)).min();
     if let Some(start) = quoting {
         let before = &text[..start];
         return format!("{before}JSON can't be read: a value is not of the expected type").into();
     }
-    // Other texts with a place are those of a syntax error, or of a `Deserialize` of the user's own.
+    // Any other text with a line and a column comes from a syntax error, or from the user's own `Deserialize`.
     match text.rsplit_once(" at line ") {
         Some((_, place)) if place.contains(" column ") => {
             format!("JSON can't be read, at line {place}").into()
@@ -292,7 +292,7 @@ impl<E: Into<BoxError>> From<E> for Failure {
 /// An error type that knows which [`Failure`] it is. A handler may return it in place of `Failure`
 /// ([`handler_fn`](crate::handler_fn), [`handler_with`](crate::handler_with)).
 ///
-/// In a function that returns `Failure`, `?` does not ask this trait and makes any error retryable. Write
+/// In a function that returns `Failure`, `?` ignores this trait and makes any error retryable. Write
 /// `.map_err(Classify::classify)?` there.
 ///
 /// ```
@@ -331,7 +331,7 @@ impl<E: Into<BoxError>> From<E> for Failure {
     note = "or implement `sqs_once::Classify` for `{Self}`"
 )]
 pub trait Classify {
-    /// Returns the failure that this error is.
+    /// Converts the error to its failure.
     fn classify(self) -> Failure;
 }
 
@@ -354,7 +354,7 @@ pub trait ResultExt<T>: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// If `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn permanent(self) -> Result<T, Failure>;
 
     /// Converts the error to a failure [without an effect](Failure::no_effect). Use it only where no side
@@ -362,22 +362,22 @@ pub trait ResultExt<T>: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// If `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn no_effect(self) -> Result<T, Failure>;
 
-    /// Converts the error to a permanent failure [without an effect](Failure::permanent_no_effect): a check
-    /// before the first side effect.
+    /// Converts the error to a permanent failure [without an effect](Failure::permanent_no_effect). Use it for
+    /// checks before the first side effect.
     ///
     /// # Errors
     ///
-    /// If `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn permanent_no_effect(self) -> Result<T, Failure>;
 
     /// Converts the error to a failure that the called system [declined](Failure::declined) under the call key.
     ///
     /// # Errors
     ///
-    /// If `self` is an error.
+    /// Returns the failure if `self` is an error.
     fn declined(self) -> Result<T, Failure>;
 }
 

@@ -42,7 +42,7 @@ where
     }
 }
 
-/// Turns an async function that borrows its state into a [`Handler`]: clients, a connection pool, settings.
+/// Turns an async function that borrows its state (clients, a connection pool, settings) into a [`Handler`].
 ///
 /// Like [`handler_fn`], but the function takes a reference to the state first. All messages share the state.
 ///
@@ -144,7 +144,8 @@ where
     }
 }
 
-/// An async function that borrows its state. Its future may borrow from its first argument, which a bound on `Fn` can't say.
+/// An async function that borrows its state. Its future may borrow from its first argument, which a bound on `Fn` can't
+/// express.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler with the state `{S}`",
     label = "not a handler with the state `{S}`",

@@ -10,7 +10,7 @@ use crate::{
 pub struct History {
     /// Number of earlier claims since the record was created.
     pub attempts: u64,
-    /// The open attempts: they may have had their effect without a record of it.
+    /// The open attempts, which may have had their effect without a record of it.
     pub prior: Option<PriorAttempt>,
     /// How often the called system declined.
     pub generation: u64,
@@ -23,7 +23,7 @@ pub struct PriorAttempt {
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Whether one of them may have had a payload other than this message's: a lookup answers for this message's.
+    /// Whether one of them may have had another payload. A lookup only asks about this message's.
     pub other_payload: bool,
 }
 
@@ -44,12 +44,12 @@ impl History {
         }
     }
 
-    /// Returns whether an earlier attempt may have had its effect, so that a lookup comes first.
+    /// Returns whether an earlier attempt may have had its effect, so that the lookup must run first.
     pub fn may_have_effect(&self) -> bool {
         self.prior.is_some()
     }
 
-    /// Returns whether the last open attempt ended by a crash, a panic or the deadline, and not by a failure
+    /// Returns whether the last open attempt ended in a crash, in a panic or at the deadline, and not with a failure
     /// that the handler returned.
     pub fn is_takeover(&self) -> bool {
         let returned = [

@@ -12,7 +12,7 @@ const MIN_BASE64: usize = 16;
 const CURE: &str = "send the JSON as it is, or decode the body in your own `FromMessage`, with a key in code or from an \
      attribute (examples/own_body.rs)";
 
-/// Why a message can never be processed, without any of its payload. Texts become one by `?`.
+/// Why a message can never be processed, without any of its payload. `?` converts a string to it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidMessage(pub(crate) String);
@@ -30,15 +30,15 @@ impl From<String> for InvalidMessage {
 }
 
 impl InvalidMessage {
-    /// Creates the error of a message without a body.
+    /// Creates the error for a message without a body.
     #[must_use]
     pub fn no_body() -> Self {
         Self("the message has no body".into())
     }
 
-    /// Creates the error of a body that is not the JSON that the handler takes.
+    /// Creates the error for a body that is not the JSON that the handler takes.
     ///
-    /// serde's own texts quote the payload ("invalid type: string \"4242…\""), except for a missing field,
+    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field,
     /// where they quote the handler's type. A path would quote payload too: the keys of a map. The only value
     /// that we quote is the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
@@ -48,7 +48,7 @@ impl InvalidMessage {
         ))
     }
 
-    /// Creates the same error, and names what producers often do: a body that is encoded twice, or in base64.
+    /// Creates the same error, but names two common mistakes of producers: a body encoded twice, or in base64.
     pub(crate) fn body(body: &str, error: &serde_json::Error) -> Self {
         Self::encoded_twice(body).unwrap_or_else(|| {
             if !error.is_data() && looks_like_base64(body) {
@@ -59,7 +59,7 @@ impl InvalidMessage {
         })
     }
 
-    /// Returns the error of a body that is a JSON string with JSON inside. `None` for other bodies.
+    /// Returns the error for a body that is a JSON string with JSON inside. `None` for other bodies.
     pub(crate) fn encoded_twice(body: &str) -> Option<Self> {
         let json = without_bom(body);
         if !json.trim_start().starts_with('"') {
@@ -76,7 +76,7 @@ impl InvalidMessage {
         })
     }
 
-    /// Returns why JSON can't be read, without any of it.
+    /// Returns why JSON can't be read, without quoting it.
     pub(super) fn why_not_read(error: &serde_json::Error) -> String {
         let text = error.to_string();
         let what = match error.classify() {
@@ -92,7 +92,7 @@ impl InvalidMessage {
             }
             _ => "not valid JSON".to_owned(),
         };
-        // Inside a tagged enum, serde does not know the place.
+        // Inside a tagged enum, serde doesn't know the line and the column.
         let place = match (error.line(), error.column()) {
             (0, _) => String::new(),
             (line, column) => format!(", at line {line}, column {column}"),
@@ -101,7 +101,7 @@ impl InvalidMessage {
     }
 }
 
-/// Returns whether a text is of the letters of base64 alone, in one of its alphabets, with or without line breaks.
+/// Returns whether a text has only base64 characters, of either alphabet, with or without line breaks.
 fn looks_like_base64(text: &str) -> bool {
     let text = text.trim();
     let letters = text.trim_end_matches('=');

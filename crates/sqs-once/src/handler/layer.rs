@@ -13,8 +13,8 @@ use lambda_runtime::tower::{Service, ServiceExt as _};
 use super::{Attempt, Failure, Handler, failure::BoxError};
 use crate::meter::Meter;
 
-/// A message and its attempt: the request that a layer around one message sees ([`Handler::layer`]). A layer can change it, and
-/// can't make a second one of it.
+/// A message and its attempt: the request that a layer around one message sees ([`Handler::layer`]). A layer can change it, but
+/// can't create another one.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Call<M> {
@@ -22,12 +22,12 @@ pub struct Call<M> {
     pub message: M,
     /// The attempt.
     pub attempt: Attempt,
-    /// Notes when the handler is called. That of the attempt, which a layer may replace.
+    /// Records when the handler is called. The attempt has the same meter, but a layer may replace the attempt.
     meter: Meter,
 }
 
-/// The handler's [`Failure`], as an error that layers can pass on, box and wrap: its kind stays. A layer can make one itself,
-/// by `HandlerError::from(failure)`.
+/// The handler's [`Failure`], as an error that keeps its kind when layers pass it on, box it or wrap it. A layer can create
+/// one with `HandlerError::from(failure)`.
 #[derive(Debug)]
 pub struct HandlerError(Failure);
 
@@ -90,7 +90,7 @@ impl<H: Handler> Service<Call<H::Message>> for HandlerService<H> {
 
 /// A handler with layers around it. [`Handler::layer`] creates it.
 pub struct Layered<S, H> {
-    /// Cloned for each message. A service need not be `Sync`.
+    /// Cloned for each message. In a mutex, because a service need not be `Sync`.
     service: Mutex<S>,
     handler: PhantomData<fn() -> H>,
 }

@@ -8,37 +8,35 @@ use super::{Attempt, Failure, Handler};
 
 /// Looks up whether an earlier attempt had its effect. Use it if the called system has no idempotency keys: a
 /// legacy gateway, SMTP, a bank's file. [`Consumer::look_up`](crate::Consumer::look_up) takes it, and
-/// [`look_up_fn`] makes one of an async function.
+/// [`look_up_fn`] turns an async function into one.
 ///
-/// If an attempt may have had its effect without a record of it, the next attempt looks up before the handler
-/// runs:
+/// If an attempt may have had its effect without a record of it, the next attempt calls the lookup before the
+/// handler:
 ///
 /// | lookup | consumer |
 /// | --- | --- |
 /// | `Ok(`[`LookedUp::Found`]`)` | records the operation as completed with that output; the handler does not run. The outcome is [`Reconciled`](crate::Outcome::Reconciled) |
 /// | `Ok(`[`LookedUp::NotFound`]`)` | calls the handler |
-/// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt looks up again |
+/// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt calls the lookup again |
 ///
-/// Without an earlier attempt of that kind, the consumer never looks up. A message that may have ended its
-/// process is looked up while it runs alone.
+/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have ended its process,
+/// its lookup runs alone too.
 ///
 /// Only the claim mode, [`Once`](crate::Once), has a lookup. The other modes need none, because their effects commit
 /// together with the record.
 ///
 /// # Quarantine
 ///
-/// A request that an attempt sent just before it died may arrive later. So nobody takes over, and nobody
-/// looks up, until the lease of that attempt, the lease margin and the quarantine have passed. The effect happens once
-/// if:
+/// A request that an attempt sent just before it died may arrive later. So nobody takes over or calls the lookup
+/// until the lease of that attempt, the lease margin and the quarantine have passed. The effect happens once if:
 ///
-/// - an attempt sends nothing after its lease: no task or thread outlives the handler;
-/// - its request is visible to the lookup within the quarantine after the attempt has ended, or after its lease
-///   has, whichever is first, or never takes effect. So the quarantine must be longer than the time limit of the
-///   call;
+/// - an attempt sends nothing after its lease has ended: no task or thread outlives the handler;
+/// - its request is visible to the lookup within the quarantine after the attempt or its lease has ended, whichever
+///   is first, or it never takes effect. So the quarantine must be longer than the time limit of the call;
 /// - the lookup finds the effect *of this operation*. So the key must name the operation, and not the
 ///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
 ///   a key does not start;
-/// - the handler has one effect. If the lookup finds it, nothing else of the handler runs;
+/// - the handler has only one effect. If the lookup finds it, the handler doesn't run at all;
 /// - every consumer of the table has the lookup. While you deploy it, or roll it back, a build without it may
 ///   take over at the end of the lease.
 ///
@@ -121,7 +119,7 @@ pub trait LookUp<M, O>: Send + Sync + 'static {
     ) -> impl Future<Output = Result<LookedUp<O>, Failure>> + Send;
 }
 
-/// The answer of a [`LookUp`]. If it cannot tell, it returns an error.
+/// The answer of a [`LookUp`]. A lookup that can't tell returns an error instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
@@ -148,7 +146,7 @@ impl<O> LookedUp<O> {
     }
 }
 
-/// Makes a [`LookUp`] of an async function, which takes the message and the [`Attempt`] by reference.
+/// Turns an async function that takes the message and the [`Attempt`] by reference into a [`LookUp`].
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, LookedUp, look_up_fn};
@@ -185,7 +183,7 @@ where
     }
 }
 
-/// An async function that looks up. Its future may borrow from its arguments, which a bound on `Fn` cannot say.
+/// An async function as a lookup. Its future may borrow from its arguments, which a bound on `Fn` can't express.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a lookup for messages of type `{M}`",
     label = "not a lookup",
@@ -217,10 +215,10 @@ where
 
 /// A lookup for the handler `H`, as a consumer keeps it.
 ///
-/// Its parameter is the handler and not the two types, and any `H`: to see that a consumer of a closure is `Send`, the
-/// compiler must not ask what the closure returns.
+/// Its parameter is any `H`, not the handler's two types: to see that a consumer of a closure is `Send`, the compiler
+/// must not ask what the closure returns.
 pub trait AnyLookUp<H>: Send + Sync {
-    /// Looks up. Nothing of the application's code runs before the first poll.
+    /// Calls the lookup. None of the application's code runs before the first poll.
     fn ask<'a>(
         &'a self,
         message: &'a H::Message,

@@ -35,8 +35,8 @@ use crate::{protocol::StoredResult, store::Results};
 
 /// Your code for one message.
 ///
-/// [`handler_fn`] turns any `async fn(Message, Attempt) -> Result<Output, Failure>` into a handler, and [`handler_with`] one
-/// that borrows its state. You can also implement the trait yourself:
+/// [`handler_fn`] turns any `async fn(Message, Attempt) -> Result<Output, Failure>` into a handler, and [`handler_with`] does
+/// so for a function that borrows its state. You can also implement the trait yourself:
 ///
 /// ```
 /// use serde::Deserialize;
@@ -62,8 +62,8 @@ use crate::{protocol::StoredResult, store::Results};
 ///
 /// # Deadline
 ///
-/// At the deadline of the invocation, the consumer drops the future at its next `.await`, and the next
-/// attempt sees the prior attempt.
+/// At the deadline of the invocation, the consumer drops the handler's future at its next `.await`, and the next
+/// attempt sees this one as its prior attempt.
 ///
 /// The consumer cannot cut off code that blocks its thread, nor tasks that the handler spawned
 /// (`tokio::spawn`, `spawn_blocking`). They must end within [`Attempt::time_left`], or they may run beside
@@ -76,9 +76,9 @@ use crate::{protocol::StoredResult, store::Results};
 )]
 pub trait Handler: Send + Sync + 'static {
     /// The type of the body: one that implements [`serde::Deserialize`] for JSON, [`Text`], or your own
-    /// [`FromMessage`]. A body that does not have this type is a permanent failure.
+    /// [`FromMessage`]. If a body can't be read as this type, its message fails permanently.
     type Message: FromMessage;
-    /// The output, which decides the mode ([`once`](crate::modes)):
+    /// The output, which decides the [mode](crate::modes):
     ///
     /// | output | effect |
     /// | --- | --- |
@@ -86,8 +86,8 @@ pub trait Handler: Send + Sync + 'static {
     /// | `Done` of that type | DynamoDB writes, committed together with the record |
     /// | `Change` of that type | a change of one item, which also stores the key |
     ///
-    /// The record stores the output as JSON of at most 392 KB. A longer output is in S3 if you set that up
-    /// ([`Results`]); otherwise it is not stored, and the operation is completed without it.
+    /// The record stores the output as JSON of at most 392 KB. If you set up S3, outputs over 64 KB go there
+    /// ([`Results`]). Otherwise a longer output is not stored, and the operation is completed without it.
     type Output: HandlerOutput;
 
     /// Handles one message.
@@ -109,11 +109,11 @@ pub trait Handler: Send + Sync + 'static {
     /// Puts a `tower` layer around each call of this handler: a timeout, a limit, a span, a metric. Of two layers, the last
     /// one added sees the message first.
     ///
-    /// The layer runs between the claim and the record of the end, once for each attempt. It sees the message and the
-    /// attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]. Any other error is a retryable failure,
-    /// because the handler may have had its effect, unless the layer never called it. If the layer still holds the message at the
-    /// deadline, the outcome is [`NotStarted`](crate::Outcome::NotStarted). Lookup and `on_duplicate` belong to the
-    /// [`Consumer`](crate::Consumer), so no layer can lose them.
+    /// The layer runs after the claim and before the end is recorded, once for each attempt. It sees the message and the
+    /// attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]. Any other error becomes a retryable
+    /// failure, because the handler may have had its effect, or one without an effect if the layer never called the handler.
+    /// If the layer still holds the message at the deadline, the outcome is [`NotStarted`](crate::Outcome::NotStarted).
+    /// Lookup and `on_duplicate` belong to the [`Consumer`](crate::Consumer), so a layer doesn't remove them.
     ///
     /// ```
     /// use lambda_runtime::tower::{ServiceExt as _, layer::layer_fn, service_fn};
@@ -144,7 +144,7 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The stored output of a completed operation.
 ///
-/// An output in S3 is read only when the handler asks for it.
+/// An output in S3 is read only when you ask for it.
 ///
 /// ```
 /// use sqs_once::{Stored, protocol::StoredResult};
@@ -182,7 +182,7 @@ impl<O> Stored<O> {
     }
 
     /// Returns the JSON text, or `None` if the output was not stored. If the output is in S3, each call reads
-    /// it again, for at most 5 seconds.
+    /// it again, and waits at most 5 seconds.
     ///
     /// # Errors
     ///

@@ -42,14 +42,14 @@ pub fn to_output<O: Serialize>(output: &O) -> StoredResult {
 pub struct Answer<W: With> {
     /// Output of any length.
     pub output: StoredResult,
-    /// Commits with the record.
+    /// What commits with the record.
     pub with: W,
     /// Asks the handler for another answer if the store refuses `with`.
     pub on_refused: Box<dyn FnOnce(W::Refused) -> Result<Self, Failure> + Send>,
 }
 
 impl<W: With> Answer<W> {
-    /// An answer with nothing beside the output.
+    /// Creates an answer with only an output.
     pub(crate) fn of(output: StoredResult) -> Self {
         Self {
             output,

@@ -1,4 +1,4 @@
-//! What runs between a claim and its end: [`begin`] makes the attempt, [`call`] asks the lookup and calls the handler.
+//! What runs between a claim and its end: [`begin`] makes the attempt, [`call`] calls the lookup and the handler.
 
 use super::{
     Mode, Operation, Outcome, RetryableError,
@@ -30,8 +30,8 @@ pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
     Some(attempt)
 }
 
-/// Asks the lookup, if there is one and an earlier attempt may have had its effect. Then calls the handler, unless
-/// the effect was found.
+/// Calls the lookup, if there is one and an earlier attempt may have had its effect. Then calls the handler, unless
+/// the lookup found the effect.
 pub(crate) async fn call<H: Handler>(
     (handler, look_up): (&H, Option<&dyn AnyLookUp<H>>),
     clock: impl Fn() -> Timestamp,
@@ -83,7 +83,7 @@ pub(crate) async fn call<H: Handler>(
     }
 }
 
-/// Even a permanent failure of a lookup says nothing about the message: only the effect is unknown.
+/// Even a permanent failure of a lookup says nothing about the message. It only means that the effect is unknown.
 fn not_looked_up(end: NoOutput) -> Outcome {
     let (why, retry_after) = match end {
         NoOutput::Failed(failure) => (format!("failed: {failure}"), failure.requested_wait()),

@@ -24,12 +24,12 @@ use crate::{
     system::{self, timeout_at},
 };
 
-/// How often a claim or a commit decides again with the record that its swap found.
+/// How many swaps a claim or a commit tries, each over the record that the last one found.
 pub(super) const MOST_SWAPS: usize = 4;
-/// How long the undo of a claim alone is repeated.
+/// How long we try to undo the claim of a message that would run alone.
 const LONGEST_UNDO: Duration = Duration::from_secs(30);
 
-/// A swap that a claim has sent, the record that it would replace, and what would run then.
+/// A swap that a claim has sent, the record that it would replace, and what would run afterwards.
 #[derive(Debug)]
 struct SentSwap {
     swap: Swap,
@@ -68,11 +68,11 @@ impl<S: Store, L: Lease> Once<S, L> {
         run_work(self, turns, operation, work).await
     }
 
-    /// Reads the record of a message that may have one. Nothing is written before the end.
+    /// Reads the record of a message that may have one. Writes nothing: the first write is the end.
     async fn opened(&self, operation: &Operation) -> Claimed<Held> {
         let claim = self.records.claim(operation, self.records.now(), None);
         let mut found = None;
-        // At its first receive, a message probably has no record. The swap of its end finds out.
+        // At its first receive, a message probably has no record. The swap at its end finds out.
         if operation.delivery.facts().expects_record() {
             found = match self.records.read(operation).await {
                 Ok(found) => found,
@@ -139,7 +139,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                             .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
                         return self.held(operation, mine, version).await;
                     }
-                    // After the last swap too, what was found decides: it may be this claim.
+                    // What the last swap found counts too: it may be this claim.
                     Plan::Write { .. } if sent.len() == MOST_SWAPS => break,
                     Plan::Write { to, keeps, runs } => (*to, keeps, runs),
                 };
@@ -160,7 +160,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
-                    // Before the answer: else the next receive waits for the lease, and is told of an attempt that never began.
+                    // Before we return: otherwise the next receive waits for the lease, and is told of an attempt that never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }
@@ -169,7 +169,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             match answered {
                 Swapped::Applied => return self.held(operation, Some(this), version).await,
                 Swapped::Found(record) => found = record,
-                // It has nothing to refuse.
+                // A claim has no writes that the store could refuse.
                 Swapped::Refused(_) => break,
             }
             sent.push(this);
@@ -182,7 +182,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         )))
     }
 
-    /// Interprets the answer to a request of a claim.
+    /// Interprets the response to a claim's request.
     fn answer<T>(
         &self,
         answered: Result<Answered<T>, GivenUp>,
@@ -204,7 +204,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Takes what was claimed. A message whose process died alone too often does not run.
+    /// Prepares what follows a successful claim. If the process died too often while the message ran alone, nothing runs.
     ///
     /// The rare ends are boxed, so that the future of every other message is smaller.
     async fn held(
@@ -228,7 +228,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let mut held = Held::Leased(held);
             return Err(Box::pin(self.crashed(operation, &mut held, false)).await);
         }
-        // A lookup does not ask by the call key.
+        // A lookup doesn't need the call key.
         if operation.quarantine.is_none()
             && let Some(since) = held.open_too_long(self.call_key_lifetime)
         {
@@ -250,8 +250,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         })
     }
 
-    /// Undoes a claim without an answer. If that finds another swap of the claim applied, undoes that one. If neither is
-    /// answered, the claim stays until its lease ends.
+    /// Undoes a claim that got no response. If another swap of the claim turns out to be applied, undoes that one. If an
+    /// undo gets no response either, the claim stays until its lease ends.
     async fn abandon(&self, operation: &Operation, sent: &[SentSwap], version: u64) {
         let mut applied = sent.last();
         let mut version = version;
@@ -279,8 +279,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         let (until, meter) = (operation.deadline.write_until(), &operation.meter);
         let nothing = S::With::default();
         let answer = if is_counted {
-            // An attempt alone that has no end looks like a death of the process, and the message would rest for a long time.
-            // But meanwhile no other handler of the process runs.
+            // Without an end, it looks as if the process died while the message ran alone, and the message waits for a long time.
+            // But while we retry, no other handler of the process runs.
             let end = until.min(system::instant() + LONGEST_UNDO);
             let context = RequestContext::until(end, meter);
             let send = || self.records.store.swap(undo, &nothing, &context);
@@ -296,7 +296,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                 .ok()?
                 .answer
         } else {
-            // It only shortens a wait.
+            // This undo only shortens a wait.
             let end = Patience::Brief.until(until);
             let context = RequestContext::until(end, meter);
             let undone = timeout_at(end, self.records.store.swap(undo, &nothing, &context));

@@ -39,7 +39,7 @@ use crate::{
 /// The [module documentation](crate::modes) shows a complete run.
 #[derive(Clone, Debug)]
 pub struct Once<S, L = Leased> {
-    /// Store, place of outputs, retention and clock.
+    /// Store, output storage, retention and clock.
     #[doc(hidden)]
     pub records: Records<S>,
     /// How much longer a record's lease lasts than the worker's right to run, since clocks differ.
@@ -76,7 +76,7 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Makes an inbox of it: no claim is written before the handler runs.
+    /// Turns it into an inbox: no claim is written before the handler runs.
     ///
     /// ```no_run
     /// # fn inbox(store: sqs_once::store::DynamoStore) {
@@ -138,12 +138,12 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Sets how long the called system remembers a [call key](crate::Attempt::call_key); `None` for ever. The default of 20
-    /// hours suits gateways that forget after 24.
+    /// Sets how long the called system remembers a [call key](crate::Attempt::call_key): for ever, if `None`. The default of
+    /// 20 hours suits gateways that forget after 24.
     ///
     /// If the earliest open attempt is older, the handler does not run, because the called system would take its request for
-    /// a new operation. The message fails permanently with "too old to repeat". A handler with a
-    /// [lookup](crate::LookUp) looks up instead.
+    /// a new operation. The message fails permanently with "too old to repeat". If the handler has a
+    /// [lookup](crate::LookUp), the consumer calls that instead.
     ///
     /// ```
     /// use sqs_once::{Once, store::MemoryStore};
@@ -163,7 +163,7 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Sets where outputs are stored. By default in the record ([`Results::inline`]).
+    /// Sets where outputs are stored: by default, in the record ([`Results::inline`]).
     #[must_use]
     pub fn results(mut self, results: Results) -> Self {
         self.records.results = results;

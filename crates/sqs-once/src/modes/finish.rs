@@ -1,4 +1,4 @@
-//! The end of an attempt: one swap, with what the handler returned.
+//! Ends an attempt: one swap, together with what the handler returned.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use crate::{
 /// The answer to the swap that ends an attempt.
 enum Settled<R> {
     Applied,
-    /// The record has an answer already: by another worker, or by another write of this one.
+    /// Another worker, or another write of this one, has already recorded the outcome.
     Recorded(Outcome),
     /// The store refuses to commit `with`.
     Refused(R),
@@ -66,7 +66,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                 return self.undo(operation, &mut held, false, outcome).await;
             }
         };
-        // Each round has other writes, which the handler returned after those before were refused.
+        // Each round has new writes, which the handler returned after the store refused the previous ones.
         loop {
             answer = match answer {
                 Ok(answer) => match self.complete(operation, &mut held, answer).await {
@@ -82,7 +82,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ///
     /// # Errors
     ///
-    /// The handler's answer to writes that were refused.
+    /// What the handler returns after refused writes, or the failure of a record that is too large.
     async fn complete(
         &self,
         operation: &Operation,
@@ -99,7 +99,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let outcome = Outcome::RetryableFailure("forgotten".into());
             return Ok(self.give_back(operation, held, &end, outcome).await);
         }
-        // The output first: a crash then leaves an object that no record names, and never a record that names none.
+        // The output first: a crash may then leave an object without a record, but never a record without its object.
         let (_memory, mut result) = self.store(operation, held, output).await;
         if flawed("an output is lost") {
             result = StoredResult::Json("\"\"".to_owned());
@@ -115,9 +115,9 @@ impl<S: Store, L: Lease> Once<S, L> {
             Settled::Refused(why) => return Err(guard_now(|| on_refused(why))),
             Settled::Unknown(given_up) => given_up,
         };
-        // The handler had its effect in another system. So we leave the claim, and no retry repeats the effect at once.
+        // If the handler had its effect in another system, we leave the claim, so that no retry repeats the effect at once.
         let is_effect_elsewhere = L::IS_WRITTEN && with.is_empty();
-        // The order decides: too large, and nothing was sent; a commit that may have been applied; a claim that stays; an inbox.
+        // The order matters: the record is too large and wasn't sent; a commit may have been applied; a claim stays; all else.
         Ok(match error {
             StoreError::ItemTooLarge { .. } if !is_effect_elsewhere => {
                 return Err(Err(NoOutput::Failed(Failure::permanent(error.to_string()))));
@@ -135,8 +135,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         })
     }
 
-    /// Stores the output where the settings say, and returns the result for the record, with the memory that a large
-    /// one takes until it is written.
+    /// Stores the output where the settings say, and returns the result for the record. For a large output, also returns the
+    /// permit for its memory, to be held until the record is written.
     async fn store(
         &self,
         operation: &Operation,
@@ -228,7 +228,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     }
 
     /// Records that the earliest open attempt is too old: the called system may have forgotten the call key, and would take a
-    /// repetition for a new operation.
+    /// repeated request for a new operation.
     pub(super) async fn too_old(
         &self,
         operation: &Operation,
@@ -295,7 +295,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             // Nothing is written, so nothing is held.
             return outcome;
         };
-        // Without a recorded end, an attempt alone looks like a death of the process, and the message would rest for a
+        // If an attempt ran alone and has no recorded end, it looks as if the process had died, and the message waits for a
         // long time.
         let patience = if claim.is_counted() {
             Self::patience()
@@ -317,8 +317,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Repeats the swap that ends the attempt until the store responds or `patience` ends. Without a lease, decides again with a
-    /// record that another worker has written meanwhile.
+    /// Retries the swap that ends the attempt until the store responds or `patience` ends. Without a lease, decides again if
+    /// another worker has written the record meanwhile.
     async fn settle(
         &self,
         operation: &Operation,
@@ -337,7 +337,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         let context = RequestContext::until(until, &operation.meter);
         for swaps in 0.. {
             let swap = match held.ending(key, end, self.records.now()) {
-                // After the last swap too, what was found decides: it may be an answer.
+                // What the last swap found counts too: it may settle the operation.
                 Ok(_) if swaps == MOST_SWAPS => break,
                 Ok(swap) => swap,
                 Err(Decision::Rejected(rejection)) => {
@@ -375,8 +375,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         Settled::Recorded(Outcome::RetryableFailure(why.into()))
     }
 
-    /// Returns how long an effect is recorded, or a failure that may have followed one. Without a claim the commit is the
-    /// effect itself.
+    /// Returns how long we try to record an effect, or a failure that may have followed one. Without a claim, the commit is
+    /// the effect itself.
     fn patience() -> Patience {
         if L::IS_WRITTEN {
             Patience::AfterEffect
@@ -391,7 +391,7 @@ fn unrecorded(error: String, cause: StoreError) -> Outcome {
     Outcome::FailureUnrecorded { error, cause }
 }
 
-/// Returns the outcome that a record shows which this worker wrote, by another of its writes.
+/// Returns the outcome in a record that this worker wrote with an earlier swap.
 fn recorded(record: Record) -> Outcome {
     match record.state {
         State::Completed { result } => Outcome::Completed(result),
@@ -431,7 +431,7 @@ mod tests {
         Operation::new(key, None, id, deadline)
     }
 
-    /// Answers the first completion after this time, or never. Notes when each was sent.
+    /// Answers the first completion after this time, or never. Records when each one was sent.
     #[derive(Clone)]
     struct Slow {
         store: MemoryStore,
@@ -476,7 +476,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn large_output_waits_for_memory_for_half_of_the_time() {
-        // Outcomes are written for 15 seconds.
+        // Outcomes can be written for 15 seconds.
         for (answers_after, waited) in [(Some(5 * SECOND), 5 * SECOND), (None, 15 * SECOND / 2)] {
             let store = Slow {
                 store: MemoryStore::default(),
@@ -496,7 +496,7 @@ mod tests {
         }
     }
 
-    /// What happens in the store before a swap, and the answer to it if the store itself doesn't answer.
+    /// Acts on the store before a swap, and may answer in its place.
     type Meet = dyn FnMut(&MemoryStore, &Swap, &Writes) -> Option<Swapped<Refused>> + Send;
 
     /// A store in which others write between the requests of a worker.
@@ -540,7 +540,8 @@ mod tests {
         }
     }
 
-    /// The handler's writes are refused, while an earlier copy of them is on its way. The next request arrives after it.
+    /// The store refuses the handler's writes while an earlier copy of them is in flight. It applies the copy before the next
+    /// request.
     #[tokio::test]
     async fn commit_behind_its_refusal_is_the_outcome() {
         let mut late = None;
@@ -567,7 +568,7 @@ mod tests {
             assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
         }
     }
-    /// Another worker puts the next of the records before each write.
+    /// Before each write, another worker replaces the record.
     #[tokio::test]
     async fn inbox_answers_with_what_its_last_commit_found() {
         let deadline = Deadline::after(Timestamp::now(), 20 * SECOND, SECOND);

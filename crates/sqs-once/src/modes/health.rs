@@ -17,7 +17,7 @@ const MOST_UNANSWERED: u32 = 20;
 pub(super) struct Health {
     /// Claims in a row that ended without a response.
     unanswered: AtomicU32,
-    /// Batch of the latest of them, identified by the time at which its handlers end.
+    /// The batch of the latest of these claims, identified by the time at which its handlers are cut off.
     batch: Mutex<Option<Instant>>,
 }
 
@@ -34,7 +34,7 @@ impl Health {
             Some(deadline.handler_cutoff());
     }
 
-    /// Returns whether the batch of this deadline should claim nothing more.
+    /// Returns whether the batch with this deadline should stop claiming.
     pub(super) fn has_given_up(&self, deadline: Deadline) -> bool {
         self.unanswered.load(Relaxed) >= MOST_UNANSWERED
             && *self.batch.lock().unwrap_or_else(PoisonError::into_inner)

@@ -18,11 +18,11 @@ pub enum Held {
 }
 
 impl Held {
-    /// Returns the swap that ends the attempt. Each call is another content, with a version of its own.
+    /// Returns the swap that ends the attempt. Each call picks the version for the next content to be written.
     ///
     /// # Errors
     ///
-    /// Without a lease: what the record now says, if that is an answer already.
+    /// Without a lease, the decision about the record, if that already settles the operation.
     pub(super) fn ending(
         &mut self,
         key: &Key,
@@ -49,12 +49,12 @@ impl Held {
     }
 }
 
-/// A claim that this worker holds, or undoes because it may hold it.
+/// A claim that this worker holds, or that it undoes because it may hold it.
 #[derive(Debug)]
 pub struct HeldClaim {
     /// The record that the claim wrote.
     pub(crate) record: Record,
-    /// The record before it, unless that was past its retention.
+    /// The record that it replaced, unless that was past its retention.
     pub(crate) replaced: Option<Record>,
     /// The highest version that the claim has sent.
     version: u64,
@@ -80,30 +80,30 @@ impl HeldClaim {
         }
     }
 
-    /// Returns whether the claim counted an attempt alone.
+    /// Returns whether the claim counted this attempt as one that runs alone.
     pub(super) fn is_counted(&self) -> bool {
         self.record.exclusive_attempts > self.earlier_exclusive_attempts()
     }
 
-    /// Returns how many attempts alone before this one have no recorded end.
+    /// Returns how many earlier attempts ran alone without a recorded end.
     pub(super) fn earlier_exclusive_attempts(&self) -> u64 {
         let replaced = self.replaced.as_ref();
         replaced.map_or(0, |record| record.exclusive_attempts)
     }
 
-    /// Returns since when an attempt is open, if that is longer than `lifetime`.
+    /// Returns since when an attempt has been open, if that is longer than `lifetime`.
     pub(super) fn open_too_long(&self, lifetime: Option<Duration>) -> Option<Timestamp> {
         open_too_long(self.replaced.as_ref()?, lifetime, self.record.updated_at)
     }
 
-    /// Returns what the handler is told of earlier attempts.
+    /// Returns what the handler is told about earlier attempts.
     pub(super) fn history(&self) -> History {
         History::of(self.replaced.as_ref(), &self.record)
     }
 }
 
-/// Returns since when an attempt of `record` is open, if a claim at `now` finds it open for longer than `lifetime`: the
-/// called system may have forgotten the call key.
+/// Returns since when an attempt of `record` has been open, if at `now` that is longer than `lifetime`: the called system
+/// may have forgotten the call key by then.
 pub fn open_too_long(
     record: &Record,
     lifetime: Option<Duration>,
@@ -117,7 +117,7 @@ pub fn open_too_long(
     (is_too_old && !flawed("no attempt is too old")).then_some(open_since)
 }
 
-/// A claim that is written with its end, and the record that it has seen.
+/// A claim that is only written together with its end, and the record that it has seen.
 #[derive(Debug)]
 pub struct Unwritten {
     claim: Claim,

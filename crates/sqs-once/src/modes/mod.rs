@@ -7,9 +7,9 @@
 //! | only DynamoDB writes | `Inbox`: plan, commit | `Done` |
 //! | one DynamoDB item | `ItemMode`: one conditional write | `Change` |
 //!
-//! The DynamoDB writes of the last three rows are applied exactly once. So are those of `PostgresMode`, in
-//! the crate `sqs-once-postgres`. If the process crashes between an effect outside the database and the
-//! completion, the handler runs again, and sees the prior attempt.
+//! The DynamoDB writes of the last three rows are applied exactly once. So are the PostgreSQL writes of
+//! `PostgresMode`, in the crate `sqs-once-postgres`. If the process crashes between an effect outside the database
+//! and the completion, the handler runs again, and sees the prior attempt.
 //!
 //! A `Consumer` accepts every mode. Modes do not depend on SQS: behind another trigger, [`Once::run`] runs one operation:
 //!

@@ -15,7 +15,7 @@ use crate::{
 /// and `PostgresMode` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them. It claims, calls the
 /// handler and finishes. Only this project implements the trait.
 ///
-/// If a future of a mode is dropped, or nobody calls [`finish`](Self::finish), that is like a crash.
+/// Dropping a mode's future, or never calling [`finish`](Self::finish), is like a crash.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not run handlers that return `{O}`",
     label = "not a mode for handlers that return `{O}`",
@@ -25,7 +25,7 @@ use crate::{
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
-    /// The mode's state of an operation while its handler runs.
+    /// What the mode remembers about an operation while its handler runs.
     #[doc(hidden)]
     type Claim: Send + 'static;
 
@@ -37,14 +37,14 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         start: Start,
     ) -> impl Future<Output = Claimed<Self::Claim>> + Send;
 
-    /// Lends the handler what it needs of the claim, for the time of the call.
+    /// Lends the handler what it needs from the claim, for the duration of the call.
     #[doc(hidden)]
     fn lend(&self, claim: &Self::Claim, attempt: Attempt) -> Attempt {
         let _nothing = claim;
         attempt
     }
 
-    /// Records how the handler ended. The handler's future has been dropped.
+    /// Records how the handler ended. By then, the handler's future has been dropped.
     #[doc(hidden)]
     fn finish(
         &self,
@@ -53,8 +53,8 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         end: HandlerEnd<O>,
     ) -> impl Future<Output = Outcome> + Send;
 
-    /// Returns the outcome of a message whose body is gone, as its record has it. Nothing is claimed. `None` if there are no
-    /// records, or the record doesn't say.
+    /// Returns what the record says about a message whose body is gone. Claims nothing. `None` if the mode has no records, or
+    /// if the record doesn't say.
     #[doc(hidden)]
     fn without_body(&self, operation: &Operation) -> impl Future<Output = Option<Outcome>> + Send {
         let _no_records = operation;
@@ -82,16 +82,16 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
 pub enum Claimed<C> {
     /// The handler may run.
     Run {
-        /// The mode's state of the operation.
+        /// What the mode remembers about the operation.
         claim: C,
         /// The earlier attempts.
         history: History,
-        /// False if the process ended too often: only a lookup runs.
+        /// False if the process ended too often: then only the lookup runs.
         runs_handler: bool,
     },
-    /// The handler may have ended its process: it is claimed in a turn of its own. Nothing was written.
+    /// The handler may have ended its process, so the message needs a turn of its own. Nothing was written.
     Suspect {
-        /// Attempts alone before this one that have no recorded end.
+        /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
     /// The handler does not run.
@@ -99,7 +99,7 @@ pub enum Claimed<C> {
 }
 
 impl<C> Claimed<C> {
-    /// The handler may run beside others.
+    /// Lets the handler run beside others.
     pub const fn run(claim: C, history: History) -> Self {
         Self::Run {
             claim,
@@ -110,7 +110,7 @@ impl<C> Claimed<C> {
 }
 
 impl Claimed<()> {
-    /// Answers for a mode without a claim: the handler may run if there is time.
+    /// Answers for a mode without claims: the handler may run if there is time.
     pub(crate) fn without_record(operation: &Operation) -> Self {
         if operation.deadline.may_start() {
             Self::run((), History::fresh())

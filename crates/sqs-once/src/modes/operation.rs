@@ -36,8 +36,7 @@ pub struct Operation {
     pub delivery: Delivery,
     /// Time limit of the attempt.
     pub deadline: Deadline,
-    /// The quarantine of a handler that looks up what an earlier attempt did. `None` if the handler does not
-    /// look up.
+    /// The quarantine of the handler's lookup. `None` if it has no lookup.
     #[doc(hidden)]
     pub quarantine: Option<Duration>,
     /// Measures the requests to the store.

@@ -1,4 +1,4 @@
-//! [`Output`]: what each mode can record of the types that handlers return. [`Lease`]: whether a claim is written before the
+//! [`Output`]: the types of handler outputs that a mode can record. [`Lease`]: whether a claim is written before the
 //! handler runs.
 
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::{
 
 /// Says whether a claim is written before the handler runs: [`Leased`] or [`Unleased`].
 pub trait Lease: Send + Sync + 'static {
-    /// True if it is.
+    /// True if it is written first.
     #[doc(hidden)]
     const IS_WRITTEN: bool;
 }
@@ -20,8 +20,8 @@ pub trait Lease: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 pub enum Leased {}
 
-/// Nothing is written before the end, which commits with the handler's writes: for effects that are only such writes. See
-/// [`Inbox`](super::Inbox).
+/// Nothing is written until the attempt ends, and that commits with the handler's writes: for handlers whose only effect
+/// is those writes. See [`Inbox`](super::Inbox).
 #[derive(Clone, Copy, Debug)]
 pub enum Unleased {}
 
@@ -35,15 +35,15 @@ impl Lease for Unleased {
 
 /// A handler's output that [`Once`](super::Once) can record in a store `S`, with or without a lease.
 pub trait Output<S: Store, L>: HandlerOutput + Sized {
-    /// Takes the output apart.
+    /// Splits the output into the result and what commits with the record.
     ///
     /// # Errors
     ///
-    /// A permanent failure, if it cannot be committed.
+    /// A permanent failure, if the output can't be committed.
     fn answer(self) -> Result<Answer<S::With>, Failure>;
 }
 
-/// Without a lease, the effect of a handler that returns no writes would not be recorded anywhere.
+/// Only with a lease: without one, nothing would record the effect of a handler that returns no writes.
 #[diagnostic::do_not_recommend]
 impl<S: Store, O: Serialize + Send> Output<S, Leased> for O {
     fn answer(self) -> Result<Answer<S::With>, Failure> {

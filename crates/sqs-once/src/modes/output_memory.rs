@@ -1,4 +1,4 @@
-//! [`OutputMemory`]: bounds the outputs that are on their way to their records.
+//! [`OutputMemory`]: limits the memory of the outputs that are on their way to their records.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::{
     system::{Instant, timeout_at},
 };
 
-/// Outputs up to this length, in bytes, need no place. A message has memory for that.
+/// Outputs up to this length, in bytes, need no permit. Every message has memory for that.
 const SMALL: usize = 64 << 10;
-/// Copies of an output while the completion is sent: the item, the request's text and the connection's buffers.
+/// How many copies of an output exist while the completion is sent: the item, the request's text, the connection's buffers.
 const COPIES: usize = 8;
-/// Bytes of a permit.
+/// Bytes for each permit.
 const PERMIT: usize = 1 << 10;
 
 /// Memory for large outputs. A batch may have a hundred of them at the same time. Clones share it.
@@ -21,14 +21,14 @@ const PERMIT: usize = 1 << 10;
 pub(crate) struct OutputMemory(Option<(Arc<Semaphore>, usize)>);
 
 impl OutputMemory {
-    /// Limits the memory to so many bytes.
+    /// Limits the memory to this many bytes.
     pub(crate) fn of(bytes: usize) -> Self {
         let permits = (bytes / PERMIT).clamp(1, Semaphore::MAX_PERMITS);
         Self(Some((Arc::new(Semaphore::new(permits)), permits)))
     }
 
-    /// Waits for the memory of a large output, at most until `latest`. The effect has happened, so its completion is
-    /// sent then in any case.
+    /// Waits for memory for a large output, at most until `latest`. Then the completion is sent in any case, because
+    /// the effect has happened.
     pub(crate) async fn wait(
         &self,
         output: &StoredResult,

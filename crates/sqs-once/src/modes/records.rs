@@ -1,4 +1,4 @@
-//! [`Records`]: store, place of outputs, retention and clock, shared by claim mode and inbox mode.
+//! [`Records`]: store, output storage, retention and clock, for claim mode and inbox mode.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
 /// dead-letter queue, and 2 to spare.
 pub(super) const RETENTION: Duration = Duration::from_secs(20 * 24 * 60 * 60);
 
-/// Store, place of outputs, retention and clock of records.
+/// Where records and outputs are stored and for how long, and the clock.
 #[derive(Clone, Debug)]
 pub struct Records<S> {
     /// The store.
@@ -80,7 +80,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// Returns the outcome of a message whose body is gone, as its record has it. `None` if the record doesn't say.
+    /// Returns what the record says about a message whose body is gone. `None` if the record doesn't say.
     pub async fn without_body(&self, operation: &Operation) -> Option<Outcome>
     where
         S: Store,
@@ -123,7 +123,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// Returns the end of a permanent failure.
+    /// Returns the end for a permanent failure.
     pub fn failure(&self, operation: &Operation, error: String, effect: Effect) -> End {
         End::Failed {
             error,

@@ -1,14 +1,14 @@
-//! The loop that repeats failed requests: claims, and the writes that follow a claim.
+//! The loop that retries failed requests: claims, and the writes that follow a claim.
 //!
-//! | kind of failure | a claim | a write that follows |
+//! | kind of failure | how often a claim is retried | how often a write that follows is retried |
 //! | --- | --- | --- |
-//! | contended | three times, for at most two seconds or a tenth of the time left | until its end |
+//! | contended | three times, for at most two seconds or a tenth of the time left | until its time limit |
 //! | denied | once, after a moment | after an effect, for at most a minute; without one, once |
-//! | invalid | no | no |
-//! | unanswered | twice | until its end |
+//! | invalid | never | never |
+//! | unanswered | twice | until its time limit |
 //!
 //! An unanswered write may have been applied. A claim that finds its own stamp is `Decision::Mine`; `finish` compares stamps;
-//! and what is given up on here is undone by `claim`.
+//! and `claim` undoes a claim that we give up on here.
 
 use std::time::Duration;
 
@@ -19,26 +19,26 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// How long and how often a contended claim is retried. So lasting throttling at most quadruples the number of
-/// claims.
+/// How long and how often a contended claim is retried. With this, lasting throttling at most quadruples the number
+/// of claims.
 const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
 const CONTENDED_REPETITIONS: u32 = 3;
 /// How often an unanswered claim is retried.
 const CLAIM_REPETITIONS: u32 = 2;
-/// How often a denied write is retried before there was an effect. A process that was frozen signs with an
-/// old clock or old credentials once.
+/// How often a denied request is retried if there was no effect. A process that was frozen may sign one request
+/// with an old clock or old credentials.
 const DENIED_REPETITIONS: u32 = 1;
 /// How long a denied write is retried after an effect. New credentials and permissions take seconds.
 const MAX_DENIED: Duration = Duration::from_secs(60);
 /// How long the last retry of a denied write waits for its response.
 const TIME_FOR_A_DENIAL: Duration = Duration::from_secs(1);
-/// How long a request of a context without a limit is repeated.
+/// How long a request is retried if its context has no limit.
 const NO_LIMIT: Duration = Duration::from_secs(900);
 /// Maximum time for a write that only shortens somebody's wait.
 const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The same for a contended claim, which has few of them.
+/// The same for a contended claim, which gets only a few pauses.
 const CLAIM_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// The same after a denied request.
 const LONG_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
@@ -61,7 +61,7 @@ pub(crate) struct GivenUp {
     pub may_have_been_applied: bool,
 }
 
-/// How long a request is repeated, at most until the limit of its context.
+/// How long a request is retried, at most until the limit of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// Nothing has happened yet, and the message returns to the queue anyway.
@@ -75,7 +75,7 @@ pub(crate) enum Patience {
 }
 
 impl Patience {
-    /// Returns when the last copy stops waiting for a response, at the latest at `end`.
+    /// Returns when the last copy stops waiting for a response: no later than `end`.
     pub(crate) fn until(self, end: Instant) -> Instant {
         if self == Self::Brief {
             end.min(system::instant() + MAX_BRIEF)
@@ -110,11 +110,11 @@ impl Patience {
     }
 }
 
-/// Sends a request and repeats it as long as `patience` allows. The request must be safe to repeat.
+/// Sends a request and retries it for as long as `patience` allows. The request must be safe to repeat.
 ///
 /// # Errors
 ///
-/// [`GivenUp`] after an error that a repetition cannot change, or when the patience ends.
+/// [`GivenUp`] if retrying can't help, or when the patience ends.
 pub(crate) async fn repeat<T, F>(
     patience: Patience,
     context: &RequestContext,
@@ -135,7 +135,7 @@ where
     let mut unanswered_pauses = RetryPauses::until(until);
     let mut denied_pauses = RetryPauses::new(LONG_PAUSES, now + denied_for);
     let (mut copies_contended, mut copies_denied) = (0, 0);
-    // The last rejection explains most: throttling, or a missing permission.
+    // We report the last rejection, because it explains more: throttling, or a missing permission.
     let (mut unanswered, mut rejected) = (None, None);
     let mut copies_unanswered = 0;
     loop {
@@ -175,8 +175,8 @@ where
             }
             Some(RequestErrorKind::Unanswered) => match patience.unanswered() {
                 Some(most) if copies_unanswered > most => false,
-                // At once: the connection was dead. The calls of a batched write fail together, and so become
-                // one batched write again.
+                // At once: the connection was probably dead. The calls of a batched write fail together, so their
+                // retries become one batched write again.
                 _ if copies_unanswered == 1 => unanswered_pauses.is_time_left(),
                 _ => unanswered_pauses.pause().await,
             },
@@ -211,7 +211,7 @@ pub(crate) struct RetryPauses {
 const MIN_TIME_FOR_TRY: Duration = Duration::from_millis(10);
 
 impl RetryPauses {
-    /// Creates the pauses of a request that is repeated until this time.
+    /// Creates the pauses between retries that end at this time.
     #[must_use]
     pub(crate) const fn until(until: Instant) -> Self {
         Self::new(PAUSES, until)
@@ -250,7 +250,7 @@ mod tests {
 
     const MILLISECOND: Duration = Duration::from_millis(1);
 
-    /// Pauses so often, and returns how long each pause was.
+    /// Pauses this many times, and returns how long each pause was.
     async fn paused(pauses: &mut RetryPauses, times: usize) -> Vec<Duration> {
         let mut took = Vec::new();
         for _ in 0..times {

@@ -51,7 +51,7 @@ where
     running.push((turns.clone(), operation.key.clone()));
     let (clock, deadline) = (|| mode.now(), operation.deadline);
     let run = run(mode, turns, operation, |attempt, _| {
-        // Making the future runs the application's code too.
+        // Creating the future runs application code too.
         let work = RUNNING.scope(running, async { work(attempt).await });
         guard(clock, deadline, work)
     });
@@ -103,7 +103,7 @@ where
             history,
             runs_handler,
         } => (claim, history, runs_handler),
-        // What needs no handler needs no turn.
+        // Without a handler to run, we need no turn.
         Claimed::Ended(outcome) => return outcome,
         Claimed::Suspect { .. } => return Outcome::NotStarted,
     };

@@ -100,7 +100,7 @@ pub(crate) fn guard<T>(
     })
 }
 
-/// Runs the application's code that does not wait, such as a serialization.
+/// Runs application code that doesn't wait, such as serialization.
 pub fn guard_now<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, NoOutput> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(answer) => answer.map_err(NoOutput::Failed),

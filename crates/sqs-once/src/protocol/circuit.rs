@@ -17,15 +17,15 @@ pub(crate) const KEYS_TO_OPEN: usize = 10;
 pub const FIRST_WAIT: Duration = Duration::from_secs(5);
 /// The longest time between two probes.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// While the circuit is open, a message still runs at its first receive and at each receive divisible
+/// While the circuit is open, a message still runs at its first receive, and whenever its receive count is divisible
 /// by this number.
 const RUNS_AT_EACH: u32 = 10;
 
 /// The circuit breaker of a process. It does no I/O and reads no clock.
 ///
-/// While it is open, one message in each interval runs as a probe, and whoever asks first is that message. The
-/// next interval begins when the probe is taken, so nobody waits for its end. Any handler that succeeds or
-/// fails permanently closes the circuit.
+/// While it is open, the first message that asks in each interval runs as a probe. The next interval begins when
+/// the probe begins, so nobody waits for its end. Any handler that succeeds or fails permanently closes the
+/// circuit.
 ///
 /// The circuit only saves calls to a system that is down. Our promises do not depend on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,12 +35,12 @@ pub enum Circuit {
         /// Keys of the handlers that failed since the last one that did not.
         failed: VecDeque<Key>,
     },
-    /// Most messages are refused.
+    /// Most messages must wait.
     Open {
-        /// No probe starts before its end.
+        /// No probe starts before this pause ends.
         pause: Pause,
-        /// The called system asked for the pause. Until its end, first receives don't run either, and no success closes the
-        /// circuit.
+        /// Whether the called system asked for the pause. If so, until it ends first receives don't run either, and no success
+        /// closes the circuit.
         is_asked: bool,
     },
 }
@@ -86,7 +86,7 @@ pub const fn runs_while_open(receive_count: u32) -> bool {
 }
 
 impl Circuit {
-    /// Decides about a message before its claim.
+    /// Decides whether a message may be claimed.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Circuit {
                 };
                 Some(CircuitChange::Refused(wait))
             }
-            // It began before the system refused.
+            // The call began before the system refused.
             _ if refused_until.is_some() => None,
             (Self::Closed { failed }, Called::Failed) => {
                 failed.push_back(key.clone());
@@ -181,7 +181,7 @@ mod tests {
         Key::new(&Namespace::new("ns").unwrap(), [name.to_string().as_str()]).unwrap()
     }
 
-    /// Ends `handlers` handlers of different keys at `NOW`.
+    /// Ends this many handlers at `NOW`, each with another key.
     fn end(circuit: &mut Circuit, handlers: usize, end: Called) -> Option<CircuitChange> {
         let ends = (0..handlers).map(|n| circuit.called(NOW, &key(n), end));
         ends.last().flatten()
@@ -240,7 +240,7 @@ mod tests {
         let mut circuit = open();
         let mut at = NOW;
         for wait in [5, 10, 20, 40, 60, 60].map(Duration::from_secs) {
-            // Messages that run anyway take no probe.
+            // Messages that run anyway aren't probes.
             assert_eq!(circuit.admit(at + wait, 10), Ok(()));
             let just_before = Timestamp::from_millis((at + wait).as_millis() - 1);
             assert_eq!(circuit.admit(just_before, 2), Err(at + wait));
@@ -256,7 +256,7 @@ mod tests {
         let mut circuit = Circuit::default();
         for (wait, change) in [
             (MINUTE, Some(CircuitChange::Refused(MINUTE))),
-            // One that began earlier, and is answered later.
+            // A call that began earlier, and is answered later.
             (MINUTE / 2, None),
             (2 * MINUTE, Some(CircuitChange::Refused(2 * MINUTE))),
         ] {
@@ -269,7 +269,7 @@ mod tests {
         for receive in [1, 2, 10] {
             assert_eq!(circuit.admit(NOW, receive), Err(end));
         }
-        // Then a probe runs, and first receives.
+        // After that, a probe and first receives run.
         assert_eq!(circuit.admit(end, 2), Ok(()));
         assert_eq!(circuit.admit(end, 1), Ok(()));
         assert_eq!(circuit.admit(end, 2), Err(end + MINUTE));

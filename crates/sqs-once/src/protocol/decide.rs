@@ -23,25 +23,25 @@ pub struct Claim {
     pub sent_at: Option<Timestamp>,
     /// Name of the queue.
     pub source: Option<String>,
-    /// The worker's clock, read before the request is sent: a slow answer shortens the lease.
+    /// The worker's clock, read before the request is sent: a slow response only shortens the lease.
     pub now: Timestamp,
     /// End of the lease.
     pub lease_until: Timestamp,
     /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
-    /// With a lookup, how long after the end of a lease a request of an earlier attempt may still have its effect: the
-    /// margin and the quarantine. `None` without a lookup.
+    /// If there is a lookup: how long after the end of its lease an earlier attempt's request may still have its effect
+    /// (margin plus quarantine).
     pub quarantine: Option<Duration>,
 }
 
 /// What a claim does about the record that it found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing is kept under the key: the claim writes a first record.
+    /// There is no record, or it has expired: the claim writes a new one.
     First,
-    /// The claim is written over the record, which keeps its history.
+    /// The claim replaces the record, and keeps its history.
     Over,
-    /// The record is this claim's own: the answer was lost.
+    /// The record is this claim's own: the response was lost.
     Mine,
     /// The handler must not run.
     Rejected(Rejection),
@@ -54,7 +54,7 @@ pub enum Rejection {
     Duplicate {
         /// The stored result.
         result: StoredResult,
-        /// The queue of the message that completed it, if this one comes from another.
+        /// The queue of the message that completed it, if this one comes from another queue.
         other_source: Option<String>,
         /// How often it was claimed.
         attempts: u64,
@@ -65,13 +65,13 @@ pub enum Rejection {
     },
     /// The key was used earlier for a different payload. The record stays unchanged.
     KeyReused,
-    /// The message was sent before a permanent failure of its payload. Holds the stored error.
+    /// The payload failed permanently after the message was sent. Holds the stored error.
     FailedBefore(String),
     /// Another worker holds the claim, or a request of an earlier attempt may still have its effect.
     Conflict {
         /// Token of the other claim.
         owner: Owner,
-        /// When this claim may be made.
+        /// When this worker may claim.
         until: Timestamp,
     },
     /// An attempt with a different payload is open, and the lease of its claim has ended.
@@ -81,7 +81,7 @@ pub enum Rejection {
     },
 }
 
-/// Decides whether `claim` may replace the record that it found. The first row that matches counts.
+/// Decides whether `claim` may replace the record that it found. The first matching row decides.
 ///
 /// | found | decision |
 /// | --- | --- |
@@ -89,10 +89,10 @@ pub enum Rejection {
 /// | a record of this claim | mine |
 /// | `COMPLETED`, same payload | duplicate |
 /// | `COMPLETED`, other payload | key reused |
-/// | a failure of the message's payload, which was sent at or before it | failed before |
-/// | `FAILED` with an open attempt whose request may still have its effect | conflict until then |
+/// | a failure of the payload, and the message was sent at or before its time | failed before |
+/// | `FAILED` with an open attempt, and the lookup's quarantine after the failure has not ended | conflict until then |
 /// | `FAILED` | over the record |
-/// | `IN_PROGRESS`, and the lease has not ended | conflict until then |
+/// | `IN_PROGRESS`, and the lease (with a lookup, also the quarantine) has not ended | conflict until then |
 /// | `IN_PROGRESS`, other payload | payload conflict |
 /// | `IN_PROGRESS` | over the record |
 #[must_use]
@@ -148,15 +148,15 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
     })
 }
 
-/// Returns what a record says of a message whose body is gone, so that nobody knows its payload. `None` if the record doesn't
-/// say: the message may have been processed, or not. Nothing may be claimed.
+/// Returns what a record says about a message whose body is gone, so that nobody knows its payload. `None` if the record
+/// doesn't say whether the message was processed. Nothing may be claimed either way.
 ///
 /// | found | answer |
 /// | --- | --- |
 /// | `COMPLETED` by this message | duplicate |
 /// | a failure of this message | failed before |
-/// | `IN_PROGRESS`, and the lease has not ended | conflict until then |
-/// | everything else | none |
+/// | `IN_PROGRESS`, and the lease (with a lookup, also the quarantine) has not ended | conflict until then |
+/// | anything else | `None` |
 #[must_use]
 pub fn decide_without_body(found: Option<&Record>, claim: &Claim) -> Option<Rejection> {
     let record = found.filter(|record| !record.is_expired(claim.now))?;
@@ -179,7 +179,7 @@ pub fn decide_without_body(found: Option<&Record>, claim: &Claim) -> Option<Reje
 }
 
 impl Claim {
-    /// Creates a claim without a fingerprint, of a message that was sent now. `expires_at` is in seconds since the epoch.
+    /// Creates a claim without a fingerprint, for a message that was sent now. `expires_at` is in seconds since the epoch.
     #[must_use]
     pub fn new(
         owner: Owner,
@@ -201,13 +201,13 @@ impl Claim {
         }
     }
 
-    /// Returns whether the record may be of this payload. It may be if one side has no fingerprint, or if the fingerprints
-    /// have two different known schemes, because then the setting changed during the record's retention.
+    /// Returns whether the record may have this payload. It may, if one side has no fingerprint, or if the fingerprints have
+    /// two different known schemes, because then the setting changed during the record's retention.
     fn has_payload_of(&self, record: &Record) -> bool {
         Fingerprint::may_be_same(&record.fingerprint, &self.fingerprint)
     }
 
-    /// Returns the recorded failure that is the answer to this message. Where nobody knows when it was sent, its id tells.
+    /// Returns the recorded failure that answers this message. If nobody knows when the message was sent, its id decides.
     fn failure_in<'a>(&self, record: &'a Record) -> Option<&'a RecordedFailure> {
         let is_answer = |failure: &&RecordedFailure| {
             let is_earlier = match self.sent_at {
@@ -239,7 +239,7 @@ impl Record {
         self.source.clone().filter(|_| other && is_told)
     }
 
-    /// Returns the record after a claim. `replaced` is the record before, unless it was past `expires_at`.
+    /// Returns the record after a claim. `replaced` is the previous record, unless that was past `expires_at`.
     ///
     /// With `alone`, the handler runs alone: the record counts the attempt in the same write, and the message rests if the
     /// process dies.
@@ -258,7 +258,7 @@ impl Record {
             Some(waits) => lease_alone(exclusive_attempts, waits, claim.now, claim.lease_until),
             None => claim.lease_until,
         };
-        // The record is kept as long as nobody may take over.
+        // The record is kept at least for as long as nobody may take over.
         let kept_until = lease_until + claim.quarantine.unwrap_or_default();
         Self {
             stamp: Stamp {

@@ -18,7 +18,7 @@ pub enum End {
     Failed {
         /// Text of the failure.
         error: String,
-        /// What the attempt did.
+        /// Whether the attempt had its effect.
         effect: Effect,
         /// When the message was sent, if that is known.
         sent_at: Option<Timestamp>,
@@ -34,14 +34,14 @@ pub enum End {
     },
 }
 
-/// What a permanently failed attempt did.
+/// Whether a permanently failed attempt had its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It may have had its effect.
     Possible,
-    /// It had none.
+    /// It certainly had no effect.
     None,
-    /// The called system has answered for this call key that it did nothing and will not.
+    /// The called system has answered that it did nothing for this call key and never will.
     Declined,
 }
 
@@ -59,20 +59,20 @@ impl End {
 }
 
 impl Record {
-    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, unless it was
+    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, unless that was
     /// past `expires_at`.
     ///
     /// | end | the record becomes | the next attempt |
     /// | --- | --- | --- |
     /// | completed | `COMPLETED`, without history | is a duplicate |
-    /// | failed | `FAILED`; open attempts stay open, this one among them | a later message is told of them |
+    /// | failed | `FAILED`; open attempts stay open, including this one | a later message is told of them |
     /// | failed without effect | the same, but this attempt is not open | is told of earlier attempts only |
     /// | declined | the same, no attempt is open, and `generation` grows | is told of nothing, and has a new call key |
     /// | open | the lease ends now | is told of it |
-    /// | undone | as before the claim, but for stamp, times and `attempts` | is told of attempts before this one only |
+    /// | undone | as before the claim, except for stamp, times and `attempts` | is told of attempts before this one only |
     ///
-    /// The lease ends at the worker's time and not at 0, since a quarantine counts from it. Nothing is deleted: over nothing,
-    /// an ended record without an open attempt remains.
+    /// The lease ends at the worker's current time and not at 0, because a quarantine starts then. Nothing is deleted: if there
+    /// was no record before the claim, one with an ended lease and no open attempt remains.
     #[must_use]
     pub fn ended(&self, replaced: Option<&Self>, end: &End, version: u64, now: Timestamp) -> Self {
         let mut record = Self {

@@ -9,7 +9,7 @@
 //!    than the attempt ([`CrashWaits`]).
 //! 2. When the worker records the end of the attempt, it removes the count and ends the lease. Only a death
 //!    leaves both, and then the message rests until the lease ends.
-//! 3. If the process died alone more often than there are waits, the handler does not start any more: the
+//! 3. If the process died in this way more often than there are waits, the handler does not start any more: the
 //!    message is `crashed`.
 //!
 //! The functions do no I/O and read no clock.
@@ -45,7 +45,7 @@ impl Default for CrashWaits {
 }
 
 impl CrashWaits {
-    /// Creates these waits, in the order of the deaths.
+    /// Creates the waits: one for each death, in order.
     #[must_use]
     pub fn new(waits: impl IntoIterator<Item = Duration>) -> Self {
         Self(Some(waits.into_iter().collect()))
@@ -63,8 +63,8 @@ impl CrashWaits {
         self.0.is_none()
     }
 
-    /// Returns how long the message rests after the n-th death alone, counted from 1. `None` if the message
-    /// is then `crashed`.
+    /// Returns how long the message rests after the process died for the n-th time while it ran alone. `None` if the
+    /// message is `crashed` then, or if isolation is off.
     #[must_use]
     pub fn after_death(&self, n: u64) -> Option<Duration> {
         let place = usize::try_from(n.checked_sub(1)?).ok()?;
@@ -77,14 +77,14 @@ impl CrashWaits {
 pub enum Standing {
     /// The handler runs beside others.
     Clear,
-    /// The handler may have ended its process: it runs alone.
+    /// The handler may have ended its process, so it runs alone.
     Suspect {
-        /// Attempts alone before this one that have no recorded end.
+        /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
-    /// The handler does not run, because the process died alone once more often than there are waits.
+    /// The handler does not run, because the process died once more often than there are waits.
     Crashed {
-        /// Attempts alone that have no recorded end.
+        /// How many attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
 }
@@ -111,15 +111,15 @@ pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
 
 /// Returns whether a message that is [`Standing::Crashed`] gets one last lookup, if the handler has one.
 ///
-/// The lookup runs alone, as an attempt alone. If the process dies once more, the count exceeds what this function
-/// admits, and the message is `crashed` without another lookup.
+/// The lookup runs alone, and the record counts it like an attempt. If the process dies once more, the count exceeds
+/// what this function allows, and the message is `crashed` without another lookup.
 #[must_use]
 pub(super) fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> bool {
     let earlier = exclusive_attempts.saturating_sub(1);
     earlier == 0 || waits.after_death(earlier).is_some()
 }
 
-/// Returns the end of the lease for the n-th attempt alone, counted from 1, that starts now. Never before
+/// Returns the end of the lease for the n-th attempt that runs alone (counted from 1), if it starts now. Never before
 /// `lease_until`, the end of an ordinary lease.
 pub(super) fn lease_alone(
     n: u64,

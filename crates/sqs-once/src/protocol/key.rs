@@ -87,7 +87,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The same as for [`new`](Self::new).
     pub fn of_parts<'a>(
         namespace: &Namespace,
         parts: impl IntoIterator<Item = KeyPart<'a>>,
@@ -99,14 +99,14 @@ impl Key {
         key.finish()
     }
 
-    /// Takes a key as it is stored in the table.
+    /// Creates a key from its text in the table.
     #[doc(hidden)]
     pub fn from_stored(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
     /// Returns the name under which a called system knows the operation: a UUID (RFC 9562, version 8) of 36 characters, made
-    /// of the SHA-256 of the key and `generation`, which counts the attempts that the called system
+    /// from the SHA-256 of the key and `generation`, which counts the attempts that the called system
     /// [declined](crate::Failure::declined).
     ///
     /// ```
@@ -120,7 +120,7 @@ impl Key {
     #[must_use]
     pub fn call_key(&self, generation: u64) -> String {
         let mut hash = Sha256::new_with_prefix(self.0.as_bytes());
-        // Of a fixed length, so no other key and generation have the same bytes.
+        // Its length is fixed, so no other key and generation have the same bytes.
         hash.update(generation.to_be_bytes());
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&hash.finalize()[..16]);
@@ -165,21 +165,21 @@ impl From<String> for KeyPart<'_> {
     }
 }
 
-/// A number has the same key as the number at a JSON pointer, and another one than its text.
+/// A number makes the same key as the number at a JSON pointer, but not the same key as its text.
 impl From<u64> for KeyPart<'_> {
     fn from(number: u64) -> Self {
         Self::Json(number.to_string())
     }
 }
 
-/// The same.
+/// The same as for `u64`.
 impl From<i64> for KeyPart<'_> {
     fn from(number: i64) -> Self {
         Self::Json(number.to_string())
     }
 }
 
-/// Joins namespace and parts to a [`Key`], without keeping more than a key holds, however long the parts are.
+/// Joins namespace and parts into a [`Key`]. Never keeps more than a key holds, however long the parts are.
 pub(crate) struct KeyBuilder {
     id: String,
     namespace_end: usize,
@@ -205,7 +205,7 @@ impl KeyBuilder {
     ///
     /// # Errors
     ///
-    /// [`KeyError::EmptyPart`].
+    /// [`KeyError::EmptyPart`], if the part is an empty string.
     pub(crate) fn push(&mut self, part: &KeyPart<'_>) -> Result<(), KeyError> {
         self.append("#");
         match part {
@@ -226,7 +226,7 @@ impl KeyBuilder {
     ///
     /// # Errors
     ///
-    /// [`KeyError::NoParts`].
+    /// [`KeyError::NoParts`], if no part was added.
     pub(crate) fn finish(mut self) -> Result<Key, KeyError> {
         if self.parts == 0 {
             return Err(KeyError::NoParts);
@@ -288,7 +288,7 @@ pub enum KeyError {
 
 /// The SHA-256 of the part of a payload that must not change under one key.
 ///
-/// It is displayed and stored as 64 lower-case hex digits.
+/// It is displayed as 64 lower-case hex digits.
 ///
 /// A fingerprint can name its scheme: what was hashed, and how. We do not compare fingerprints of two
 /// different known schemes ([`differs_from`](Self::differs_from)), so you can change the scheme while older
@@ -317,7 +317,7 @@ impl Fingerprint {
         Self(hex(&hash.finalize()))
     }
 
-    /// Creates a fingerprint from the text in a record: hex digits, and the scheme behind a colon.
+    /// Creates a fingerprint from the text in a record: hex digits, then a colon and the scheme if it has one.
     #[must_use]
     pub const fn from_stored(text: String) -> Self {
         Self(text)
@@ -351,7 +351,7 @@ impl Fingerprint {
         self.0.split_once(':').map(|(_, scheme)| scheme)
     }
 
-    /// Returns whether two payloads may be the same. They may be if one has no fingerprint, or if they can't be compared.
+    /// Returns whether two payloads may be the same. They may, if one has no fingerprint, or if the two can't be compared.
     pub(crate) fn may_be_same(one: &Option<Self>, other: &Option<Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => !one.differs_from(other),

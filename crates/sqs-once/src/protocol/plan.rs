@@ -21,20 +21,20 @@ pub enum Start {
 pub enum Plan {
     /// Nothing is written, and nothing runs.
     Reject(Rejection),
-    /// The record is the claim's own: its swap was applied, and the answer was lost.
+    /// The record is the claim's own: its swap was applied, but the response was lost.
     Mine,
     /// Nothing is written: the message is a suspect, and needs a turn of its own.
     Suspend {
-        /// Attempts alone before this one that have no recorded end.
+        /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
     /// The claim is written.
     Write {
         /// The record that it writes.
         to: Box<Record>,
-        /// False if nothing is kept of the record that it found.
+        /// False if it keeps nothing of the record that it found.
         keeps: bool,
-        /// Runs once it is written.
+        /// What runs once it is written.
         runs: Runs,
     },
 }
@@ -44,13 +44,13 @@ pub enum Plan {
 pub enum Runs {
     /// The handler, after the lookup if there is one.
     Handler,
-    /// Only the lookup: the process died alone too often.
+    /// Only the lookup: the process died too often.
     LookUp,
     /// Nothing: the message is `crashed`.
     Nothing,
 }
 
-/// Plans a claim whose swaps so far have at most this `version`.
+/// Plans the next swap of a claim. Its earlier swaps had at most this `version`.
 ///
 /// | [`decide`] | [`standing`] | beside others | alone |
 /// | --- | --- | --- | --- |
@@ -58,7 +58,7 @@ pub enum Runs {
 /// | mine | | mine | mine |
 /// | first, over | clear | write, handler | write, handler |
 /// | over | suspect | suspend | write and count, handler |
-/// | over | crashed, a lookup for an open attempt, not yet asked alone | suspend | write and count, lookup |
+/// | over | crashed, but a lookup for an open attempt has not run alone yet | suspend | write and count, lookup |
 /// | over | crashed | write, nothing | write, nothing |
 #[must_use]
 pub fn plan_claim(

@@ -1,8 +1,8 @@
-//! [`RequestErrorKind`]: whether a failed request was applied, and whether a repetition can help.
+//! [`RequestErrorKind`]: whether a failed request was applied, and whether a retry can help.
 
-/// Class of a failed request: whether the table applied it, and whether a repetition can help.
+/// Class of a failed request: whether the table applied it, and whether a retry can help.
 ///
-/// | class | applied | a repetition |
+/// | class | applied | a retry |
 /// | --- | --- | --- |
 /// | [`Contended`](Self::Contended) | no | can succeed within seconds |
 /// | [`Denied`](Self::Denied) | no | can succeed once credentials, permissions or the table are there |
@@ -16,6 +16,6 @@ pub enum RequestErrorKind {
     Contended,
     /// Access denied, expired credentials, or no such table.
     Denied,
-    /// Rejected for what the request says: a validation error, or an item that is too large.
+    /// Rejected because of what the request contains: a validation error, or an item that is too large.
     Invalid,
 }

@@ -1,4 +1,4 @@
-//! The rows of the tables of the protocol.
+//! The rows of the protocol's tables.
 
 use std::time::Duration;
 
@@ -198,7 +198,7 @@ fn completed_operation_is_a_duplicate_of_the_same_payload() {
         ..claim()
     };
     assert_eq!(rejected(&completed(), &changed), duplicate(None));
-    // It decides before an earlier failure.
+    // The completion wins over an earlier failure.
     let mut after_failure = completed();
     after_failure.failures = failed(NOW).failures;
     assert_eq!(rejected(&after_failure, &claim()), duplicate(None));
@@ -221,7 +221,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     let before = Rejection::FailedBefore("declined".into());
     for at in [sent, sent + SECOND] {
         assert_eq!(rejected(&failed(at), &claim()), before);
-        // Also while a later message holds the claim, or has left it.
+        // Even while a later message holds the claim, or after that has ended.
         for lease_until in [ago(SECOND), NOW + MINUTE] {
             let mut claimed = failed(at);
             claimed.state = State::InProgress { lease_until };
@@ -237,7 +237,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     };
     assert_eq!(decide(Some(&earlier), &corrected), Decision::Over);
     assert_eq!(decide(Some(&failed(NOW)), &corrected), Decision::Over);
-    // Each payload has a failure of its own. A payload that cannot be compared has each of them.
+    // Each payload has a failure of its own. A payload that can't be compared matches all of them.
     let mut both = failed(sent);
     both.failures.insert(
         0,
@@ -254,7 +254,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
         ..claim()
     };
     assert_eq!(rejected(&both, &no_fingerprint), expired);
-    // Without a time, the id tells.
+    // If nobody knows when the message was sent, its id decides.
     let unknown = Claim {
         sent_at: None,
         ..claim()
@@ -398,7 +398,7 @@ fn claim_over_an_open_attempt_of_another_payload_says_so() {
     assert!(!over(&open, &claim()).open_other);
     let second = over(&open, &other);
     assert!(second.open_other);
-    // Whatever comes later, until no attempt is open.
+    // It stays set until no attempt is open.
     let fail = |effect| End::Failed {
         error: "expired".into(),
         effect,
@@ -586,7 +586,7 @@ fn failure_keeps_or_closes_open_attempts() {
             (ended.expires_at, ended.last_error()),
             (99, Some("expired"))
         );
-        // It replaces the failure of its payload.
+        // It replaces the earlier failure of its payload.
         assert_eq!((ended.failures.len(), ended.failures[0].at), (1, now));
         assert_eq!(ended.exclusive_attempts, 0);
         assert_eq!(
@@ -606,7 +606,7 @@ fn failure_keeps_or_closes_open_attempts() {
             over_nothing
         );
     }
-    // The latest of the three times.
+    // The latest of three times: now, when the message was sent, and the earlier failure's.
     let sent = |sent_at| {
         end(Some(&open), &fail(Effect::None, Some(sent_at)))
             .1
@@ -714,7 +714,7 @@ fn undone_claim_leaves_the_record_as_before() {
         state: State::InProgress {
             lease_until: NOW + SECOND,
         },
-        // The lease of the attempt alone was longer.
+        // The attempt ran alone, so its lease was longer.
         expires_at: record.expires_at.max((NOW + 120 * MINUTE).as_secs_ceil()),
         ..record
     };
@@ -797,7 +797,7 @@ fn claim_over_a_death_waits_for_its_turn() {
         (2, open, true, Runs::LookUp, true),
         (2, open, false, Runs::Nothing, false),
         (3, open, true, Runs::Nothing, false),
-        // A closed attempt has nothing to look up.
+        // No attempt is open, so there is nothing to look up.
         (2, None, true, Runs::Nothing, false),
     ] {
         let died = with(|record| {
@@ -880,7 +880,7 @@ fn write_of_a_record_is_named_in_errors() {
 
 // ---- the record as it is written ----------------------------------------------------------------
 
-/// Every name that is stored stands here, because tables outlive a release.
+/// Spells out every stored name, because tables outlive a release.
 #[test]
 fn record_is_written_and_read() {
     let failures = failure(ago(MINUTE), "2").added_to(&[]);
@@ -1007,7 +1007,7 @@ fn output_that_was_to_be_stored_is_missing() {
     let omitted = |why: &str| StoredResult::Omitted(why.to_owned());
     let mut stored = StoredResult::Json("1".into());
     assert_eq!(stored.take(), StoredResult::Json("1".into()));
-    // In the record it is not.
+    // It isn't missing if the record has it.
     assert_eq!(stored.missing(), None);
     assert_eq!(StoredResult::not_wanted().missing(), None);
     assert_eq!(omitted("too long").missing(), Some("too long"));

@@ -1,6 +1,6 @@
-//! Records in DynamoDB as an operator reads and changes them, with the command-line tool `sqs-once`.
+//! How an operator reads and changes records in DynamoDB, with the command-line tool `sqs-once`.
 //!
-//! An operator holds no claim. So each change has the condition that the record is still as it was read.
+//! An operator holds no claim. So each change has the condition that the record hasn't changed since it was read.
 
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 
@@ -14,25 +14,25 @@ use crate::{
 /// A record with its key, as read from the table.
 #[derive(Clone, Debug)]
 pub struct StoredRecord {
-    /// The key as the table has it: hashed, if it is longer than a DynamoDB sort key may be.
+    /// The key as the table has it: hashed, if it was too long for the table's key attribute.
     pub key: String,
     /// The record, or why the item is not a valid record.
     pub record: Result<Record, UnreadableRecord>,
-    /// The item that the store has read, as the condition of a deletion.
+    /// The item as it was read, for the condition of a deletion.
     pub(crate) item: Item,
 }
 
 /// An item that is not a valid record.
 #[derive(Clone, Debug)]
 pub struct UnreadableRecord {
-    /// Reason, with the attribute's name and without a value.
+    /// The reason, with the attribute's name but without its value.
     pub reason: String,
-    /// Its attributes as JSON, payload included.
+    /// The item's attributes as JSON, payload included.
     pub raw: String,
 }
 
 impl StoredRecord {
-    /// Returns the name under which called systems know the current or next attempt. `None` if the record cannot be read.
+    /// Returns the call key of the current or next attempt. `None` if the record cannot be read.
     #[must_use]
     pub fn call_key(&self) -> Option<String> {
         let record = self.record.as_ref().ok()?;
@@ -58,11 +58,11 @@ impl DynamoStore {
         }
     }
 
-    /// Replaces a record that is not completed. If it has changed since it was read, changes nothing and returns false.
+    /// Replaces a record. If it has changed since it was read, or isn't valid, changes nothing and returns false.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The record may have been replaced nevertheless.
+    /// [`StoreError`] if the request failed. The record may have been replaced nevertheless.
     pub async fn replace(&self, shown: &StoredRecord, to: Record) -> Result<bool, StoreError> {
         let Ok(record) = &shown.record else {
             return Ok(false);
@@ -79,7 +79,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The record may have been deleted nevertheless.
+    /// [`StoreError`] if the request failed. The record may have been deleted nevertheless.
     pub async fn delete_record(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
         let item = &shown.item;
         let mut delete = self
@@ -87,7 +87,7 @@ impl DynamoStore {
             .delete_item()
             .table_name(&self.table)
             .set_key(Some(self.layout.primary_key_of(item)));
-        // An item that is no record may have no stamp.
+        // An item that isn't a valid record may lack its stamp.
         let mut condition = Vec::new();
         for (native, name, value) in [
             ("owner", "#owner", ":owner"),

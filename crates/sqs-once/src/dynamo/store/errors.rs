@@ -1,4 +1,4 @@
-//! Errors of the store: their wording, and records that cannot be read.
+//! Errors of the store, and their wording.
 
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl DynamoStore {
-    /// Creates the error of a request that got no usable response, for this reason.
+    /// Creates the error for a request that failed for this reason.
     pub(super) fn failed(
         &self,
         kind: RequestErrorKind,

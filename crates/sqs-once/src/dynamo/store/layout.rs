@@ -1,4 +1,4 @@
-//! [`Layout`]: key schema and TTL attribute of the table, and the types of its attributes.
+//! [`Layout`]: key schema and TTL attribute of the table, and the types of a record's attributes.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ const MAX_SORT_KEY_BYTES: usize = 1024;
 /// Maximum size of an attribute name in a key or an index, in bytes (the same page).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Attributes of a record of type S.
+/// A record's attributes of type S.
 const TEXTS: [&str; 10] = [
     "failures",
     "fingerprint",
@@ -27,7 +27,7 @@ const TEXTS: [&str; 10] = [
     "source",
     "status",
 ];
-/// Attributes of a record of type N.
+/// A record's attributes of type N.
 pub(super) const NUMBERS: [&str; 9] = [
     "attempts",
     "exclusive_attempts",
@@ -39,7 +39,7 @@ pub(super) const NUMBERS: [&str; 9] = [
     "updated_at",
     "version",
 ];
-/// Returns the attributes of a record but its key, by their native names.
+/// Returns the attributes of a record, except its key, by their native names.
 pub(super) fn attributes() -> impl Iterator<Item = &'static str> {
     TEXTS.into_iter().chain(NUMBERS)
 }
@@ -50,8 +50,8 @@ const EXPIRES_AT: &str = "expires_at";
 
 /// Key schema and TTL attribute of the records in a table.
 ///
-/// Set a layout only for a new table, or for a table whose records already have this layout. The store does
-/// not find records with a different layout, so handlers would run again for their messages.
+/// Set a layout only for a new table, or for a table whose records already have this layout. The store doesn't
+/// find records that have another layout, so handlers would run again for their messages.
 ///
 /// ```
 /// use sqs_once::store::Layout;
@@ -82,7 +82,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Returns the attribute names in [`DynamoStore`](crate::dynamo::store::DynamoStore)'s documentation.
+    /// Returns the layout in [`DynamoStore`](crate::dynamo::store::DynamoStore)'s documentation.
     #[must_use]
     pub fn native() -> Self {
         Self {
@@ -96,8 +96,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if another attribute is to be renamed, or if a name is empty, longer than 255 bytes, or the name of two
-    /// attributes.
+    /// [`InvalidValue`] if you name any other attribute, or if a new name is empty, longer than 255 bytes, or already in use.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
@@ -178,7 +177,7 @@ impl Layout {
         items::owned(self.key_attributes(id))
     }
 
-    /// Returns the attributes of the primary key, the partition key first.
+    /// Returns the attributes of the primary key, partition key first.
     pub(super) fn key_attributes<'a>(
         &'a self,
         id: &'a str,
@@ -201,7 +200,7 @@ impl Layout {
         sort.unwrap_or(&self.id)
     }
 
-    /// Returns the primary key of `item`, as the item has it.
+    /// Returns the primary key of `item`, exactly as the item has it.
     pub(super) fn primary_key_of(&self, item: &Item) -> Item {
         let names = [&*self.id, self.key_name()];
         let pairs = names.map(|name| Some((name.to_owned(), item.get(name)?.clone())));
@@ -209,8 +208,8 @@ impl Layout {
     }
 }
 
-/// Returns the sort key of the record with the key `id`: a hash if the key is too long. No other key begins with its
-/// marker: see `Key`.
+/// Returns the sort key of the record with the key `id`: a hash if the key is too long. No other key begins with the
+/// marker of a hash: see `Key`.
 fn sort_key(id: &str) -> Cow<'_, str> {
     if id.len() <= MAX_SORT_KEY_BYTES {
         id.into()

@@ -36,14 +36,14 @@ use crate::{
 ///     --time-to-live-specification Enabled=true,AttributeName=expires_at
 /// ```
 ///
-/// The attributes of a record are those of the [`Record`](crate::protocol::Record): see `docs/protocol.md`.
+/// The other attributes are those of the [`Record`](crate::protocol::Record): see `docs/protocol.md`.
 ///
-/// [`layout`](Self::layout) names the key and the TTL attribute otherwise, and sets a sort key.
+/// With [`layout`](Self::layout), you can give the key and the TTL attribute other names, and set a sort key.
 ///
 /// # Requests
 ///
-/// The first swap of a key is a `PutItem`, on the condition that the table has no record. Every later one is an `UpdateItem` of
-/// what differs, on the condition that owner and version are as expected. If the condition fails, DynamoDB returns
+/// The first write of a record is a `PutItem`, on condition that the table has none yet. Every later one is an `UpdateItem` of
+/// what differs, on condition that owner and version are as expected. If the condition fails, DynamoDB returns
 /// the record (`ReturnValuesOnConditionCheckFailure`).
 ///
 /// # Limits
@@ -65,8 +65,8 @@ use crate::{
 ///
 /// # Guarantee
 ///
-/// DynamoDB serializes the writes to one item, so of two claims one fails. This is true however much the
-/// workers' clocks differ. Clocks only decide when a lease expires.
+/// DynamoDB serializes the writes to one item, so one of two claims fails, however much the workers' clocks
+/// differ. Clocks only decide when a lease expires.
 ///
 /// The guarantee holds within one Region. A global table with eventual consistency checks conditions in each
 /// Region separately. Let the consumers of **one Region** write to a table, and move all consumers at once. A
@@ -90,7 +90,7 @@ pub struct DynamoStore {
     pub(crate) table: String,
     pub(crate) layout: Layout,
     pub(crate) slots: Slots,
-    /// Table for published events.
+    /// The table for published events.
     pub(crate) outbox: Option<String>,
 }
 
@@ -111,7 +111,7 @@ impl DynamoStore {
         }
     }
 
-    /// Sets key schema and TTL attribute of the table.
+    /// Sets the key schema and the TTL attribute of the table.
     ///
     /// ```no_run
     /// # fn store(client: aws_sdk_dynamodb::Client) -> Result<(), sqs_once::InvalidValue> {
@@ -128,7 +128,7 @@ impl DynamoStore {
 
     /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key
     /// `group`, the sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With
-    /// `None`, the default, the writes of a handler that publishes events are not committed.
+    /// `None`, the default, a handler that publishes events can't commit its writes.
     ///
     /// ```no_run
     /// # fn store(client: aws_sdk_dynamodb::Client) {
@@ -154,7 +154,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// Why the table could not be read. Log the error and start the consumer nevertheless.
+    /// [`WarmUpError`] if the table could not be read. Log it, and start the consumer anyway.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {

@@ -5,7 +5,7 @@ use std::{pin::pin, sync::Arc};
 use futures_util::future::select;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of requests in flight, and so of connections.
+/// Maximum number of requests in flight, and so also of connections.
 const MOST: usize = 64;
 /// Number of slots among them that only completions use.
 const RESERVED: usize = 8;
@@ -16,8 +16,7 @@ const MOST_CLAIMS: usize = 48;
 /// Slots for a store's requests in flight. Clones share them.
 ///
 /// Claims and releases queue for the shared slots. A completion takes a shared slot or a reserved one, whichever is
-/// free first. In the queue for the reserved ones there are only completions, so none waits behind a claim or a
-/// release.
+/// free first. Only completions queue for the reserved ones, so none waits behind a claim or a release.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots {
     shared: Arc<Semaphore>,
@@ -25,12 +24,12 @@ pub(crate) struct Slots {
     claims: Arc<Semaphore>,
 }
 
-/// A slot, which is free again when the value is dropped.
+/// A slot. Dropping the value frees it.
 #[derive(Debug)]
 pub(crate) struct Slot {
     _claim: Option<OwnedSemaphorePermit>,
     _any: Option<OwnedSemaphorePermit>,
-    /// Held as long as the slot: see [`Slot::with_pace`].
+    /// Held for as long as the slot: see [`Slot::with_pace`].
     _pace: Option<OwnedSemaphorePermit>,
 }
 
@@ -38,7 +37,7 @@ pub(crate) struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
-    /// A write that only changes a lease: a release or a renewal.
+    /// A write that only ends a lease: a release or an undo.
     Lease,
     /// A completion, a permanent failure, a commit, or any other write that records an effect.
     Other,
@@ -58,7 +57,7 @@ impl Default for Slots {
 impl Slots {
     /// Waits for a slot.
     pub(crate) async fn take(&self, kind: Request) -> Slot {
-        // The semaphores are never closed. Claims wait for each other first, so they hold up nothing else.
+        // The semaphores are never closed. Claims first wait for each other, so that they don't hold up other requests.
         let _claim = match kind {
             Request::Claim => Arc::clone(&self.claims).acquire_owned().await.ok(),
             Request::Lease | Request::Other => None,
@@ -79,7 +78,7 @@ impl Slots {
         }
     }
 
-    /// Returns `place`, or waits for a slot if it is `None`.
+    /// Returns `place`, or waits for a slot if there is none.
     pub(crate) async fn or_take(&self, place: Option<Slot>, kind: Request) -> Slot {
         match place {
             Some(place) => place,
@@ -89,7 +88,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// Keeps a permit of batched writes for as long as the slot.
+    /// Makes the slot also hold a permit for batched writes.
     pub(crate) fn with_pace(self, pace: Option<OwnedSemaphorePermit>) -> Self {
         Self {
             _pace: pace,
@@ -112,7 +111,7 @@ mod tests {
 
     const TAKES: Duration = Duration::from_secs(1);
 
-    /// Runs requests of this duration. Returns the largest number in flight, and the total time.
+    /// Runs this many requests at once. Returns the largest number in flight, and the total time.
     async fn run(slots: &Slots, kind: Request, requests: usize) -> (usize, Duration) {
         let started = Instant::now();
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));

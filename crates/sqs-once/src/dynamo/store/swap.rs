@@ -1,4 +1,4 @@
-//! [`DynamoStore`] as a store that compares and swaps. Each form of a swap is built in one function: [`Written::of`] for a
+//! [`DynamoStore`] as a compare-and-swap store. Each form of a swap is built in one function: [`Written::of`] for a
 //! single request and a transaction, [`statement`] for a batch.
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ struct Difference<'a> {
 }
 
 impl<'a> Difference<'a> {
-    /// An operator's release changes the lease and not the stamp, so the lease is always written.
+    /// An operator's release changes the lease but not the stamp, so a swap always writes the lease.
     fn of(expected: &'a Record, to: &'a Record) -> Self {
         let before = expected.attributes();
         let mut set = to.attributes();
@@ -56,11 +56,11 @@ fn stamp(stamp: &Stamp) -> [(&'static str, RecordValue<'_>); 2] {
     ]
 }
 
-/// The write of a single request or a transaction.
+/// A swap as the write of a single request or of a transaction.
 enum Written {
-    /// Over nothing.
+    /// Creates the record.
     Put(Put),
-    /// Over the record with the expected stamp.
+    /// Changes the record that has the expected stamp.
     Update(Update),
 }
 
@@ -101,7 +101,7 @@ impl Written {
     }
 }
 
-/// The attributes of a first record.
+/// Returns the attributes of a new record, its key included.
 fn item<'a>(
     layout: &'a Layout,
     key: &'a Key,
@@ -112,10 +112,10 @@ fn item<'a>(
     layout.key_attributes(key.as_str()).chain(named)
 }
 
-/// Returns an upper bound of the size of these attributes in bytes, by DynamoDB's rules (*Amazon DynamoDB Developer
+/// Returns an upper bound for the size of these attributes in bytes, by DynamoDB's rules (*Amazon DynamoDB Developer
 /// Guide*, "DynamoDB item sizes and formats").
 ///
-/// Names and texts have the size of their UTF-8. For a number we assume 21 bytes, the largest size.
+/// Names and strings have the size of their UTF-8. For a number, we assume the maximum of 21 bytes.
 fn size<'a>(attributes: impl Iterator<Item = (&'a str, RecordValue<'a>)>) -> usize {
     let bytes = attributes.map(|(name, value)| match value {
         RecordValue::Text(text) => name.len() + text.len(),
@@ -135,7 +135,7 @@ fn insert(layout: &Layout, table: &str, swap: &Swap) -> Put {
     put.build().expect("table and item are set")
 }
 
-/// The write of a swap in a transaction.
+/// Returns a swap as the write of a transaction.
 #[must_use]
 pub fn transact_item(layout: &Layout, table: &str, swap: &Swap) -> TransactWriteItem {
     let item = TransactWriteItem::builder();
@@ -146,7 +146,7 @@ pub fn transact_item(layout: &Layout, table: &str, swap: &Swap) -> TransactWrite
     .build()
 }
 
-/// The statement of a swap in a batch.
+/// Returns a swap as the statement of a batch.
 #[must_use]
 pub fn statement(layout: &Layout, table: &str, swap: &Swap) -> BatchStatementRequest {
     let mut values = Vec::with_capacity(24);
@@ -158,7 +158,7 @@ pub fn statement(layout: &Layout, table: &str, swap: &Swap) -> BatchStatementReq
             text += " VALUE ";
             for (n, (name, value)) in item(layout, &swap.key, &swap.to).enumerate() {
                 text.push(if n == 0 { '{' } else { ',' });
-                // Attribute names are keys of a tuple here, so they are string literals.
+                // Here attribute names are keys of a tuple, so PartiQL wants string literals.
                 push_quoted(&mut text, '\'', name);
                 text += ":?";
                 values.push(value.into());
@@ -189,7 +189,7 @@ pub fn statement(layout: &Layout, table: &str, swap: &Swap) -> BatchStatementReq
             }
         }
     }
-    // The answer to an `INSERT` never has the item.
+    // The response to an `INSERT` never has the item.
     let is_update = matches!(swap.expect, Expect::Unchanged(_));
     let statement = BatchStatementRequest::builder()
         .statement(text)
@@ -199,7 +199,7 @@ pub fn statement(layout: &Layout, table: &str, swap: &Swap) -> BatchStatementReq
     statement.build().expect("the statement has a text")
 }
 
-/// Quotes a name. A quote inside the name is doubled.
+/// Quotes a name, and doubles each quote inside it.
 fn push_quoted(text: &mut String, quote: char, name: &str) {
     text.push(quote);
     for part in name.split_inclusive(quote) {
@@ -240,13 +240,13 @@ impl Layout {
 }
 
 impl DynamoStore {
-    /// Rejects a record that is too large. A claim must leave room for a result, which must fit once the effect has happened.
+    /// Rejects a record that is too large. A claim must leave room for the result: once the effect has happened, it must fit.
     pub(super) fn check_swap(&self, swap: &Swap) -> Result<(), StoreError> {
         let attributes = item(&self.layout, &swap.key, &swap.to);
         let bytes = size(attributes);
         let (bytes, limit) = match swap.to.state {
             State::InProgress { .. } => {
-                // A completion removes the failures.
+                // They don't count, because a completion removes them.
                 let failures = swap.to.failures_json().map_or(0, |json| json.len());
                 (bytes - failures, MAX_ITEM_BYTES - MAX_RESULT_BYTES)
             }
@@ -262,7 +262,7 @@ impl DynamoStore {
         })
     }
 
-    /// Reads the item of an answer. Without one, there is no record.
+    /// Reads the item in a response. Without one, there is no record.
     pub(super) fn found(
         &self,
         key: &Key,
@@ -281,7 +281,7 @@ impl DynamoStore {
 
     /// Swaps in `place`, or in the next free slot.
     ///
-    /// The SDK's futures have 5 KB and more, which would be a part of each message's future. So they are boxed.
+    /// The SDK's futures are 5 KB and larger, and would become a part of each message's future. So we box them.
     pub(super) async fn swap_in(
         &self,
         place: Option<Slot>,
@@ -315,7 +315,7 @@ impl DynamoStore {
 }
 
 impl Request {
-    /// The kind of a swap.
+    /// Returns the kind of a swap's request.
     pub(super) fn of(swap: &Swap) -> Self {
         match swap.to.state {
             State::InProgress { .. } if swap.to.is_claim() => Self::Claim,
@@ -359,7 +359,7 @@ impl Store for DynamoStore {
         if with.is_empty() {
             self.swap_in(None, swap).await
         } else {
-            // Boxed, because a transaction's future is large, and every message's would hold it.
+            // Boxed, because a transaction's future is large, and every message's future would hold it.
             Box::pin(self.transact(swap, with)).await
         }
     }

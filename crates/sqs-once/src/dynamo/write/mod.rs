@@ -82,7 +82,7 @@ impl<A> Write<A> {
         }
     }
 
-    /// Returns the serialized value. If serialization failed, stores an error text with `subject`.
+    /// Returns the serialized value. If serialization failed, stores an error text about `subject`.
     fn serialized<T>(&mut self, subject: &str, value: Result<T, serde_dynamo::Error>) -> Option<T> {
         value
             // serde's error may quote the value, which is payload.
@@ -122,7 +122,7 @@ impl<A: Action> Write<A> {
         self
     }
 
-    /// Requests the existing item when the condition check fails. The item is then in
+    /// Asks DynamoDB for the existing item if the condition check fails. You find it in
     /// [`FailedWrite::item`](crate::dynamo::condition_failed::FailedWrite::item).
     #[must_use]
     pub fn return_item(mut self) -> Self {
@@ -227,7 +227,7 @@ impl Write<ConditionCheck> {
         Self::new(check.build().expect("table, key and condition are set"))
     }
 
-    /// Names the item under `key` without any condition.
+    /// Names the item with the primary key `key`, without a condition.
     pub(crate) fn item(table: impl Into<String>, key: impl Serialize) -> Self {
         let mut write = Self::check(table, "");
         if let Some(key) = write.serialized("the key", serde_dynamo::to_item(key)) {

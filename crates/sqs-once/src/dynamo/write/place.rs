@@ -16,7 +16,7 @@ pub(crate) fn table(action: &TransactWriteItem) -> &str {
     table.unwrap_or_default()
 }
 
-/// Shows a write by its position (from 0), label and table.
+/// Shows a write by its position (counted from 0), label and table.
 pub(crate) struct WritePlace<'a> {
     pub(crate) index: usize,
     pub(crate) label: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! Requests of single writes.
+//! Requests for single writes.
 
 use aws_sdk_dynamodb::{
     Client,

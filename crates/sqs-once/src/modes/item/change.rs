@@ -47,7 +47,7 @@ pub struct Change<O> {
 pub(super) type Modify =
     Box<dyn FnMut(Option<&Item>) -> Result<(Item, StoredResult), Failure> + Send>;
 
-/// What is changed, and what the record of the change is.
+/// What the change does, and how its result is made.
 pub(crate) enum Kind {
     Create {
         put: Write<Put>,
@@ -65,7 +65,7 @@ pub(crate) enum Kind {
     },
 }
 
-/// The error of a replacement that changes a different item.
+/// The error for a replacement that changes another item.
 const OTHER_ITEM: &str = "after a failed condition check, the replacement must change the same item, and this one \
      changes another item or creates one; nothing was written (to change either of two items, use an inbox)";
 
@@ -137,8 +137,8 @@ impl<O: Serialize> Change<O> {
 
     /// Updates an item, if the update's conditions are met.
     ///
-    /// The consumer stores the key by one more SET action. So if the update's expression has a SET clause, this
-    /// must be its first clause: `SET total = :total ADD count :one`. Otherwise the change fails permanently.
+    /// The consumer stores the key with one more SET action. So if the update's expression has a SET clause, that
+    /// must come first: `SET total = :total ADD count :one`. Otherwise the change fails permanently.
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
             update: update.into_write(),
@@ -225,10 +225,9 @@ impl<O: Serialize> Change<O> {
 
     /// Sets what to do after a failed condition check. By default, the operation fails permanently.
     ///
-    /// `decide` returns a failure, or a replacement that updates or modifies the same item. To change a
-    /// different item is a permanent failure, because the next delivery begins with the first change and
-    /// looks up its key only on the item of that change. The condition of a [`modify`](Self::modify) never
-    /// fails.
+    /// `decide` returns a failure, or a replacement that updates or modifies the same item. Changing another
+    /// item is a permanent failure, because the next delivery begins with the first change, and looks for its
+    /// key only on the item of that change. The condition of a [`modify`](Self::modify) never fails.
     ///
     /// When the worker calls `decide`, nothing has been written. The function must have no effect, because a
     /// later delivery may call it again.

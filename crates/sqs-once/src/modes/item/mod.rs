@@ -50,8 +50,8 @@ use crate::{
 /// # Retention
 ///
 /// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item
-/// never fills up and then fails for ever. We chose an age and not a number of keys, because after a number of keys a busy item
-/// would forget a message that SQS can still deliver again, and change twice.
+/// never fills up and then fails for ever. We limit the age of the keys and not their number, because otherwise a busy item
+/// could forget a message that SQS can still deliver again, and change twice.
 ///
 /// # Requirements for the handler
 ///
@@ -72,8 +72,8 @@ use crate::{
 /// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
 /// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails
-/// permanently goes to the dead-letter queue as in the other modes. On a FIFO queue it stops its message group until it is
-/// there; without direct dead-lettering, messages that are received with it use up their receives too.
+/// permanently goes to the dead-letter queue as in the other modes. On a FIFO queue, it stops its message group until then;
+/// without direct dead-lettering, messages that are received with it use up their receives too.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
 /// keys.
@@ -118,7 +118,7 @@ impl ItemMode {
         }
     }
 
-    /// Sets the least time for which an item keeps a processed key.
+    /// Sets the minimum time for which an item keeps a processed key.
     ///
     /// A message that arrives later can run again. So choose more than the retention periods of the queue and
     /// its dead-letter queue together.
@@ -133,7 +133,7 @@ impl ItemMode {
         Self { clock, ..self }
     }
 
-    /// Runs one operation: gets its change by `work`, and makes that. See [`Once::run`](crate::Once::run).
+    /// Runs one operation: gets a change from `work`, and makes it. See [`Once::run`](crate::Once::run).
     pub async fn run<W, F, O>(&self, operation: Operation, work: W) -> Outcome
     where
         W: FnOnce(Attempt) -> F,

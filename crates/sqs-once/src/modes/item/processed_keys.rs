@@ -16,8 +16,8 @@ use crate::{
 /// List of the item's changes, the oldest first. Each is the time in epoch seconds, and then the key.
 const EVENTS: &str = "processed_events";
 
-/// An update removes old keys once the oldest is past its retention by this time, so a busy item needs the
-/// second request for that at most once an hour.
+/// An update removes old keys once the oldest is this long past its retention, so a busy item needs the second
+/// request for that at most once an hour.
 const SLACK: Duration = Duration::from_secs(3600);
 
 /// Reads and writes the processed keys of an item for one operation.
@@ -25,7 +25,7 @@ const SLACK: Duration = Duration::from_secs(3600);
 pub(super) struct ProcessedKeys<'a> {
     pub(super) key: &'a Key,
     pub(super) now: Timestamp,
-    /// Least time for which an item keeps a key.
+    /// Minimum time for which an item keeps a key.
     pub(super) retention: Duration,
 }
 
@@ -37,8 +37,8 @@ impl ProcessedKeys<'_> {
         events(item).iter().any(is_key) && !flawed("the keys of an item are not read")
     }
 
-    /// Returns an error text if the attribute of the processed keys has the wrong type, because a different
-    /// program wrote it.
+    /// Returns an error text if the attribute of the processed keys has the wrong type, because another program
+    /// wrote it.
     pub(super) fn type_error(item: &Item) -> Option<String> {
         let is_pair = |pair: &[AttributeValue]| matches!(pair, [at, key] if seconds(at).is_some() && key.is_s());
         let is_foreign = (item.get(EVENTS))
@@ -67,8 +67,8 @@ impl ProcessedKeys<'_> {
         AttributeValue::L(kept.chain(own).collect())
     }
 
-    /// Inserts the key into an item before its put, and removes old keys. `found` is the item before, if
-    /// there was one.
+    /// Inserts the key into an item before its put, and removes old keys. `found` is the existing item, if there
+    /// is one.
     pub(super) fn insert(&self, found: Option<&Item>, item: &mut Item) {
         item.insert(EVENTS.to_owned(), self.after(found));
     }
@@ -118,7 +118,7 @@ impl ProcessedKeys<'_> {
         update.raw_value(":sqs_once_events", self.after(Some(found)))
     }
 
-    /// Returns the time in epoch seconds before which changes are past their retention by `slack`.
+    /// Returns the time in epoch seconds before which changes have outlived their retention by `slack`.
     fn kept_since(&self, slack: Duration) -> u64 {
         let kept = if flawed("an item forgets its keys") {
             0
@@ -154,8 +154,8 @@ fn seconds(value: &AttributeValue) -> Option<u64> {
     value.as_n().ok()?.parse().ok()
 }
 
-/// Adds our action to the SET clause of an update. An expression has at most one, and if it has one, this
-/// must be its first clause.
+/// Adds our action to the SET clause of an update. An expression can have only one SET clause, and we expect it
+/// to come first.
 fn set_events(mut update: Write<Update>, value: &str) -> Write<Update> {
     let expression = update.action.update_expression.trim();
     let own = format!("SET #sqs_once_events = {value}");

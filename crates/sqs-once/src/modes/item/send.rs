@@ -30,10 +30,10 @@ use crate::{
 /// The result of sending a change, after retries.
 pub(super) enum SentChange {
     Applied,
-    /// The condition check failed for this item, or because no item exists (`None`).
+    /// The condition check failed on this item, or because no item exists (`None`).
     ConditionFailed {
         item: Option<Item>,
-        /// Error of an earlier try that got no response. DynamoDB may still apply that request.
+        /// The error of an earlier try that got no response. DynamoDB may still apply that request.
         unanswered: Option<StoreError>,
     },
     /// The change is invalid. A retry would fail again.
@@ -105,8 +105,8 @@ impl ItemRequests<'_> {
         self.send(table, "dynamodb:UpdateItem", request).await
     }
 
-    /// Sends a change, and repeats it until DynamoDB responds or the deadline comes. An applied change stores
-    /// its key on the item, so a copy is harmless.
+    /// Sends a change, and retries it until DynamoDB responds or the time is up. An applied change stores its key on
+    /// the item, so a copy is harmless.
     async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> SentChange
     where
         F: Future<Output = Result<T, SdkError<E>>>,
@@ -128,7 +128,7 @@ impl ItemRequests<'_> {
                 (WriteResponse::ConditionFailed(item), unanswered) => {
                     SentChange::ConditionFailed { item, unanswered }
                 }
-                // The copy that got no response may be valid when it arrives. That depends on the item.
+                // The item decides whether a change is valid, so the copy that got no response may still be applied.
                 (WriteResponse::Invalid(_), Some(unanswered)) => SentChange::Unknown(unanswered),
                 (WriteResponse::Invalid(why), None) => SentChange::Invalid(why),
             },

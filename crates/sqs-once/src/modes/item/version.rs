@@ -24,7 +24,7 @@ pub(super) enum Unchanged {
 impl Unchanged {
     /// Creates the condition from the item that was read.
     ///
-    /// The error text contains the attribute's name, but never its value.
+    /// The error text has the attribute's name, but never its value.
     pub(super) fn since(found: Option<&Item>) -> Result<Self, String> {
         let Some(item) = found else {
             return Ok(Self::None);

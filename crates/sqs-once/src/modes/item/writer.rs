@@ -80,7 +80,7 @@ impl ChangeWriter<'_> {
                 Some(found) => !are_same(found, item),
             };
             match self.requests.update_item(&write.action).await {
-                // With an unanswered copy on its way, the next delivery finds out more.
+                // After an unanswered copy, we don't retry here: the next delivery finds out whether it was applied.
                 SentChange::ConditionFailed {
                     item: Some(item),
                     unanswered: None,

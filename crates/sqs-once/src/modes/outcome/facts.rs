@@ -11,8 +11,8 @@ struct OutcomeFacts {
 }
 
 impl Outcome {
-    /// Returns the properties of this outcome. A new outcome needs a row here and a text in `Display`. `Never` sends a message
-    /// that is no success to the dead-letter queue.
+    /// Returns the properties of this outcome. A new outcome needs a row here and a text in `Display`. `Never` sends the
+    /// message to the dead-letter queue, unless the outcome is a success.
     const fn facts(&self) -> OutcomeFacts {
         use {Retry::*, Severity::*};
         #[rustfmt::skip]
@@ -89,7 +89,7 @@ impl Outcome {
         )
     }
 
-    /// Returns whether every further attempt with this message would fail.
+    /// Returns whether every later attempt with this message would fail too.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(self.retry(), Retry::Never) && !self.is_success()

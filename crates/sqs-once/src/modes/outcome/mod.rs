@@ -50,11 +50,11 @@ pub enum Outcome {
     /// An attempt with the same key and a different payload is open, and its lease expired. The handler did
     /// not run.
     ///
-    /// This payload does not run under this key until one of these events:
+    /// This payload does not run under this key until one of these happens:
     ///
-    /// - an attempt with the other payload is recorded;
+    /// - the end of an attempt with the other payload is recorded;
     /// - the record expires;
-    /// - an operator deletes the record.
+    /// - an operator declines or deletes the record.
     PayloadConflict {
         /// Claim time of the earliest open attempt, if the record has it.
         open_since: Option<Timestamp>,
@@ -64,7 +64,7 @@ pub enum Outcome {
     /// The handler returned a retryable failure without an effect, or the message's body could not be
     /// read from S3.
     NoEffect(RetryableError),
-    /// The transaction collided with a different one: a serialization failure or a deadlock. Nothing was
+    /// The transaction collided with another one: a serialization failure or a deadlock. Nothing was
     /// written. A consumer runs the handler again while there is time.
     Contended(String),
     /// The handler returned a permanent failure.
@@ -79,7 +79,7 @@ pub enum Outcome {
     /// The key was used earlier for a different payload. The handler did not run, and the record is
     /// unchanged.
     KeyReused,
-    /// The message is invalid: it has no body or no key, its body does not have the handler's type, or the
+    /// The message is invalid: it has no body or no key, its body can't be read as the handler's type, or the
     /// body is missing in S3. The handler did not run.
     Invalid(String),
     /// S3 sent this message to test its notifications (`s3:TestEvent`). The handler did not run, and nothing
@@ -91,8 +91,8 @@ pub enum Outcome {
     /// A message before this one in its message group, or on a standard queue under its key, failed. The handler did
     /// not run.
     BehindFailure,
-    /// The circuit breaker is open, because the last handlers of this process failed one after the other. The
-    /// message was not claimed, and the handler did not run.
+    /// The circuit breaker is open: the last handlers of this process failed one after the other, or the called system
+    /// refuses everybody. The message was not claimed, and the handler did not run.
     CircuitOpen {
         /// Earliest time at which a message can show whether handlers succeed again.
         next_probe: Timestamp,
@@ -125,7 +125,7 @@ pub enum Outcome {
     StoreUnavailable(Arc<StoreError>),
 }
 
-/// Why an attempt failed whose successor may succeed, and how long the called system wants us to wait.
+/// Why an attempt failed, if a later one may succeed, and how long the called system wants us to wait.
 ///
 /// ```
 /// use sqs_once::{Outcome, Retry};
@@ -136,7 +136,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryableError {
-    /// The error and its causes in one line.
+    /// The error and its causes on one line.
     pub text: String,
     /// The handler asked to wait this long before the next attempt.
     pub retry_after: Option<Duration>,
@@ -164,7 +164,7 @@ impl fmt::Display for RetryableError {
 pub enum Severity {
     /// Normal operation, including duplicates and conflicts.
     Info,
-    /// A retryable failure, or a state that an operator should know of.
+    /// A retryable failure, or a state that an operator should know about.
     Warn,
     /// A failure that needs an operator, or that may cause a repeated effect.
     Error,
@@ -176,17 +176,17 @@ pub enum Severity {
 pub enum Retry {
     /// Never: the operation is completed, or every attempt would fail.
     Never,
-    /// At once. From the second receive on, a consumer makes its messages wait for a backoff.
+    /// At once. From the second receive on, a consumer makes the message wait for its backoff.
     Now,
     /// After a backoff.
     Backoff,
-    /// After a backoff, and not before this much time has passed. A consumer waits for its longest backoff
-    /// at most.
+    /// After a backoff, but not before this much time has passed. A consumer never waits longer than its longest
+    /// backoff.
     BackoffAtLeast(Duration),
-    /// After a backoff, and not before this time.
+    /// After a backoff, but not before this time.
     BackoffUntil(Timestamp),
-    /// At this time, when another worker's lease ends. From the second receive on, a consumer makes its
-    /// messages wait for a backoff, if that is longer.
+    /// At this time, when another worker's lease ends. From the second receive on, the message waits for its
+    /// backoff instead, if that is longer.
     At(Timestamp),
 }
 
@@ -224,7 +224,7 @@ impl Outcome {
         self
     }
 
-    /// Creates the outcome of a claim that was not written, or got no response.
+    /// Creates the outcome for a claim that was not written, or got no response.
     pub fn store_unavailable(error: StoreError) -> Self {
         Self::StoreUnavailable(Arc::new(error))
     }
@@ -237,12 +237,12 @@ impl Outcome {
         }
     }
 
-    /// Creates the outcome of a commit that got no response.
+    /// Creates the outcome for a commit that got no response.
     pub fn commit_unknown(error: StoreError) -> Self {
         Self::CommitUnknown(Arc::new(error))
     }
 
-    /// Creates the outcome of a handler that ran and whose completion was not recorded.
+    /// Creates the outcome for a handler that succeeded, but whose completion was not recorded.
     pub fn completion_unrecorded(error: StoreError) -> Self {
         Self::CompletionUnrecorded(Arc::new(error))
     }

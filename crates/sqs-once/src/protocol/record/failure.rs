@@ -7,17 +7,17 @@ use crate::protocol::Fingerprint;
 
 /// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
-/// Maximum size of the texts behind the first, in bytes.
+/// Maximum size of each text after the first, in bytes.
 const MAX_EARLIER_ERROR_BYTES: usize = 200;
-/// How many payloads a record keeps the failures of.
+/// Maximum number of payloads whose failures a record keeps.
 const MOST_PAYLOADS: usize = 4;
 
-/// A permanent failure under a key. It answers the messages with its payload that were sent before it.
+/// A permanent failure under a key. It is the answer to every message with its payload that was sent by then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedFailure {
     /// The later of its own time and the `SentTimestamp` of its message.
     pub at: Timestamp,
-    /// Its text.
+    /// The text of the failure.
     pub error: String,
     /// The payload that failed. `None` matches every payload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -27,8 +27,8 @@ pub struct RecordedFailure {
 }
 
 impl RecordedFailure {
-    /// Puts this failure in front of the others. It replaces that of its payload, whose messages it answers too. Failures
-    /// that can't be compared stay: the fingerprint of one says nothing of the messages that the other answers.
+    /// Puts this failure in front of the others. It replaces an earlier one with the same fingerprint, and answers that
+    /// one's messages too. Others stay, even if they can't be compared: we don't know that they are for the same payload.
     pub(crate) fn added_to(mut self, failures: &[Self]) -> Vec<Self> {
         cut(&mut self.error, MAX_ERROR_BYTES);
         let mut all = vec![self];

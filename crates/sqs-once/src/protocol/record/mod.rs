@@ -19,7 +19,7 @@ use super::key::{Fingerprint, Key};
 /// The status of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// A worker holds a claim, or left it without an end.
+    /// A worker holds a claim, or the last attempt didn't settle the operation.
     InProgress {
         /// Until then the claim is exclusive. Afterwards it can be taken over.
         lease_until: Timestamp,
@@ -29,7 +29,7 @@ pub enum State {
         /// The output of the handler.
         result: StoredResult,
     },
-    /// The last attempt failed permanently. The first of [`Record::failures`] holds the text.
+    /// The last attempt failed permanently. The first of [`Record::failures`] has the text.
     Failed,
 }
 
@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// The recorded end of an attempt that did not end the operation.
+/// How an attempt ended that did not settle the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AttemptEnd {
@@ -55,7 +55,7 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
-    /// The handler returned a permanent failure. Never written: the status of the record says it.
+    /// The handler returned a permanent failure. Never written, because the record's status says it.
     Permanent,
     /// The handler had no effect, or no attempt was ever open.
     NoEffect,
@@ -82,7 +82,7 @@ impl AttemptEnd {
     }
 }
 
-/// The table item for one key, as its attributes are serialized: see `docs/protocol.md`.
+/// The table item for one key. `docs/protocol.md` describes its attributes.
 ///
 /// An attempt is *open* if it may have had its effect, and the record does not say whether it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,8 +91,8 @@ pub struct Record {
     pub stamp: Stamp,
     /// Status of the operation.
     pub state: State,
-    /// End of the retention, in seconds since the epoch. From then on the record counts as absent, and only its stamp
-    /// matters.
+    /// End of the retention, in seconds since the epoch. After that, claims treat the record as absent, and only its
+    /// stamp matters.
     pub expires_at: u64,
     /// Fingerprint that later payloads must have. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
@@ -110,7 +110,7 @@ pub struct Record {
     pub exclusive_attempts: u64,
     /// The permanent failures, one for each payload, the latest first. A record in progress keeps them.
     pub failures: Vec<RecordedFailure>,
-    /// How often the called system declined. With the key, it makes the call key.
+    /// How often the called system declined. The call key is made from the key and this number.
     pub generation: u64,
     /// Whether an open attempt may have had a payload other than the record's.
     pub open_other: bool,
@@ -137,14 +137,14 @@ impl Record {
         self.failures.first().map(|failure| failure.error.as_str())
     }
 
-    /// Returns whether this is the content of a claim, whose lease has not ended.
+    /// Returns whether a claim wrote this content: its lease ends after the write.
     #[must_use]
     pub fn is_claim(&self) -> bool {
         self.lease_until()
             .is_some_and(|until| until > self.updated_at)
     }
 
-    /// Returns the name of the write of this record in logs and errors, as a verb.
+    /// Returns the verb that names the write of this record in logs and errors.
     #[doc(hidden)]
     #[must_use]
     pub fn action(&self) -> &'static str {
@@ -156,8 +156,8 @@ impl Record {
         }
     }
 
-    /// Returns the record after an operator has ended the lease. The stamp stays, so that the worker which still runs is
-    /// not fenced.
+    /// Returns the record after an operator has ended the lease. The stamp stays, so that a worker that is still running
+    /// isn't fenced off.
     #[must_use]
     pub fn released(&self, now: Timestamp) -> Self {
         let mut record = self.clone();
@@ -170,8 +170,8 @@ impl Record {
     /// Returns the record after an operator has looked for the effects of the open attempts by hand and found none. `None`
     /// if the operation is completed, or its lease has not ended.
     ///
-    /// It has a new owner, and the next attempt a call key that the called system has never seen. Without an open attempt,
-    /// the next one may have any payload.
+    /// The record has a new owner, and the next attempt gets a call key that the called system has never seen. No attempt
+    /// is open, so the next one may have any payload.
     #[must_use]
     pub fn declined(&self, now: Timestamp) -> Option<Self> {
         let is_open = match self.state {
@@ -195,7 +195,7 @@ impl Record {
         })
     }
 
-    /// Returns the end of the lease, if a claim is in progress.
+    /// Returns the end of the lease, if the record is in progress.
     #[must_use]
     pub const fn lease_until(&self) -> Option<Timestamp> {
         match self.state {
@@ -214,8 +214,8 @@ impl Record {
 pub enum Expect {
     /// There is no record.
     Absent,
-    /// The record has the stamp of this one. Its other attributes are as here, but for `lease_until`, which an operator's
-    /// release changes.
+    /// The record has this one's stamp, and so the same attributes, except for `lease_until`, which an operator's release
+    /// changes.
     Unchanged(Record),
 }
 
@@ -231,7 +231,7 @@ pub struct Swap {
 }
 
 impl Swap {
-    /// Returns whether the swap is applied to `record`.
+    /// Returns whether `record` is what the swap expects.
     #[must_use]
     pub fn admits(&self, record: Option<&Record>) -> bool {
         match (&self.expect, record) {

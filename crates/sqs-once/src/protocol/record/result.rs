@@ -28,7 +28,7 @@ pub enum StoredResult {
     /// The output is not stored. The text says why, and how large the output was.
     ///
     /// The record is `COMPLETED` nevertheless, because the effect has happened. A consumer also replaces an
-    /// output by this value when its message has ended, so that a batch does not keep all outputs in memory.
+    /// output with this value when its message has ended, so that a batch does not keep all outputs in memory.
     Omitted(String),
 }
 
@@ -61,7 +61,7 @@ pub struct ResultPointer {
 }
 
 impl ResultPointer {
-    /// Creates the pointer to an output of the operation `key`, by the attempt of `owner`.
+    /// Creates the pointer to the output of the operation `key`, written by the attempt of `owner`.
     #[must_use]
     pub fn new(bucket: impl Into<String>, key: &Key, owner: &Owner, output: &[u8]) -> Self {
         Self::of_digest(bucket, key, owner, &Sha256::digest(output), output.len())
@@ -110,10 +110,10 @@ impl fmt::Display for ResultPointer {
     }
 }
 
-/// Why an output is not stored, if the settings say so.
+/// The reason for a missing output, if the settings say not to store it.
 const NOT_WANTED: &str = "Results::none()";
 
-/// Why the output is not in memory, when the record has it.
+/// The reason for an output that is no longer in memory, but in the record.
 const IN_RECORD: &str = "the output is in the record";
 
 impl StoredResult {
@@ -122,7 +122,7 @@ impl StoredResult {
         Self::Omitted(NOT_WANTED.to_owned())
     }
 
-    /// Returns why an output is missing that should have been stored.
+    /// Returns why an output that should have been stored is missing.
     pub fn missing(&self) -> Option<&str> {
         match self {
             Self::Omitted(why) if why != NOT_WANTED && why != IN_RECORD => Some(why),

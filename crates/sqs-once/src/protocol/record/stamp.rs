@@ -1,4 +1,4 @@
-//! [`Stamp`]: which content of a record it is, and whose claim wrote it.
+//! [`Stamp`]: identifies the state of a record, and the claim that wrote it.
 
 use std::fmt;
 
@@ -32,12 +32,12 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Identifies one content of a record. Every write but an operator's release makes a new one.
+/// Identifies one state of a record. Every write except an operator's release makes a new stamp.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
     /// Token of the current or last claim.
     pub owner: Owner,
-    /// Grows with each content that a worker sends, applied or not. A worker never sends two contents with the same
-    /// version.
+    /// Grows with each state that a worker sends, applied or not. A worker never sends two different states with the
+    /// same version.
     pub version: u64,
 }

@@ -55,7 +55,7 @@ impl Timestamp {
     }
 }
 
-/// A pause of a process. It runs by the wall clock, because the monotonic clock may stand still while Lambda has the process
+/// A pause of a process, in wall-clock time, because the monotonic clock may stand still while Lambda has the process
 /// frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pause {
@@ -69,8 +69,8 @@ impl Pause {
         Self { length, end }
     }
 
-    /// Returns whether the pause is on at this time. It is not before it began: the clock was set back, and the pause must not
-    /// last longer for that.
+    /// Returns whether the pause is on at this time. If the clock was set back to before the pause began, it is over: otherwise
+    /// it would last longer.
     pub(crate) fn is_on(self, now: Timestamp) -> bool {
         now < self.end && now.until(self.end) <= self.length
     }

@@ -19,20 +19,20 @@ use crate::{
 ///
 /// | write | in a batched write |
 /// | --- | --- |
-/// | claim over nothing | `INSERT` |
+/// | claim, if there is no record | `INSERT` |
 /// | claim over a record, completion, permanent failure | `UPDATE` of what differs, with the same condition |
-/// | end of a lease, results over 16 KB, transactions | never |
+/// | release of a lease, results over 16 KB, transactions | never |
 ///
 /// If an `INSERT` finds a record, a read follows.
 ///
 /// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
-///   no others, it goes out as the ordinary request.
+///   no others, it goes out as an ordinary request.
 /// - Claims and completions have batches of their own. While four of a kind are in flight, a batch that is not full
-///   waits for further calls, for at most 100 ms. With less than 400 ms left, a call goes alone.
+///   waits for more calls, for at most 100 ms. With less than 400 ms left, a call goes alone.
 /// - A call waits for its batch at most half of its time left. If a batch gets no response, it goes out once
 ///   more as a batch, and after that its calls go out as ordinary requests.
-/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, its
-///   response has an unknown form, or it refuses three batches or statements in a row whose ordinary requests
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, sends a
+///   response of an unknown form, or refuses three batches or statements in a row whose ordinary requests
 ///   succeed, the store logs a warning and sends only ordinary requests for an hour.
 ///
 /// ```no_run
@@ -49,7 +49,7 @@ pub struct Batched {
 }
 
 impl Batched {
-    /// Adds batched writes to `store`, whose settings stay as they are.
+    /// Adds batched writes to `store`, and keeps its settings.
     #[must_use]
     pub fn new(store: DynamoStore) -> Self {
         Self::from(store, 2)
@@ -68,11 +68,11 @@ impl Batched {
     }
 }
 
-/// Swaps with a longer text go out as ordinary requests. A large write gains little from batching, and
+/// Swaps with a longer result go out as ordinary requests. A large write gains little from batching, and
 /// would delay the others.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// Returns whether a swap may share a request. The end of a lease is rare.
+/// Returns whether a swap may share a request. A release does not, because it is rare.
 fn shares(swap: &Swap) -> bool {
     let bytes = match &swap.to.state {
         State::InProgress { .. } if !swap.to.is_claim() => return false,
@@ -124,7 +124,7 @@ impl Store for Batched {
                 let found = self.store.found(&swap.key, Some(&item))?;
                 return Ok(Swapped::Found(found));
             }
-            // An `INSERT` found an item, and its answer has none.
+            // An `INSERT` found an item, but the response doesn't contain it.
             BatchResult::Duplicate => {
                 return Ok(Swapped::Found(self.store.get(&swap.key, context).await?));
             }

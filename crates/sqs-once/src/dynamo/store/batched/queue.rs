@@ -5,8 +5,8 @@
 //!                                   └── batch: applied, condition failed or failed, or else the ordinary request
 //! ```
 //!
-//! There is no dispatcher. Each call waits for a permit and a slot, and whoever has both sends all calls that wait by
-//! then. So no call depends on another one, whose caller may be dropped, or on another runtime.
+//! There is no dispatcher. Each call waits for a permit and a slot, and whichever gets both first sends all calls that
+//! are waiting by then. So no call depends on another one, whose caller may be dropped, or on another runtime.
 //!
 //! Each statement makes the same write as the ordinary request, with the same or a stricter condition. To the
 //! protocol, a batched write followed by an ordinary request looks like a duplicate request, and the explorer
@@ -48,15 +48,15 @@ use crate::{
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// While this many claims (or completions) are in flight, further ones wait for each other, unless they fill a batch.
+/// While this many requests with claims (or completions) are in flight, new calls wait for each other, unless they fill a batch.
 const PERMITS: usize = 4;
-/// Longest such wait, because the requests in flight may never get a response.
+/// How long they wait at most, because the requests in flight may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
 /// With less time left, a call goes alone.
 const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
-/// Longest time that a call waits for its batch: longer than the client of `aws::config` waits.
+/// How long a call waits at most for its batch: longer than the client of `aws::config` waits.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// Batching ends after this many refusals in a row whose ordinary requests succeeded. One alone may be an accident.
+/// Batching ends after this many refusals in a row whose ordinary requests succeeded. A single one may be an accident.
 const MANY_REFUSED: u32 = 3;
 
 /// The batches of one store. Clones share them.
@@ -64,7 +64,7 @@ const MANY_REFUSED: u32 = 3;
 pub(super) struct Batcher(Arc<BatcherState>);
 
 struct BatcherState {
-    /// Client without the SDK's retries.
+    /// A client without the SDK's retries.
     client: Client,
     table: String,
     /// Fewer calls than this go out as ordinary requests.
@@ -80,11 +80,11 @@ struct Lane {
     kind: Request,
     queue: Mutex<WaitingCalls>,
     permits: Arc<Semaphore>,
-    /// Refused statements in a row whose ordinary requests succeeded.
+    /// How many statements in a row were refused although their ordinary requests succeeded.
     refused: AtomicU32,
 }
 
-/// Calls that wait, in the order of their arrival.
+/// Waiting calls, in the order of their arrival.
 #[derive(Default)]
 struct WaitingCalls {
     calls: Vec<QueuedStatement>,
@@ -110,7 +110,7 @@ impl fmt::Debug for Batcher {
 }
 
 impl Batcher {
-    /// Creates the batches for the table of `store`. Fewer calls than `smallest` go out as ordinary requests.
+    /// Creates the batcher for the table of `store`. Fewer calls than `smallest` go out as ordinary requests.
     pub(super) fn new(store: &DynamoStore, smallest: usize) -> Self {
         Self(Arc::new(BatcherState {
             client: store.writing.clone(),
@@ -140,7 +140,7 @@ impl Batcher {
         let until = system::instant() + wait;
         let lane = self.0.lane(kind);
         let (number, answer) = lane.queue().push(key, statement, until);
-        // Calls of the same turn share a batch.
+        // The calls of one turn of the runtime share a batch.
         yield_now().await;
         let answered = timeout_at(until, async {
             match select(answer, pin!(self.lead(lane, number))).await {
@@ -152,11 +152,11 @@ impl Batcher {
         let answer = match answered.await {
             Ok(Either::Left(Ok(answer))) => answer,
             Ok(Either::Right(place)) => return BatchResult::Ordinary(Some(place)),
-            // Still in the queue, so never sent.
+            // It is still in the queue, so it was never sent.
             Err(_elapsed) if lane.queue().remove(number).is_some() => {
                 return BatchResult::Ordinary(None);
             }
-            // There was no response in time, or the batch's task ended without one.
+            // There was no response in time, or the batch's task ended early.
             Ok(Either::Left(Err(_))) | Err(_) => {
                 let why = "no answer in time".into();
                 return BatchResult::Failed(RequestErrorKind::Unanswered, why);
@@ -166,8 +166,8 @@ impl Batcher {
         answer
     }
 
-    /// Waits until the call may go out, and sends it with the calls that wait by then. Returns the slot if it is
-    /// alone, and `None` if it is in a batch: its own or that of another call.
+    /// Waits until the call may go out, and sends it with the calls that are waiting by then. Returns the slot if the
+    /// call is alone, and `None` if it is in a batch, its own or another call's.
     async fn lead(&self, lane: &Lane, number: u64) -> Option<Slot> {
         let shared = &self.0;
         let is_full = lane.queue().waiting_with(number)? >= MAX_STATEMENTS;
@@ -197,7 +197,7 @@ impl Batcher {
         None
     }
 
-    /// Notes that a statement was refused for this reason, but its ordinary request succeeded.
+    /// Records that a statement was refused for this reason, but its ordinary request succeeded.
     pub(super) fn refused(&self, kind: Request, why: Arc<str>, context: &RequestContext) {
         if self.0.lane(kind).refused.fetch_add(1, Relaxed) + 1 >= MANY_REFUSED {
             self.0.end(&BatchingEnd::Refused(why));
@@ -206,7 +206,7 @@ impl Batcher {
     }
 }
 
-/// Returns how long a call waits for its batch: at most half of the time left. `None` if there is too little.
+/// Returns how long a call waits for its batch: at most half of the time left. `None` if too little is left.
 fn wait(context: &RequestContext) -> Option<Duration> {
     match context.time_left() {
         None => Some(MAX_WAIT),
@@ -227,7 +227,7 @@ impl BatcherState {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether each write goes alone now.
+    /// Returns whether batching is paused, so that each write goes alone.
     fn rests(&self) -> bool {
         self.standing().is_pause(Timestamp::now())
     }
@@ -261,7 +261,7 @@ impl BatcherState {
             self.end(&end);
         }
         for (caller, answer) in callers.into_iter().zip(answers) {
-            // If the caller is gone, it needs no response.
+            // A caller that is gone needs no response.
             drop(caller.send(answer));
         }
     }
@@ -319,7 +319,7 @@ impl WaitingCalls {
         (self.last, answered)
     }
 
-    /// Returns how many calls wait. `None` if this one is not among them.
+    /// Returns how many calls are waiting. `None` if this one is not among them.
     fn waiting_with(&self, number: u64) -> Option<usize> {
         let is_waiting = self.calls.iter().any(|call| call.number == number);
         is_waiting.then_some(self.calls.len())
@@ -330,8 +330,7 @@ impl WaitingCalls {
         Some(self.calls.remove(place))
     }
 
-    /// Takes a batch with this call, at most `most` in all, whose keys are distinct. `None` if the call is in another
-    /// batch.
+    /// Takes this call and others with different keys, up to `most` in all. `None` if another batch has taken this call.
     fn take(&mut self, number: u64, most: usize) -> Option<Vec<QueuedStatement>> {
         let first = self.remove(number)?;
         self.calls.retain(|call| !call.answer.is_closed());

@@ -20,33 +20,33 @@ use crate::{
     protocol::RequestErrorKind,
 };
 
-/// How a call ended.
+/// What came of a call.
 pub(super) enum BatchResult {
     Applied,
-    /// The condition check failed because of this item.
+    /// The condition check failed on this item.
     ConditionFailed(Item),
-    /// An `INSERT` found an item. The ordinary request finds out which.
+    /// An `INSERT` found an item. A read must follow, because the response doesn't contain the item.
     Duplicate,
-    /// Not sent or not applied. The ordinary request follows, in this slot if the call has one. Also for a failed
-    /// condition check whose response has no item: there is none, or an emulator left it out.
+    /// Not sent or not applied. The ordinary request follows, in this slot if the call has one. Also after a failed
+    /// condition check without an item: there is none, or an emulator left it out.
     Ordinary(Option<Slot>),
     /// DynamoDB did not accept the statement, because of this error. The ordinary request follows. If DynamoDB
-    /// accepts that, the caller reports it ([`Batcher::refused`](super::queue::Batcher::refused)).
+    /// accepts that one, the caller reports the refusal ([`Batcher::refused`](super::queue::Batcher::refused)).
     Refused(Arc<str>),
-    /// The call failed for this reason. If it got no response, it may have been applied.
+    /// The call failed for this reason. Without a response, it may have been applied.
     Failed(RequestErrorKind, Arc<str>),
 }
 
-/// The responses to the statements of a batch, in their order.
+/// The responses to the statements of a batch, in the same order.
 pub(super) struct BatchResponse {
     pub(super) answers: Vec<BatchResult>,
-    /// Set if this batch must be the last.
+    /// Set if batching must end.
     pub(super) end: Option<BatchingEnd>,
 }
 
 impl BatchResponse {
-    /// Reads the responses to this number of statements. If there are fewer or more responses than
-    /// statements, all are unknown.
+    /// Reads the responses to this number of statements. If the numbers differ, none of the responses can be
+    /// trusted.
     pub(super) fn of(output: BatchExecuteStatementOutput, statements: usize) -> Self {
         let responses = output.responses.unwrap_or_default();
         if responses.len() != statements {
@@ -70,7 +70,7 @@ impl BatchResponse {
         Self { answers, end }
     }
 
-    /// Interprets the failure of a whole batch.
+    /// Interprets an error that failed the whole batch.
     pub(super) fn of_failure(
         error: &SdkError<BatchExecuteStatementError>,
         statements: usize,
@@ -92,7 +92,7 @@ impl BatchResponse {
             RequestErrorKind::Denied => !error.code().is_some_and(can_pass),
             RequestErrorKind::Contended | RequestErrorKind::Unanswered => false,
         };
-        // One statement stands for the batch.
+        // Only one statement reports it, so that the batch counts once.
         if is_refused && let Some(first) = all.answers.first_mut() {
             *first = BatchResult::Refused(why);
         }
@@ -115,8 +115,8 @@ impl BatchResponse {
     }
 }
 
-/// Returns whether a batch that was denied with this code may be accepted later: with newer credentials, by a
-/// clock that was set, in a table that exists by then.
+/// Returns whether DynamoDB may accept a batch later that it denied with this code: once credentials are new, the
+/// clock is set, or the table exists.
 fn can_pass(code: &str) -> bool {
     const CODES: [&str; 4] = [
         "AccessDeniedException",
@@ -132,7 +132,7 @@ impl BatchResult {
         matches!(self, Self::Failed(RequestErrorKind::Unanswered, _))
     }
 
-    /// Returns whether DynamoDB accepted the statement, whatever came of it.
+    /// Returns whether DynamoDB accepted the statement, even if its condition failed.
     pub(super) const fn is_accepted(&self) -> bool {
         matches!(
             self,
@@ -140,7 +140,7 @@ impl BatchResult {
         )
     }
 
-    /// Reads the response to one statement. Also returns whether it shows that this batch must be the last.
+    /// Reads the response to one statement. Also returns why batching must end, if it must.
     fn of(response: BatchStatementResponse) -> (Self, Option<BatchingEnd>) {
         let Some(BatchStatementError { code, item, .. }) = response.error else {
             return (Self::Applied, None);
@@ -173,7 +173,7 @@ impl BatchResult {
                 Self::Refused(why)
             }
             (Some(Code::InternalServerError), _) => Self::Failed(RequestErrorKind::Unanswered, why),
-            // No code, or one that is unknown today.
+            // No code, or one that we don't know.
             _ => {
                 let end = BatchingEnd::UnknownAnswer(format!("the error code {why}").into());
                 return (Self::Failed(RequestErrorKind::Unanswered, why), Some(end));

@@ -1,4 +1,4 @@
-//! [`BatchingState`]: whether writes are batched at present, judged by the responses to earlier batches.
+//! [`BatchingState`]: whether writes are batched now, judging by the responses to earlier batches.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,19 +7,19 @@ use crate::{
     system::{self, Instant},
 };
 
-/// How long writes are not batched after DynamoDB did not respond to two batches in a row.
+/// How long batching pauses after DynamoDB did not respond to two batches in a row.
 const REST: Duration = Duration::from_secs(10);
-/// How long writes are not batched after a [`BatchingEnd`].
+/// How long batching pauses after a [`BatchingEnd`].
 const END: Duration = Duration::from_secs(3600);
 
 /// Decides whether writes are batched.
 #[derive(Default)]
 pub(super) struct BatchingState {
-    /// Since then, no batch got a response.
+    /// Since when no batch has got a response.
     silent_since: Option<Instant>,
     rest: Option<Pause>,
     end: Option<Pause>,
-    /// The metrics do not have the end yet.
+    /// Whether the end hasn't been reported to the metrics yet.
     is_unreported: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum BatchingEnd {
     Denied,
     /// The response has a form that DynamoDB is not known to send.
     UnknownAnswer(Arc<str>),
-    /// DynamoDB refused several batches or statements with this error, and accepted their ordinary requests.
+    /// DynamoDB refused several batches or statements with this error, but accepted their ordinary requests.
     Refused(Arc<str>),
 }
 
@@ -47,7 +47,7 @@ impl BatchingState {
     /// Records that a batch sent at this time got no response.
     pub(super) fn unanswered(&mut self, sent: Instant, now: Timestamp) {
         match self.silent_since {
-            // This is the second copy of a batch, or it was sent after one that got no response.
+            // It was sent after an earlier batch had got no response: perhaps it is the same batch again.
             Some(since) if sent >= since => self.rest = Some(Pause::new(now, REST)),
             Some(_) => {}
             None => self.silent_since = Some(system::instant()),
@@ -104,7 +104,7 @@ impl BatchingEnd {
 mod tests {
     use super::*;
 
-    /// The monotonic clock stands still during the rest, as in a process that Lambda has frozen.
+    /// The monotonic clock stands still during the pause, as in a process that Lambda has frozen.
     #[tokio::test(start_paused = true)]
     async fn batches_rest_after_two_without_answer() {
         let mut standing = BatchingState::default();
@@ -132,7 +132,7 @@ mod tests {
         assert!(!standing.end(now + END / 2));
         assert!(standing.take_unreported_end());
         assert!(!standing.take_unreported_end());
-        // A batch that was under way has its answer.
+        // A batch that was still in flight gets its response.
         standing.answered();
         assert!(standing.is_pause(now + END / 2));
         assert!(!standing.is_pause(now + END));

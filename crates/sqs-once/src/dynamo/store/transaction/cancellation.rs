@@ -17,13 +17,12 @@ use crate::{
 /// Why a transaction was cancelled. Nothing was written.
 pub(super) enum Cancelled {
     Answered(Swapped<Refused>),
-    /// A retry may succeed. `None` if the reasons do not explain the contention.
+    /// A retry may succeed. `None` if the reasons don't say what the contention was.
     Contended(Option<String>),
 }
 
 impl DynamoStore {
-    /// Interprets the cancellation reasons. They are in the order of the actions, so the first one belongs to
-    /// the record.
+    /// Interprets the cancellation reasons. They have the order of the actions, so the first one is the record's.
     pub(super) fn cancelled(
         &self,
         key: &Key,
@@ -96,8 +95,8 @@ impl ReasonKind {
             None | Some("None") => Self::NotFailed,
             Some("ConditionalCheckFailed") => Self::ConditionCheckFailed,
             Some("ValidationError" | "ItemCollectionSizeLimitExceeded") => Self::Invalid,
-            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that are unknown
-            // today. The message stays in the queue.
+            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that we don't know: the
+            // message stays in the queue.
             Some(_) => Self::Contended,
         }
     }

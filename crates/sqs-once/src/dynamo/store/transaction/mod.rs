@@ -23,11 +23,11 @@ use crate::{
 };
 use cancellation::Cancelled;
 
-/// Permissions of a commit. IAM has no separate permission for transactions.
+/// The permissions that a commit needs. IAM has no separate permission for transactions.
 const NEEDS: &str = "dynamodb:PutItem, UpdateItem, DeleteItem or ConditionCheckItem";
 
 impl DynamoStore {
-    /// Swaps, and writes what commits with the record.
+    /// Swaps the record, and makes the writes that commit with it.
     pub(super) async fn transact(
         &self,
         swap: &Swap,
