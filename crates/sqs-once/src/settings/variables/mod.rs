@@ -216,11 +216,11 @@ impl Variables {
         }
     }
 
-    /// Reads a variable that may be missing.
+    /// Reads a variable that need not be set.
     ///
     /// # Errors
     ///
-    /// If `parse` rejects the value. The error stays in the list, as with
+    /// An error if `parse` rejects the value. The error stays in the list, as with
     /// [`required`](Self::required).
     pub fn optional<T, E: fmt::Display>(
         &mut self,
@@ -237,7 +237,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// If `parse` rejects the value. The error stays in the list, as with
+    /// An error if `parse` rejects the value. The error stays in the list, as with
     /// [`required`](Self::required).
     pub fn setting<T, E: fmt::Display>(
         &mut self,
