@@ -25,8 +25,7 @@ use crate::{handler::Handler, modes::Mode, protocol::Timestamp, telemetry};
 ///
 /// # Panics
 ///
-/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`, `AWS_LAMBDA_FUNCTION_NAME`
-/// and others.
+/// Panics if a variable of the Lambda environment is missing, such as `AWS_LAMBDA_RUNTIME_API` or `AWS_LAMBDA_FUNCTION_NAME`.
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
