@@ -1,5 +1,4 @@
-//! `record release`, `record decline` and `record delete`: end a lease, close open attempts, or delete a record, after
-//! asking.
+//! `record release`, `record decline` and `record delete`: ask, then end a lease, close open attempts, or delete a record.
 
 use clap::Args;
 use serde_json::json;
