@@ -52,7 +52,7 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     consumer: Arc<Consumer<M, H>>,
     messages: Arc<[Message]>,
     deadline: Deadline,
-    /// Aborted before the turns end, so that a handler which can be cut off has no turn afterwards.
+    /// Declared before `running`, so that dropping a batch aborts the tasks before it gives back their turns.
     tasks: JoinSet<(usize, Ran)>,
     /// The messages that are running, by their place in the batch.
     running: HashMap<usize, Running>,
@@ -308,8 +308,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 }
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
-                // A message overtakes only to end the attempt that is in the way. The one that waits for this comes before the
-                // rest.
+                // A message overtakes only to end the attempt that is in the way. The message that waits for this comes before
+                // the rest.
                 let stops = behind.overtakes || self.stops(&ended, behind.is_fifo_group);
                 if waits_for_other {
                     behind.overtakes = behind.is_fifo_group;

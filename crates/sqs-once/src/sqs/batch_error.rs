@@ -11,9 +11,9 @@ pub enum BatchError {
         "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
     )]
     NotSqs {
-        /// Line of the first difference, from 1.
+        /// Line at which parsing failed, from 1.
         line: usize,
-        /// Column of the first difference, from 1.
+        /// Column at which parsing failed, from 1.
         column: usize,
     },
     /// A message has no id. SQS deletes messages that the response does not name, so the whole
@@ -26,7 +26,7 @@ pub enum BatchError {
         index: usize,
     },
     /// The consumer has a [`LookUp`](crate::LookUp) of what an earlier attempt did, but the key changes when a
-    /// message is redriven. Nobody would call the lookup then, and the effect would happen again.
+    /// message is redriven. Then the lookup would not be called, and the effect would happen again.
     #[error(
         "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
     )]

@@ -174,7 +174,7 @@ impl<'j> Writer<'j> {
         Some(())
     }
 
-    /// Skips white space, and returns the byte behind it.
+    /// Skips white space, and returns the next byte.
     fn peek(&mut self) -> Option<u8> {
         self.rest = self.rest.trim_ascii_start();
         self.rest.bytes().next()
@@ -235,7 +235,7 @@ fn push_decimal(text: &mut String, number: &str) -> Option<()> {
     Some(())
 }
 
-/// Ends a list or object, in place of the comma behind its last value.
+/// Ends a list or object, in place of the comma after its last value.
 fn close(text: &mut String, end: char) {
     if text.ends_with(',') {
         text.pop();

@@ -21,8 +21,8 @@ use crate::{InvalidValue, flawed::flawed, protocol::Key};
 pub enum FifoAfterPermanent {
     /// The messages behind it run as soon as the failure is recorded. The failed message never runs again, so they do not overtake
     /// it. Behind a failure that isn't recorded, they do not run in this batch, because another build or setting may run the
-    /// failed message later. Not recorded are all failures on an [item](crate::ItemMode), and in every mode those of messages
-    /// without a key or a body.
+    /// failed message later. No mode records failures of messages without a key or a body, and an [item](crate::ItemMode) records
+    /// none at all.
     #[default]
     Continue,
     /// The messages behind it do not run. They are received again together with the failed message, until they reach the
@@ -77,8 +77,8 @@ impl Chain {
 /// Puts each message into a chain. The chains start in the returned order.
 ///
 /// On a standard queue, the messages with the highest receive counts start first, also within a chain. Otherwise a
-/// batch that is too large for its deadline could leave over the same messages each time, until they reach the
-/// dead-letter queue.
+/// batch that is too large for its deadline could leave the same messages unstarted each time, until they reach
+/// the dead-letter queue.
 pub(super) fn chains(messages: &[ChainInputs<'_>]) -> VecDeque<Chain> {
     #[derive(PartialEq, Eq, Hash)]
     enum ChainKey<'a> {

@@ -114,7 +114,7 @@ impl<M, H> Consumer<M, H> {
     ///
     /// It calls neither SQS nor CloudWatch: messages come back at the queue's visibility timeout instead of a backoff, a
     /// permanent failure waits for the queue's redrive policy, and there are no metrics. On AWS, build the consumer from
-    /// [`Settings`](crate::Settings), which add all that; [`Settings::from_vars`](crate::Settings::from_vars) takes their
+    /// [`Settings`](crate::Settings), which adds all that; [`Settings::from_vars`](crate::Settings::from_vars) takes the
     /// values from code.
     pub fn without_aws(mode: M, namespace: Namespace, handler: H) -> Self
     where

@@ -62,8 +62,8 @@ impl<S, H: Handler> Consumer<Once<S>, H> {
 }
 
 impl<M, H> Consumer<M, H> {
-    /// Calls `on_duplicate` for each duplicate, which is a message whose operation is already completed: to send a
-    /// reply again, for example. By default the consumer only acknowledges the message.
+    /// Calls `on_duplicate` for each duplicate (a message whose operation is already completed), for example to
+    /// send a reply again. By default the consumer only acknowledges the message.
     ///
     /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key
     /// under which the operation was completed. If the message can't be decoded, say by a newer build, it is still a duplicate:
@@ -316,7 +316,7 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Adds metrics to the log line of each batch. By default there are none, but [`Settings`](crate::Settings)
-    /// add them unless `CONSUMER_METRICS` is `off`.
+    /// adds them unless `CONSUMER_METRICS` is `off`.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, InvalidValue, Mode, telemetry::Metrics};

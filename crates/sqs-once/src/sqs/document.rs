@@ -161,7 +161,7 @@ mod tests {
         ] {
             assert_eq!(find(body, pointer).as_deref(), value, "{pointer}");
         }
-        // JSON in a string, behind white space.
+        // JSON in a string, after white space.
         assert_eq!(find(r#" "{\"id\": 7}""#, "/id").as_deref(), Some("7"));
     }
 

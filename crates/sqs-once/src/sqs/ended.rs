@@ -66,7 +66,7 @@ impl From<Outcome> for Ended {
 }
 
 impl Ended {
-    /// Says how a message ended that did not run.
+    /// Creates the result of a message that did not run.
     pub(super) fn without_run(outcome: Outcome, message: &Message) -> Self {
         Self {
             key: message.key().cloned(),

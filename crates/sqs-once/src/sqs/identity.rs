@@ -26,7 +26,7 @@ pub(crate) struct IdentitySources<'a> {
     pub(crate) namespace: &'a Namespace,
     pub(crate) key: &'a KeySource,
     pub(crate) fingerprint: &'a FingerprintSource,
-    /// Whether this process has already named the fingerprint's pointers because they find nothing.
+    /// Whether this process has already warned of fingerprint pointers that find nothing.
     pub(crate) warned: &'a Once,
 }
 

@@ -161,8 +161,8 @@ impl KeySource {
     /// holds for them.
     ///
     /// A message whose body is not of that type, has a member twice, or gives an empty part fails permanently. If you
-    /// change the key or its source, every message in the queue becomes a new operation. `key.order_id` of a `String` or
-    /// `u64` makes the same key as `body:/orderId`; a number that you write as text does not.
+    /// change the key or its source, every message in the queue becomes a new operation. If `key.order_id` is a `String`
+    /// or `u64`, it makes the same key as `body:/orderId`; a number that you turn into text does not.
     ///
     /// ```
     /// use serde::Deserialize;
@@ -303,8 +303,7 @@ impl KeySource {
 
 /// Returns the producer's deduplication id. `None` for messages of standard queues.
 ///
-/// In a dead-letter queue the message's own deduplication id is another one, whether SQS moved the message or
-/// the consumer copied it.
+/// In a dead-letter queue, the message's own deduplication id differs, whether SQS moved the message or the consumer copied it.
 fn deduplication_id(delivery: &DeliveryMetadata) -> Option<&str> {
     let current = delivery.deduplication_id.as_deref()?;
     let original = delivery.attribute(ORIGINAL_DEDUPLICATION_ID);

@@ -51,7 +51,7 @@ enum Opened {
     Bare,
     /// An envelope, which the handler gets as it is. The field is the innermost message.
     Envelope(String),
-    /// An envelope, which was removed. The delivery has its attributes besides those that were sent to the queue.
+    /// An envelope, which was removed. The delivery has both its attributes and those that were sent to the queue.
     Removed {
         inside: String,
         sent_attributes: HashMap<String, Attribute>,

@@ -22,7 +22,7 @@ use crate::{
 /// The memory for bodies from S3, in bytes. Such a body can be larger than an event. A body larger than this gets all
 /// of the memory to itself.
 const S3_BODIES: u32 = 20 << 20;
-/// Bytes of a permit.
+/// How many bytes a permit stands for.
 const PERMIT: u32 = 1 << 10;
 
 /// What the invocations of a process share. Clones of a consumer share it too.
@@ -33,9 +33,9 @@ pub(super) struct Process {
     /// The circuit breaker. With `None`, every message runs.
     pub(super) breaker: Option<CircuitBreaker>,
     s3_bodies: Arc<Semaphore>,
-    /// Whether the process has already warned of its build.
+    /// Whether the process has already warned about its build.
     pub(super) has_warned: Once,
-    /// Whether the process has already named the fingerprint's pointers because they find nothing.
+    /// Whether the process has already warned of fingerprint pointers that find nothing.
     pub(super) has_named_pointers: Once,
     /// The longest time that an invocation has had, in seconds. As far as the process knows, this is the function's timeout.
     longest: AtomicU64,
@@ -72,7 +72,7 @@ impl Process {
         }
     }
 
-    /// Notes that an invocation has this many seconds, and returns the longest time that one of this process has had.
+    /// Notes that an invocation had this many seconds, and returns the longest time that any has had so far.
     pub(super) fn longest(&self, seconds: u64) -> Duration {
         let before = self.longest.fetch_max(seconds, Relaxed);
         Duration::from_secs(before.max(seconds))

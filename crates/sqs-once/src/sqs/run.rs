@@ -258,7 +258,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Returns what the way a call ended says about the called system.
+    /// Returns what the end of a call tells us about the called system.
     fn sign(&self, end: &HandlerEnd<H::Output>) -> Called {
         match end {
             HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::EffectNotFound => {
@@ -407,7 +407,7 @@ impl Notes {
             history: history.clone(),
             at,
         };
-        // Without a receiver, the response of the batch was already sent.
+        // If the receiver is gone, the batch has already responded.
         let _gone = self.of_batch.began.send(began);
     }
 
@@ -439,7 +439,7 @@ impl Notes {
 }
 
 impl Suspect {
-    /// Returns how a suspect ended that does not run in this batch.
+    /// Returns the result of a suspect that does not run in this batch.
     pub(super) fn not_started(self, of_batch: OfBatch) -> Ended {
         self.notes(of_batch).ended(Outcome::NotStarted)
     }

@@ -52,7 +52,7 @@ enum Read {
     First,
     /// A later one is in flight.
     Again,
-    /// It has ended. The next one begins after the pause.
+    /// It has ended. The next one begins after the pause, if there is one.
     Ended(Option<Pause>),
 }
 

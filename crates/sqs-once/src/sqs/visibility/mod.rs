@@ -49,7 +49,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// twelve hours.
 ///
 /// The role needs `sqs:ChangeMessageVisibility`, and `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which are
-/// rarely called. A queue in another account must allow them. A queue in another Region is called there.
+/// rarely called. A queue in another account must allow them. For a queue in another Region, the consumer calls
+/// SQS there.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
@@ -141,9 +142,9 @@ impl Visibility {
     /// has no dead-letter queue or we don't know it, if the role may not send to it, if the batch has another
     /// message with the same id and different content, or if there was no time. If the copy would have more
     /// than ten attributes or more bytes than the queue takes, it has a shorter `SqsOnceError`, or lacks error,
-    /// key and reason, in this order. Only if the key is made from `SqsOnceDeduplicationId` and even that does
-    /// not fit, there is no copy. The metric `DeadLettersNotSent` counts messages without a copy, and a process
-    /// warns once of a missing queue or permission. After a crash between copy and acknowledgement, the
+    /// key and reason, in this order. There is no copy only if the key is made from `SqsOnceDeduplicationId`
+    /// and even that does not fit. The metric `DeadLettersNotSent` counts messages without a copy, and a
+    /// process warns once of a missing queue or permission. After a crash between copy and acknowledgement, the
     /// dead-letter queue gets the message twice, but never loses it.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back

@@ -19,7 +19,7 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// If a call gets no response for this long, the endpoint can't be reached. The first attempt
+/// After this long without a response, we take the endpoint to be unreachable. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
 /// attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);

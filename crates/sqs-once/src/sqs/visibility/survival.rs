@@ -68,7 +68,7 @@ impl QueueValues {
         rule.seconds(outcome, receive).unwrap().into()
     }
 
-    /// Returns the sum of the waits between a message's receives. `wait` gives the shortest after a receive.
+    /// Returns the sum of the waits between a message's receives. `wait` returns the shortest wait after a receive.
     fn shortest(&self, wait: impl Fn(u32) -> u64) -> u64 {
         (1..self.receives).map(wait).sum()
     }
