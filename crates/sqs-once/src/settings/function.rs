@@ -40,7 +40,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// An error of the operating system, if it refuses the resources that the runtime needs.
+    /// The operating system's error, if it refuses the resources that the runtime needs.
     ///
     /// ```no_run
     /// use sqs_once::{Attempt, Failure, Settings, handler_fn, telemetry};
@@ -66,7 +66,7 @@ impl Settings {
         Ok(runtime)
     }
 
-    /// Returns the function's memory in MB, if Lambda says it.
+    /// Returns the function's memory in MB, if Lambda provides it.
     pub(super) fn memory(&mut self) -> Option<u32> {
         self.number("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
     }
@@ -81,7 +81,7 @@ impl Settings {
             || self.invocations() > NonZeroU32::MIN
     }
 
-    /// Returns how many invocations Lambda runs in this process at once, at most.
+    /// Returns how many invocations Lambda runs in this process at once.
     pub(super) fn invocations(&mut self) -> NonZeroU32 {
         let at_once = self.number("AWS_LAMBDA_MAX_CONCURRENCY");
         at_once.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
@@ -124,7 +124,7 @@ impl Settings {
             && self.value("AWS_LAMBDA_INITIALIZATION_TYPE").is_none()
     }
 
-    /// Returns the function's name, or an empty text if Lambda doesn't say it.
+    /// Returns the function's name, or an empty text if Lambda doesn't provide it.
     pub fn function(&mut self) -> String {
         self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
     }

@@ -101,7 +101,7 @@ impl Settings {
             "sqs-once",
             checked_namespace,
         );
-        // Powertools has this default too.
+        // Powertools also falls back to `service_undefined`.
         let default = match self.function() {
             function if function.is_empty() => "service_undefined".to_owned(),
             function => function,
@@ -117,9 +117,9 @@ impl Settings {
 pub(super) struct Shared {
     pub(super) values: Values,
     pub(super) namespace: Namespace,
-    /// The function's memory in MB; `None` if Lambda doesn't say it.
+    /// The function's memory in MB; `None` if Lambda doesn't provide it.
     pub(super) memory: Option<u32>,
-    /// How many invocations the process runs at once, at most.
+    /// How many invocations the process may run at once.
     pub(super) invocations: NonZeroU32,
 }
 
@@ -140,7 +140,7 @@ impl Shared {
         Concurrency::within_memory(MOST_HANDLERS, memory / invocations)
     }
 
-    /// Memory for all of the process's messages, in bytes. `None` if Lambda doesn't say how much it has.
+    /// Memory for all of the process's messages, in bytes. `None` if Lambda doesn't provide the function's memory.
     fn memory_of_messages(&self) -> Option<usize> {
         let memory = self.memory?.saturating_sub(MEMORY_OF_PROCESS);
         usize::try_from(memory).ok()?.checked_mul(1 << 20)

@@ -1,4 +1,4 @@
-//! The cases that every [`Store`] must pass, on one page.
+//! The cases that every [`Store`] must pass.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

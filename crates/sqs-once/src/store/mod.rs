@@ -291,8 +291,8 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the store may have applied the failed request. Includes unreadable answers, because a write may have been
-    /// applied before one.
+    /// Returns whether the store may have applied the failed request. True for an unreadable answer too, because a write may
+    /// have been applied.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         matches!(self, Self::Unreadable { .. }) || self.is_unanswered()

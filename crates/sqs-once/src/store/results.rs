@@ -70,7 +70,7 @@ pub trait ResultStore: Debug + Send + Sync {
 /// Longest output that stays in the record if longer ones go elsewhere. A record of 64 KB costs 64 write units.
 const DEFAULT_INLINE_LIMIT: usize = 64 * 1024;
 
-/// How long a handler's read may take.
+/// How long [`Results::read`] may take.
 const MAX_READ_TIME: Duration = Duration::from_secs(5);
 
 impl Results {

@@ -136,7 +136,7 @@ fn in_process<F: Future>(future: F) -> F {
 #[cfg(feature = "simulation")]
 use simulated::in_process;
 
-/// Returns whether standard output is a terminal, which a person reads.
+/// Returns whether standard output is a terminal.
 pub(crate) fn prints_to_terminal() -> bool {
     #[cfg(feature = "simulation")]
     if simulated::Process::current().is_some() {

@@ -239,7 +239,7 @@ impl Line<'_> {
     }
 }
 
-/// Names the invocation in the same place as the JSON lines of `tracing`.
+/// Names the invocation, in the same way as the JSON lines of `tracing`.
 #[derive(Serialize)]
 struct Span<'a> {
     #[serde(rename = "requestId")]

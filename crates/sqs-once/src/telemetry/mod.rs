@@ -136,7 +136,7 @@ where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        // Skipped for the consumer's own span, which has all that it needs, because there is one per message.
+        // Skips the consumer's own spans: they have all that they need, and there is one per message.
         if attributes.metadata().target().starts_with("sqs_once::") {
             return;
         }

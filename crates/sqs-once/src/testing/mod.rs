@@ -1,4 +1,4 @@
-//! Tests your handlers without AWS. Enable the feature `testing` in your dev-dependencies.
+//! Tools to test your handlers without AWS. Enable the feature `testing` in your dev-dependencies.
 //!
 //! | item | use |
 //! | --- | --- |

@@ -1,12 +1,12 @@
 //! The table of settings: one row for each variable.
 //!
-//! A row says what the setting sets, and has its parser, default and documentation. From the rows come the struct `Values`
-//! and its reader, and the hint for unknown names. `tests/cloud/parameters.rs` compares docs and template with them. To add
-//! a setting, add a row:
+//! A row holds what the setting sets, its parser, its default and its documentation. The struct `Values`, its reader and
+//! the hint for unknown names are made from the rows, and `tests/cloud/parameters.rs` compares docs and template with them.
+//! To add a setting, add a row:
 //!
 //! - `[options.key = str::parse]` sets a field of a consumer's `Options`, if it affects the consumer in every mode;
 //! - `(retention: Duration = positive)` is a field of `Values`, from which a mode or a client is made;
-//! - `records.rs` or `shared.rs` read a row with neither by name.
+//! - a row with neither is read by name, in `records.rs` or `shared.rs`.
 
 use std::{
     num::{NonZeroU32, NonZeroUsize},

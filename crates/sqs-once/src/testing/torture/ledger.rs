@@ -33,7 +33,7 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`NoAnswer`] if the answer is lost. The effect has happened then. `?` turns it into a retryable failure.
+    /// [`NoAnswer`] if the answer is lost, although the effect has happened. `?` turns it into a retryable failure.
     ///
     /// # Panics
     ///

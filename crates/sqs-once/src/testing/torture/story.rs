@@ -1,4 +1,4 @@
-//! [`Story`]: what went wrong, told with times.
+//! [`Story`]: what went wrong, and when.
 
 use std::fmt;
 
