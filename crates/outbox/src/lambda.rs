@@ -84,7 +84,7 @@ impl Service<LambdaEvent<Box<RawValue>>> for Relay {
     }
 }
 
-/// Whatever event invokes it, such as a schedule's, the relay sends all published events that are due.
+/// Any event, such as one from a schedule, makes the relay send all published events that are due.
 #[cfg(feature = "postgres")]
 impl Service<LambdaEvent<Box<RawValue>>> for PostgresRelay {
     type Response = Relayed;

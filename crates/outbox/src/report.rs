@@ -31,7 +31,7 @@ impl RelayReport {
         }
     }
 
-    /// Records when the oldest event that was in the table at the relay's start was published.
+    /// Records the publication time of the oldest event in the table when the relay starts.
     #[cfg(any(feature = "postgres", test))]
     pub(crate) fn waiting(&mut self, oldest: Option<Timestamp>) {
         self.oldest_waiting = oldest;

@@ -43,7 +43,7 @@ enum EventEnd {
 pub(crate) struct Rounds {
     /// No round starts after this.
     pub(crate) start_by: Instant,
-    /// Calls are cut off at this time, and their events have failed then.
+    /// Calls are cut off at this time, and their events fail.
     stop: Instant,
     /// If an event was published before this time and fails, it goes to the dead-letter queue.
     pub(crate) oldest: Option<Timestamp>,

@@ -269,8 +269,8 @@ fn detail(event: &Published) -> String {
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
 }
 
-/// Returns the message group of an entry. An event without a group has its id as group, which it doesn't get on a
-/// standard queue or topic: fair queues would take each event for a tenant.
+/// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or
+/// topic we leave that out, because fair queues would take each event for a tenant.
 fn message_group(event: &Published, fifo: bool) -> Option<String> {
     (fifo || event.group != event.id).then(|| event.group.clone())
 }

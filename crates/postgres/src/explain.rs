@@ -206,7 +206,7 @@ pub(crate) fn is_login_refused(error: &Error) -> bool {
     matches!(code(error), Some("28P01" | "28000"))
 }
 
-/// Returns whether PostgreSQL rolls the transaction back because one of its statements has failed.
+/// Returns whether the transaction is aborted because one of its statements has failed.
 pub(crate) fn is_aborted(error: &Error) -> bool {
     code(error) == Some("25P02")
 }

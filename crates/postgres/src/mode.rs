@@ -227,7 +227,7 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
     }
 }
 
-/// Prepares for the commit what the handler returned.
+/// Prepares what the handler returned, so that it can be committed.
 fn prepared<O: Serialize + Send>(
     key: &Key,
     answer: InTransaction<O>,

@@ -26,7 +26,7 @@ use sqs_once_postgres::{
 /// Time reserved for deleting the rows of sent events and for the response.
 const RESERVE: Duration = Duration::from_secs(2);
 /// Longest round of sending: a call's time limit in [`aws::config`](sqs_once::aws::config). With less time
-/// left, a round could be cut off, and its events would have failed.
+/// left, a round could be cut off, and its events would fail.
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
 /// Maximum number of rows in a transaction. If there are few groups, they share these rows.
 const MAX_ROWS: usize = 500;
@@ -186,7 +186,7 @@ async fn send_all(
     }
 }
 
-/// Returns the groups of which a request with this limit may have left out rows.
+/// Returns the groups that may have more rows than a request with this limit has returned.
 fn long_groups(groups: &[Group], max_rows: usize) -> BTreeSet<String> {
     let bytes = |group: &Group| -> usize { group.iter().map(|row| row.event.body.len()).sum() };
     let is_cut = groups.iter().map(bytes).sum::<usize>() >= MAX_BYTES;

@@ -17,7 +17,7 @@ use crate::{
 /// A record that an open transaction locks.
 #[derive(Debug)]
 pub(crate) struct Locked {
-    /// The record as this claim would write it. Only the end of the attempt writes it.
+    /// The record as this claim would write it. It is written only when the attempt ends.
     pub(crate) record: Record,
     /// The earlier record, unless it was past its retention.
     pub(crate) replaced: Option<Record>,
@@ -42,7 +42,7 @@ impl PostgresRun<'_> {
                 }
             }
         };
-        // Not limited to the start time of handlers, because the response to a lock timeout comes after that.
+        // We wait beyond the last time at which a handler may start, because the response to a lock timeout comes after it.
         let (mut tx, claim) = match self.in_time(begun).await {
             Some(Ok(begun)) => begun,
             Some(Err(error)) => return Err(self.not_applied("claim", &error)),

@@ -50,7 +50,7 @@ use sqs_once::{
 ///
 /// # Retention
 ///
-/// After its first completion and then after every 50, a process deletes at most 100 expired records, which is
+/// After its first completion, and after every 50 more, a process deletes at most 100 expired records, which is
 /// twice as many as it has made. Claims treat an expired record as absent, whether or not it is deleted.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {

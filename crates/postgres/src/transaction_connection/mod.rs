@@ -70,7 +70,7 @@ impl TransactionConnection {
         Tries::new(connections, until).begin(limits).await
     }
 
-    /// Gives up the connection: dropping it will close it. Closes those that are idle now.
+    /// Gives up the connection, so that dropping it closes it. Also closes the connections that are idle now.
     pub(crate) fn close(&mut self) {
         (self.is_idle, self.is_lost) = (false, true);
         self.connections.close_idle();
