@@ -105,7 +105,7 @@ fn client(headers: &HeaderMap, timeout: Duration) -> reqwest::Result<Client> {
         .default_headers(headers.clone())
         // We don't shorten this to the time left: if the deadline ends a charge, the record must say so.
         .timeout(timeout)
-        // Shorter, so that a slow connect fails as a connect, which means that there was no effect.
+        // Shorter, so that a slow connection attempt ends as a failure to connect, which had no effect.
         .connect_timeout(timeout / 2)
         // A redirected POST could charge somewhere else.
         .redirect(Policy::none())

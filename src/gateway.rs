@@ -31,7 +31,7 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// The payment token that the sandbox declines.
 const DECLINED: &str = "tok_chargeDeclined";
 
-/// Only with this key source is a charge of the order certainly this operation's charge.
+/// Only under this key do we know that a charge of the order is the charge of this operation.
 const KEY_OF_ORDER: &str = "body:/orderId";
 
 pub(crate) enum Gateway {

@@ -28,7 +28,7 @@ pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
 
 /// How many messages SQS allows in a request.
 const BATCH: usize = 10;
-/// How much longer SQS hides all messages for each one that a command may receive: the time to download or move that one.
+/// Time to download or move a message. SQS hides messages for this long, times the number that a command may receive.
 const HIDE_EACH: Duration = Duration::from_millis(250);
 /// The longest visibility timeout that SQS allows.
 const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);
@@ -234,7 +234,7 @@ pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
-/// The facts about a received message that a redrive needs. We drop the body, because a thousand bodies may have a gigabyte.
+/// The facts about a received message that a redrive needs. We drop the body, because a thousand bodies may take a gigabyte.
 pub(crate) struct DeadLetter {
     pub(crate) id: String,
     receipt: Option<String>,
@@ -245,7 +245,7 @@ pub(crate) struct DeadLetter {
     pub(crate) reason: String,
     /// The text in `SqsOnceError`. For a message without `SqsOnceReason`, this says whether the body is JSON.
     pub(crate) error: String,
-    /// Id of the dead letter of which a redrive made this copy.
+    /// Id of the dead letter from which a redrive copied this message.
     pub(crate) redrive_of: Option<String>,
     pub(crate) sent_at: Option<Timestamp>,
     pub(crate) receive_count: Option<String>,

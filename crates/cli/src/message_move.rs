@@ -36,12 +36,12 @@ pub(crate) struct Move<'a> {
     pub(crate) at_start: &'a Depth,
     /// Messages per second.
     pub(crate) rate: u16,
-    /// When the newest move before this one started. SQS may still name that one for a moment after this one has started.
+    /// When the previous move started. SQS may still name that one for a moment after this one has started.
     pub(crate) before: Option<i64>,
 }
 
 impl Move<'_> {
-    /// Checks that SQS isn't already moving messages of this queue.
+    /// Checks that SQS supports the move, and isn't already moving messages of this queue.
     pub(crate) async fn probe(&mut self) -> Result<(), Error> {
         let task = newest(self.from, &self.at_start.arn).await?;
         if task.as_ref().is_some_and(is_running) {

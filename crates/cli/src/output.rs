@@ -20,7 +20,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// How a command ended that got all of its responses.
+/// How a command ended if it got all of its responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandEnd {
     /// Exit code 0.

@@ -76,7 +76,7 @@ pub(crate) struct Redrive {
     /// Shows which messages would be moved and what each will do, but moves none.
     #[arg(long)]
     dry_run: bool,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -150,7 +150,7 @@ struct OneRedrive<'a> {
     selected: BTreeMap<String, Selected>,
     /// Received messages that stay. They are hidden for now.
     left: Vec<DeadLetter>,
-    /// Message groups of a FIFO queue that have a message which stays.
+    /// Message groups of a FIFO queue in which a message stays.
     stopped: HashSet<String>,
     /// How many messages arrived after the start.
     arrived: usize,

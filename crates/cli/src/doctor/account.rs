@@ -36,7 +36,7 @@ impl Function {
         value.filter(|value| !value.is_empty())
     }
 
-    /// Returns whether a setting is on whose default is `on`.
+    /// Returns whether a setting with the default `on` is on.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         self.variable(name) != Some("off")
     }
@@ -68,7 +68,7 @@ impl Function {
         names.any(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
     }
 
-    /// Returns whether the function sends published events and consumes no queue.
+    /// Returns whether the function sends published events and doesn't consume a queue.
     pub(super) fn is_relay(&self, mappings: &[Mapping]) -> bool {
         let mut queues = sources_of("sqs", mappings);
         self.variable("OUTBOX_TARGETS").is_some() && queues.next().is_none()
@@ -146,7 +146,7 @@ impl Account {
         }
     }
 
-    /// Returns the names or ARNs of those resources of the stack that have this type.
+    /// Returns the names or ARNs of the stack's resources of this type.
     pub(super) async fn resources(&self, stack: &str, kind: &str) -> Result<Vec<String>, Error> {
         let resources = self
             .cloudformation
@@ -168,7 +168,7 @@ impl Account {
         Ok(names.collect())
     }
 
-    /// Returns how many of a topic's subscriptions somebody has confirmed.
+    /// Returns how many of a topic's subscriptions are confirmed.
     pub(super) async fn subscriptions(&self, topic: &str) -> Result<u32, Error> {
         let read = self.sns.get_topic_attributes().topic_arn(topic);
         let read = read

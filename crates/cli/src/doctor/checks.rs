@@ -292,8 +292,8 @@ fn receives(
     }
 }
 
-/// Returns how long an outage every message survives, and how long a message takes at most to reach the dead-letter
-/// queue if it never waits for an invocation.
+/// Returns how long an outage every message survives, and the longest that a message can take to reach the
+/// dead-letter queue if it never waits for an invocation.
 fn ways(
     function: &Function,
     queue: &QueueAttributes,

@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct ChangeArgs {
     /// The key, as logs show it: payments#order-1.
     key: String,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! A record as the commands show it, which is as JSON.
+//! A record as the commands show it, in JSON.
 
 use std::time::Duration;
 
