@@ -9,8 +9,8 @@ use sqs_once::{
 
 use crate::{gateway::Gateway, order::Order};
 
-/// Charges an order. All attempts at one order send the same key, so the gateway recognizes a repeated
-/// request. If it does not, we look for the charge before we repeat it.
+/// Charges an order. All attempts at one order send the same key, so the gateway recognizes a repeated request.
+/// If the gateway can't, we look for the charge before we repeat it.
 #[derive(Clone)]
 pub(crate) struct Charge(Arc<Gateway>);
 

@@ -1,4 +1,4 @@
-//! Connections to the payment gateway, which may have died while Lambda had the process frozen.
+//! Connections to the payment gateway, which may have died while Lambda had frozen the process.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -8,10 +8,10 @@ use std::{
 use reqwest::{Client, Request, Response, header::HeaderMap, redirect::Policy};
 use sqs_once::{Failure, SettingsError};
 
-/// An HTTP client that throws its pool of connections away when a request got no answer.
+/// An HTTP client that throws its connection pool away when a request gets no answer.
 ///
-/// Gateways, and networks on the way, close idle connections. The client cannot notice while Lambda has the process
-/// frozen, nor does the clock of its pool go on. So after a freeze every connection of the pool may be dead, and each would
+/// Gateways, and networks on the way, close idle connections. The client can't notice that while Lambda has frozen the
+/// process, and its pool's clock stands still. So after a freeze every connection in the pool may be dead, and each would
 /// cost a message one of its receives.
 pub(crate) struct Connections {
     headers: HeaderMap,
@@ -21,14 +21,14 @@ pub(crate) struct Connections {
 
 struct Pool {
     client: Client,
-    /// Number of pools before this one.
+    /// How many pools there were before this one.
     number: u64,
 }
 
 impl Connections {
-    /// Creates a client that sends these headers, and gives a request this time.
+    /// Creates a client that sends these headers, and limits each request to this time.
     pub(crate) fn new(headers: HeaderMap, timeout: Duration) -> Result<Self, SettingsError> {
-        // The provider of cryptography that the AWS SDK uses.
+        // The same cryptography provider that the AWS SDK uses.
         let _already_set = rustls::crypto::ring::default_provider().install_default();
         let client = client(&headers, timeout);
         let client = client.map_err(|error| SettingsError::new(error.to_string()))?;
@@ -40,12 +40,12 @@ impl Connections {
         })
     }
 
-    /// Sends a request. If it `may_repeat` and its connection is lost, sends it once more over a new connection, in what is
-    /// left of the time.
+    /// Sends a request. If it `may_repeat` and its connection is lost, sends it once more over a new connection, within the
+    /// time that is left.
     ///
     /// # Errors
     ///
-    /// A failure without an effect if there was no connection, so nothing was sent. Otherwise a retryable one.
+    /// A failure without an effect if it could not connect, because nothing was sent then. Otherwise a retryable failure.
     pub(crate) async fn send(
         &self,
         request: Request,
@@ -54,7 +54,7 @@ impl Connections {
         let copy = request.try_clone().filter(|_| may_repeat);
         let (client, number) = self.current();
         let start = Instant::now();
-        // Errors are logged, so they have no URL.
+        // Without the URL, because errors are logged.
         let error = match client.execute(request).await {
             Ok(response) => return Ok(response),
             Err(error) => error.without_url(),
@@ -81,7 +81,7 @@ impl Connections {
         (pool.client.clone(), pool.number)
     }
 
-    /// Replaces a pool of which a connection failed, unless another request has done so.
+    /// Replaces a pool after one of its connections failed, unless another request has already done so.
     fn renew(&self, failed: u64) {
         let mut pool = self.lock();
         if pool.number == failed
@@ -103,10 +103,9 @@ fn client(headers: &HeaderMap, timeout: Duration) -> reqwest::Result<Client> {
     Client::builder()
         .user_agent(concat!("sqs-once/", env!("CARGO_PKG_VERSION")))
         .default_headers(headers.clone())
-        // We do not shorten this to the time left, because a charge that the deadline ends must be
-        // recorded as such.
+        // We don't shorten this to the time left: if the deadline ends a charge, the record must say so.
         .timeout(timeout)
-        // Shorter, so that a slow connection becomes a failed connection, which had no effect.
+        // Shorter, so that a slow connection attempt ends as a failure to connect, which had no effect.
         .connect_timeout(timeout / 2)
         // A redirected POST could charge somewhere else.
         .redirect(Policy::none())

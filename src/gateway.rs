@@ -1,4 +1,4 @@
-//! The payment gateway over HTTP, and the sandbox, which charges nothing.
+//! The payment gateway over HTTP, and the sandbox, which never charges.
 
 #[path = "connections.rs"]
 mod connections;
@@ -20,18 +20,18 @@ use sqs_once::{
 
 use crate::order::{Order, SENT};
 
-/// Largest response body that is stored.
+/// Largest response body that we store.
 pub(crate) const MAX_BODY: usize = 1024 * 1024;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const TRACE_ID: HeaderName = HeaderName::from_static("x-amzn-trace-id");
-/// Of a response that the gateway has stored for a key and sends again.
+/// Marks a response that the gateway stored for a key and now sends again.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
 /// The payment token that the sandbox declines.
 const DECLINED: &str = "tok_chargeDeclined";
 
-/// The only key under which a charge of the order is the charge of this operation.
+/// Only under this key do we know that a charge of the order is the charge of this operation.
 const KEY_OF_ORDER: &str = "body:/orderId";
 
 pub(crate) enum Gateway {
@@ -63,7 +63,7 @@ impl Gateway {
         let reconcile_after = reconcile_after(settings, timeout.as_ref().ok().copied());
         let (timeout, headers, charges) = (timeout?, headers?, charges?);
         let reconcile_after = reconcile_after?;
-        // If the deadline cut a charge off, we would not know whether the card was charged.
+        // If the deadline cut off a charge, we would not know whether the card was charged.
         let requests = if reconcile_after.is_some() { 2 } else { 1 };
         let millis = format!("{}ms", (timeout * requests).as_millis());
         settings.set_default("CONSUMER_MIN_TIME_TO_START", millis);
@@ -85,7 +85,7 @@ impl Gateway {
         }
     }
 
-    /// Looks up whether an earlier attempt charged `order`.
+    /// Finds out whether an earlier attempt charged `order`.
     pub(crate) async fn look_up(
         &self,
         key: &Key,
@@ -97,8 +97,7 @@ impl Gateway {
         }
     }
 
-    /// Charges `order`. The gateway recognizes a repeated request by the call key, and can continue the trace of
-    /// the producer.
+    /// Charges `order`. The gateway recognizes a repeated request by the call key, and can continue the producer's trace.
     pub(crate) async fn charge(
         &self,
         order: &Order,
@@ -112,12 +111,12 @@ impl Gateway {
         *request.body_mut() = Some(serde_json::to_vec(order)?.into());
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        // With its key, a charge may be sent twice.
+        // With a key, it is safe to send a charge twice.
         let has_keys = http.reconcile_after.is_none();
         if has_keys {
             headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_str(&key)?);
         }
-        // An order must not fail because its producer sent a text that no header can have.
+        // An order must not fail because its producer sent a trace that doesn't fit into a header.
         let trace = attempt.delivery().trace_header.as_deref();
         if let Some(Ok(trace)) = trace.map(HeaderValue::from_str) {
             headers.insert(TRACE_ID, trace);
@@ -131,7 +130,7 @@ impl Gateway {
     }
 }
 
-/// Warns if a second message could change, under the same key, what the gateway gets under the same call key.
+/// Warns if a second message with the same key could change what the gateway gets under the same call key.
 fn warn_of_fields_left_out(settings: &mut Settings) {
     let key = settings.value("IDEMPOTENCY_KEY").unwrap_or_default();
     let fingerprint = settings.value("IDEMPOTENCY_FINGERPRINT");
@@ -146,7 +145,7 @@ fn warn_of_fields_left_out(settings: &mut Settings) {
     }
 }
 
-/// Returns the fields that are sent to the gateway, and that neither the key nor the fingerprint fixes.
+/// Returns the fields that we send to the gateway but that neither the key nor the fingerprint covers.
 fn left_out(key: &str, fingerprint: &str) -> Vec<&'static str> {
     let fixes = |source: &str, field: &str| {
         let pointers = source.strip_prefix("body:").unwrap_or_default();
@@ -162,7 +161,7 @@ fn left_out(key: &str, fingerprint: &str) -> Vec<&'static str> {
     all.iter().copied().filter(is_free).collect()
 }
 
-/// Reads whether the gateway has no idempotency keys, and how long a charge may then be on its way.
+/// Reads whether the gateway lacks idempotency keys, and if so, how long a charge may be on its way.
 fn reconcile_after(
     settings: &mut Settings,
     timeout: Option<Duration>,
@@ -193,8 +192,7 @@ fn reconcile_after(
     key.map(|()| Some(after))
 }
 
-/// Returns the header with the API key, if there is one. reqwest never prints a value that is marked as
-/// sensitive.
+/// Returns the header with the API key, if there is one. It is marked as sensitive, so reqwest never prints it.
 fn authorization(api_key: &str) -> Result<HeaderMap, &'static str> {
     if api_key.is_empty() {
         return Ok(HeaderMap::new());
@@ -228,12 +226,13 @@ fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     Ok(Some(url))
 }
 
-/// Returns the failure for a status other than 2xx. A 4xx concerns the order and is permanent, unless it
-/// concerns the API key, the URL, or the moment. `has_keys` says whether the gateway got the call key.
+/// Returns the failure for a status other than 2xx. A 4xx is permanent, because it concerns the order, except
+/// for those that concern the API key, the URL or the moment. `has_keys` says whether the gateway got the call
+/// key.
 fn refused(response: &Response, has_keys: bool) -> Failure {
     let (status, headers) = (response.status(), response.headers());
     let mut answered = format!("the payment gateway answered {status}");
-    // The key stays: the stored error may hide a charge.
+    // We keep the key anyway, because the stored error may hide a charge.
     let replayed = headers.get(REPLAYED).map(HeaderValue::as_bytes);
     if replayed.is_some_and(|value| value.eq_ignore_ascii_case(b"true")) {
         answered += ", replayed: the answer that it stored for this key";
@@ -242,9 +241,9 @@ fn refused(response: &Response, has_keys: bool) -> Failure {
         401 | 403 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_API_KEY"),
         300..=399 | 404 | 405 => Failure::retryable(answered + ": check PAYMENT_GATEWAY_URL"),
         407 | 408 | 409 | 425 => Failure::retryable(answered),
-        // The limit is that of the API key, which all orders share.
+        // The rate limit belongs to the API key, which all orders share.
         429 => Failure::retryable(answered).for_all(),
-        // It has answered for this call key: it did not charge, and will not.
+        // The gateway's answer for this call key is final: it did not charge, and will not.
         402 if has_keys => Failure::declined(answered),
         400..=499 => Failure::permanent(answered),
         _ => Failure::retryable(answered),
@@ -255,12 +254,12 @@ fn refused(response: &Response, has_keys: bool) -> Failure {
     }
 }
 
-/// Returns the wait that `Retry-After` asks for, in seconds or as a date (RFC 9110, 10.2.3). `None` if it is none of
-/// these, or over.
+/// Returns the wait that `Retry-After` asks for, in seconds or as a date (RFC 9110, 10.2.3). `None` if it is
+/// neither, or in the past.
 pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-        // The consumer waits for its longest backoff at most.
+        // A huge value is fine, because the consumer caps it at its longest backoff.
         return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
     }
     httpdate::parse_http_date(value)
@@ -270,7 +269,7 @@ pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
 }
 
 /// Returns the body of a 2xx response: JSON unchanged, any other text as a JSON string. The card has been
-/// charged, so we do not fail if the body cannot be read.
+/// charged, so we don't fail if the body can't be read.
 async fn receipt(mut response: Response) -> Box<RawValue> {
     let mut body = Vec::new();
     loop {

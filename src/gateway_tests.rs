@@ -26,7 +26,7 @@ fn of_status(status: u16) -> Failure {
     of_response(status, "x-none", "")
 }
 
-/// The failure of a response with this header.
+/// Returns the failure for a response with this header.
 fn of_response(status: u16, name: &str, value: &str) -> Failure {
     let response = http::Response::builder().status(status).header(name, value);
     refused(&response.body("").unwrap().into(), true)
@@ -124,7 +124,7 @@ fn fields_left_out_are_one_warning_at_start() {
     }
 }
 
-/// Settings of a gateway without idempotency keys.
+/// Settings for a gateway without idempotency keys.
 fn without_keys<'a>(
     variables: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> (Settings, Result<Gateway, SettingsError>) {
@@ -162,7 +162,7 @@ fn gateway_without_keys_is_looked_up() {
         gateway.unwrap().reconcile_after(),
         Some(Duration::from_secs(30))
     );
-    // An attempt may look up and then charge.
+    // An attempt may call the lookup and then charge.
     let minimum = settings.duration("CONSUMER_MIN_TIME_TO_START", "1ms");
     assert_eq!(minimum, Ok(Duration::from_secs(10)));
     let (_, gateway) = without_keys([("PAYMENT_GATEWAY_RECONCILE", "off")]);
@@ -205,7 +205,7 @@ fn invalid_gateway_settings_are_reported_together() {
     assert!(!errors.contains("s3cr3t"), "{errors}");
 }
 
-/// Without keys, the gateway cannot know whether an earlier attempt charged.
+/// Without keys, the gateway can't know whether an earlier attempt charged.
 #[test]
 fn decline_under_a_call_key_closes_every_attempt() {
     let kind = |has_keys| {
@@ -311,11 +311,11 @@ fn replayed_answer_is_called_so() {
 enum End {
     /// Closed before the client sent anything.
     Closed,
-    /// Open, and silent.
+    /// Open but silent.
     Silent,
-    /// Closed when the request had arrived.
+    /// Closed when the request has arrived.
     Unanswered,
-    /// Closed when the second request had arrived. The first got its response.
+    /// Closed when the second request has arrived. The first gets its response.
     SecondUnanswered,
     /// Closed in the middle of the response's body.
     CutOff,
@@ -350,7 +350,7 @@ async fn serve(scheme: &str, end: End) -> String {
     format!("{scheme}://{address}")
 }
 
-/// Returns the URL of a port without a listener.
+/// Returns the URL of a port that nobody listens on.
 async fn refusing() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}", listener.local_addr().unwrap())
@@ -358,7 +358,7 @@ async fn refusing() -> String {
 
 const BODY: &str = r#"{"orderId":"o-1","amount":1,"currency":"EUR"}"#;
 
-/// Reads until the body has arrived, which comes last.
+/// Reads until the body, which comes last, has arrived.
 async fn read_request(connection: &mut TcpStream) {
     let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
     while !request.ends_with(BODY.as_bytes()) {
@@ -435,7 +435,7 @@ async fn failure_after_sent_request_is_retryable() {
         let failure = charge(&gateway(&url, timeout)).await.unwrap_err();
         assert_eq!(failure.kind(), FailureKind::Retryable, "{url}: {failure:?}");
     }
-    // A charge without a key is sent once, also over a connection that was in use before.
+    // A charge without a key is sent only once, even over a connection that was used before.
     let url = serve("http", End::SecondUnanswered).await;
     let gateway = without_keys([("PAYMENT_GATEWAY_URL", &*url)]).1.unwrap();
     assert!(charge(&gateway).await.is_ok());
@@ -443,7 +443,7 @@ async fn failure_after_sent_request_is_retryable() {
     assert_eq!(failure.kind(), FailureKind::Retryable, "{failure:?}");
 }
 
-/// The first request may have charged, whatever becomes of the second.
+/// The first request may have charged, whatever happens to the second.
 #[tokio::test]
 async fn repetition_that_cannot_connect_is_retryable() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -457,7 +457,7 @@ async fn repetition_that_cannot_connect_is_retryable() {
     assert_eq!(failure.kind(), FailureKind::Retryable, "{failure:?}");
 }
 
-/// What becomes of the connections of a frozen process.
+/// What happens to a frozen process's connections.
 #[derive(Clone, Copy, Debug)]
 enum Frozen {
     /// Reset at the next byte.
@@ -468,7 +468,7 @@ enum Frozen {
     Silent,
 }
 
-/// A gateway to which ten connections are opened before the freeze. Those that are opened later work.
+/// A gateway to which ten connections are opened before the freeze. Connections that are opened later work.
 struct Freezing {
     url: String,
     is_frozen: Arc<AtomicBool>,
@@ -524,7 +524,7 @@ impl Freezing {
         }
     }
 
-    /// Charges ten orders at once, freezes, and charges ten one after the other. Returns the failures of those.
+    /// Charges ten orders at once, freezes, and charges ten more one after the other. Returns the failures of the last ten.
     async fn failures_after_thaw(&self, gateway: &Gateway) -> Vec<Failure> {
         for charged in join_all((0..POOLED).map(|_| charge(gateway))).await {
             charged.unwrap();
@@ -555,7 +555,7 @@ async fn dead_connections_cost_one_receive_otherwise() {
     for (frozen, has_keys) in [
         (Frozen::Reset, false),
         (Frozen::Closed, false),
-        // Nobody knows whether the gateway is only slow.
+        // The gateway may just be slow.
         (Frozen::Silent, false),
         (Frozen::Silent, true),
     ] {
@@ -584,7 +584,7 @@ async fn cut_off_answer_to_a_charge_is_a_success() {
     assert!(receipt.get().contains("broke off"), "{receipt}");
 }
 
-/// A gateway that answers with this header of the request.
+/// A gateway that answers with this request header.
 async fn echoing(header: &'static str) -> Gateway {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -594,7 +594,7 @@ async fn echoing(header: &'static str) -> Gateway {
     gateway(&url, LONG)
 }
 
-/// A gateway refuses a known key with another body, and that says nothing about the first request.
+/// If a gateway refuses a known key with another body, that says nothing about the first request.
 #[tokio::test]
 async fn order_sent_again_asks_the_gateway_the_same() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

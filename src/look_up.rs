@@ -1,4 +1,4 @@
-//! Looks up the charges of an order, at a gateway without idempotency keys.
+//! Looks up an order's charges, at a gateway without idempotency keys.
 
 use std::{collections::HashMap, time::SystemTime};
 
@@ -17,9 +17,9 @@ impl Http {
     ///
     /// # Errors
     ///
-    /// Everything that is neither yes nor no: no response, another status than 200, another body than an
-    /// array, or a charge that does not match the order. A 404 is no answer either, because it would also
-    /// come from a wrong path.
+    /// Everything that is neither yes nor no: no response, a status other than 200, a body that is not an
+    /// array, or a charge that does not match the order. A 404 doesn't mean no either, because a wrong path
+    /// gives one too.
     pub(crate) async fn look_up(
         &self,
         key: &Key,
@@ -42,7 +42,7 @@ impl Http {
         while let Some(chunk) = response
             .chunk()
             .await
-            // Errors are logged, and the URL has the order's id.
+            // Without the URL, because errors are logged, and it has the order's id.
             .map_err(reqwest::Error::without_url)?
         {
             if body.len() + chunk.len() > crate::gateway::MAX_BODY {
@@ -54,16 +54,16 @@ impl Http {
     }
 }
 
-/// Returns the URL of the charges of an order.
+/// Returns the URL of an order's charges.
 fn charges_of(mut charges: Url, order_id: &str) -> Url {
     charges.query_pairs_mut().append_pair("orderId", order_id);
-    // The query is encoded as a form, in which a space is `+`. Only some servers decode that.
+    // The query is encoded like a form, with `+` for a space. Only some servers decode that.
     let query = charges.query().map(|query| query.replace('+', "%20"));
     charges.set_query(query.as_deref());
     charges
 }
 
-/// Interprets the list of charges. The errors are logged, so they quote no value.
+/// Interprets the list of charges. Errors quote no values, because they are logged.
 fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookedUp<Box<RawValue>>, Failure> {
     let charges: Vec<Box<RawValue>> = serde_json::from_slice(body)
         .map_err(|_| "the payment gateway's list of charges is not a JSON array")?;
@@ -79,10 +79,10 @@ fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookedUp<Box<RawValue>
     })
 }
 
-/// Returns whether a charge has the order's id, amount and currency, as far as it names them.
+/// Returns whether a charge has the order's id, amount and currency, if it names them.
 fn is_of_order(charge: &RawValue, order: &Order) -> bool {
     let Ok(fields) = serde_json::from_str::<HashMap<String, &RawValue>>(charge.get()) else {
-        // An id alone names none of them.
+        // A bare id names none of them.
         return charge.get() != "null";
     };
     let text = |named: &RawValue| serde_json::from_str::<String>(named.get()).ok();

@@ -1,4 +1,4 @@
-//! The Lambda function that is deployed: charges each order of an SQS queue once.
+//! The Lambda function that we deploy: charges each order of an SQS queue once.
 //!
 //! To build your own function, replace `charge`, `order`, `gateway` and `look_up`, and keep `main` and `run`.
 
@@ -25,8 +25,8 @@ fn main() -> ExitCode {
 fn run(mut settings: Settings) -> Result<(), lambda_runtime::Error> {
     let charge = Charge::read(&mut settings);
     settings.runtime()?.block_on(async {
-        // A charge is an effect outside DynamoDB, so its mode is `once`: a claim before the handler, a record
-        // after it.
+        // A charge is an effect outside DynamoDB, so its mode is `once`: it claims before the handler, and
+        // records the result afterwards.
         let consumer = settings.once(charge.clone()).await?;
         let charge = charge?;
         let quarantine = charge.quarantine();

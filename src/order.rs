@@ -1,13 +1,13 @@
-//! An order as a message contains it, and as the gateway gets it.
+//! An order, as a message contains it and as the gateway gets it.
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::value::RawValue;
 
-/// The fields of an order that are sent to the gateway.
+/// The fields of an order that we send to the gateway.
 pub(crate) const SENT: [&str; 4] = ["orderId", "amount", "currency", "paymentToken"];
 
-/// An order. As JSON, it is what the gateway gets: these fields in this order and in one spelling, whatever else the
-/// message has. A gateway refuses a call key that it knows with another body, although it may have charged the first.
+/// An order. Its JSON is what the gateway gets: these fields in this order and one spelling, whatever else the
+/// message has. A gateway refuses a known call key with another body, although it may have charged the first one.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Order {
@@ -21,7 +21,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Rejects orders that no gateway would charge. The errors are logged, so they quote no value.
+    /// Rejects orders that no gateway would charge. Errors quote no values, because they are logged.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         let currency = self.currency.as_bytes();
         let Some(amount) = self.amount.as_deref().map(RawValue::get) else {
@@ -51,8 +51,8 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawVa
     spelled.transpose().map_err(D::Error::custom)
 }
 
-/// Returns the one spelling of a decimal number's exact value: without an exponent, and without zeros that say nothing, so
-/// that `99.90` and `9.99e1` are both `99.9`. `None` if that has more than 40 digits, or if `number` is none.
+/// Returns the one spelling of a decimal number's exact value, without exponent or superfluous zeros: `99.90` and `9.99e1`
+/// are both `99.9`. `None` if that has more than 40 digits, or if `number` isn't a decimal number.
 pub(crate) fn plain(number: &str) -> Option<String> {
     const MOST_DIGITS: usize = 40;
     let (sign, number) = match number.strip_prefix('-') {
@@ -70,7 +70,7 @@ pub(crate) fn plain(number: &str) -> Option<String> {
     if digits.is_empty() {
         return Some("0".to_owned());
     }
-    // The point follows so many of `digits`; if negative, so many zeros and then `digits` follow it.
+    // The point comes after this many of `digits`. If negative, it comes first, followed by that many zeros and then `digits`.
     let point = whole
         .len()
         .checked_signed_diff(written.len() - counted.len())?;

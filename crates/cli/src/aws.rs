@@ -1,4 +1,4 @@
-//! The SDK's configuration for a command, and explanations of failed requests.
+//! The SDK's configuration for a command, and explanations for failed requests.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use aws_sdk_sqs::{
 
 use crate::output::Error;
 
-/// Returns Region, credentials and endpoint as the SDK reads them, with timeouts for a person who waits.
+/// Returns the Region, credentials and endpoint that the SDK finds, with timeouts that suit a person who waits.
 ///
 /// # Errors
 ///
-/// If no Region is set.
+/// An error if no Region is set.
 pub(crate) async fn config() -> Result<SdkConfig, Error> {
     let config = sqs_once::aws::config().await;
     if config.region().is_none() {
@@ -28,20 +28,20 @@ pub(crate) async fn config() -> Result<SdkConfig, Error> {
     Ok(config.into_builder().timeout_config(timeouts).build())
 }
 
-/// Returns the code of the service's error. Empty if the service did not respond.
+/// Returns the service's error code, which is empty if the service did not respond.
 pub(crate) fn code<E: ProvideErrorMetadata>(error: &SdkError<E>) -> &str {
     let code = error.as_service_error().and_then(E::code);
     code.unwrap_or_default()
 }
 
-/// Returns whether AWS says that the resource does not exist. Services and protocols use different codes.
+/// Returns whether AWS says that the resource does not exist. Services and protocols use different codes for this.
 pub(crate) fn is_missing<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
     ["NonExistent", "NotFound", "DoesNotExist"]
         .iter()
         .any(|missing| code(error).contains(missing))
 }
 
-/// Explains a request that failed. The text leaves out request and response, which may contain payload.
+/// Explains a request that failed. Leaves out the request and the response, which may contain payload.
 pub(crate) fn failed<E>(action: &str, permission: &str, error: &SdkError<E>) -> Error
 where
     E: ProvideErrorMetadata + std::error::Error + 'static,
@@ -53,7 +53,7 @@ where
                 code if code.contains("AccessDenied") => {
                     format!("; grant {permission} to these credentials")
                 }
-                // CloudFormation's code for a stack that does not exist.
+                // CloudFormation's code for a missing stack.
                 code if code.contains("NonExistent")
                     || code.contains("NotFound")
                     || code == "ValidationError" =>

@@ -20,21 +20,21 @@ use crate::{
 pub(crate) const REASON: &str = "SqsOnceReason";
 pub(crate) const ERROR: &str = "SqsOnceError";
 pub(crate) const KEY: &str = "SqsOnceKey";
-/// The message attribute that holds the id of the dead letter from which a message was copied.
+/// The message attribute with the id of the dead letter from which a message was copied.
 pub(crate) const REDRIVE_OF: &str = "SqsOnceRedriveOf";
 
-/// The reason of messages without `SqsOnceReason`.
+/// The reason that we show for messages without `SqsOnceReason`.
 pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
 
-/// Most messages of one request, a limit of SQS.
+/// How many messages SQS allows in a request.
 const BATCH: usize = 10;
-/// How long SQS hides a message for each one that a command may receive: time to download it, or to move it.
+/// Time to download or move a message. SQS hides messages for this long, times the number that a command may receive.
 const HIDE_EACH: Duration = Duration::from_millis(250);
-/// The longest visibility timeout of SQS.
+/// The longest visibility timeout that SQS allows.
 const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);
 
-/// Returns how long a command that receives up to `max` messages hides each, so that none comes twice. This matters if the
-/// command is killed; otherwise it makes the messages visible again.
+/// Returns how long a command that receives up to `max` messages hides each of them, so that none arrives twice. If the
+/// command is killed, they stay hidden for this long; otherwise it makes them visible again.
 pub(crate) fn hide(shortest: Duration, max: u32) -> Duration {
     (HIDE_EACH * max).clamp(shortest, LONGEST_HIDE)
 }
@@ -42,7 +42,7 @@ pub(crate) fn hide(shortest: Duration, max: u32) -> Duration {
 /// A queue's attributes, as SQS reports them. The counts can lag by a minute.
 pub(crate) struct Depth {
     pub(crate) arn: String,
-    /// Number of messages, hidden ones too.
+    /// How many messages the queue has, including hidden ones.
     pub(crate) messages: usize,
     pub(crate) hidden: usize,
 }
@@ -58,7 +58,7 @@ impl NamedQueue {
     ///
     /// # Errors
     ///
-    /// If there is no such queue, or SQS did not respond.
+    /// An error if there is no such queue, or SQS did not respond.
     pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
         let found = Self::find_existing(config, name).await?;
         found.ok_or_else(|| {
@@ -68,11 +68,11 @@ impl NamedQueue {
         })
     }
 
-    /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Does not look up a URL.
+    /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Doesn't check whether a URL exists.
     ///
     /// # Errors
     ///
-    /// If SQS did not respond.
+    /// An error if SQS did not respond.
     pub(crate) async fn find_existing(
         config: &SdkConfig,
         name: &str,
@@ -117,8 +117,7 @@ impl NamedQueue {
         name_in(&self.url)
     }
 
-    /// Returns whether both have the same name in the same account. One queue can have several URLs with
-    /// different hosts.
+    /// Returns whether both have the same name in the same account. A queue can have several URLs with different hosts.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let path = |queue: &Self| {
             let mut parts = queue.url.rsplit('/').map(str::to_owned);
@@ -135,7 +134,7 @@ impl NamedQueue {
     ///
     /// # Errors
     ///
-    /// If SQS did not respond.
+    /// An error if SQS did not respond.
     pub(crate) async fn receive(&self, most: usize, hide: Duration) -> Result<Vec<Message>, Error> {
         let received = self
             .client
@@ -143,7 +142,7 @@ impl NamedQueue {
             .queue_url(&self.url)
             .max_number_of_messages(i32::try_from(most.min(BATCH)).unwrap_or(1))
             .visibility_timeout(i32::try_from(hide.as_secs()).unwrap_or(i32::MAX))
-            // With at least one second, SQS asks all of its servers.
+            // With a wait of at least one second, SQS asks all of its servers.
             .wait_time_seconds(1)
             .message_system_attribute_names(System::All)
             .message_attribute_names("All")
@@ -157,7 +156,7 @@ impl NamedQueue {
     ///
     /// # Errors
     ///
-    /// If SQS did not respond.
+    /// An error if SQS did not respond.
     pub(crate) async fn depth(&self) -> Result<Depth, Error> {
         let (visible, hidden) = (
             QueueAttributeName::ApproximateNumberOfMessages,
@@ -184,8 +183,7 @@ impl NamedQueue {
         })
     }
 
-    /// Makes messages visible again. If that fails for a message, it returns when its visibility timeout
-    /// ends.
+    /// Makes messages visible again. If that fails for one, it comes back when its visibility timeout ends.
     pub(crate) async fn show_again(&self, dead_letters: impl Iterator<Item = &DeadLetter>) {
         let dead_letters: Vec<_> = dead_letters.collect();
         for batch in dead_letters.chunks(BATCH) {
@@ -218,7 +216,7 @@ impl NamedQueue {
     ///
     /// # Errors
     ///
-    /// If SQS did not confirm.
+    /// An error if SQS did not confirm.
     pub(crate) async fn delete(&self, dead_letter: &DeadLetter) -> Result<(), Error> {
         self.client
             .delete_message()
@@ -236,7 +234,7 @@ pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }
 
-/// The facts about a received message that a redrive needs. We drop the body: a thousand bodies may be a gigabyte.
+/// The facts about a received message that a redrive needs. We drop the body, because a thousand bodies may take a gigabyte.
 pub(crate) struct DeadLetter {
     pub(crate) id: String,
     receipt: Option<String>,
@@ -245,9 +243,9 @@ pub(crate) struct DeadLetter {
     key: Option<String>,
     /// The outcome in `SqsOnceReason`, or [`MOVED_BY_SQS`] if that is missing.
     pub(crate) reason: String,
-    /// The text in `SqsOnceError`. Without a reason, says whether the body is JSON.
+    /// The text in `SqsOnceError`. For a message without `SqsOnceReason`, this says whether the body is JSON.
     pub(crate) error: String,
-    /// Id of the dead letter that a redrive copied.
+    /// Id of the dead letter from which a redrive copied this message.
     pub(crate) redrive_of: Option<String>,
     pub(crate) sent_at: Option<Timestamp>,
     pub(crate) receive_count: Option<String>,

@@ -15,7 +15,7 @@ use crate::{
     stop::StopSignal,
 };
 
-/// How long messages stay hidden, at least, if the command is killed before it makes them visible again.
+/// Messages stay hidden for at least this long if the command is killed before it makes them visible again.
 const HIDE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Subcommand)]
@@ -39,7 +39,7 @@ FIFO queue, a message that stays holds back the later ones of its message group.
 Exit code 1: a selected message stays, a message named by --message was not received, messages may be left
 that were not looked at, the command was interrupted, or the answer was not yes.")]
     Redrive(Box<Redrive>),
-    /// Ends a move of SQS that `redrive --all` or somebody else has started.
+    /// Ends a move by SQS that `redrive --all` or somebody else has started.
     #[command(after_help = "\
 Moved messages stay moved.
 
@@ -61,7 +61,7 @@ pub(crate) struct List {
 
 impl DlqCommand {
     pub(crate) async fn run(self, format: Format) -> Result<CommandEnd, Error> {
-        // In boxes, because without incremental compilation rustc rejects futures as deep as these with the SDK's.
+        // Boxed, because without incremental compilation rustc rejects futures that are nested as deeply as these and the SDK's.
         match self {
             Self::List(list) => Box::pin(list.run(format)).await,
             Self::Redrive(redrive) => Box::pin(redrive.run(format)).await,
@@ -73,7 +73,7 @@ impl DlqCommand {
 impl List {
     async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         let queue = NamedQueue::find(&aws::config().await?, &self.queue).await?;
-        // By id, with the latest receipt handle: SQS may deliver a message twice.
+        // By id, to keep the latest receipt handle, because SQS may deliver a message twice.
         let mut dead_letters = BTreeMap::new();
         let (mut rest, mut end) = (self.max as usize, Ok(()));
         let stop = StopSignal::listen();
@@ -183,7 +183,7 @@ fn oldest(dead_letters: &[&DeadLetter]) -> Option<Timestamp> {
     sent.min()
 }
 
-/// Reason and error.
+/// A reason and an error.
 type Cause<'a> = (&'a str, &'a str);
 type Groups<'a> = Vec<(Cause<'a>, Vec<&'a DeadLetter>)>;
 

@@ -1,4 +1,4 @@
-//! `sqs-once`: makes projects, reads and changes records, moves dead letters, and checks deployed stacks.
+//! `sqs-once`: creates projects, reads and changes records, moves dead letters, and checks deployed stacks.
 //!
 //! Works on AWS and on any other endpoint that you configure for the SDK (`AWS_ENDPOINT_URL`).
 

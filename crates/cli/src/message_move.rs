@@ -1,4 +1,4 @@
-//! SQS's own move of messages: `StartMessageMoveTask`, and `sqs-once dlq cancel`, which ends one.
+//! SQS's own way to move messages, `StartMessageMoveTask`, and `sqs-once dlq cancel`, which ends such a move.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use crate::{
     stop::{ProgressLine, StopSignal},
 };
 
-/// Bounds of the time between two reads of the progress.
+/// Shortest and longest time between two reads of the progress.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// How often the progress of a completed move is read again. On AWS, the number of moved messages may lag behind the status.
+/// How often we read the progress of a completed move again. On AWS, the number of moved messages may lag behind the status.
 const SETTLING: u32 = 10;
-/// Codes of SQS where it does not know the action, or does not do it for this queue.
+/// SQS's error codes where it doesn't know the action, or doesn't support it for this queue.
 const UNSUPPORTED: [&str; 4] = [
     "InvalidAction",
     "InvalidParameterValue",
@@ -29,19 +29,19 @@ const UNSUPPORTED: [&str; 4] = [
     "UnsupportedOperation",
 ];
 
-/// The move of all messages of a queue. Where SQS does not make it, the error is [`Error::Negative`].
+/// The move of all messages of a queue. Where SQS can't make it, the error is [`Error::Negative`].
 pub(crate) struct Move<'a> {
     pub(crate) from: &'a NamedQueue,
-    /// The queue at the start.
+    /// The queue's attributes at the start.
     pub(crate) at_start: &'a Depth,
-    /// Messages a second.
+    /// Messages per second.
     pub(crate) rate: u16,
-    /// Start of the newest move before this one. SQS may name it for a moment after the start of the next.
+    /// When the previous move started. SQS may still name that one for a moment after this one has started.
     pub(crate) before: Option<i64>,
 }
 
 impl Move<'_> {
-    /// Finds out whether SQS can move the messages.
+    /// Checks that SQS supports the move, and isn't already moving messages of this queue.
     pub(crate) async fn probe(&mut self) -> Result<(), Error> {
         let task = newest(self.from, &self.at_start.arn).await?;
         if task.as_ref().is_some_and(is_running) {
@@ -63,7 +63,7 @@ impl Move<'_> {
             .destination_arn(to.depth().await?.arn)
             .max_number_of_messages_per_second(self.rate.into());
         match start.send().await {
-            // The answer to a first request may have been lost: then there is a move.
+            // The response to a first request may have been lost; then there is a move.
             Err(error) if self.task().await?.is_none() => Err(refusal(
                 "start the move",
                 "sqs:StartMessageMoveTask",
@@ -73,7 +73,7 @@ impl Move<'_> {
         }
     }
 
-    /// Shows the progress, ends the move when enough is moved, and reports.
+    /// Shows the progress, ends the move when enough messages are moved, and reports.
     pub(crate) async fn finish(
         &self,
         to: &NamedQueue,
@@ -134,7 +134,7 @@ impl Move<'_> {
         })
     }
 
-    /// Waits for the end of the move. Also returns why this command cancelled it: because all were moved, or not.
+    /// Waits for the end of the move. If this command cancelled it, also returns whether all messages had been moved by then.
     async fn follow(&self) -> Result<(Task, Option<CommandEnd>), Error> {
         let total = self.at_start.messages.max(1);
         let (mut stop, mut progress) = (StopSignal::listen(), ProgressLine::default());
@@ -160,7 +160,7 @@ impl Move<'_> {
                     } else {
                         CommandEnd::NotDone
                     });
-                    // The move may have ended meanwhile.
+                    // The move may have ended in the meantime.
                     if let Err(error) = cancel(self.from, &task).await
                         && self.task().await?.as_ref().is_some_and(is_running)
                     {
@@ -217,7 +217,7 @@ impl Cancel {
     }
 }
 
-/// Returns the newest move of a queue. There is at most one that runs.
+/// Returns the newest move of a queue. At most one is running.
 async fn newest(queue: &NamedQueue, arn: &str) -> Result<Option<Task>, Error> {
     let read = queue.client.list_message_move_tasks().source_arn(arn);
     let read = read.send().await;

@@ -1,4 +1,4 @@
-//! `sqs-once new`: makes the project of a function from the template that the program contains.
+//! `sqs-once new`: creates a function's project from the template that the program contains.
 
 use std::{
     fmt, fs, io,
@@ -12,13 +12,13 @@ use clap::{
 };
 use minijinja::{Environment, UndefinedBehavior, context, syntax::SyntaxConfig};
 
-/// The commit of this source. Empty if the build found none.
+/// The commit of these sources. Empty if the build found none.
 const COMMIT: &str = env!("SQS_ONCE_COMMIT");
 
-/// Makes a project of your own: a handler with its tests, and the template that deploys it.
+/// Creates your own project: a handler with its tests, and the template that deploys it.
 #[derive(Debug, Args)]
 pub(crate) struct New {
-    /// Name of the project, of its folder and of the namespace of its keys.
+    /// Name of the project, of its folder, and of the namespace of its keys.
     #[arg(value_parser = valid_name)]
     name: String,
     /// What a message changes.
@@ -31,7 +31,7 @@ pub(crate) struct New {
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "no", default_missing_value = "yes",
           value_parser = PossibleValuesParser::new(["yes", "no"]).map(|fifo| fifo == "yes"))]
     fifo: bool,
-    /// Folder in which to make the project's folder.
+    /// Folder in which to create the project's folder.
     #[arg(long, default_value = ".")]
     dir: PathBuf,
     /// Where Cargo finds the crate sqs-once: git, registry, or the path of a checkout.
@@ -80,19 +80,19 @@ macro_rules! files {
     ($($name:literal)*) => { [$(($name, include_str!(concat!("../template/", $name)))),*] };
 }
 
-/// Each file of the template. Cargo.lock, a link to that of the workspace, has the versions with which the crate was
-/// tested. The name of Cargo.toml has a suffix, because Cargo packages no folder that contains a Cargo.toml.
+/// The template's files. Cargo.lock, a link to the workspace's, has the versions with which the crate was tested.
+/// The name of Cargo.toml has a suffix, because Cargo doesn't package a folder that contains a Cargo.toml.
 const FILES: [(&str, &str); 13] = files![
     ".gitignore" "AGENTS.md" "Cargo.lock" "Cargo.toml.jinja" "Makefile" "README.md" "events/orders.json" "events/rejected.json"
     "samconfig.toml" "src/end_to_end.rs" "src/handler.rs" "src/main.rs" "template.yaml"
 ];
 
 impl New {
-    /// Makes the project, and returns its folder.
+    /// Creates the project, and returns its folder.
     ///
     /// # Errors
     ///
-    /// If the folder exists or cannot be written. Then nothing is left of the project.
+    /// An error if the folder exists or can't be written. Nothing is left of the project then.
     pub(crate) fn run(self) -> Result<PathBuf, NewError> {
         if COMMIT.is_empty() && !matches!(self.source, Source::Checkout(_)) {
             return Err(NewError::NoCommit);
@@ -109,7 +109,7 @@ impl New {
         for (name, text) in files {
             let path = project.join(name);
             if let Err(source) = write(&path, &text) {
-                // The reason is the first error, whether or not the rest can be removed.
+                // We report the first error, whether or not the rest can be removed.
                 let _removed = fs::remove_dir_all(&project);
                 return Err(NewError::Write { path, source });
             }
@@ -129,7 +129,7 @@ impl New {
         };
         let answers = context! {
             name => self.name.as_str(),
-            // A stack's name has no underscores.
+            // A stack's name can't have underscores.
             stack => self.name.replace('_', "-"),
             effect => self.effect.to_string(),
             key => self.key.as_str(),
@@ -196,7 +196,7 @@ impl FromStr for Source {
         if !path.join("crates/sqs-once/Cargo.toml").is_file() {
             return Err("no checkout of sqs-once: it has no crates/sqs-once".to_owned());
         }
-        // The path stands in quotes in Cargo.toml and in the shell, and unquoted in the Makefile.
+        // The path is quoted in Cargo.toml and in the shell, but not in the Makefile.
         let is_plain = |c: char| !c.is_control() && !r#"'"\$#:"#.contains(c);
         let path = path.to_str().filter(|path| path.chars().all(is_plain));
         path.map(|path| Self::Checkout(path.to_owned()))
@@ -204,7 +204,7 @@ impl FromStr for Source {
     }
 }
 
-/// Names that Cargo would confuse with a dependency or a folder of the build. To Cargo, `_` and `-` are alike here.
+/// Names that Cargo would confuse with a dependency or a build folder. Here, Cargo doesn't distinguish `_` and `-`.
 const TAKEN: [&str; 9] = [
     "build",
     "deps",

@@ -16,7 +16,7 @@ use crate::{
     output::Error,
 };
 
-/// The settings of a consumer that decide about its next delivery: a deployed function, or the defaults.
+/// The settings of a consumer that decide what its next delivery does, from a deployed function or the defaults.
 #[derive(Default)]
 pub(crate) struct Rules(Function);
 
@@ -40,7 +40,7 @@ impl Rules {
         }
     }
 
-    /// Says which settings these are.
+    /// Says which settings these are, and where they come from.
     pub(crate) fn text(&self) -> String {
         let value = |setting: &Setting| {
             let value = self.0.variable(setting.name).unwrap_or(setting.default);
@@ -55,31 +55,31 @@ impl Rules {
     }
 }
 
-/// The fate of a message that is sent now, judging by the record under its key. Ignores the fingerprint.
+/// What happens to a message that is sent now, judging by the record under its key. Ignores the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and sees a prior attempt that may have had its effect. A handler with a lookup
-    /// waits for its quarantine first. The record does not say how long that lasts.
+    /// The handler runs, and sees a prior attempt that may have had its effect. If it has a lookup, the
+    /// quarantine must end first. The record does not say how long that lasts.
     RunsWithPriorAttempt,
-    /// The handler does not run, because its process died alone too often.
+    /// The handler does not run, because its process died too often while it ran alone.
     Crashed,
-    /// The handler does not run, because the called system may have forgotten the call key of an earlier attempt. If
-    /// the handler has a lookup, that decides. The settings do not say whether it has one.
+    /// The handler does not run, because the called system may have forgotten an earlier attempt's call key. If the
+    /// handler has a lookup, that decides instead, but the settings don't say whether it has one.
     TooOld,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
     /// The operation is completed. The message is acknowledged, and the handler does not run.
     Duplicate,
-    /// The message gets the stored failure, and the handler does not run.
+    /// The message ends with the stored failure, and the handler does not run.
     StoredFailure,
     /// The record is unreadable.
     Unknown,
 }
 
 impl NextDelivery {
-    /// Returns what the next delivery does, given a record as it was read.
+    /// Returns what the next delivery does, given the record.
     pub(crate) fn by(stored: &StoredRecord, rules: &Rules, now: Timestamp) -> Self {
         match &stored.record {
             Ok(record) => Self::of(record, rules, now),
@@ -121,7 +121,7 @@ impl NextDelivery {
         }
     }
 
-    /// Returns a sentence about a message that arrives now.
+    /// Returns a sentence that says what a message does if it arrives now.
     pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::Runs => "the handler runs",
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(of(&died, LATER), NextDelivery::Crashed);
     }
 
-    /// An attempt that has been open for a day: gateways forget keys.
+    /// An attempt that has been open for a day. By then, a gateway may have forgotten its key.
     #[test]
     fn message_behind_an_old_attempt_is_too_old_to_repeat() {
         let hours = |hours: u64| NOW + Duration::from_secs(hours * 3600);

@@ -1,4 +1,4 @@
-//! Output and errors of commands, and words for times.
+//! Prints the output and errors of commands, and puts times into words.
 
 use std::{
     fmt::Display,
@@ -16,11 +16,11 @@ use sqs_once::protocol::Timestamp;
 pub(crate) enum Format {
     // For people. It may change between versions.
     Text,
-    // One document in a line.
+    // One document on one line.
     Json,
 }
 
-/// How a command ended that got all its responses.
+/// How a command ended if it got all of its responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CommandEnd {
     /// Exit code 0.
@@ -32,7 +32,7 @@ pub(crate) enum CommandEnd {
 /// Why a command ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The request makes no sense for the current state, or was not confirmed.
+    /// The request makes no sense in the current state, or the user did not confirm it.
     #[error("{0}")]
     Negative(String),
     /// The command line or a setting is invalid.
@@ -57,9 +57,9 @@ impl Error {
     }
 }
 
-/// Prints one line, or one JSON document in a line.
+/// Prints one line, or one JSON document on one line.
 pub(crate) fn print(text: impl Display) -> Result<(), Error> {
-    // If a reader closes the pipe early, as `head` does, the command has not failed.
+    // If a reader closes the pipe early, as `head` does, that is not a failure of the command.
     match writeln!(std::io::stdout().lock(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::negative(
             format!("could not write to standard output: {error}"),
@@ -80,8 +80,7 @@ pub(crate) fn answer(
     }
 }
 
-/// Replaces control characters except line breaks. Other people write keys and errors, and a terminal obeys
-/// control characters.
+/// Replaces control characters except line breaks, because a terminal obeys them, and keys and errors come from other people.
 pub(crate) fn clean(text: &str) -> String {
     let shown = |c: char| {
         if c.is_control() && c != '\n' {
@@ -93,7 +92,7 @@ pub(crate) fn clean(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Escapes the control characters that JSON allows in strings: DEL and those above it.
+/// Escapes the control characters that JSON allows in strings: DEL and those after it.
 fn escape(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for c in json.chars() {
@@ -106,12 +105,12 @@ fn escape(json: &str) -> String {
     escaped
 }
 
-/// Returns a number with its noun: `1 record`, `2 records`.
+/// Returns a number with a noun: `1 record`, `2 records`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns the first line of a text, at most 80 characters of it.
+/// Returns a text's first line, up to 80 characters of it.
 pub(crate) fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(80) {
@@ -120,7 +119,7 @@ pub(crate) fn first_line(text: &str) -> String {
     }
 }
 
-/// Returns rows in columns, without borders. Empty cells show a dash.
+/// Aligns rows in columns, without borders. Empty cells show a dash.
 pub(crate) fn columns<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -160,7 +159,7 @@ pub(crate) fn can_ask() -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// If there is no terminal to ask on, or the answer is not `yes` or `y`.
+/// An error if there is no terminal to ask on, or the answer is not `yes` or `y`.
 pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
     if yes {
         return Ok(());
@@ -194,7 +193,7 @@ pub(crate) fn in_words(span: Duration) -> String {
     shown.join(" ")
 }
 
-/// Returns the distance of a time from now: `3m 2s ago`.
+/// Returns how far a time is from now: `3m 2s ago`.
 #[cfg(feature = "aws")]
 pub(crate) fn distance(time: Timestamp, now: Timestamp) -> String {
     if time > now {
@@ -204,7 +203,7 @@ pub(crate) fn distance(time: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Returns a time with its distance from now: `2026-11-21T10:50:00Z (3m 2s ago)`.
+/// Returns a time and how far it is from now: `2026-11-21T10:50:00Z (3m 2s ago)`.
 #[cfg(feature = "aws")]
 pub(crate) fn at(time: Timestamp, now: Timestamp) -> String {
     format!("{time} ({})", distance(time, now))

@@ -1,4 +1,4 @@
-//! [`Preview`]: what a redrive will do with a dead letter, judged by the record of its key.
+//! [`Preview`]: what a redriven dead letter will do, judging by the record under its key.
 
 use aws_sdk_sqs::types::Message;
 use clap::Args;
@@ -17,10 +17,10 @@ use crate::{
     table::TableArgs,
 };
 
-/// The records, and where keys come from.
+/// Where the records are, and where keys come from.
 #[derive(Args, Debug)]
 pub(crate) struct Preview {
-    /// Source of the keys of messages without SqsOnceKey, as the consumer has it: body:/orderId.
+    /// Where the keys of messages without SqsOnceKey come from, as the consumer has it: body:/orderId.
     #[arg(
         long,
         value_name = "SOURCE",
@@ -38,7 +38,7 @@ pub(crate) struct Preview {
     table: TableArgs,
 }
 
-/// The fate of a redriven message: one word, for JSON and tables, and the reason.
+/// What happens to a redriven message: one word, for JSON and tables, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Next(pub(crate) &'static str, pub(crate) &'static str);
 
@@ -58,7 +58,7 @@ impl From<NextDelivery> for Next {
 }
 
 impl Preview {
-    /// Opens the table of the records, and reads the settings. `None` if no table is named.
+    /// Opens the table of records, and reads the settings. `None` if no table is named.
     pub(crate) async fn open(&self) -> Result<Option<(DynamoStore, Rules)>, Error> {
         if !self.table.is_named() {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Preview {
     ///
     /// # Errors
     ///
-    /// If the table did not respond.
+    /// An error if the table did not respond.
     pub(crate) async fn next(
         &self,
         known: Option<&(DynamoStore, Rules)>,
@@ -144,7 +144,7 @@ impl Preview {
     }
 }
 
-/// Returns the key of the redriven message. Its deduplication id is the id of the dead letter.
+/// Returns the redriven message's key. Its deduplication id is the dead letter's id.
 fn key_by(
     source: &KeySource,
     namespace: &Namespace,

@@ -1,8 +1,8 @@
 //! `sqs-once dlq redrive`: moves messages from a dead-letter queue back to their queue.
 //!
-//! All messages of a standard queue are moved by SQS (`message_move`). A selection, and the messages of a FIFO queue, are moved
-//! one by one: receive, send, delete. Each received message is moved before the next ten are received, so that the next
-//! messages of a FIFO queue's message group become visible. A message that stays is hidden until the command ends.
+//! SQS moves all messages of a standard queue itself (`message_move`). We move a selection, and the messages of a FIFO queue,
+//! one by one: receive, send, delete. We move the received messages before we receive the next ten, so that the next messages
+//! of a FIFO queue's message group become visible. A message that stays is hidden until the command ends.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -35,13 +35,13 @@ use crate::{
 
 /// How many attributes SQS allows on a message.
 const MAX_ATTRIBUTES: usize = 10;
-/// How long messages that stay are hidden, at least, if the command is killed.
+/// Messages that stay are hidden for at least this long if the command is killed.
 const HIDE: Duration = Duration::from_secs(600);
-/// The same while the command only looks.
+/// The same for a command that only looks.
 const HIDE_FROM_PREVIEW: Duration = Duration::from_secs(60);
-/// Pauses before a throttled send is sent again.
+/// Pauses before a throttled message is sent again, in milliseconds.
 const PAUSES: [u64; 5] = [500, 1000, 2000, 4000, 8000];
-/// Codes of SQS for what is wrong with one message, so that the next may be sent.
+/// SQS's error codes that concern only one message, so the next may be sent.
 const OF_ONE_MESSAGE: [&str; 4] = [
     "InvalidAttributeValue",
     "InvalidMessageContents",
@@ -67,16 +67,16 @@ pub(crate) struct Redrive {
     /// Moves all messages.
     #[arg(long, group = "selection")]
     all: bool,
-    /// Number of messages to receive, for the preview and for a move one by one. A move by SQS has no such limit.
+    /// Number of messages to receive, for the preview and for moving them one by one. A move by SQS has no such limit.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     max: u32,
-    /// Messages that SQS moves in a second, with --all.
+    /// Messages that SQS moves per second, with --all.
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=500))]
     rate: u16,
-    /// Shows the messages that would be moved and what each will do, and moves none.
+    /// Shows which messages would be moved and what each will do, but moves none.
     #[arg(long)]
     dry_run: bool,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -92,8 +92,7 @@ enum Fate {
     Moved,
     /// Sent, but SQS has not confirmed the deletion.
     SentNotDeleted,
-    /// SQS rejected the copy, or the message was not tried: an earlier one of its message group stays, or the
-    /// command ended.
+    /// SQS rejected the copy, or the message was not tried, because an earlier one of its message group stays or the command ended.
     NotSent,
     /// SQS did not respond to the send, so the message may have been sent. It stays in the dead-letter queue.
     Unknown,
@@ -129,7 +128,7 @@ impl Fate {
     }
 }
 
-/// A selected message, its key, what it will do, and how it ended.
+/// A selected message: its key, what it will do, and how it ended.
 struct Selected {
     key: Option<String>,
     next: Option<Next>,
@@ -142,22 +141,22 @@ struct OneRedrive<'a> {
     from: &'a NamedQueue,
     to: &'a NamedQueue,
     at_start: &'a Depth,
-    /// Moves nothing.
+    /// True if nothing is moved.
     is_dry: bool,
     records: Option<&'a (DynamoStore, Rules)>,
     started: Timestamp,
     received: usize,
-    /// The selected messages by id.
+    /// The selected messages, by id.
     selected: BTreeMap<String, Selected>,
-    /// Received messages that stay, hidden for now.
+    /// Received messages that stay. They are hidden for now.
     left: Vec<DeadLetter>,
-    /// Message groups of a FIFO queue from which a message stays.
+    /// Message groups of a FIFO queue in which a message stays.
     stopped: HashSet<String>,
-    /// Number of messages that arrived after the start.
+    /// How many messages arrived after the start.
     arrived: usize,
-    /// Number of messages at the end that were not received.
+    /// How many messages in the queue were not received, counted at the end.
     unseen: usize,
-    /// No further message is sent: the next one would end in the same way, or nobody would know how.
+    /// No more messages are sent, because the next one would end in the same way, or nobody would know how it ended.
     is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,
@@ -249,14 +248,13 @@ impl Redrive {
         run(false).finish(format).await
     }
 
-    /// The queue named by `--to`, or the one queue that has `from` as its dead-letter queue.
+    /// Returns the queue named by `--to`, or the one queue that has `from` as its dead-letter queue.
     async fn destination(
         &self,
         config: &SdkConfig,
         from: &NamedQueue,
     ) -> Result<NamedQueue, Error> {
-        // If the SDK sent a request again, it could send a message twice, and it would only return the last
-        // error.
+        // Without retries: the SDK could send a message twice, and would return only the last error.
         let builder = config.to_builder();
         let config = &builder.retry_config(RetryConfig::disabled()).build();
         if let Some(name) = &self.to {
@@ -310,7 +308,7 @@ impl OneRedrive<'_> {
     async fn finish(mut self, format: Format) -> Result<CommandEnd, Error> {
         let stop = StopSignal::listen();
         let mut more = self.move_messages(Some(&stop)).await;
-        // Of a group of a FIFO queue, SQS shows ten messages, until they are deleted.
+        // SQS shows only ten messages of a FIFO queue's group until they are deleted.
         let shows_all = !(self.is_dry && self.from.is_fifo());
         if shows_all && !more && !self.has_all_named() {
             self.unseen = self.unseen().await;
@@ -328,8 +326,7 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Receives and moves messages. Returns whether selected messages may be left in the queue that were not
-    /// received.
+    /// Receives and moves messages. Returns whether the queue may have more selected messages, which were not received.
     async fn move_messages(&mut self, stop: Option<&StopSignal>) -> bool {
         let max = self.with.max as usize;
         let shortest = if self.is_dry { HIDE_FROM_PREVIEW } else { HIDE };
@@ -365,8 +362,8 @@ impl OneRedrive<'_> {
         !self.has_all_named()
     }
 
-    /// Returns about how many messages were not received, because another receiver hides them, or because more than 120,000 are
-    /// hidden: then SQS returns none.
+    /// Returns about how many messages were not received. Another receiver may hide them, or more than 120,000 are hidden, and
+    /// SQS then returns none.
     async fn unseen(&mut self) -> usize {
         match self.from.depth().await {
             Ok(depth) if self.received < self.at_start.messages => {
@@ -380,14 +377,14 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Returns whether only ids are selected, and all of them were received.
+    /// Returns whether messages are selected only by id, and all of those were received.
     fn has_all_named(&self) -> bool {
         let with = self.with;
         let is_known = |id: &String| self.selected.contains_key(id);
         !with.all && with.reason.is_empty() && with.message.iter().all(is_known)
     }
 
-    /// Moves a message that was received if it is selected. Otherwise it stays.
+    /// Moves a received message if it is selected. Otherwise the message stays.
     async fn take(&mut self, message: Message) {
         let dead_letter = DeadLetter::of(&message);
         let is_fifo = self.from.is_fifo();
@@ -427,9 +424,9 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Returns whether this is a message that this command has moved, and that failed again. It stays: a consumer may be
-    /// faster than this command, which would never end. If the message had no room for the id of the dead letter, its time
-    /// tells.
+    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays, because
+    /// if the consumer is faster, this command would never end. If the message had no room for the dead letter's id, we go
+    /// by its send time.
     fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {
         let moved = dead_letter.redrive_of.as_ref();
         let moved = moved.and_then(|of| self.selected.get(of));
@@ -437,8 +434,7 @@ impl OneRedrive<'_> {
             || dead_letter.sent_at.is_some_and(|sent| sent > self.started)
     }
 
-    /// Sends and deletes a message. SQS may deliver a message again that was `known` to be sent: then only
-    /// deletes it.
+    /// Sends and deletes a message. If it is `known` to be sent already, because SQS delivered it again, only deletes it.
     async fn move_one(
         &mut self,
         dead_letter: &DeadLetter,
@@ -461,7 +457,7 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Sends a copy of a message, again while SQS throttles. An error that is not about this message ends the command.
+    /// Sends a copy of a message, and retries while SQS throttles. An error that is not about this message ends the command.
     async fn send(
         &mut self,
         message: &Message,
@@ -490,7 +486,7 @@ impl OneRedrive<'_> {
         let error = loop {
             match send.clone().send().await {
                 Ok(sent) if sent.message_id().is_some_and(|id| !id.is_empty()) => return Ok(()),
-                // A proxy may respond with 200 in place of SQS.
+                // A proxy may have answered 200 instead of SQS.
                 Ok(_) => {
                     self.is_over = true;
                     let error = "could not send a message: the response names no new message";
@@ -506,7 +502,7 @@ impl OneRedrive<'_> {
         };
         let is_rejected = match &error {
             SdkError::ServiceError(answer) => answer.raw().status().is_client_error(),
-            // Without credentials, nothing is sent.
+            // Without credentials, the SDK sends nothing.
             SdkError::ConstructionFailure(_) => true,
             _ => aws::lacks_credentials(&error),
         };
@@ -564,7 +560,7 @@ impl OneRedrive<'_> {
         })
     }
 
-    /// How many messages have this end.
+    /// Counts the messages by how they ended.
     fn counts(&self) -> BTreeMap<Fate, usize> {
         let mut counts = BTreeMap::new();
         for of in self.selected.values() {
@@ -573,7 +569,7 @@ impl OneRedrive<'_> {
         counts
     }
 
-    /// Says how many messages will do what.
+    /// Says what the messages will do, and how many of them.
     fn summary(&self) -> String {
         if self.selected.is_empty() {
             let received = count(self.received, "message");
@@ -639,8 +635,8 @@ impl OneRedrive<'_> {
     }
 }
 
-/// Returns the attributes of the copy: those of the message, without the ones that direct dead-lettering or an
-/// earlier redrive added, and with the id of the message if there is room.
+/// Returns the copy's attributes: those of the message, without the ones that direct dead-lettering or an
+/// earlier redrive added, and with the message's id if there is room.
 fn attributes(message: &Message, id: &str) -> HashMap<String, Attribute> {
     let mut attributes = message.message_attributes.clone().unwrap_or_default();
     for name in [REASON, ERROR, KEY, REDRIVE_OF] {

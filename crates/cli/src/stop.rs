@@ -1,12 +1,12 @@
-//! What a command that takes long tells and hears: its progress, and SIGINT and SIGTERM, after which it finishes its current
-//! step, reports, and ends.
+//! For commands that take long: shows their progress, and listens for SIGINT and SIGTERM, after which a command finishes its
+//! current step, reports, and ends.
 
 use std::{io, time::Duration};
 
 use sqs_once::internal::system::{Instant, elapsed, instant, spawn};
 use tokio::{signal::ctrl_c, sync::watch};
 
-/// Says on standard error how far a command is: at once, and then every two seconds at most.
+/// Says on standard error how far a command has come: at once, and then every two seconds at most.
 #[derive(Default)]
 pub(crate) struct ProgressLine(Option<Instant>);
 
@@ -26,7 +26,7 @@ impl ProgressLine {
 pub(crate) struct StopSignal(watch::Receiver<bool>);
 
 impl StopSignal {
-    /// From now on, the signals no longer end the process.
+    /// Starts to listen. From then on, the signals no longer end the process.
     pub(crate) fn listen() -> Self {
         let (set, is_set) = watch::channel(false);
         spawn(async move {
@@ -44,7 +44,7 @@ impl StopSignal {
 
     /// Waits for a signal.
     pub(crate) async fn wait(&mut self) {
-        // The sender lives as long as this receiver.
+        // Can't fail, because the sender lives as long as this receiver.
         let _stopped = self.0.wait_for(|is_set| *is_set).await;
     }
 }

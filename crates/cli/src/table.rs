@@ -6,7 +6,7 @@ use sqs_once::{Settings, store::DynamoStore};
 
 use crate::{aws, output::Error};
 
-/// The table of the records. The consumer's variables are the defaults of the options.
+/// The table of records. The options' defaults are the consumer's variables.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Table of the records")]
 pub(crate) struct TableArgs {
@@ -22,11 +22,11 @@ pub(crate) struct TableArgs {
 }
 
 impl TableArgs {
-    /// Opens the records of the table that the options name.
+    /// Opens the table that the options name.
     ///
     /// # Errors
     ///
-    /// If no table is named, or an option is invalid.
+    /// An error if no table is named, or an option is invalid.
     pub(crate) async fn open(&self) -> Result<DynamoStore, Error> {
         if !self.is_named() {
             return Err(Error::usage(

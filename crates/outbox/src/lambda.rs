@@ -16,20 +16,20 @@ use sqs_once::protocol::Timestamp;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RelayError {
-    /// The event is not a batch of a DynamoDB stream.
+    /// The event is not a batch from a DynamoDB stream.
     #[error(
         "the event is not a batch of a DynamoDB stream (line {line}, column {column}): make the stream of the outbox table the event source"
     )]
     NotAStream {
-        /// Line of the error, from 1.
+        /// Line of the parse error, from 1.
         line: usize,
-        /// Column of the error, from 1.
+        /// Column of the parse error, from 1.
         column: usize,
     },
     /// PostgreSQL failed. Events that were not sent stay in the table, and some may be sent again.
     #[error("the outbox could not be read or written to its end: {reason}")]
     Database {
-        /// Explanation, without payload.
+        /// What failed, without payload.
         reason: String,
     },
 }
@@ -38,7 +38,7 @@ pub enum RelayError {
 ///
 /// # Errors
 ///
-/// If the Lambda Runtime API cannot be reached.
+/// An error if the Lambda Runtime API can't be reached.
 ///
 /// ```no_run
 /// use sqs_once::Settings;
@@ -57,8 +57,7 @@ where
     lambda_runtime::run_concurrent(relay).await
 }
 
-/// The request is the raw JSON of the event, because the Lambda runtime would log the payload of an event
-/// that it cannot parse.
+/// The request is the event's raw JSON, because the Lambda runtime would log the payload of an event that it can't parse.
 impl Service<LambdaEvent<Box<RawValue>>> for Relay {
     type Response = DynamoDbEventResponse;
     type Error = RelayError;
@@ -85,7 +84,7 @@ impl Service<LambdaEvent<Box<RawValue>>> for Relay {
     }
 }
 
-/// Any event, such as one from a schedule, makes the relay send all events that are due.
+/// Any event, such as one from a schedule, makes the relay send all published events that are due.
 #[cfg(feature = "postgres")]
 impl Service<LambdaEvent<Box<RawValue>>> for PostgresRelay {
     type Response = Relayed;

@@ -1,4 +1,4 @@
-//! The Lambda function that sends the events of an outbox in DynamoDB: see `docs/outbox.md`.
+//! The Lambda function that sends events from an outbox in DynamoDB: see `docs/outbox.md`.
 
 use std::process::ExitCode;
 

@@ -9,14 +9,14 @@ use sqs_once::internal::flawed;
 
 use crate::stream::Group;
 
-/// The most records to remember. If other processes have taken over the shards, nobody removes them.
+/// Maximum number of records to remember. When other processes take over the shards, nobody removes their records here.
 const MAX_RECORDS: usize = 1000;
 
-/// How many events at the start of a record are sent or dead-lettered, by the record's sequence number.
+/// How many events at the start of a record have been sent or dead-lettered, by the record's sequence number.
 ///
-/// Lambda sends a batch again from a record on, and a record may have a thousand events. Without this, a record
-/// that needs more than the time of an invocation would begin anew each time. A different process does not know
-/// this and sends the events again.
+/// After a failure, Lambda resends the batch starting at one record, and a record can hold a thousand events.
+/// Without this, a record that takes longer than an invocation would start over each time. Another process
+/// doesn't know the progress, and sends the events again.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(Mutex<HashMap<String, usize>>);
 
@@ -38,7 +38,7 @@ impl Progress {
         }
     }
 
-    /// Records that so many events of this record were sent.
+    /// Notes that this many events of a record were sent.
     pub(crate) fn note(&self, number: String, count: usize) {
         if number.is_empty() || count == 0 {
             return;
@@ -53,7 +53,7 @@ impl Progress {
         );
     }
 
-    /// No panic can interrupt a change, so a poisoned lock is harmless.
+    /// Locks the map. No panic can interrupt a change, so a poisoned lock is harmless.
     fn sent(&self) -> MutexGuard<'_, HashMap<String, usize>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

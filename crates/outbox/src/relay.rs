@@ -18,35 +18,34 @@ use crate::{
 };
 use sqs_once::{Deadline, InvalidValue, internal::flawed, protocol::Timestamp, telemetry::Metrics};
 
-/// Time budget of an invocation without a known deadline.
+/// Time budget of an invocation whose deadline is not known.
 pub(crate) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time reserved for the response.
 const RESERVE: Duration = Duration::from_millis(500);
 
-/// Age at which a failed event of a stream moves to the dead-letter queue. Until then, it blocks all later
-/// records of its shard.
+/// Age at which a stream's failed event goes to the dead-letter queue. Until then, it blocks all later records of its shard.
 const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 
 /// Sends the events of an outbox table, one batch of its stream at a time. Clones share the clients.
 ///
 /// # Order
 ///
-/// Events of one group are sent one after the other, in the order of the stream. After an event that was not
-/// sent, no later event of its group is sent in this batch. Groups are sent side by side.
+/// Events of one group are sent one after the other, in the order of the stream. If an event can't be sent, no
+/// later event of its group is sent in this batch. Groups are sent side by side.
 ///
 /// # Failures
 ///
 /// | failure | consequence |
 /// | --- | --- |
-/// | target not reachable, throttled, access denied | the response names the first such event of the batch; Lambda sends the batch again from there |
-/// | the same, 15 minutes after the event was published, unless the target throttles or was not called again after a timeout | the event goes to the dead-letter queue, and the group continues |
+/// | target not reachable, throttled, access denied | the response names the batch's first failed event, and Lambda sends the batch again from there |
+/// | the same, more than 15 minutes after the event was published, unless the target throttles or was not called again after a timeout | the event goes to the dead-letter queue, and the group continues |
 /// | target rejects the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
-/// | dead-letter queue did not confirm the event | the same as for a target that is not reachable |
+/// | dead-letter queue did not confirm the event | the same as if the target is not reachable |
 ///
 /// Events behind the first failure are sent again with it, so a target gets an event at least once. If the first
-/// failure is in a record with several events, this process does not repeat the events before it. The
-/// target recognizes a repetition by the id: message attribute `idempotencyKey`, deduplication id on FIFO,
-/// member `metadata.idempotencyKey` on EventBridge.
+/// failure is in a record with several events, this process does not resend the events before it. The target
+/// recognizes a duplicate by the id: message attribute `idempotencyKey`, deduplication id on FIFO, member
+/// `metadata.idempotencyKey` on EventBridge.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), lambda_runtime::Error> {
@@ -73,7 +72,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// If `dead_letters` is not a URL.
+    /// An error if `dead_letters` is not a URL.
     pub fn new(
         config: &SdkConfig,
         targets: Targets,
@@ -105,7 +104,7 @@ impl Relay {
     }
 
     /// Sends a batch. Returns before `deadline`. The response names the first event that was not sent, by its
-    /// sequence number.
+    /// record's sequence number.
     ///
     /// Dropping the returned future is like a crash: Lambda sends the batch again.
     pub async fn process(&self, event: Event, deadline: Deadline) -> DynamoDbEventResponse {
@@ -147,7 +146,7 @@ impl Relay {
         }
         self.log(report, request_id);
         let mut response = DynamoDbEventResponse::default();
-        // Lambda sends the batch again from the lowest number on, so we need no others. An empty number makes
+        // Lambda sends the batch again from the lowest number on, so we name only that. An empty number makes
         // it send the whole batch again.
         let left = events_by_record(unsent.iter().map(|group| &group.events));
         let mut left = left.into_iter();
@@ -171,7 +170,7 @@ impl Relay {
     }
 }
 
-/// Counts the events of each record, by its position in the batch.
+/// Counts the events of each record, by the record's position in the batch.
 fn events_by_record<'a>(groups: impl Iterator<Item = &'a Group>) -> BTreeMap<i64, usize> {
     let mut counts = BTreeMap::new();
     for pending in groups.flatten() {

@@ -31,7 +31,7 @@ impl RelayReport {
         }
     }
 
-    /// Records when the oldest event in the table was published, as of the start of the relay.
+    /// Records the publication time of the oldest event in the table when the relay starts.
     #[cfg(any(feature = "postgres", test))]
     pub(crate) fn waiting(&mut self, oldest: Option<Timestamp>) {
         self.oldest_waiting = oldest;
@@ -53,7 +53,7 @@ impl RelayReport {
         self.failed += events as u64;
     }
 
-    /// Writes the line.
+    /// Writes the log line.
     pub(crate) fn log(self, metrics: Option<&Metrics>, request_id: Option<&str>) {
         match metrics.filter(|metrics| metrics.writes()) {
             Some(metrics) => metrics.write_line(LINE, &self.metrics(), request_id),

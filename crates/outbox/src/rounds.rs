@@ -28,7 +28,7 @@ const NO_TARGET: &str = "NoTarget";
 /// Reason for an event that was not sent because an earlier call got no response.
 const EARLIER_SILENCE: &str = "the target did not respond to an earlier call of this invocation";
 
-/// Codes of SNS, and of the two protocols of SQS, when KMS throttles the requests for the key of a target.
+/// Error codes if KMS throttles requests for a target's key: one from SNS, and one from each of the two protocols of SQS.
 const KMS_THROTTLING: [&str; 3] = ["KMSThrottling", "KMS.ThrottlingException", "KmsThrottled"];
 
 /// How one event ended in this batch.
@@ -38,16 +38,16 @@ enum EventEnd {
     Failed(String),
 }
 
-/// The rounds of one invocation: their limits, and the targets that are no longer called.
+/// The rounds of an invocation: their limits, and the targets that we no longer call.
 #[derive(Debug)]
 pub(crate) struct Rounds {
     /// No round starts after this.
     pub(crate) start_by: Instant,
-    /// Calls are cut off here, and their events have failed.
+    /// Calls are cut off at this time, and their events fail.
     stop: Instant,
     /// If an event was published before this time and fails, it goes to the dead-letter queue.
     pub(crate) oldest: Option<Timestamp>,
-    /// Targets that did not respond in time. Each further call would take as long, while others wait.
+    /// Targets that did not respond in time. Another call would take as long again, while other targets wait.
     silent: BTreeSet<Target>,
 }
 
@@ -61,8 +61,8 @@ impl Rounds {
         }
     }
 
-    /// Returns whether an event that failed goes to the dead-letter queue. It does not if the target
-    /// throttles, because then the target works, or if the target was not called for it.
+    /// Returns whether an event that failed goes to the dead-letter queue. It does not if the target throttles,
+    /// because a target that throttles works, or if the target was not called for this event.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);
@@ -72,17 +72,16 @@ impl Rounds {
     }
 }
 
-/// The events of a group that were not sent. If one failed, it is the first.
+/// A group's events that were not sent. If one failed, it is the first.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     pub(crate) events: Group,
-    /// False if there was just no time for another round.
+    /// False if there was only no time for another round.
     pub(crate) has_failed: bool,
 }
 
 impl Relay {
-    /// Sends groups side by side, and the events of each one after the other. Returns the groups that
-    /// still have events.
+    /// Sends groups side by side, and the events of each group one after the other. Returns the groups that still have events.
     pub(crate) async fn send_groups(
         &self,
         mut groups: Vec<Group>,
@@ -117,7 +116,7 @@ impl Relay {
         unsent
     }
 
-    /// Sends the first event of each group. Returns how they ended, in the order of the groups.
+    /// Sends the first event of each group. Returns how each ended, in the order of the groups.
     async fn send_first_of_each(&self, groups: &[Group], run: &mut Rounds) -> Vec<EventEnd> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
         let mut sent = self.send(&heads, run).await;
@@ -170,8 +169,8 @@ impl Relay {
         self.send_parcels(&parcels, to, run).await
     }
 
-    /// Sends each parcel to its target, in as few calls as the limits allow. Rejects a parcel without a
-    /// target, and does not call a target that was silent earlier.
+    /// Sends each event to its target, in as few calls as the limits allow. Rejects an event without a target,
+    /// and does not call a target that was silent earlier.
     async fn send_parcels<'a>(
         &'a self,
         parcels: &[OutgoingEvent<'a>],

@@ -14,26 +14,26 @@ use aws_sdk_sqs::{
 use crate::targets::Target;
 use sqs_once::internal::{Published, flawed, unanswered};
 
-/// Most entries of one call, a limit of all three services.
+/// How many entries all three services allow in one call.
 pub(crate) const MAX_ENTRIES: usize = 10;
 
-/// Largest call: the limit of SNS and EventBridge, which SQS accepts too.
+/// Largest call. This is the limit of SNS and EventBridge, and SQS accepts it too.
 pub(crate) const MAX_CALL_BYTES: usize = 256 * 1024;
 
-/// Room for the attributes of an event.
+/// Room for an event's attributes.
 pub(crate) const ATTRIBUTE_BYTES: usize = 1024;
 
-/// Message attribute with the id of the event.
+/// Message attribute with the event's id.
 const ID: &str = "idempotencyKey";
-/// Message attribute with the name of the event.
+/// Message attribute with the event's name.
 const NAME: &str = "eventName";
-/// Message attribute of a dead letter, with the reason.
+/// A dead letter's message attribute with the reason.
 const REASON: &str = "SqsOnceReason";
-/// Message attribute of a dead letter, with the group of the event.
+/// A dead letter's message attribute with the event's group.
 const GROUP: &str = "eventGroup";
 
-/// Codes with which a target rejects the contents of an event, however often it is sent. An error in neither
-/// list may come from a missing permission or an outage, so the event is sent again.
+/// Error codes with which a target rejects an event's contents, however often it is sent. An error that is in
+/// neither list may come from a missing permission or an outage, so the event is sent again.
 const REFUSED_CONTENTS: [&str; 6] = [
     "InvalidMessageContents",
     "AWS.SimpleQueueService.InvalidMessageContents",
@@ -43,8 +43,8 @@ const REFUSED_CONTENTS: [&str; 6] = [
     "MalformedDetail",
 ];
 
-/// Codes with which a target rejects an entry or the whole call. SNS returns `InvalidParameter` both for the
-/// ARN of a topic in a different Region and for the text of a message.
+/// Error codes with which a target rejects an entry or the whole call. SNS returns `InvalidParameter` both for
+/// a topic's ARN in another Region and for a message's text.
 const REFUSED_VALUES: [&str; 6] = [
     "InvalidParameterValue",
     "MissingParameter",
@@ -54,7 +54,7 @@ const REFUSED_VALUES: [&str; 6] = [
     "ValidationException",
 ];
 
-/// An event to send, and the reason if it goes to the dead-letter queue.
+/// An event to send, with the reason if it goes to the dead-letter queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutgoingEvent<'a> {
     pub(crate) event: &'a Published,
@@ -66,11 +66,11 @@ pub(crate) struct OutgoingEvent<'a> {
 pub(crate) enum Sent {
     /// The target confirmed the event.
     Confirmed,
-    /// The target rejects the event, however often it is sent.
+    /// The target rejected the event, and would reject it again.
     Refused(String),
     /// The event will be sent again. The target may have accepted it.
     Failed(String),
-    /// Like `Failed`, and the target used up the time of the call.
+    /// Like `Failed`, but the target also used up the call's time.
     Silent(String),
 }
 
@@ -83,9 +83,9 @@ impl Sent {
         }
     }
 
-    /// Returns the result of an event whose call failed as a whole, if no call to the target has succeeded.
-    /// The rejected value may be the target's URL or ARN, and that is not the event's fault, so the event is
-    /// sent again.
+    /// Returns the result of an event whose call failed as a whole, if no call to the target has succeeded. The
+    /// rejected value may be the target's URL or ARN, which is not the event's fault, so the event is sent
+    /// again.
     fn of_call(self) -> Self {
         match self {
             Self::Refused(code) if REFUSED_VALUES.contains(&&*code) => Self::Failed(code),
@@ -100,7 +100,7 @@ pub(crate) struct Sender {
     sqs: aws_sdk_sqs::Client,
     sns: aws_sdk_sns::Client,
     events: aws_sdk_eventbridge::Client,
-    /// Source of EventBridge entries.
+    /// `source` of EventBridge entries.
     pub(crate) source: String,
 }
 
@@ -114,12 +114,12 @@ impl Sender {
         }
     }
 
-    /// Sends events in one call, or each in a separate call if the target rejects that call. Returns the
-    /// result of each event, in order.
+    /// Sends events in one call, or each in its own call if the target rejects that one. Returns the result of
+    /// each event, in order.
     pub(crate) async fn send(&self, target: &Target, parcels: &[OutgoingEvent<'_>]) -> Vec<Sent> {
         match self.call(target, parcels).await {
             Err(Sent::Refused(_)) if parcels.len() > 1 => {
-                // A single event may have made the call fail.
+                // A single event may have caused the call to fail.
                 let mut calls = Vec::with_capacity(parcels.len());
                 for parcel in parcels {
                     calls.push(self.call(target, std::slice::from_ref(parcel)).await);
@@ -141,7 +141,7 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// The result of every event, if the call failed as a whole.
+    /// The result for all events, if the call failed as a whole.
     async fn call(
         &self,
         target: &Target,
@@ -263,14 +263,14 @@ impl Sender {
     }
 }
 
-/// Returns the detail of an EventBridge entry. An entry has no attributes, and its detail must be an object.
+/// Returns the detail of an EventBridge entry. It contains the metadata because an entry has no attributes, and must be an object.
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
 }
 
-/// Returns the message group of an entry. On a standard queue or topic it is the tenant of fair queues, so an event that
-/// has no group, and therefore its id as group, gets none there: each event would be a tenant.
+/// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or
+/// topic we leave that out, because fair queues would take each event for a tenant.
 fn message_group(event: &Published, fifo: bool) -> Option<String> {
     (fifo || event.group != event.id).then(|| event.group.clone())
 }
@@ -284,7 +284,7 @@ fn attributes<'a>(parcel: OutgoingEvent<'a>) -> impl Iterator<Item = (&'static s
         .chain(of_dead_letter.into_iter().flatten())
 }
 
-/// Returns the result of each entry. An entry that the response does not name is not confirmed.
+/// Returns the result of each entry. If the response doesn't name an entry, it is not confirmed.
 fn results<'a>(
     count: usize,
     confirmed: impl Iterator<Item = &'a str>,

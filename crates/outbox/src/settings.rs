@@ -12,7 +12,7 @@ use crate::{Relay, Targets};
 const TARGETS: &str = OUTBOX_TARGETS.name;
 const DEAD_LETTERS: &str = OUTBOX_DEAD_LETTER_QUEUE_URL.name;
 
-/// The settings of a relay, for events in DynamoDB or PostgreSQL.
+/// The settings of a relay for events in DynamoDB or PostgreSQL.
 ///
 /// | variable | default | meaning |
 /// | --- | --- | --- |
@@ -34,7 +34,7 @@ impl RelaySettings {
     ///
     /// # Errors
     ///
-    /// The first variable that is missing or invalid. The others stay in the list, as with
+    /// The first missing or invalid variable. Errors in the others stay in the list, as with
     /// [`Variables::required`](sqs_once::Variables::required).
     pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
         let targets = settings.required(
@@ -66,11 +66,11 @@ impl RelaySettings {
 }
 
 impl Relay {
-    /// Creates the relay of an outbox in DynamoDB, from [`RelaySettings`]. A `PostgresRelay` sends as it does.
+    /// Creates the relay of an outbox in DynamoDB, from [`RelaySettings`]. You can also build a `PostgresRelay` around it.
     ///
     /// # Errors
     ///
-    /// Every variable that is missing or invalid.
+    /// An error that lists every missing or invalid variable.
     ///
     /// ```no_run
     /// use sqs_once::Settings;

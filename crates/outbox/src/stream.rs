@@ -1,4 +1,4 @@
-//! Turns records of the stream into groups of events.
+//! Turns stream records into groups of events.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +10,7 @@ use sqs_once::{internal::Published, protocol::Timestamp};
 /// One event to be sent.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// Position in the batch of a stream, or number of the row in PostgreSQL.
+    /// The record's position in its batch, or the row's number in PostgreSQL.
     pub(crate) position: i64,
     pub(crate) event: Published,
     pub(crate) published_at: Option<Timestamp>,
@@ -18,13 +18,13 @@ pub(crate) struct Pending {
     pub(crate) fault: Option<&'static str>,
 }
 
-/// Events of one group, in the order in which they are sent.
+/// Events of one group, in sending order.
 pub(crate) type Group = VecDeque<Pending>;
 
-/// Attribute that the template's schedule changes, so that the stream invokes the relay every minute.
+/// Attribute that the template's schedule changes to make the stream invoke the relay every minute.
 const HEARTBEAT: &str = "heartbeat";
 
-/// An item of the outbox table (`event::item`): one event, or several.
+/// An item of the outbox table (`event::item`), with one event or several.
 #[derive(Deserialize)]
 struct Image {
     group: String,
@@ -43,7 +43,7 @@ struct Member {
 }
 
 impl Image {
-    /// Returns the events in their order. `None` if the item is not complete.
+    /// Returns the events in order. `None` if the item is incomplete.
     fn into_members(self) -> Option<Vec<Member>> {
         match self.events {
             Some(events) => (!events.is_empty()).then_some(events),
@@ -58,10 +58,10 @@ impl Image {
 
 /// Divides the records of a batch into groups.
 ///
-/// A group has the order of the stream, which is the order of the commits. All events of one group in one
-/// commit are one item.
+/// A group's events are in the order of the stream, which is the order of the commits. All events that one
+/// commit adds to a group are in one item.
 ///
-/// Leaves out deleted items, such as those whose time to live has ended, and the heartbeat.
+/// Leaves out deleted items (TTL deletes them, for example) and the heartbeat.
 pub(crate) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
     let mut groups: BTreeMap<String, Group> = BTreeMap::new();
     for (position, record) in (0..).zip(records) {
@@ -87,7 +87,7 @@ fn pending(position: i64, record: EventRecord) -> Vec<Pending> {
         Some((group, published_at, image.into_members()?))
     });
     let Some((group, published_at, members)) = members else {
-        // The item's key is enough to find it. Its other attributes are unknown.
+        // The item's key is enough to find it. We don't know its other attributes.
         let event = Published {
             id: record.event_id.clone(),
             group: record.event_id,

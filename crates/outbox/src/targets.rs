@@ -1,4 +1,4 @@
-//! [`Targets`]: finds the queue, topic or event bus for the name of an event.
+//! [`Targets`]: finds the queue, topic or event bus for an event's name.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -7,10 +7,10 @@ use sqs_once::{
     internal::{entries, is_name},
 };
 
-/// The name for every event that no other entry names.
+/// The name that stands for every event that no other entry names.
 const ANY: &str = "*";
 
-/// Targets by the name of an event, written as in `OUTBOX_TARGETS`: `NAME=TARGET`, separated by commas.
+/// Targets by event name, written as in `OUTBOX_TARGETS`: `NAME=TARGET`, separated by commas.
 ///
 /// | target | written as |
 /// | --- | --- |

@@ -1,4 +1,4 @@
-//! [`Connections`]: the user's pool, and how its new connections log in.
+//! [`Connections`]: the user's pool, and how new connections log in.
 
 use std::{error::Error as StdError, fmt, io, sync::Arc, time::Duration};
 
@@ -15,30 +15,30 @@ use super::explain::is_login_refused;
 
 type PasswordError = Box<dyn StdError + Send + Sync>;
 
-/// Returns the options with the password of the next connections.
+/// Returns the options with the password for the next connections.
 type Password = dyn Fn(PgConnectOptions) -> BoxFuture<'static, Result<PgConnectOptions, PasswordError>>
     + Send
     + Sync;
 
-/// How long the test of an idle connection may take.
+/// How long testing an idle connection may take.
 const MAX_TEST: Duration = Duration::from_secs(2);
 
-/// A setting that only PostgreSQL accepts at a login and knows in the session, and no pooler passes on.
+/// A setting that PostgreSQL accepts at login and then knows in the session, but that no pooler passes on.
 pub(super) const DIRECT: &str = "sqs_once.direct";
 
-/// The user's pool, and how its new connections log in.
+/// The user's pool, and how new connections log in.
 #[derive(Clone)]
 pub(crate) struct Connections {
     pool: PgPool,
     password: Option<Arc<Password>>,
-    /// The message that asks for the next password holds this lock.
+    /// Whoever asks for the next password holds this lock.
     asking: Arc<Mutex<()>>,
     is_direct: Arc<OnceCell<()>>,
 }
 
 impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The options may have a password.
+        // The options may contain a password.
         f.debug_struct("Connections").finish_non_exhaustive()
     }
 }
@@ -53,7 +53,7 @@ impl Connections {
         }
     }
 
-    /// Sets what to ask for the password when the server rejects a login.
+    /// Sets the function to ask for a password when the server rejects a login.
     pub(crate) fn password<F, E>(
         self,
         password: impl Fn(PgConnectOptions) -> F + Send + Sync + 'static,
@@ -72,8 +72,7 @@ impl Connections {
         }
     }
 
-    /// Closes the connections that are idle now. After a failover or a freeze, they are as dead as the one
-    /// that was found dead.
+    /// Closes the connections that are idle now. If one was found dead, after a failover or a freeze, the others are dead too.
     pub(super) fn close_idle(&self) {
         while let Some(idle) = self.pool.try_acquire() {
             drop(idle.detach());
@@ -87,8 +86,8 @@ impl Connections {
         self.log_in(|| self.idle_or_new()).await
     }
 
-    /// Takes an idle connection, or opens one. sqlx's test of an idle connection, if the user left it on, has no
-    /// time limit, and a connection that died in a freeze may be silent.
+    /// Takes an idle connection, or opens one. The limit is ours, because sqlx tests an idle connection (unless
+    /// the user has switched that off) without one, and a connection that died in a freeze may be silent.
     async fn idle_or_new(&self) -> Result<PoolConnection<Postgres>, Error> {
         if self.pool.num_idle() > 0 {
             if let Ok(tested) = timeout(MAX_TEST, self.pool.acquire()).await {
@@ -114,7 +113,7 @@ impl Connections {
         }
     }
 
-    /// Gives the pool the next password, unless another message has done so since `used`.
+    /// Gives the pool the next password, unless another message has already replaced the options `used`.
     async fn replace_password(
         &self,
         used: &Arc<PgConnectOptions>,
@@ -124,7 +123,7 @@ impl Connections {
         let current = self.pool.connect_options();
         if Arc::ptr_eq(used, &current) {
             tracing::info!("PostgreSQL rejected the login; asking for the next password");
-            // Not sent, so a request can be made again.
+            // As an I/O error, because nothing was sent, so the request can be retried.
             let failed = |error| Error::Io(io::Error::other(format!("no password: {error}")));
             let asked = password(PgConnectOptions::clone(&current)).await;
             let next = asked.map_err(failed)?;
@@ -134,13 +133,13 @@ impl Connections {
     }
 }
 
-/// Fails if the server of these options is a pooler, on a connection of its own.
+/// Opens a separate connection with these options, and fails if they lead to a pooler.
 ///
-/// sqlx gives its prepared statements the names `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A
-/// pooler in transaction mode moves a connection to another session for each transaction. There, the same
-/// name may belong to a different client's statement, which would then run with our parameters. Even if it
-/// keeps none, it prepares a statement in one request and executes it in the next. So a connection must not
-/// share its session.
+/// sqlx names its prepared statements `sqlx_s_1`, `sqlx_s_2` and so on, on each connection. A pooler in
+/// transaction mode moves a connection to another session for each transaction. There, the same name may belong
+/// to another client's statement, which would then run with our parameters. Even with sqlx's statement cache
+/// off, it prepares a statement in one request and executes it in the next. So a connection must not share its
+/// session.
 async fn prove_direct(options: Arc<PgConnectOptions>) -> Result<(), Error> {
     let marked = PgConnectOptions::clone(&options).options([(DIRECT, "on")]);
     let pool = PgPoolOptions::new().max_connections(1);

@@ -1,4 +1,4 @@
-//! The table of SQLSTATEs, and explanations of sqlx's errors for logs and errors, without payload.
+//! The table of SQLSTATEs, and explanations of sqlx's errors, without payload.
 
 use std::error::Error as StdError;
 
@@ -10,15 +10,15 @@ use sqlx::{
 use super::connections::DIRECT;
 use sqs_once::internal::RequestErrorKind;
 
-/// One row of [`STATES`]: what an error of the server means.
+/// One row of [`STATES`]: what an error from the server means.
 #[derive(Clone, Copy, Debug)]
 struct SqlState {
     /// A SQLSTATE of five characters, or a class of two.
     code: &'static str,
     connection: ConnectionState,
-    /// Kind of error, for a request outside a transaction.
+    /// The kind of error, for a request outside a transaction.
     kind: RequestErrorKind,
-    /// True if it proves, in response to `COMMIT`, that nothing was committed.
+    /// True if this error, in response to `COMMIT`, proves that nothing was committed.
     is_rolled_back: bool,
     /// True if PostgreSQL's message quotes no values.
     is_plain: bool,
@@ -29,8 +29,7 @@ struct SqlState {
 enum ConnectionState {
     /// It goes back to the pool.
     Kept,
-    /// It is closed. The server did nothing and a different connection may succeed, so the request is made
-    /// again on the next one.
+    /// It is closed. The server did nothing, so the request is retried on another connection, where it may succeed.
     Useless,
     /// It is closed, and the request may have been executed.
     Lost,
@@ -65,11 +64,11 @@ const STATES: &[SqlState] = {
         state("23", Kept, Invalid, true, false),
         // Read-only transaction: a failover demoted the server.
         state("25006", Useless, Unanswered, true, true),
-        // There is no such prepared statement, or already one with this name: something like DISCARD ALL
-        // has changed the session behind sqlx's back.
+        // The prepared statement doesn't exist, or its name is already taken: something like DISCARD ALL has
+        // changed the session behind sqlx's back.
         state("26000", Useless, Unanswered, true, true),
         state("42P05", Useless, Unanswered, true, true),
-        // Login rejected. A rotation may change the password in the database before the one in the secret.
+        // Login rejected. A rotation may change the password in the database before it changes the secret.
         state("28000", Lost, Unanswered, true, true),
         state("28P01", Lost, Unanswered, true, true),
         state("28", Kept, Denied, true, true),
@@ -107,19 +106,19 @@ const UNKNOWN: SqlState = state(
 );
 const SERIALIZATION_FAILURE: &str = "40001";
 const DEADLOCK: &str = "40P01";
-/// The wait for a lock reached `lock_timeout`.
+/// Waiting for a lock took longer than `lock_timeout`.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 const POOLER: &str = "a pooler such as PgBouncer or RDS Proxy could give the session to other clients too, so use the \
     server's own address and port; if that opens too many connections, lower the function's maximum concurrency \
     or the pool's `max_connections`";
 
-/// The server function that finds a prepared statement whose columns have changed: "cached plan must not
-/// change result type". Its code is 0A000, which stands for all unsupported features. sqlx prepares a
-/// statement once for each connection.
+/// The server function that reports a prepared statement whose columns have changed: "cached plan must not
+/// change result type". Recognized by its name, because its code, 0A000, stands for all unsupported features.
+/// sqlx prepares a statement once per connection.
 const STALE_PLAN: &str = "RevalidateCachedQuery";
 
-/// Returns the row for an error of the server.
+/// Returns the row for an error from the server.
 fn state_of(error: &PgDatabaseError) -> SqlState {
     // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = error.code();
@@ -138,12 +137,12 @@ fn state_of(error: &PgDatabaseError) -> SqlState {
     state
 }
 
-/// Returns whether there is a pooler before the server. It has either rejected the login because of a
+/// Returns whether there is a pooler in front of the server. It has either rejected the login because of a
 /// parameter that PostgreSQL accepts, or opened the session without [`DIRECT`].
 fn is_from_pooler(error: &PgDatabaseError) -> bool {
     let says = |words: &str| error.message().contains(words);
     match error.severity() {
-        // The words of PgBouncer and of RDS Proxy.
+        // These are the words of PgBouncer and RDS Proxy.
         PgSeverity::Fatal => says("startup parameter") || says("command-line options"),
         _ => error.code() == "42704" && says(DIRECT),
     }
@@ -159,30 +158,29 @@ fn connection_state(error: &Error) -> ConnectionState {
     }
 }
 
-/// Returns whether the connection must be closed, because its state is unknown or it is useless.
+/// Returns whether the connection must be closed, because it is useless or its state is unknown.
 pub(crate) fn is_connection_lost(error: &Error) -> bool {
     connection_state(error) != ConnectionState::Kept
 }
 
-/// Returns whether the server rejected the request because of the connection and did nothing. A different
-/// connection may succeed.
+/// Returns whether the server rejected the request because of the connection, and did nothing. On another
+/// connection it may succeed.
 fn is_connection_useless(error: &Error) -> bool {
     connection_state(error) == ConnectionState::Useless
 }
 
-/// Returns whether the wait for a lock took too long.
+/// Returns whether waiting for a lock took too long.
 pub(crate) fn is_lock_timeout(error: &Error) -> bool {
     code(error) == Some(LOCK_NOT_AVAILABLE)
 }
 
-/// Returns whether PostgreSQL rolled the transaction back because of a concurrent one: a serialization
+/// Returns whether PostgreSQL rolled the transaction back because of a concurrent one, with a serialization
 /// failure or a deadlock. The same transaction can succeed when it runs again.
 pub(crate) fn is_contended(error: &Error) -> bool {
     matches!(code(error), Some(SERIALIZATION_FAILURE | DEADLOCK))
 }
 
-/// Returns whether the transaction can succeed when it runs again at once: after contention, or on a
-/// different connection.
+/// Returns whether the transaction can succeed if it runs again at once: after contention, or on another connection.
 pub(crate) fn can_run_again(error: &Error) -> bool {
     is_contended(error) || is_connection_useless(error)
 }
@@ -203,12 +201,12 @@ pub(crate) fn is_caused_by_connection(error: &(dyn StdError + 'static)) -> bool 
     causes(error).any(is_connection_useless)
 }
 
-/// Returns whether the server rejected user or password of a new connection.
+/// Returns whether the server rejected a new connection's user or password.
 pub(crate) fn is_login_refused(error: &Error) -> bool {
     matches!(code(error), Some("28P01" | "28000"))
 }
 
-/// Returns whether the transaction was rolled back because one of its statements had failed.
+/// Returns whether the transaction is aborted because one of its statements has failed.
 pub(crate) fn is_aborted(error: &Error) -> bool {
     code(error) == Some("25P02")
 }
@@ -227,8 +225,8 @@ pub(crate) fn kind(error: &Error) -> RequestErrorKind {
     database.map_or(RequestErrorKind::Unanswered, |error| state_of(error).kind)
 }
 
-/// Explains a failed request and says what to do. PostgreSQL's messages may quote values, so the text
-/// contains only messages without them.
+/// Explains a failed request, and says what to do. PostgreSQL's messages may quote values, so the text contains
+/// only messages that don't.
 #[must_use]
 pub fn explain(error: &Error) -> String {
     let Some(database) = database_error(error) else {

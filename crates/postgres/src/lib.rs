@@ -1,7 +1,7 @@
 //! Records and business writes in PostgreSQL, for [sqs-once](https://docs.rs/sqs-once).
 //!
-//! [`PostgresMode`] commits record and business writes together. [`PostgresStore`] stores records of effects
-//! outside the database.
+//! [`PostgresMode`] commits the record and business writes together. [`PostgresStore`] stores records for
+//! effects outside the database.
 //!
 //! ```no_run
 //! use serde::{Deserialize, Serialize};
@@ -35,9 +35,9 @@
 //!
 //! # TLS
 //!
-//! Set `sslmode=verify-full` in the URL of the pool: sqlx's default, `prefer`, accepts any certificate, and also
-//! a connection without TLS. RDS signs with Amazon's private certificate authority, so set `sslrootcert` to its
-//! bundle.
+//! Set `sslmode=verify-full` in the pool's URL: sqlx's default, `prefer`, accepts any certificate, and even a
+//! connection without TLS. Amazon's private certificate authority signs RDS's certificates, so set `sslrootcert`
+//! to its bundle.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock. The library reads it only in its own module `system`.

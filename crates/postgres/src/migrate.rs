@@ -1,23 +1,23 @@
-//! The migration that creates the tables of records and of events.
+//! The migration that creates the tables for records and events.
 
 use sqlx::{Error, PgPool};
 
 const MIGRATION: &str = include_str!("../migrations/1_sqs_once.sql");
 
-/// Creates the tables of records, `sqs_once_records`, and of published events, `sqs_once_outbox`, unless they
-/// exist. Call it in the migrations of your application, before the first message: a consumer never creates
-/// a table, because an empty one in place of a table that it doesn't find would run each message again.
+/// Creates the tables for records, `sqs_once_records`, and for published events, `sqs_once_outbox`, unless they
+/// exist. Call it in your application's migrations, before the first message. A consumer never creates a table:
+/// with an empty one in place of a table that it can't find, it would run every message again.
 ///
-/// It runs `migrations/1_sqs_once.sql` of this crate in one transaction. You can also run a copy of that file
+/// It runs this crate's `migrations/1_sqs_once.sql` in one transaction. You can also run a copy of that file
 /// with `psql` or `sqlx migrate`.
 ///
-/// The user needs `CREATE` on the first schema of the search path, and then owns the tables. The user of a
-/// consumer needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records and, to publish, `INSERT`
-/// on the table of events. The user of a relay needs `SELECT`, `UPDATE` and `DELETE` on the table of events.
+/// The user needs `CREATE` on the first schema of the search path, and then owns the tables. A consumer's user
+/// needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records and, to publish, `INSERT` on the
+/// table of events. A relay's user needs `SELECT`, `UPDATE` and `DELETE` on the table of events.
 ///
 /// # Errors
 ///
-/// Errors of the connection, and a missing privilege.
+/// An error if the connection fails or a privilege is missing.
 ///
 /// ```no_run
 /// # async fn main_() -> Result<(), sqlx::Error> {

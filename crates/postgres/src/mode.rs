@@ -1,4 +1,4 @@
-//! [`PostgresMode`]: the mode whose records and business writes commit in one PostgreSQL transaction.
+//! [`PostgresMode`]: commits records and business writes in one PostgreSQL transaction.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     transaction_connection::TransactionConnection,
 };
 
-/// The PostgreSQL mode: runs operations whose only effect is writes to one PostgreSQL database.
+/// The PostgreSQL mode: for operations whose only effects are writes to one PostgreSQL database.
 ///
 /// The handler writes in a [`Transaction`](crate::Transaction) that the library commits together with the
 /// record. So the writes happen once, even if workers crash or responses are lost.
@@ -49,12 +49,12 @@ use crate::{
 /// # Ok(()) }
 /// ```
 ///
-/// # Ends of an attempt
+/// # How an attempt ends
 ///
 /// | end | database | next attempt |
 /// | --- | --- | --- |
 /// | the handler returned [`InTransaction`] | commits writes, record and events | duplicate |
-/// | permanent failure | rolls back, then records `FAILED` | sent before the failure: failed before; sent later: runs |
+/// | permanent failure | rolls back, then records `FAILED` | for a message sent before the failure: failed before; for one sent later: runs |
 /// | retryable failure, panic, cut-off, crash | rolls back | runs |
 /// | serialization failure or deadlock | rolls back | runs at once, while there is time |
 /// | no response to `COMMIT` | unknown | shows whether the writes were applied |
@@ -63,11 +63,11 @@ use crate::{
 ///
 /// # Locks
 ///
-/// There is no lease, because an open transaction locks its record. A second delivery waits for the end of
-/// that transaction. If its time runs out first, the outcome is a [conflict](Outcome::Conflict).
+/// There is no lease, because an open transaction locks its record. A second delivery waits until that
+/// transaction ends. If its time runs out first, the outcome is a [conflict](Outcome::Conflict).
 ///
-/// The server ends the transaction of a frozen worker. From PostgreSQL 17 on it does so one second after the
-/// deadline. Older versions may end a transaction that is between two statements later, because their idle
+/// The server ends the transaction of a frozen worker. PostgreSQL 17 and later do so one second after the
+/// deadline. Older versions may do so later if the transaction is between two statements, because their idle
 /// limit starts at the end of the last statement.
 #[derive(Clone, Debug)]
 pub struct PostgresMode {
@@ -75,10 +75,9 @@ pub struct PostgresMode {
 }
 
 impl PostgresMode {
-    /// Creates the mode on this database, with a retention of 20 days. Each running handler needs a connection
-    /// of the pool.
+    /// Creates the mode for this database, with a retention of 20 days. Each running handler needs a connection from the pool.
     ///
-    /// [`migrate`](crate::migrate) creates the table of the records, before the first message.
+    /// Create the tables with [`migrate`](crate::migrate) before the first message.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self {
@@ -86,14 +85,14 @@ impl PostgresMode {
         }
     }
 
-    /// Sets the retention of records: see [`Once::retention`].
+    /// Sets how long records are kept: see [`Once::retention`].
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.records.retention = retention;
         self
     }
 
-    /// Sets what to ask for short-lived passwords: see [`PostgresStore::password`].
+    /// Sets a function that returns short-lived passwords: see [`PostgresStore::password`].
     #[must_use]
     pub fn password<F, E>(
         mut self,
@@ -107,9 +106,9 @@ impl PostgresMode {
         self
     }
 
-    /// Sets where outputs are stored, by default in the record: see [`Once::results`].
+    /// Sets where outputs are stored (by default in the record): see [`Once::results`].
     ///
-    /// With outputs in S3, the transaction stays open while the output is stored, for at most 2 seconds.
+    /// With outputs in S3, the transaction stays open while an output is being stored, for at most 2 seconds.
     #[must_use]
     pub fn results(mut self, results: Results) -> Self {
         self.records.results = results;
@@ -172,7 +171,7 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
         if !operation.deadline.may_start() {
             return Claimed::Ended(Outcome::NotStarted);
         }
-        // The lock of the record replaces a lease.
+        // The record's lock replaces a lease.
         let claim = (self.records).claim(operation, self.records.now(), None);
         let run = self.attempt(operation, claim);
         match run.begin().await {
@@ -228,7 +227,7 @@ impl<O: Serialize + Send + 'static> Mode<InTransaction<O>> for PostgresMode {
     }
 }
 
-/// Prepares what the handler returned for the commit.
+/// Prepares what the handler returned, so that it can be committed.
 fn prepared<O: Serialize + Send>(
     key: &Key,
     answer: InTransaction<O>,

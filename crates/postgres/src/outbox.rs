@@ -1,20 +1,20 @@
 //! The table of published events, `sqs_once_outbox`.
 //!
-//! The rows of a group are in the order of their commits: a transaction locks the groups of its events before
-//! their rows get numbers, and PostgreSQL releases the locks after the commit. So no new row of a group can
-//! appear before a row that was already read. An event without a group has no order and takes no lock.
+//! A group's rows are in commit order: a transaction locks the groups of its events before their rows get
+//! numbers, and PostgreSQL releases the locks after the commit. So no new row of a group can appear before a
+//! row that was already read. An event without a group has no order and takes no lock.
 
 use sqlx::{AssertSqlSafe, Error, PgConnection};
 
 use sqs_once::{internal::Published, protocol::Timestamp};
 
-/// Locks the groups, and inserts the events in their order.
+/// Locks the groups, and inserts the events in order.
 ///
-/// All transactions lock groups in the same order, so that two of them do not wait for each other. The join
-/// needs the number of locks, which is known only after the last lock, so no row gets its number before that.
+/// All transactions lock groups in the same order, so that no two of them deadlock. The join needs the number
+/// of locks, which isn't known before the last lock is taken, so no row gets its number before that.
 ///
-/// Groups share 256 locks, because the lock table of a server has room for a few thousand in all sessions
-/// together. The number of the first lock keeps them apart from the application's locks.
+/// Groups share 256 locks, because a server's lock table has room for only a few thousand across all sessions.
+/// The number of the first lock keeps them apart from the application's own locks.
 const INSERT: &str = "\
     INSERT INTO sqs_once_outbox (id, group_id, name, body, published_at) \
     SELECT id, group_id, name, body, $5 \
@@ -26,13 +26,13 @@ const INSERT: &str = "\
         AS event (id, group_id, name, body, place) ON locked >= 0 \
     ORDER BY place";
 
-/// Inserts the events of an operation in the open transaction. Its commit publishes them.
+/// Inserts an operation's events in the open transaction. The commit publishes them.
 pub(crate) async fn insert(
     connection: &mut PgConnection,
     events: &[Published],
     published_at: Timestamp,
 ) -> Result<(), Error> {
-    // PostgreSQL rejects U+0000, but no text of an event contains it.
+    // PostgreSQL rejects U+0000, but no text in an event contains it.
     let column = |of: fn(&Published) -> &String| -> Vec<String> {
         events.iter().map(|event| of(event).clone()).collect()
     };
@@ -49,29 +49,29 @@ pub(crate) async fn insert(
 /// A row of the table `sqs_once_outbox`.
 #[derive(Debug)]
 pub struct Row {
-    /// Number of the row, in the order of the commits of its group.
+    /// The row's number, which follows the commit order of its group.
     pub sequence: i64,
     /// The event.
     pub event: Published,
-    /// When the operation with the event was recorded.
+    /// When the operation that published the event was recorded.
     pub published_at: Timestamp,
 }
 
-/// The most groups of one request.
+/// Maximum number of groups in one request.
 pub const MAX_GROUPS: usize = 100;
 
-/// How many rows of each group one request reads at least.
+/// A request reads at least this many rows of each group.
 pub const MIN_ROWS_OF_GROUP: usize = 10;
 
-/// The most bytes of bodies in one request. A row is left out if the bodies before it already have that many.
+/// Maximum bytes of bodies in one request. A row is left out if the bodies before it already have that many.
 pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Returns when the oldest event was published, even if another relay has locked it or its next attempt is
-/// not due. Finds it by the number of the row, which has an index.
+/// Returns when the oldest event was published, even if another relay has locked it or its next attempt is not
+/// due. Finds it by row number, which has an index.
 ///
 /// # Errors
 ///
-/// If PostgreSQL fails.
+/// An error if PostgreSQL fails.
 pub async fn oldest(connection: &mut PgConnection) -> Result<Option<Timestamp>, Error> {
     const OLDEST: &str = "SELECT published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";
     let oldest: Option<i64> = sqlx::query_scalar(OLDEST)
@@ -80,24 +80,23 @@ pub async fn oldest(connection: &mut PgConnection) -> Result<Option<Timestamp>, 
     Ok(oldest.map(published_at))
 }
 
-/// Returns the time in the column `published_at`.
+/// Converts a value of the column `published_at`.
 fn published_at(millis: i64) -> Timestamp {
     Timestamp::from_millis(u64::try_from(millis).unwrap_or_default())
 }
 
 /// Locks the first row of each group whose next attempt is due. Returns the first rows of these groups, in
-/// their order. The groups share `max_rows`, but each has at least [`MIN_ROWS_OF_GROUP`].
+/// order. The groups share `max_rows`, but each gets at least [`MIN_ROWS_OF_GROUP`].
 ///
-/// The lock of a group's first row is the lock of the group. The result leaves out groups that another relay
-/// has locked, and groups whose first row was sent since the statement began, because the next row is not the
-/// first one in the statement's snapshot.
+/// The lock on a group's first row locks the group. The result leaves out groups that another relay has locked.
+/// It also leaves out groups whose first row was sent since the statement began, because in the statement's
+/// snapshot the next row isn't the first.
 ///
-/// `None` means all groups. The server then reads every row of the table if fewer than [`MAX_GROUPS`] groups
-/// are due.
+/// With `None`, looks at all groups. The server then reads every row of the table if fewer than [`MAX_GROUPS`] groups are due.
 ///
 /// # Errors
 ///
-/// If PostgreSQL fails.
+/// An error if PostgreSQL fails.
 pub async fn lock_due(
     connection: &mut PgConnection,
     groups: Option<&[String]>,
@@ -105,19 +104,19 @@ pub async fn lock_due(
 ) -> Result<Vec<Row>, Error> {
     use sqlx::Row as _;
 
-    // One index lookup for each row of the table. The `ORDER BY` prevents other plans, even with old
-    // statistics. `NOT EXISTS` would compare the rows of a group with each other.
+    // One index lookup per row of the table. The `ORDER BY` prevents other plans, even with old statistics.
+    // `NOT EXISTS` would compare a group's rows with each other.
     const OF_ALL: &str = "sequence = (\
         SELECT sequence FROM sqs_once_outbox AS first WHERE first.group_id >= head.group_id \
         ORDER BY first.group_id, first.sequence LIMIT 1)";
-    // Two index lookups for each group, however many rows the group has.
+    // Two index lookups per group, however many rows the group has.
     const OF_GROUPS: &str = "sequence IN (\
         SELECT first.sequence FROM unnest($1::text[]) AS wanted CROSS JOIN LATERAL (\
             SELECT group_id, sequence FROM sqs_once_outbox WHERE group_id >= wanted \
             ORDER BY group_id, sequence LIMIT 1) AS first \
         WHERE first.group_id = wanted)";
     let is_first_of_its_group = groups.map_or(OF_ALL, |_| OF_GROUPS);
-    // The columns have the order of `Row`.
+    // The columns are in the order of `Row`.
     let select = format!(
         "WITH heads AS MATERIALIZED (\
             SELECT group_id FROM sqs_once_outbox AS head \
@@ -154,12 +153,11 @@ pub async fn lock_due(
     rows.into_iter().map(row).collect()
 }
 
-/// Deletes the rows that are `done`. Postpones the rows that `failed` by 5 seconds, then twice as long each
-/// time, up to 5 minutes.
+/// Deletes the rows that are `done`. Postpones the rows that `failed` by 5 seconds, doubling each time, up to 5 minutes.
 ///
 /// # Errors
 ///
-/// If PostgreSQL fails.
+/// An error if PostgreSQL fails.
 pub async fn settle(
     connection: &mut PgConnection,
     done: &[i64],

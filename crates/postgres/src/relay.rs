@@ -1,5 +1,4 @@
-//! The table of published events, for the relay in `sqs-once-outbox`. This interface may change with any
-//! version.
+//! The table of published events, for the relay in `sqs-once-outbox`. This interface may change in any version.
 
 pub use crate::{
     explain::explain,

@@ -1,4 +1,4 @@
-//! [`Transaction`]: the handler's handle on a transaction that the library commits.
+//! [`Transaction`]: the handler's handle to a transaction that the library commits.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -14,21 +14,21 @@ use sqs_once::{Attempt, Event, Failure, internal::HandlerOutput};
 
 /// The transaction of an attempt. Only the library commits it, together with the record.
 ///
-/// It dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes
-/// a savepoint. If that fails, or if you drop its future, as a timeout does, sqlx rolls back the enclosing
-/// savepoint too, and without one the whole transaction. Return an error then: a later statement would run
-/// outside the transaction.
+/// It dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes a
+/// savepoint. If that fails, or if you drop its future, as a timeout does, sqlx also rolls back the enclosing
+/// savepoint, or the whole transaction if there is none. Return an error then, because a later statement would
+/// run outside the transaction.
 ///
 /// [`done`](Self::done) returns the transaction together with the handler's output. If the handler fails,
 /// panics or is cut off, the transaction is rolled back.
 ///
-/// Do not run `COMMIT` or `ROLLBACK` as a statement. Writes after such a statement would not be part of the
-/// transaction, so the library detects it and records a permanent failure.
+/// Do not run `COMMIT` or `ROLLBACK` as a statement. Writes after it would not be part of the transaction, so
+/// the library detects this and records a permanent failure.
 ///
 /// # Panics
 ///
-/// The next use after a `begin()` that ended the transaction panics. So the attempt fails, and nothing was
-/// written. A function that holds a `&mut PgConnection` meanwhile gets no panic.
+/// If a `begin()` has ended the transaction, the next use panics, so that the attempt fails without having
+/// written anything. A function that holds a `&mut PgConnection` meanwhile gets no panic.
 #[derive(Debug)]
 pub struct Transaction {
     tx: OwnedMutexGuard<TransactionConnection>,
@@ -40,8 +40,8 @@ impl Transaction {
     ///
     /// # Errors
     ///
-    /// A permanent failure if the attempt runs in a different mode, or if the transaction is in use. A
-    /// retryable failure if the attempt has ended.
+    /// A permanent failure if the attempt runs in another mode, or if the transaction is in use. A retryable
+    /// failure if the attempt has ended.
     pub fn of(attempt: &Attempt) -> Result<Self, Failure> {
         let taken = match attempt.extension::<OpenTransaction>() {
             Some(open) => open.take(),
@@ -85,7 +85,7 @@ impl DerefMut for Transaction {
     }
 }
 
-/// An output, and the transaction that commits together with its record. This is what a handler returns in
+/// An output, and the transaction that commits together with its record. A handler returns this in
 /// [`PostgresMode`](crate::PostgresMode). [`Transaction::done`] creates it.
 #[derive(Debug)]
 #[must_use = "the transaction is committed only if the handler returns this"]
@@ -104,12 +104,12 @@ impl<O> InTransaction<O> {
     /// Publishes an event when the operation is recorded. The event is one more row in the same transaction,
     /// in the table `sqs_once_outbox`. A relay sends it at least once: see `docs/outbox.md`.
     ///
-    /// The relay sends the events of one group in the order of the commits, and within a commit in the order
-    /// in which you publish them. So commits with events of the same group wait for each other, each for two
-    /// round trips. Groups share 256 locks, so the same can happen to two different groups.
+    /// The relay sends a group's events in commit order, and within a commit in the order in which you publish
+    /// them. So commits with events of the same group wait for each other, each for two round trips. Groups
+    /// share 256 locks, so the same can happen to two different groups.
     ///
-    /// You can publish at most 1,000 events for one operation. If there are more, or one exceeds the limits
-    /// of [`Event`], the operation fails permanently.
+    /// An operation can publish at most 1,000 events. If there are more, or one exceeds the limits of
+    /// [`Event`], the operation fails permanently.
     ///
     /// ```
     /// use sqs_once::{Attempt, Event, Failure};
@@ -137,7 +137,7 @@ enum NoTransaction {
     Ended,
 }
 
-/// Leads from an attempt to its transaction. The mode owns the transaction and ends it with the attempt.
+/// Leads from an attempt to its transaction. The mode owns the transaction, and ends it with the attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenTransaction(Weak<Mutex<TransactionConnection>>);
 

@@ -30,18 +30,18 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// Returns the value of a variable, without white space at its ends. An empty variable is treated as not set.
+    /// Returns the value of a variable, without white space at either end. An empty variable is treated as not set.
     pub(crate) fn variable(&self, name: &str) -> Option<&str> {
         let value = self.variables.get(name).map(|value| value.trim());
         value.filter(|value| !value.is_empty())
     }
 
-    /// Returns whether a setting that is on by default is on.
+    /// Returns whether a setting with the default `on` is on.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         self.variable(name) != Some("off")
     }
 
-    /// Returns the duration of a setting. Without a valid one, the default.
+    /// Returns the duration of a setting, or the default if the function has no valid one.
     pub(crate) fn span(&self, setting: &Setting) -> Duration {
         let texts = self
             .variable(setting.name)
@@ -61,14 +61,14 @@ impl Function {
         }
     }
 
-    /// Returns whether the function has variables of this library.
+    /// Returns whether the function has this library's variables.
     pub(super) fn is_ours(&self) -> bool {
         let prefixes = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
         let mut names = self.variables.keys();
         names.any(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
     }
 
-    /// Returns whether the function sends published events and consumes no queue.
+    /// Returns whether the function sends published events and doesn't consume a queue.
     pub(super) fn is_relay(&self, mappings: &[Mapping]) -> bool {
         let mut queues = sources_of("sqs", mappings);
         self.variable("OUTBOX_TARGETS").is_some() && queues.next().is_none()
@@ -77,7 +77,7 @@ impl Function {
 
 pub(super) type Mapping = EventSourceMappingConfiguration;
 
-/// Returns the event sources of a service, such as `sqs`.
+/// Returns the event sources that belong to a service, such as `sqs`.
 pub(super) fn sources_of<'a>(
     service: &str,
     mappings: &'a [Mapping],
@@ -120,7 +120,7 @@ impl QueueAttributes {
     }
 }
 
-/// The clients that read a stack.
+/// The AWS clients that read a stack.
 pub(crate) struct Account {
     config: SdkConfig,
     cloudformation: aws_sdk_cloudformation::Client,
@@ -146,7 +146,7 @@ impl Account {
         }
     }
 
-    /// Returns the names or ARNs of the stack's resources of a type.
+    /// Returns the names or ARNs of the stack's resources of this type.
     pub(super) async fn resources(&self, stack: &str, kind: &str) -> Result<Vec<String>, Error> {
         let resources = self
             .cloudformation
@@ -168,7 +168,7 @@ impl Account {
         Ok(names.collect())
     }
 
-    /// Returns how many subscriptions of a topic somebody has confirmed.
+    /// Returns how many of a topic's subscriptions are confirmed.
     pub(super) async fn subscriptions(&self, topic: &str) -> Result<u32, Error> {
         let read = self.sns.get_topic_attributes().topic_arn(topic);
         let read = read
@@ -240,7 +240,7 @@ impl Account {
             })
     }
 
-    /// Reads the attributes of a queue, by its ARN. `None` if there is no such queue.
+    /// Reads the attributes of the queue with this ARN. `None` if there is no such queue.
     pub(super) async fn queue(&self, arn: &str) -> Result<Option<QueueAttributes>, Error> {
         let Some(queue) = NamedQueue::find_existing(&self.config, arn).await? else {
             return Ok(None);
@@ -269,7 +269,7 @@ impl Account {
         }
     }
 
-    /// Returns the attribute of a table's TTL. `None` if TTL is off.
+    /// Returns a table's TTL attribute. `None` if TTL is off.
     pub(super) async fn ttl(&self, table: &str) -> Result<Option<String>, Error> {
         let request = self.dynamodb.describe_time_to_live().table_name(table);
         let read = request.send().await.map_err(|error| {
@@ -285,7 +285,7 @@ impl Account {
         Ok(ttl.and_then(|ttl| ttl.attribute_name))
     }
 
-    /// Returns whether an enabled rule of EventBridge invokes a function.
+    /// Returns whether an enabled EventBridge rule invokes a function.
     pub(super) async fn has_schedule(&self, function: &Function) -> Result<bool, Error> {
         let list = self
             .events
@@ -308,11 +308,11 @@ impl Account {
         Ok(false)
     }
 
-    /// Returns whether a target of events exists: the URL of a queue, or the ARN of a topic or an event bus.
+    /// Returns whether an event target exists. It is a queue's URL, or the ARN of a topic or an event bus.
     ///
     /// # Errors
     ///
-    /// If AWS did not respond, or denied the request.
+    /// An error if AWS did not respond, or denied the request.
     pub(super) async fn has_target(&self, target: &str) -> Result<bool, Error> {
         if target.starts_with("http") {
             let read = self
@@ -330,12 +330,12 @@ impl Account {
         }
     }
 
-    /// Returns the actions that a role may not do to a resource, each with the condition keys that the
+    /// Returns the actions that a role is denied on a resource, each with the condition keys whose values the
     /// simulation did not know.
     ///
     /// # Errors
     ///
-    /// If IAM did not respond, or the caller may not ask.
+    /// An error if IAM did not respond, or the caller may not ask.
     pub(super) async fn denied(
         &self,
         role: &str,

@@ -1,4 +1,4 @@
-//! The checks of a consumer with its queues and tables, and of a relay.
+//! The checks for a consumer with its queues and tables, and for a relay.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use crate::output::{Error, in_words};
 /// The visibility timeout that AWS recommends, as a multiple of the function timeout (*AWS Lambda Developer
 /// Guide*, "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
-/// The place of the values with which messages survive an outage, and reach the dead-letter queue before the retention ends.
+/// Where to find values with which messages survive an outage, but reach the dead-letter queue before the retention ends.
 const VALUES: &str = "docs/operations.md#outages-that-messages-survive";
 
 /// Checks a consumer, its queues and its tables. Returns what its role needs.
@@ -80,7 +80,7 @@ pub(super) async fn consumer(
     Ok(needed)
 }
 
-/// Says that nobody gets the messages of a topic. It may be the one of the alarms.
+/// Notes if nobody gets a topic's messages. Alarms may go to this topic.
 pub(super) async fn topic(account: &Account, topic: &str, findings: &mut Findings) {
     match account.subscriptions(topic).await {
         Ok(0) => findings.note(
@@ -91,7 +91,7 @@ pub(super) async fn topic(account: &Account, topic: &str, findings: &mut Finding
     }
 }
 
-/// Says that a mapping rests, or could not deliver.
+/// Notes if a mapping is disabled or could not deliver.
 fn deliveries(mapping: &Mapping, findings: &mut Findings) {
     let id = mapping.uuid().unwrap_or_default();
     if !is_enabled(mapping) {
@@ -162,7 +162,7 @@ async fn queue(
         let count = most.as_u64().or_else(|| most.as_str()?.parse().ok());
         let count = count.and_then(|count| count.try_into().ok());
         receives(function, &queue, window, count.unwrap_or(0), findings);
-        // On a FIFO queue the age starts anew in the dead-letter queue.
+        // For a FIFO queue, a message's age starts again in the dead-letter queue.
         if !arn.ends_with(".fifo") {
             dead_letter_retention(&queue, dead, findings);
         }
@@ -255,7 +255,7 @@ fn partial_responses(mapping: &Mapping, consequence: &'static str, findings: &mu
     }
 }
 
-/// Checks how long a message can fail before it is in the dead-letter queue.
+/// Checks how long a message can fail before it reaches the dead-letter queue.
 fn receives(
     function: &Function,
     queue: &QueueAttributes,
@@ -292,8 +292,8 @@ fn receives(
     }
 }
 
-/// How long an outage every message survives, and the longest time until a message is in the dead-letter queue if it
-/// never waits for an invocation.
+/// Returns how long an outage every message survives, and the longest that a message can take to reach the
+/// dead-letter queue if it never waits for an invocation.
 fn ways(
     function: &Function,
     queue: &QueueAttributes,
@@ -379,7 +379,7 @@ fn of_table(
     }
 }
 
-/// Checks that the primary key of a table has these attributes, the partition key first. All must be strings.
+/// Checks that a table's primary key has these attributes, with the partition key first. All must be strings.
 fn key_schema(
     table: &TableDescription,
     wanted: &[&str],

@@ -1,4 +1,4 @@
-//! `sqs-once doctor`: reads a deployed stack, and reports mistakes that break the promises.
+//! `sqs-once doctor`: reads a deployed stack, and reports mistakes that break a promise.
 
 pub(crate) mod account;
 mod checks;
@@ -27,7 +27,7 @@ pub(crate) struct Doctor {
     skip: Vec<Check>,
 }
 
-/// A check. Its name is stable: `--skip` takes it.
+/// A check. Its name is stable, because `--skip` takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Check {
     /// Lambda deletes failed messages, or events that were not sent.
@@ -68,7 +68,7 @@ struct Finding {
     check: Check,
     resource: String,
     found: String,
-    /// The consequence for messages if nobody fixes it.
+    /// What happens to messages if nobody fixes it.
     consequence: &'static str,
     fix: String,
 }
@@ -99,13 +99,13 @@ impl Finding {
     }
 }
 
-/// Collects findings about one resource after the other.
+/// Collects the findings, one resource after the other.
 #[derive(Default)]
 struct Findings {
     all: Vec<Finding>,
-    /// Resources, and why something about them was not checked.
+    /// Resources, each with the reason why something about it was not checked.
     not_checked: Vec<(String, String)>,
-    /// Resources, and what is true of them on purpose or for a while, and stops messages or alarms.
+    /// Resources, each with something that stops messages or alarms but may be intended or temporary.
     notes: Vec<(String, String)>,
     resource: String,
 }
@@ -127,7 +127,7 @@ impl Findings {
         });
     }
 
-    /// Records that something about the resource was not checked.
+    /// Notes that something about the resource was not checked.
     fn skip(&mut self, reason: impl Into<String>) {
         self.not_checked
             .push((self.resource.clone(), reason.into()));
@@ -137,7 +137,7 @@ impl Findings {
         self.notes.push((self.resource.clone(), text.into()));
     }
 
-    /// Sets the resource of the next findings.
+    /// Sets the resource that the next findings are about.
     fn about(&mut self, resource: impl Into<String>) {
         self.resource = resource.into();
     }

@@ -1,4 +1,4 @@
-//! Checks what a function's role may do, as IAM simulates its policies.
+//! Checks what a function's role may do, according to IAM's policy simulation.
 
 use sqs_once::internal::entries;
 
@@ -29,10 +29,10 @@ impl Needed {
 }
 
 const PUT: &str = "dynamodb:PutItem";
-/// Without these, a role that may put records can still serve the inbox mode.
+/// A role that may put records can do without these in inbox mode.
 const CLAIMS: [&str; 2] = ["dynamodb:UpdateItem", "dynamodb:GetItem"];
 
-/// Returns what claims of a consumer need on the table of records.
+/// Returns what a consumer's claims need on the table of records.
 pub(super) fn of_records(function: &Function, table: &str) -> Needed {
     let mut actions = vec![PUT, CLAIMS[0], CLAIMS[1]];
     if function.is_on("IDEMPOTENCY_BATCHED_WRITES") {
@@ -45,7 +45,7 @@ pub(super) fn of_records(function: &Function, table: &str) -> Needed {
     )
 }
 
-/// Returns what a consumer needs on the buckets of large bodies and outputs.
+/// Returns what a consumer needs on the buckets for large bodies and outputs.
 pub(super) fn of_buckets(function: &Function) -> Vec<Needed> {
     let partition = function.arn.split(':').nth(1).unwrap_or("aws");
     let arn = |name: &str| format!("arn:{partition}:s3:::{name}");
@@ -79,7 +79,7 @@ pub(super) fn of_buckets(function: &Function) -> Vec<Needed> {
     needed
 }
 
-/// Returns the ARN of a target that the function names: by itself, or by the URL of a queue,
+/// Returns the ARN of a target that the function names by its ARN or, for a queue, by its URL,
 /// `https://sqs.REGION.amazonaws.com/ACCOUNT/NAME`.
 pub(super) fn arn_of_target(function: &Function, target: &str) -> Option<String> {
     if target.starts_with("arn:") {
@@ -101,7 +101,7 @@ pub(super) fn arn_of_target(function: &Function, target: &str) -> Option<String>
     Some(format!("arn:{partition}:sqs:{region}:{account}:{name}"))
 }
 
-/// Asks IAM whether the role has all that it needs. If IAM does not say, this is no finding.
+/// Asks IAM whether the role has all that it needs. If IAM does not say, that isn't a finding.
 pub(super) async fn check(
     account: &Account,
     function: &Function,
@@ -122,7 +122,7 @@ pub(super) async fn check(
             }
         };
         let lacks = |action: &str| denied.iter().any(|(denied, _)| denied == action);
-        // No variable tells the modes apart.
+        // The function's variables don't say which mode it uses.
         if actions.contains(&PUT) && !lacks(PUT) && CLAIMS.iter().all(|action| lacks(action)) {
             findings.skip("the permissions of claim mode: the role may only put records, which is enough for the inbox mode");
             continue;

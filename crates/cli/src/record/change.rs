@@ -1,5 +1,4 @@
-//! `record release`, `record decline` and `record delete`: end a lease, close open attempts, or delete a record, after
-//! asking.
+//! `record release`, `record decline` and `record delete`: ask, then end a lease, close open attempts, or delete a record.
 
 use clap::Args;
 use serde_json::json;
@@ -21,7 +20,7 @@ use crate::{
 pub(crate) struct ChangeArgs {
     /// The key, as logs show it: payments#order-1.
     key: String,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
     #[command(flatten)]

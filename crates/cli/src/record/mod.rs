@@ -13,7 +13,7 @@ use show::Show;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RecordCommand {
-    /// Shows a record: status, lease, history, and the effect on the next delivery.
+    /// Shows a record: status, lease, history, and what the next delivery will do.
     #[command(after_help = "\
 Example: sqs-once record show 'payments#order-1' --table idempotency
 
@@ -34,7 +34,7 @@ that the called system has never seen. The record changes only if it is then as 
 Exit code 1: nothing was changed. There is no record, it is COMPLETED or has a live lease, it changed
 after it was shown, or the answer was not yes.")]
     Decline(ChangeArgs),
-    /// Deletes a record, so that the next message under the key runs as the first.
+    /// Deletes a record, so that the next message under the key runs as if it were the first.
     #[command(after_help = "\
 Shows the record, and asks. The record is deleted only if it is then as it was shown.
 

@@ -1,4 +1,4 @@
-//! `record show`: prints one record, with its result if asked.
+//! `record show`: prints one record, with its result if asked to.
 
 use clap::Args;
 
@@ -16,10 +16,10 @@ use crate::{
 pub(crate) struct Show {
     /// The key, as logs show it: payments#order-1.
     key: String,
-    /// Shows the stored result, also one in S3. It is payload.
+    /// Shows the stored result, even if it is in S3. It is payload.
     #[arg(long)]
     result: bool,
-    /// Lambda function whose settings decide what the next message does. Without it, the defaults do.
+    /// Lambda function whose settings decide what the next message does. Without this, the defaults decide.
     #[arg(long, value_name = "NAME")]
     function: Option<String>,
     #[command(flatten)]

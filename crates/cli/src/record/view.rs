@@ -1,4 +1,4 @@
-//! A record as the commands show it: as JSON.
+//! A record as the commands show it, in JSON.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::{
     output::{Error, Format, answer},
 };
 
-/// Longest download of an output from S3: 10 MiB at 3 Mbit/s.
+/// How long downloading an output from S3 may take: 10 MiB at 3 Mbit/s.
 const MAX_OUTPUT_TIME: Duration = Duration::from_secs(30);
 
-/// How much of an output is shown.
+/// How much of an output we show.
 #[derive(Debug)]
 pub(super) enum Part {
     Size,
@@ -53,12 +53,12 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Creates the view, for a consumer with the default settings.
+    /// Creates the view for a consumer with default settings.
     pub(super) fn of(stored: &'a StoredRecord, part: &'a Part) -> Self {
         Self::under(Rules::default(), stored, part)
     }
 
-    /// Creates the view, for a consumer with these settings.
+    /// Creates the view for a consumer with these settings.
     pub(super) fn under(rules: Rules, stored: &'a StoredRecord, part: &'a Part) -> Self {
         let now = Timestamp::now();
         Self {
@@ -74,7 +74,7 @@ impl<'a> View<'a> {
         answer(format, || self.text(), || self.json())
     }
 
-    /// Returns the record for a person: the same JSON, and what the next message does.
+    /// Returns the record for people: the same JSON, and what the next message does.
     pub(super) fn text(&self) -> String {
         let record = self.stored.record.as_ref().ok();
         let but = match self.next_delivery {
@@ -94,7 +94,7 @@ impl<'a> View<'a> {
         let record = match &self.stored.record {
             Ok(record) => record,
             Err(found) => {
-                // Text that is no JSON is shown as text.
+                // If it isn't JSON, we show it as text.
                 let raw = serde_json::from_str(&found.raw).unwrap_or_else(|_| json!(found.raw));
                 return json!({"key": key, "unreadable": found.reason, "raw": raw});
             }
@@ -145,7 +145,7 @@ impl<'a> View<'a> {
                     StoredResult::Omitted(why) => shown["result_omitted"] = json!(why),
                 }
                 match self.part {
-                    // A result that is not JSON is shown as text.
+                    // If the result isn't JSON, we show it as text.
                     Part::Output(Ok(text)) => {
                         let value = serde_json::from_str(text).unwrap_or_else(|_| json!(text));
                         shown["result"] = value;

@@ -1,4 +1,4 @@
-//! Sends the events of groups whose rows one transaction has locked, and names the rows to settle.
+//! Sends events of groups whose rows a transaction has locked, and names the rows to settle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::{
 use sqs_once::Deadline;
 use sqs_once_postgres::relay::{Limits, Row};
 
-/// The rows whose events were sent or dead-lettered, and each row that failed, with its group.
+/// The rows whose events were sent or dead-lettered, and the rows that failed, each with its group.
 pub(super) struct SettledRows {
     pub(super) done: Vec<i64>,
     pub(super) failed: Vec<(i64, String)>,
@@ -45,7 +45,7 @@ pub(super) async fn send_groups(
     }
 }
 
-/// Divides rows into groups, in the order of the first row of each.
+/// Divides rows into groups, in the order of their first rows.
 pub(super) fn groups(rows: Vec<Row>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let mut places = BTreeMap::new();
@@ -66,8 +66,8 @@ pub(super) fn groups(rows: Vec<Row>) -> Vec<Group> {
     groups
 }
 
-/// Returns the limits of the transaction. In a stricter isolation, a row that another relay has sent would be
-/// an error; here it must just be left out.
+/// Returns the limits of the transaction. It is `READ COMMITTED`, because with stricter isolation a row that
+/// another relay has sent would be an error instead of being left out.
 pub(super) fn limits(deadline: Deadline) -> Limits {
     Limits {
         is_read_committed: true,

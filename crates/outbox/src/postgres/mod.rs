@@ -23,18 +23,18 @@ use sqs_once_postgres::{
     },
 };
 
-/// Time reserved to delete the rows of sent events, and for the response.
+/// Time reserved for deleting the rows of sent events and for the response.
 const RESERVE: Duration = Duration::from_secs(2);
-/// Longest round of sending: the limit of one call in [`aws::config`](sqs_once::aws::config). With less time
-/// left, a round could be cut off, and its events would have failed.
+/// Longest round of sending: a call's time limit in [`aws::config`](sqs_once::aws::config). With less time
+/// left, a round could be cut off, and its events would fail.
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
-/// The most rows of a transaction. If there are few groups, they share them.
+/// Maximum number of rows in a transaction. If there are few groups, they share these rows.
 const MAX_ROWS: usize = 500;
-/// How long we read only groups that are known to have more events. Then we look at all groups again, which
-/// can read every row of the table.
+/// How long we read only groups that are known to have more events, before we look at all groups again, which
+/// may read every row of the table.
 const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 /// Sends the events that [`PostgresMode`](sqs_once_postgres::PostgresMode) has recorded in `sqs_once_outbox`.
-/// Clones share pool and clients.
+/// Clones share the pool and the clients.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), lambda_runtime::Error> {
@@ -52,27 +52,27 @@ const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 ///
 /// # Transactions
 ///
-/// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it. This
-///    takes at most 100 groups. Read ten rows of each group, or more if there are few groups, up to 500 rows
-///    with 8 MB of bodies.
+/// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it, for up to
+///    100 groups. Read ten rows of each group, or more if there are few groups, up to 500 rows with 8 MB of
+///    bodies.
 /// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups side by side,
 ///    and rejected events to the dead-letter queue.
 /// 3. Delete the rows of sent and dead-lettered events. If an event failed, postpone its group by 5 seconds
 ///    to 5 minutes.
-/// 4. `COMMIT` and start again, until no group is due or the time is up. For five seconds only the groups
-///    that have more events take part, and then all of them.
+/// 4. `COMMIT` and start again, until no group is due or the time is up. For five seconds, only groups that
+///    have more events take part, then all groups again.
 ///
-/// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets an
-/// event at least once. If the process is frozen, the server ends the transaction. From PostgreSQL 17 on it
-/// does so one second after the deadline. Older versions may do so later, because their idle limit starts at
-/// the end of the last statement.
+/// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets an event
+/// at least once. If the process is frozen, the server ends the transaction: PostgreSQL 17 and later do so one
+/// second after the deadline. Older versions may do so later, because their idle limit starts at the end of the
+/// last statement.
 #[derive(Clone, Debug)]
 pub struct PostgresRelay {
     relay: Relay,
     store: PostgresStore,
 }
 
-/// How many events one run of a [`PostgresRelay`] sent.
+/// How many events a run of a [`PostgresRelay`] has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -81,8 +81,7 @@ pub struct Relayed {
     pub sent: u64,
     /// Events that the dead-letter queue confirmed.
     pub dead_lettered: u64,
-    /// Events that will be sent again: the ones that failed, and those that were read behind them in their
-    /// groups.
+    /// Events that will be sent again: those that failed, and those that were read after them in their groups.
     pub failed: u64,
 }
 
@@ -97,19 +96,19 @@ impl Relayed {
 }
 
 impl PostgresRelay {
-    /// Creates a relay that sends as `relay` does, from the database of `store`. It needs one connection.
+    /// Creates a relay that sends events from the database of `store`, as `relay` sends them. It needs one connection.
     #[must_use]
     pub const fn new(relay: Relay, store: PostgresStore) -> Self {
         Self { relay, store }
     }
 
-    /// Sends events until none is due or `deadline` comes. Several relays may send at the same time.
+    /// Sends events until none is due or `deadline` is reached. Several relays may send at the same time.
     ///
     /// Dropping the returned future is like a crash: the events of the open transaction are sent again.
     ///
     /// # Errors
     ///
-    /// If PostgreSQL fails. Some events may already have been sent.
+    /// An error if PostgreSQL fails. Some events may already have been sent.
     pub async fn send_due(&self, deadline: Deadline) -> Result<Relayed, RelayError> {
         self.send_all_due(deadline, None).await
     }
@@ -143,8 +142,8 @@ impl PostgresRelay {
     }
 }
 
-/// Sends the due events of all groups, on a connection with an open transaction. Ends when no event is
-/// due, or when it is too late for another transaction.
+/// Sends the due events of all groups, on a connection with an open transaction. Stops when no event is due, or
+/// when it is too late for another transaction.
 async fn send_all(
     relay: &Relay,
     tx: &mut TransactionConnection,
@@ -158,7 +157,7 @@ async fn send_all(
             return tx.roll_back().await;
         }
         let next_look = system::instant() + TIME_TO_NEXT_LOOK;
-        // If more groups are due than fit into one transaction, a few long groups must not delay the others.
+        // If more groups are due than fit into one transaction, a few long groups must not hold up the others.
         let enough = if groups.len() < MAX_GROUPS {
             1
         } else {
@@ -187,7 +186,7 @@ async fn send_all(
     }
 }
 
-/// Returns the groups from which a request with this limit may have left out rows.
+/// Returns the groups that may have more rows than a request with this limit has returned.
 fn long_groups(groups: &[Group], max_rows: usize) -> BTreeSet<String> {
     let bytes = |group: &Group| -> usize { group.iter().map(|row| row.event.body.len()).sum() };
     let is_cut = groups.iter().map(bytes).sum::<usize>() >= MAX_BYTES;

@@ -17,16 +17,16 @@ use crate::{
 /// A record that an open transaction locks.
 #[derive(Debug)]
 pub(crate) struct Locked {
-    /// The record as this claim would write it. It is written at the end of the attempt.
+    /// The record as this claim would write it. It is written only when the attempt ends.
     pub(crate) record: Record,
-    /// The record before, unless that was past its retention.
+    /// The earlier record, unless it was past its retention.
     pub(crate) replaced: Option<Record>,
-    /// Id of the transaction.
+    /// The transaction's id.
     pub(crate) transaction: String,
 }
 
 impl PostgresRun<'_> {
-    /// Opens a transaction, and claims the operation.
+    /// Opens a transaction and claims the operation.
     pub(crate) async fn begin(&self) -> Result<(TransactionConnection, Locked), Outcome> {
         let deadline = self.operation.deadline;
         let stop = deadline.handler_cutoff();
@@ -36,13 +36,13 @@ impl PostgresRun<'_> {
                 let limits = Limits::until(deadline, deadline.start_by());
                 let mut tx = tries.begin(limits).await?;
                 match self.claim(&mut tx).await {
-                    // Nothing was committed.
+                    // Safe to retry, because nothing was committed.
                     Err(error) if is_connection_lost(&error) => tries.failed(tx, error).await?,
                     claim => return Ok((tx, claim)),
                 }
             }
         };
-        // The response to a lock timeout comes after the last time at which a handler may start.
+        // We wait beyond the last time at which a handler may start, because the response to a lock timeout comes after it.
         let (mut tx, claim) = match self.in_time(begun).await {
             Some(Ok(begun)) => begun,
             Some(Err(error)) => return Err(self.not_applied("claim", &error)),
@@ -51,7 +51,7 @@ impl PostgresRun<'_> {
         let outcome = match claim {
             Ok(Ok(locked)) => return Ok((tx, locked)),
             Ok(Err(rejection)) => rejected(rejection, self.operation),
-            // The other worker's transaction is open, and we do not know when it ends.
+            // Another worker's transaction is open, and we don't know when it will end.
             Err(error) if is_lock_timeout(&error) => Outcome::Conflict {
                 owner: None,
                 lease_until: self.records.now(),
@@ -76,7 +76,7 @@ impl PostgresRun<'_> {
         let (found, transaction) = insert_or_lock(tx, self.key(), &first, time_left).await?;
         let version = found.stamp.version + 1;
         let replaced = match decide(Some(&found), claim) {
-            // The record was inserted just now, or the one before is past its retention.
+            // The record was just inserted, or the earlier one is past its retention.
             Decision::Mine | Decision::First => None,
             Decision::Over => Some(found),
             Decision::Rejected(rejection) => return Ok(Err(rejection)),

@@ -1,4 +1,4 @@
-//! Ends an attempt whose handler did not succeed: rolls back, and records a permanent failure.
+//! Ends an attempt whose handler did not succeed: rolls back, and records the failure if it is permanent.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ impl PostgresRun<'_> {
         tx: Arc<Mutex<TransactionConnection>>,
         end: NoOutput,
     ) -> Outcome {
-        // A task of the handler may still hold the transaction. Its connection is then closed when the last
-        // reference is dropped.
+        // A task that the handler spawned may still hold the transaction. Its connection is then closed when
+        // the last reference is dropped.
         let mut tx = tx.try_lock_owned().ok();
         if let (Some(tx), NoOutput::Failed(failure)) = (&mut tx, &end)
             && is_caused_by_connection(failure.error())
@@ -55,9 +55,9 @@ impl PostgresRun<'_> {
         outcome
     }
 
-    /// Rolls the handler's writes back, and records a permanent failure.
+    /// Rolls back the handler's writes, and records a permanent failure.
     ///
-    /// If a different attempt has completed the operation, returns the outcome of its record.
+    /// If another attempt has completed the operation, returns the outcome of its record.
     pub(super) async fn fail(
         &self,
         tx: &mut TransactionConnection,
@@ -66,8 +66,8 @@ impl PostgresRun<'_> {
     ) -> Outcome {
         let deadline = self.operation.deadline;
         let recorded = async {
-            // We use a new transaction and not a savepoint before the claim: every operation would pay for
-            // the savepoint, and the handler may have ended the transaction.
+            // We use a new transaction instead of a savepoint before the claim, because every operation would
+            // pay for the savepoint, and the handler may have ended the transaction.
             tx.roll_back().await?;
             tx.open(Limits::until(deadline, deadline.write_until()))
                 .await?;

@@ -52,7 +52,7 @@ impl PostgresRun<'_> {
         let completion = self.records.completion(&result);
         let recorded = async {
             let settled = self.settle(tx, locked, &completion).await?;
-            // The settlement proves that the handler did not end the transaction. Outside it, the events
+            // `settle` proves that the handler did not end the transaction. Outside a transaction, the events
             // would be published at once.
             if settled && !events.is_empty() {
                 outbox::insert(tx, &events, self.records.now()).await?;
@@ -62,7 +62,7 @@ impl PostgresRun<'_> {
         match self.in_time(recorded).await {
             Some(Ok(true)) => {}
             Some(Ok(false)) => {
-                // What the handler committed itself stays.
+                // Whatever the handler committed itself stays.
                 let error = ENDED_BY_HANDLER.into();
                 return self.fail(tx, error, Effect::Possible).await;
             }
@@ -91,7 +91,7 @@ impl PostgresRun<'_> {
         Outcome::Completed(result)
     }
 
-    /// Writes the end of the attempt in the transaction of the record. Returns false if that transaction has ended.
+    /// Writes how the attempt ended, in the transaction that locks the record. Returns false if that transaction has ended.
     async fn settle(
         &self,
         tx: &mut TransactionConnection,
@@ -142,7 +142,7 @@ impl PostgresRun<'_> {
         outcome
     }
 
-    /// Rolls back after an error, or closes a connection that is lost.
+    /// Rolls back after an error, or closes the connection if it is lost.
     async fn roll_back_after(&self, tx: &mut TransactionConnection, error: &Error) {
         if is_connection_lost(error) {
             tx.close();
@@ -151,8 +151,8 @@ impl PostgresRun<'_> {
         }
     }
 
-    /// Rolls back and waits for the response, so that the record is not locked when the message returns. If
-    /// there is no response, the connection is closed when it is dropped.
+    /// Rolls back and waits for the response, so that the record is not locked when the message comes back. If
+    /// there is no response, dropping the connection closes it.
     pub(crate) async fn roll_back(&self, tx: &mut TransactionConnection) {
         let answer = timeout_at(self.operation.deadline.write_until(), tx.roll_back()).await;
         if !matches!(answer, Ok(Ok(()))) {
@@ -164,7 +164,7 @@ impl PostgresRun<'_> {
         &self.operation.key
     }
 
-    /// Returns the answer to requests. `None` if it does not come before the time for writes ends.
+    /// Returns the answer to requests. `None` if it doesn't come while there is time for writes.
     async fn in_time<T>(&self, requests: impl Future<Output = T>) -> Option<T> {
         let Operation {
             deadline, meter, ..

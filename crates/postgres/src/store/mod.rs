@@ -27,10 +27,10 @@ use sqs_once::{
     store::{RequestContext, Store, StoreError, Swapped},
 };
 
-/// Records in a PostgreSQL table, for effects outside the database. Clones share pool and state.
+/// Records in a PostgreSQL table, for effects outside the database. Clones share the pool and the state.
 ///
-/// For business writes in the same database, use [`PostgresMode`](crate::PostgresMode). Both modes can share
-/// a table. [`migrate`](crate::migrate) creates it.
+/// For business writes in the same database, use [`PostgresMode`](crate::PostgresMode). Both can share a table,
+/// which [`migrate`](crate::migrate) creates.
 ///
 /// ```no_run
 /// use sqs_once::Once;
@@ -44,34 +44,35 @@ use sqs_once::{
 ///
 /// # Statements
 ///
-/// A swap over nothing is `INSERT ... ON CONFLICT DO NOTHING`, and a swap over a record is an `UPDATE` with the
-/// condition that owner and version are as expected. If it wrote no row, a `SELECT` shows what is there.
+/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an
+/// `UPDATE` with the condition that owner and version are as expected. If it wrote no row, a `SELECT` shows
+/// what is there.
 ///
 /// # Retention
 ///
-/// After its first completion and after each 50th, a process deletes at most 100 expired records, which is
-/// twice as many as it has made. Claims treat a record past its end as absent, deleted or not.
+/// After its first completion, and after every 50 more, a process deletes at most 100 expired records, which is
+/// twice as many as it has made. Claims treat an expired record as absent, whether or not it is deleted.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     connections: Connections,
-    /// Completions of this process.
+    /// How many operations this process has completed.
     completions: Arc<AtomicU64>,
 }
 
-/// Completions between two deletions.
+/// How many completions there are between two deletions.
 const DELETION_PERIOD: u64 = 50;
 /// How many records are deleted at a time. Each completion creates one record that will expire, so with twice
-/// as many deletions the table stops growing under a steady load.
+/// as many deletions the table stops growing under steady load.
 const MAX_DELETED: u64 = 2 * DELETION_PERIOD;
-/// Seconds from the end of a record until it is deleted, because another worker's clock may be behind.
+/// How many seconds after its expiry a record may be deleted. Not earlier, because another worker's clock may be behind.
 const DELETED_AFTER: u64 = 60;
 const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
 
-/// Longest read at start. Lambda's init phase ends after 10 seconds.
+/// How long the read at start may take. Lambda's init phase ends after 10 seconds.
 const MAX_WARM_UP_TIME: Duration = Duration::from_secs(2);
 
 impl PostgresStore {
-    /// Creates a store for records in the table `sqs_once_records`, which is found by the search path.
+    /// Creates a store for records in the table `sqs_once_records`, which the search path must find.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self {
@@ -80,11 +81,11 @@ impl PostgresStore {
         }
     }
 
-    /// Sets what to ask for short-lived passwords, such as tokens of IAM or a secret that is rotated. When the
-    /// server rejects a login (28P01 or 28000), the store calls `password` with the options of the pool, gives
+    /// Sets a function that returns short-lived passwords, such as IAM tokens or a secret that is rotated. When
+    /// the server rejects a login (28P01 or 28000), the store calls `password` with the pool's options, gives
     /// the pool the options that it returns, and tries once more. Open connections stay open.
     ///
-    /// An error makes the message return to the queue, and its text is logged.
+    /// If `password` returns an error, the message goes back to the queue, and the error's text is logged.
     ///
     /// ```no_run
     /// use sqlx::postgres::PgConnectOptions;
@@ -112,7 +113,7 @@ impl PostgresStore {
         }
     }
 
-    /// Reads the table, so that the log shows at start if messages will fail.
+    /// Reads the table, so that the log shows at start whether messages will fail.
     pub(crate) async fn warm_up(&self) {
         const READ: &str = "SELECT FROM sqs_once_records LIMIT 0";
         let read = self.run(None, async |connection| {
@@ -129,11 +130,11 @@ impl PostgresStore {
         );
     }
 
-    /// Takes a connection and opens a transaction on it, for a relay. Gives up at this time.
+    /// Takes a connection and opens a transaction on it, for a relay. `until` is when to give up.
     ///
     /// # Errors
     ///
-    /// If no server opens a transaction in time.
+    /// An error if no server opens a transaction in time.
     pub async fn begin_until(
         &self,
         limits: Limits,
@@ -155,8 +156,8 @@ impl PostgresStore {
         TransactionConnection::run(&self.connections, time_left, requests).await
     }
 
-    /// Counts a completion. After each [`DELETION_PERIOD`] of them, deletes expired records: for at most a
-    /// second, and a quarter of `time_left`. Failures are logged.
+    /// Counts a completion. After every [`DELETION_PERIOD`] of them, deletes expired records, which may take a
+    /// second, or a quarter of `time_left` if that is less. Logs failures.
     pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
         let completed = self.completions.fetch_add(1, Relaxed);
         if !completed.is_multiple_of(DELETION_PERIOD) {
@@ -226,7 +227,7 @@ fn store_error(action: &'static str, key: &Key, error: &Error) -> StoreError {
     failed(kind(error), action, key, error)
 }
 
-/// Creates the error of a request in a transaction that was not committed.
+/// Creates the error of a request in a transaction that wasn't committed.
 pub(crate) fn not_applied(action: &'static str, key: &Key, error: &Error) -> StoreError {
     let kind = match kind(error) {
         RequestErrorKind::Unanswered => RequestErrorKind::Denied,

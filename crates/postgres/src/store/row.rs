@@ -11,13 +11,13 @@ use sqlx::{
 
 use sqs_once::protocol::{Expect, Key, Record, Stamp, Swap};
 
-/// Attributes of a record that are text columns.
+/// A record's attributes that are text columns.
 const TEXTS: [&str; 4] = ["status", "owner", "failures", "result"];
 
-/// Attributes of a record that are columns of whole numbers.
+/// A record's attributes that are integer columns.
 const NUMBERS: [&str; 3] = ["version", "lease_until", "expires_at"];
 
-/// Every column but the key: [`TEXTS`], [`NUMBERS`], and the other attributes as JSON.
+/// Every column except the key: [`TEXTS`], [`NUMBERS`], and the other attributes as JSON.
 macro_rules! columns {
     () => {
         "status, owner, failures, result, version, lease_until, expires_at, attributes"
@@ -52,7 +52,7 @@ const READ: &str = concat!(
 const INSERT_ABSENT: &str = concat!(insert!(), " ON CONFLICT (id) DO NOTHING");
 const UPDATE_UNCHANGED: &str = concat!(update!(), " AND owner = $10 AND version = $11");
 /// A single statement that always returns the record, and locks it until the transaction ends. It waits for a
-/// concurrent transaction with the same key. The statements after it may wait longer for a lock.
+/// concurrent transaction with the same key. It also lets later statements wait longer for a lock.
 const INSERT_OR_LOCK: &str = concat!(
     insert!(),
     " ON CONFLICT (id) DO UPDATE SET id = r.id RETURNING ",
@@ -71,7 +71,7 @@ pub(super) async fn read(
     row.as_ref().map(record).transpose()
 }
 
-/// Writes a record if the row is as expected. Returns false if it is not.
+/// Writes a record if the row is as expected. Returns false if it isn't.
 pub(super) async fn swap(connection: &mut PgConnection, swap: &Swap) -> Result<bool, Error> {
     let write = match &swap.expect {
         Expect::Absent => bind(INSERT_ABSENT, &swap.key, &swap.to),
@@ -83,10 +83,10 @@ pub(super) async fn swap(connection: &mut PgConnection, swap: &Swap) -> Result<b
     Ok(write.execute(connection).await?.rows_affected() == 1)
 }
 
-/// Inserts a record, or locks the key's record. Returns the record in the table, and the id of this
-/// transaction. Later statements wait at most `lock_timeout` for a lock.
+/// Inserts a record, or locks the key's record. Returns the record in the table and this transaction's id.
+/// Later statements wait at most `lock_timeout` for a lock.
 ///
-/// If the returned record has the owner of `first`, which is random, it is new.
+/// Owners are random, so a record with `first`'s owner is the one that we just inserted.
 pub(crate) async fn insert_or_lock(
     connection: &mut PgConnection,
     key: &Key,
@@ -132,18 +132,18 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Statement<'static> {
     query.bind(Value::Object(attributes).to_string())
 }
 
-/// Binds owner and version.
+/// Binds the owner and the version.
 fn bind_stamp<'a>(query: Statement<'a>, stamp: &Stamp) -> Statement<'a> {
     let owner = text(stamp.owner.as_str());
     query.bind(owner).bind(int(stamp.version))
 }
 
-/// Returns the record in a row. [`Error::Decode`] if the row is not a valid record. The text names an
-/// attribute, never its value.
+/// Returns the record in a row, or [`Error::Decode`] if the row is not a valid record. The error's text names
+/// an attribute, never its value.
 pub(super) fn record(row: &PgRow) -> Result<Record, Error> {
     serde_json::from_value(Value::Object(attributes(row)?)).map_err(|error| {
         let why = error.to_string();
-        // serde quotes a value that has the wrong type.
+        // serde quotes a value of the wrong type.
         let is_quoting = why.starts_with("invalid ");
         Error::Decode(if is_quoting {
             "an attribute has a value of the wrong type".into()
@@ -175,10 +175,10 @@ pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// PostgreSQL's text cannot contain U+0000. This control character precedes the escaped ones.
+/// PostgreSQL's text can't contain U+0000. This control character marks escaped ones.
 const ESCAPE: char = '\u{1}';
 
-/// Returns the text as it is stored: unchanged, unless it contains U+0000 or [`ESCAPE`].
+/// Returns a text as we store it: unchanged, unless it contains U+0000 or [`ESCAPE`].
 pub(super) fn text(plain: &str) -> String {
     if !plain.contains(['\0', ESCAPE]) {
         return plain.to_owned();

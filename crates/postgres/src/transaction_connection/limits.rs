@@ -1,4 +1,4 @@
-//! [`Limits`]: the time limits of a transaction and its isolation, and the statements that set them.
+//! [`Limits`]: a transaction's time limits and isolation, and the statements that set them.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -12,20 +12,20 @@ use sqs_once::{
 /// How long after the deadline the server ends the transaction of a frozen worker.
 const MARGIN: Duration = Duration::from_secs(1);
 
-/// Isolation of a transaction, and its time limits, which the server keeps even if this process is frozen.
+/// A transaction's isolation and time limits. The server enforces the limits even if this process is frozen.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// When a wait for a lock ends.
+    /// When a statement stops waiting for a lock.
     pub lock_until: Instant,
     /// When the server ends an open transaction.
     pub end: Instant,
-    /// True for `READ COMMITTED`, false for the default of the database.
+    /// True for `READ COMMITTED`, false for the database's default.
     pub is_read_committed: bool,
 }
 
 impl Limits {
-    /// Creates a worker's limits. A wait for a lock ends at `lock_until`, and the transaction of a frozen
-    /// worker one second after the deadline.
+    /// Creates a worker's limits. Statements stop waiting for a lock at `lock_until`, and a frozen worker's
+    /// transaction ends one second after the deadline.
     #[must_use]
     pub fn until(deadline: Deadline, lock_until: Instant) -> Self {
         Self {
@@ -35,8 +35,8 @@ impl Limits {
         }
     }
 
-    /// Returns the statements that open a transaction with these limits, as one request. Send them at once:
-    /// PostgreSQL counts the time from then on.
+    /// Returns the statements that open a transaction with these limits, as one request. Send it at once,
+    /// because PostgreSQL counts the time from when it arrives.
     pub(super) fn begin(self, version: Option<u32>) -> SqlStr {
         let now = system::instant();
         let left = |end: Instant| {
@@ -56,8 +56,8 @@ impl Limits {
         );
         let version = version.unwrap_or_default();
         if version >= 140_000 {
-            // Only this check lets a statement that waits for a lock notice a closed connection. A server on
-            // Windows rejects the setting, and so does PostgreSQL 14 on every system but Linux.
+            // Without this check, a statement that waits for a lock would not notice a closed connection. A
+            // server on Windows rejects the setting, and so does PostgreSQL 14 on any system but Linux.
             sql.push_str(
                 "; SELECT set_config('client_connection_check_interval', '1000', true) \
                  WHERE version() LIKE '%linux%'",
@@ -74,7 +74,7 @@ impl Limits {
 mod tests {
     use super::*;
 
-    /// A transaction may wait for a connection. Its deadline does not move.
+    /// A transaction may have to wait for a connection, but its deadline does not move.
     #[tokio::test(start_paused = true)]
     async fn wait_for_a_connection_shortens_the_limits() {
         let second = Duration::from_secs(1);

@@ -20,8 +20,7 @@ use super::{connections::Connections, explain::is_connection_lost};
 pub use limits::Limits;
 pub(crate) use tries::Tries;
 
-/// A connection of a pool. It is closed when it is dropped, unless the server has responded to the last
-/// request.
+/// A connection from a pool. Dropping it closes it, unless the server has responded to the last request.
 ///
 /// A dropped future may leave a request on the wire. sqlx would keep that connection, even after a cancelled
 /// `begin()` whose transaction is still open (sqlx issues 4385 and 4393). We close it, which ends the
@@ -34,11 +33,11 @@ pub struct TransactionConnection {
     is_lost: bool,
 }
 
-/// Longest wait for a connection, of a request without a time limit.
+/// How long a request without a time limit waits for a connection.
 const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
-/// How long requests on a used connection may take, so that one that went silent in a freeze is replaced. A new
-/// one has no prepared statements yet, and takes two round trips for each.
+/// How long requests on a used connection may take, so that we replace one that went silent in a freeze. A new
+/// connection has no prepared statements yet, and needs two round trips for each.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 impl TransactionConnection {
@@ -62,7 +61,7 @@ impl TransactionConnection {
     }
 
     /// Takes a connection from the pool and opens a transaction. If the server has closed this connection,
-    /// tries the next one, because nothing was sent before `BEGIN`.
+    /// tries the next one, which is safe because nothing was sent before `BEGIN`.
     pub(crate) async fn begin(
         connections: &Connections,
         limits: Limits,
@@ -71,17 +70,17 @@ impl TransactionConnection {
         Tries::new(connections, until).begin(limits).await
     }
 
-    /// Gives up the connection. It is closed when it is dropped, and so are those that are idle now.
+    /// Gives up the connection, so that dropping it closes it. Also closes the connections that are idle now.
     pub(crate) fn close(&mut self) {
         (self.is_idle, self.is_lost) = (false, true);
         self.connections.close_idle();
     }
 
-    /// Opens a transaction. sqlx counts it, so that a handler's `begin()` makes a savepoint.
+    /// Opens a transaction in a way that sqlx counts, so that a handler's `begin()` makes a savepoint.
     ///
     /// # Errors
     ///
-    /// If PostgreSQL fails.
+    /// An error if PostgreSQL fails.
     pub async fn open(&mut self, limits: Limits) -> Result<(), Error> {
         self.is_idle = false;
         let begin = limits.begin(self.connection.server_version_num());
@@ -92,21 +91,21 @@ impl TransactionConnection {
     ///
     /// # Errors
     ///
-    /// If PostgreSQL fails.
+    /// An error if PostgreSQL fails.
     pub async fn commit(&mut self) -> Result<(), Error> {
         PgTransactionManager::commit(&mut self.connection).await?;
         self.is_idle = true;
         Ok(())
     }
 
-    /// Rolls the transaction back, with its savepoints.
+    /// Rolls back the transaction with its savepoints.
     ///
     /// # Errors
     ///
-    /// If PostgreSQL fails.
+    /// An error if PostgreSQL fails.
     pub async fn roll_back(&mut self) -> Result<(), Error> {
         if self.depth() == 0 && !self.is_lost {
-            // A savepoint that could not begin has left a `ROLLBACK` that sqlx sends with the next request.
+            // If a savepoint could not begin, sqlx sends a `ROLLBACK` with the next request.
             self.connection.ping().await?;
         }
         while self.depth() > 0 {
@@ -116,13 +115,13 @@ impl TransactionConnection {
         Ok(())
     }
 
-    /// Returns the number of open levels: the transaction itself, and its savepoints.
+    /// Returns the number of open levels: the transaction itself plus its savepoints.
     pub(crate) fn depth(&self) -> usize {
         PgTransactionManager::get_transaction_depth(&self.connection)
     }
 
     /// Runs requests that need no transaction. Keeps the connection if the server responded. Without
-    /// `time_left`, the requests may take any time once there is a connection.
+    /// `time_left`, the requests may take any amount of time once there is a connection.
     pub(crate) async fn run<T>(
         connections: &Connections,
         time_left: Option<Duration>,
@@ -134,7 +133,7 @@ impl TransactionConnection {
         if time_left.is_none() {
             return tx.request(requests).await;
         }
-        // The caller repeats the request on a different connection.
+        // The caller retries the request on another connection.
         let half = until.saturating_duration_since(system::instant()) / 2;
         let is_new = tx.connection.cached_statements_size() == 0;
         let limit = if is_new { half } else { half.min(MAX_SILENCE) };
@@ -161,7 +160,7 @@ impl TransactionConnection {
     }
 }
 
-/// Time for the ping that sqlx sends before it returns a connection to its pool.
+/// Time limit of the ping that sqlx sends before it returns a connection to its pool.
 const RETURN_TIME: Duration = Duration::from_secs(1);
 
 impl Drop for TransactionConnection {

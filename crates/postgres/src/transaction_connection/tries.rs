@@ -9,16 +9,16 @@ use super::{Limits, TransactionConnection};
 use crate::{connections::Connections, explain::is_connection_lost};
 
 /// How long the first `BEGIN` waits for a response. Its connection may be an old one, and Lambda may have
-/// frozen the process for longer than the network keeps a silent connection. The next ones are new.
+/// frozen the process for longer than the network keeps a silent connection. The later connections are new.
 const MAX_BEGIN_TIME: Duration = Duration::from_secs(2);
 
-/// How many connections one request tries.
+/// How many connections a request may try.
 const MAX_TRIES: u32 = 3;
 
 /// Longest pause before the next connection. The pause after that is up to twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
-/// The connections that one request tries, at most [`MAX_TRIES`].
+/// The connections that a request tries, at most [`MAX_TRIES`].
 pub(crate) struct Tries<'a> {
     connections: &'a Connections,
     until: Instant,
@@ -52,11 +52,11 @@ impl<'a> Tries<'a> {
         }
     }
 
-    /// Closes a lost connection, and returns as soon as the request may try the next one.
+    /// Closes a lost connection, and returns when the request may try the next one.
     ///
     /// # Errors
     ///
-    /// The error, if the connection is not lost or no other one may be tried.
+    /// The same error, if the connection is not lost or no other one may be tried.
     pub(crate) async fn failed(
         &mut self,
         mut tx: TransactionConnection,

@@ -16,11 +16,10 @@ pub use results::S3Results;
 
 use crate::aws::explain::{causes, explain};
 
-/// How long a read of an object waits for its next bytes.
+/// How long a read of an object may wait for the next bytes.
 const LONGEST_STALL: Duration = Duration::from_secs(2);
 
-/// Creates a client for S3. If the configuration sets an endpoint, as for an emulator, the bucket's name goes
-/// into the path of the request.
+/// Creates an S3 client. If the configuration sets an endpoint, as for an emulator, the bucket's name goes into the request's path.
 pub(crate) fn client(config: &SdkConfig) -> Client {
     let stalls = StalledStreamProtectionConfig::enabled().grace_period(LONGEST_STALL);
     let config = Builder::from(config)
@@ -29,7 +28,7 @@ pub(crate) fn client(config: &SdkConfig) -> Client {
     Client::from_conf(config.build())
 }
 
-/// A bucket, and the setting that names it.
+/// A bucket and the setting that names it.
 #[derive(Clone, Copy)]
 pub(crate) struct Bucket<'a> {
     pub(crate) client: &'a Client,
@@ -43,7 +42,7 @@ pub(crate) enum ReadError {
     Missing,
     /// The object is longer than the limit. It was not read to its end.
     TooLong,
-    /// Any other reason, with what to do. The text contains neither the object nor its key.
+    /// Any other reason, and what to do. The text contains neither the object nor its key.
     Failed(String),
 }
 
@@ -64,7 +63,7 @@ impl Bucket<'_> {
         collect(object, max_bytes).await
     }
 
-    /// Writes an object of JSON text. S3 compares the bytes that arrive with the SHA-256, which is in base64.
+    /// Writes JSON text as an object. S3 compares the bytes that arrive with this SHA-256, which is in base64.
     ///
     /// The error says what failed and what to do.
     pub(crate) async fn put(&self, key: &str, sha256: String, json: String) -> Result<(), String> {
@@ -83,15 +82,14 @@ impl Bucket<'_> {
                  if the bucket has a KMS key",
             )
         })?;
-        // Not every 200 comes from S3: the login page of a proxy has no ETag.
+        // Not every 200 comes from S3. A proxy's login page, for example, has no ETag.
         match stored.e_tag {
             Some(_) => Ok(()),
             None => Err("the response did not come from S3".to_owned()),
         }
     }
 
-    /// Explains a failed request. We leave out S3's texts, because they may quote the object key, which can
-    /// be payload.
+    /// Explains a failed request. Leaves out S3's texts, because they may quote the object key, which can be payload.
     fn refused<E>(&self, error: &SdkError<E, HttpResponse>, denied: &'static str) -> String
     where
         E: ProvideErrorMetadata + Error + 'static,

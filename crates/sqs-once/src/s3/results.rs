@@ -1,4 +1,4 @@
-//! [`S3Results`]: outputs in a bucket of S3.
+//! [`S3Results`]: outputs in an S3 bucket.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,18 +15,18 @@ use crate::{
     system::{self, Instant, timeout, timeout_at},
 };
 
-/// Longest output in S3. The whole output is in memory when it is written, and when it is read.
+/// Longest output in S3. The whole output is in memory while we write or read it.
 const MAX_BYTES: usize = 10 << 20;
 
-/// Longest time to store an output in S3.
+/// How long storing an output in S3 may take.
 const MAX_PUT_TIME: Duration = Duration::from_secs(2);
 
-/// Stores outputs as objects in an S3 bucket, for [`Results::outside`](crate::store::Results::outside). An
-/// output of more than 10 MiB is not stored.
+/// Stores outputs as objects in an S3 bucket, for [`Results::outside`](crate::store::Results::outside). Does
+/// not store outputs of more than 10 MiB.
 ///
-/// The role needs `s3:PutObject` and `s3:GetObject` on `results/*` in the bucket. It also needs
-/// `s3:ListBucket` on the bucket, because otherwise S3 responds with 403 and not with 404 for a lost object.
-/// A bucket with a KMS key needs `kms:GenerateDataKey` and `kms:Decrypt`.
+/// The role needs `s3:PutObject` and `s3:GetObject` on `results/*` in the bucket. It also needs `s3:ListBucket`
+/// on the bucket, because otherwise S3 answers 403 instead of 404 for a lost object. A bucket with a KMS key
+/// needs `kms:GenerateDataKey` and `kms:Decrypt`.
 ///
 /// ```no_run
 /// use sqs_once::{Once, aws, store::{DynamoStore, Results, S3Results}};
@@ -45,7 +45,7 @@ pub struct S3Results {
 }
 
 impl S3Results {
-    /// Creates a place for outputs in this bucket.
+    /// Stores outputs in this bucket.
     #[must_use]
     pub fn new(config: &SdkConfig, bucket: impl Into<String>) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl ResultStore for S3Results {
             let digest = Sha256::digest(json.as_bytes());
             let pointer = ResultPointer::of_digest(&*self.bucket, key, owner, &digest, bytes);
             let sha256 = BASE64_STANDARD.encode(digest);
-            // We need the other half of the time left for the record.
+            // The other half of the time left is for the record.
             let left = end.saturating_duration_since(system::instant());
             let limit = system::instant() + MAX_PUT_TIME.min(left / 2);
             let bucket = self.bucket(&self.bucket);

@@ -26,7 +26,7 @@ pub enum AnyStore {
     DynamoDb(DynamoStore),
     /// Records in a DynamoDB table, with batched writes.
     Batched(Batched),
-    /// Records in the memory of the process, for a first try under `cargo lambda watch`.
+    /// Records in the process's memory, for a first try under `cargo lambda watch`.
     Memory(MemoryStore),
 }
 

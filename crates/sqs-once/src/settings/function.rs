@@ -15,32 +15,32 @@ use tokio::runtime::{Builder, Runtime};
 use super::Settings;
 use crate::{deadline::MEMORY_OF_A_VCPU, settings::variables::table::IDEMPOTENCY_TABLE_NAME};
 
-/// The name that cargo-lambda gives a function that is invoked without a name.
+/// The name that cargo-lambda gives a function which is invoked without a name.
 const UNNAMED: &str = "_";
 
-/// How long a blocked thread can keep sockets and timers from the others.
+/// How long a blocked thread can keep the other threads from sockets and timers.
 const WAKE_UP_EVERY: Duration = Duration::from_millis(50);
 
 impl Settings {
-    /// Creates the function's runtime, with one thread or with one for each vCPU.
+    /// Creates the function's runtime, with one thread or one per vCPU.
     ///
     /// - One thread runs a batch of ten messages with a quarter less CPU time. But a handler that blocks this
     ///   thread stops the whole batch: no other message runs, no outcome is recorded and no deadline is kept.
-    ///   The consumer logs a poll of more than 100 ms. Run blocking code with
+    ///   The consumer logs a warning if a poll takes more than 100 ms. Run blocking code with
     ///   [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - With several threads, the response is in time as long as one of them is free: within 50 ms it takes
-    ///   over sockets and timers. Messages whose next step is queued on a blocked thread wait. If handlers
-    ///   block every thread, the whole batch stops, as it does with one thread.
+    /// - With several threads, the response is in time as long as one of them is free, because that one takes
+    ///   over sockets and timers within 50 ms. Messages whose next step is queued on a blocked thread wait. If
+    ///   handlers block every thread, the whole batch stops, as it does with one thread.
     ///
-    /// A function gets several threads if it has the memory of at least two vCPUs:
-    /// `AWS_LAMBDA_FUNCTION_MEMORY_SIZE` of 3,538 or more, since 1,769 MB have one vCPU (*AWS Lambda
-    /// Developer Guide*, "Configure Lambda function memory"). It also gets them if
-    /// `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed Instances then run several invocations
-    /// in one process. To decide this in code, build the runtime yourself, as `#[tokio::main]` does.
+    /// A function gets several threads if it has enough memory for two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
+    /// of 3,538 or more, because one vCPU comes with 1,769 MB (*AWS Lambda Developer Guide*, "Configure Lambda
+    /// function memory"). It also gets them if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed
+    /// Instances then run several invocations in one process. To decide this in code, build the runtime
+    /// yourself, as `#[tokio::main]` does.
     ///
     /// # Errors
     ///
-    /// If the operating system refuses the runtime's resources.
+    /// The operating system's error, if it refuses the resources that the runtime needs.
     ///
     /// ```no_run
     /// use sqs_once::{Attempt, Failure, Settings, handler_fn, telemetry};
@@ -66,7 +66,7 @@ impl Settings {
         Ok(runtime)
     }
 
-    /// Returns the function's memory in MB, if Lambda set it.
+    /// Returns the function's memory in MB, if Lambda provides it.
     pub(super) fn memory(&mut self) -> Option<u32> {
         self.number("AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
     }
@@ -81,15 +81,15 @@ impl Settings {
             || self.invocations() > NonZeroU32::MIN
     }
 
-    /// Returns how many invocations Lambda runs at once in this process, at most.
+    /// Returns how many invocations Lambda runs in this process at once.
     pub(super) fn invocations(&mut self) -> NonZeroU32 {
         let at_once = self.number("AWS_LAMBDA_MAX_CONCURRENCY");
         at_once.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`,
-    /// for the function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose
-    /// defaults with which the handler needs no other systems.
+    /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`, for
+    /// the function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose defaults
+    /// that let the handler run without other systems.
     ///
     /// On AWS this is always false, and a missing table is an error. [`inbox`](Self::inbox) needs a table
     /// everywhere.
@@ -110,12 +110,11 @@ impl Settings {
         self.is_unnamed_under_watch() && self.value(IDEMPOTENCY_TABLE_NAME.name).is_none()
     }
 
-    /// Returns whether this is the function that `cargo lambda watch` runs for an invocation without a
-    /// function name.
+    /// Returns whether this is the function that `cargo lambda watch` runs when an invocation names no function.
     ///
     /// cargo-lambda calls it `_`, which is a valid name on AWS too. But cargo-lambda's Runtime API is a URL
-    /// that ends with this name, while the one on AWS is a host and a port, and AWS always sets
-    /// `AWS_LAMBDA_INITIALIZATION_TYPE`.
+    /// that ends with this name. On AWS it is a host and a port, and `AWS_LAMBDA_INITIALIZATION_TYPE` is always
+    /// set.
     fn is_unnamed_under_watch(&mut self) -> bool {
         let name = self.value("AWS_LAMBDA_FUNCTION_NAME");
         let runtime_api = self.value("AWS_LAMBDA_RUNTIME_API").unwrap_or_default();
@@ -125,15 +124,15 @@ impl Settings {
             && self.value("AWS_LAMBDA_INITIALIZATION_TYPE").is_none()
     }
 
-    /// Returns the function's name, or an empty text if Lambda did not set it.
+    /// Returns the function's name, or an empty text if Lambda doesn't provide it.
     pub fn function(&mut self) -> String {
         self.value("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_default()
     }
 }
 
-/// One thread of the runtime waits for sockets and timers on behalf of all. If the handler that it then runs blocks
-/// it, Tokio's other threads sleep on, and nobody sees a response or a deadline (tokio issue 4730). A thread that is
-/// woken takes over.
+/// One of Tokio's threads waits for sockets and timers on behalf of all. If it then runs a handler that blocks it,
+/// the other threads sleep on, and nobody notices a response or a deadline (tokio issue 4730). A thread that we wake
+/// takes over.
 #[expect(
     clippy::disallowed_methods,
     reason = "its task only wakes a thread, from outside the runtime"

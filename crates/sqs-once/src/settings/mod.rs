@@ -1,4 +1,4 @@
-//! [`Settings`]: environment variables into a configured [`Consumer`].
+//! [`Settings`]: makes a configured [`Consumer`] from environment variables.
 
 pub(crate) mod any_store;
 mod function;
@@ -28,9 +28,9 @@ use crate::{
 
 /// The environment variables of a consumer, and the errors found in them so far.
 ///
-/// [`once`](Self::once), [`inbox`](Self::inbox) and [`item_mode`](Self::item_mode) each build a [`Consumer`]
-/// in the mode of that name. They read every variable before they report errors, so one [`SettingsError`]
-/// lists all of them. An empty variable is treated as not set.
+/// [`once`](Self::once), [`inbox`](Self::inbox) and [`item_mode`](Self::item_mode) each build a [`Consumer`] in
+/// the mode of that name. They read every variable before they report errors, so one [`SettingsError`] lists
+/// all errors. An empty variable is treated as not set.
 ///
 /// ```no_run
 /// use sqs_once::{Attempt, Failure, Handler, Settings, SettingsError, telemetry};
@@ -94,19 +94,19 @@ use crate::{
 /// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message that may have caused it runs alone, and waits after each further crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
 ///
-/// `AWS_LAMBDA_RUNTIME_API` must be set, since [`run`](crate::run) needs it.
+/// `AWS_LAMBDA_RUNTIME_API` must be set, because [`run`](crate::run) needs it.
 ///
-/// `POWERTOOLS_METRICS_NAMESPACE` and `POWERTOOLS_SERVICE_NAME` name the metrics, else they are named
-/// `sqs-once` and after the function.
+/// `POWERTOOLS_METRICS_NAMESPACE` and `POWERTOOLS_SERVICE_NAME` set the metrics' namespace and service. By
+/// default these are `sqs-once` and the function's name.
 ///
-/// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that is not read has no effect,
-/// and is logged at WARN, with the setting of the nearest name.
+/// A variable that begins with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` but is never read has no effect. A
+/// warning names it, and the setting with the most similar name.
 ///
-/// Builder methods of [`Consumer`] set what no variable does. [`Consumer::map_mode`] changes the mode.
+/// Builder methods of [`Consumer`] set what no variable can. [`Consumer::map_mode`] changes the mode's own settings.
 pub struct Settings {
     variables: Variables,
     config: Option<SdkConfig>,
-    /// True if the table is read at start.
+    /// Whether to read the table at start.
     warm_up: bool,
 }
 
@@ -139,7 +139,7 @@ where
     ///
     /// # Errors
     ///
-    /// [`SettingsError`] with every variable that is missing or invalid.
+    /// A [`SettingsError`] that lists every missing or invalid variable.
     ///
     /// ```no_run
     /// # use sqs_once::{Consumer, Failure, Handler};
@@ -153,13 +153,13 @@ where
 }
 
 impl Settings {
-    /// Takes the variables that the process's environment has now. Bytes that are not UTF-8 are replaced.
+    /// Takes the variables from the process's environment as it is now. Replaces bytes that are not UTF-8.
     #[must_use]
     pub fn from_env() -> Self {
         Self::of(Variables::from_env())
     }
 
-    /// Takes only these variables, for tests.
+    /// Takes these variables and no others, for tests.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -182,9 +182,9 @@ impl Settings {
         }
     }
 
-    /// Sets the configuration for calls to AWS, which is otherwise [`aws::config`]. Where it has no time limits, no retries
-    /// or no HTTP client of its own, it gets those of [`aws::config`]. An HTTP client of its own stays, with a warning,
-    /// because it does not know that Lambda freezes the process.
+    /// Sets the configuration for calls to AWS, which is otherwise [`aws::config`]. Where it has no time limits, retries or
+    /// HTTP client, it gets those of [`aws::config`]. If it has its own HTTP client, that stays, with a warning, because it
+    /// doesn't know that Lambda freezes the process.
     ///
     /// ```no_run
     /// # async fn main_() {
@@ -202,16 +202,16 @@ impl Settings {
         }
     }
 
-    /// Switches the read of the table at start on or off. It is on by default. One read opens the connection,
-    /// and reports a missing table or permission before the first message arrives. It needs
-    /// `dynamodb:GetItem`. `item_mode` has no table to read.
+    /// Switches the read of the table at start on (the default) or off. This one read opens the connection, and
+    /// reports a missing table or permission before the first message arrives. It needs `dynamodb:GetItem`.
+    /// `item_mode` has no table to read.
     #[must_use]
     pub fn warm_up(self, warm_up: bool) -> Self {
         Self { warm_up, ..self }
     }
 
-    /// Creates a consumer in a mode of a different crate, such as `sqs_once_postgres::PostgresMode`. In modes
-    /// of other crates no message runs alone after a crash.
+    /// Creates a consumer in a mode from another crate, such as `sqs_once_postgres::PostgresMode`. In such
+    /// modes, no message runs alone after a crash.
     ///
     /// ```text
     /// let mode = PostgresMode::new(pool);
@@ -242,12 +242,12 @@ impl Settings {
         Ok(shared.consumer(mode, handler, concurrency, &config))
     }
 
-    /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error. Logs
+    /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error, but
     /// only their names, because the values may be credentials.
     ///
     /// # Errors
     ///
-    /// As [`Variables::checked`].
+    /// The same as those of [`Variables::checked`].
     pub fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
         for unknown in self.unknown() {
             let UnknownVariable {
@@ -260,7 +260,7 @@ impl Settings {
         self.checked(read)
     }
 
-    /// Returns the configuration of the SDK: the given one, or [`aws::config`].
+    /// Returns the SDK's configuration: the one that was set, or [`aws::config`].
     pub async fn config(&mut self) -> SdkConfig {
         match &self.config {
             Some(config) => config.clone(),

@@ -20,9 +20,9 @@ use crate::{
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Settings {
-    /// Creates a consumer in the mode [`Once`]. `handler` is the handler, or an error in its variables. The
-    /// consumer reads the table once and logs a failure of that [read](Self::warm_up). Records are in the
-    /// table, or [in memory](Self::in_memory).
+    /// Creates a consumer in the mode [`Once`]. `handler` is the handler, or an error in its variables. Reads
+    /// the table once, and logs if that [read](Self::warm_up) fails. Records are in the table, or [in
+    /// memory](Self::in_memory).
     ///
     /// # Errors
     ///
@@ -35,9 +35,9 @@ impl Settings {
         Once<AnyStore>: Mode<H::Output>,
     {
         let table = if self.in_memory() {
-            // Messages from an event file are in no queue.
+            // Messages from an event file aren't in a queue.
             self.set_default(CONSUMER_VISIBILITY.name, "off");
-            // The records end with the process, and no other consumer sees them.
+            // The records are lost when the process ends, and no other consumer sees them.
             self.set_default(IDEMPOTENCY_NAMESPACE.name, "local");
             Ok(None)
         } else {
@@ -82,8 +82,8 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`Once`] with records in a [`Store`] of your own or in PostgreSQL, otherwise like
-    /// [`once`](Self::once). `IDEMPOTENCY_TABLE_NAME` is not read, nor are the other variables of the table.
+    /// Creates a consumer in the mode [`Once`] with records in your own [`Store`] or in PostgreSQL, otherwise like
+    /// [`once`](Self::once). It reads neither `IDEMPOTENCY_TABLE_NAME` nor the other variables of the table.
     ///
     /// # Errors
     ///
@@ -143,8 +143,7 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`ItemMode`], otherwise like [`once`](Self::once). There is no table of
-    /// records.
+    /// Creates a consumer in the mode [`ItemMode`], otherwise like [`once`](Self::once). It needs no table of records.
     ///
     /// # Errors
     ///
@@ -172,7 +171,7 @@ impl Settings {
     }
 }
 
-/// Reads the table of `store` once and calls `build` meanwhile. Logs a failure of the read.
+/// Reads the table of `store` once, and calls `build` meanwhile. Logs if the read fails.
 pub(super) async fn while_reading<T>(store: Option<DynamoStore>, build: impl FnOnce() -> T) -> T {
     let Some(store) = store else {
         return build();

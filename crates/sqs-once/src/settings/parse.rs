@@ -1,4 +1,4 @@
-//! Parsers of the values of settings.
+//! Parses the values of settings.
 
 use std::{
     convert::Infallible,
@@ -12,7 +12,7 @@ use crate::{entries::entries, protocol::isolation::CrashWaits, sqs::Visibility};
 ///
 /// # Errors
 ///
-/// If `text` is neither.
+/// An error if `text` is neither.
 pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
@@ -25,7 +25,7 @@ pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
 ///
 /// # Errors
 ///
-/// If `text` is not a duration.
+/// An error if `text` is not a duration.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
@@ -35,7 +35,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 ///
-/// If `text` is not a duration, or is 0.
+/// An error if `text` is not a duration, or is 0.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".to_owned()),
@@ -53,7 +53,7 @@ pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses a value that has an effect only with the feature `s3`. Without it, every text but an empty one is an error.
+/// Parses a value that has an effect only with the feature `s3`. Without the feature, any text but an empty one is an error.
 pub(crate) fn of_s3<T: Default>(
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> impl FnOnce(&str) -> Result<T, String> {
@@ -89,7 +89,7 @@ pub(crate) fn bytes(text: &str) -> Result<NonZeroU32, &'static str> {
     parsed.map_err(|_| "must be a whole number of bytes from 1 to 4294967295")
 }
 
-/// Parses a number of handlers. `auto` is `None`.
+/// Parses a number of handlers. Returns `None` for `auto`.
 pub(crate) fn concurrency(text: &str) -> Result<Option<NonZeroUsize>, &'static str> {
     match text {
         "auto" => Ok(None),
@@ -99,7 +99,7 @@ pub(crate) fn concurrency(text: &str) -> Result<Option<NonZeroUsize>, &'static s
     }
 }
 
-/// Parses the lifetime of a call key. `off` is `None`.
+/// Parses the lifetime of a call key. Returns `None` for `off`.
 pub(crate) fn lifetime(text: &str) -> Result<Option<Duration>, String> {
     match text {
         "off" => Ok(None),
@@ -109,7 +109,7 @@ pub(crate) fn lifetime(text: &str) -> Result<Option<Duration>, String> {
     }
 }
 
-/// Parses whether a message runs alone after a crash.
+/// Parses whether messages run alone after a crash.
 pub(crate) fn isolation(text: &str) -> Result<CrashWaits, &'static str> {
     Ok(if on_or_off(text)? {
         CrashWaits::default()
@@ -118,7 +118,7 @@ pub(crate) fn isolation(text: &str) -> Result<CrashWaits, &'static str> {
     })
 }
 
-/// Takes any text. None if it is empty.
+/// Takes any text. `None` if it is empty.
 pub(crate) fn text(text: &str) -> Result<Option<String>, Infallible> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }

@@ -29,7 +29,7 @@ impl Settings {
         })
     }
 
-    /// Creates the store that [`once`](Self::once) uses, for programs that read its table.
+    /// Creates the store that [`once`](Self::once) uses, for other programs that read its table.
     ///
     /// # Errors
     ///
@@ -42,7 +42,7 @@ impl Settings {
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, Layout::native(), rename);
-        // After an error we go on with the native names, so that the next variable is read too.
+        // After an error we continue with the native names, so that the next variable is read too.
         let layout = renamed.clone().unwrap_or_default();
         // `shared` reports a missing namespace.
         let namespace = self.value(IDEMPOTENCY_NAMESPACE.name).unwrap_or_default();
@@ -56,7 +56,7 @@ impl Settings {
     }
 }
 
-/// Renames the key and the TTL attribute. The text has native names and other names, as in `id=PK,expires_at=ttl`.
+/// Renames the key and the TTL attribute. The text pairs native names with new ones, as in `id=PK,expires_at=ttl`.
 fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     let pair = |pair: &str| {
         let (field, name) = pair

@@ -24,13 +24,13 @@ use crate::{
     },
 };
 
-/// The most handlers that run at a time unless a setting says otherwise.
+/// At most this many handlers run at a time, unless a setting says otherwise.
 const MOST_HANDLERS: NonZeroUsize = NonZeroUsize::new(100).unwrap();
-/// Memory of the process without messages, in MB, with some room for the allocator.
+/// Memory that the process needs without any messages, in MB, with some room for the allocator.
 const MEMORY_OF_PROCESS: u32 = 64;
 
 impl Settings {
-    /// Reads every setting that a consumer in any mode may have.
+    /// Reads the settings that a consumer may have in any mode.
     pub(super) fn shared(&mut self) -> Result<Shared, SettingsError> {
         let lambda = self.required(
             "AWS_LAMBDA_RUNTIME_API",
@@ -57,7 +57,7 @@ impl Settings {
         if self.is_set(IDEMPOTENCY_KEY.name) {
             options.key_in_environment = self.value(IDEMPOTENCY_KEY.name);
         }
-        // A default that the code sets is only a hint.
+        // If the code sets a default, that is only a hint.
         if self.is_set(CONSUMER_MIN_TIME_TO_START.name) {
             options.min_time_divisor = Some(shared.invocations.get().min(2));
         }
@@ -77,7 +77,7 @@ impl Settings {
         Ok((handler?, shared?))
     }
 
-    /// Refuses direct dead-lettering by a consumer that does not call SQS, unless it is only the default.
+    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless it is on only by default.
     fn calls_sqs_to_copy(&mut self, values: Values) -> Result<Values, SettingsError> {
         let name = CONSUMER_DIRECT_DEAD_LETTERING.name;
         if values.dead_letter && !values.visibility && self.value(name).is_some() {
@@ -87,11 +87,11 @@ impl Settings {
         Ok(values)
     }
 
-    /// Reads the settings of metrics. They are on by default, because the alarms need them.
+    /// Reads the settings for metrics. Metrics are on by default, because the alarms need them.
     ///
     /// # Errors
     ///
-    /// The first variable that is missing or invalid. The others stay in the list, as with
+    /// The first missing or invalid variable. Errors in the others stay in the list, as with
     /// [`Variables::required`](crate::settings::variables::Variables::required).
     pub fn metrics(&mut self) -> Result<Option<Metrics>, SettingsError> {
         self.trim("POWERTOOLS_");
@@ -101,7 +101,7 @@ impl Settings {
             "sqs-once",
             checked_namespace,
         );
-        // Powertools uses this default when nothing names a service.
+        // Powertools also falls back to `service_undefined`.
         let default = match self.function() {
             function if function.is_empty() => "service_undefined".to_owned(),
             function => function,
@@ -112,14 +112,14 @@ impl Settings {
     }
 }
 
-/// Settings that every mode reads, and the facts of the function.
+/// Settings that every mode reads, and facts about the function.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) values: Values,
     pub(super) namespace: Namespace,
-    /// Memory of the function in MB; `None` where Lambda did not set it.
+    /// The function's memory in MB; `None` if Lambda doesn't provide it.
     pub(super) memory: Option<u32>,
-    /// The most invocations that run at once in the process.
+    /// How many invocations the process may run at once.
     pub(super) invocations: NonZeroU32,
 }
 
@@ -129,8 +129,8 @@ impl Shared {
         Concurrency::new(self.values.concurrency.unwrap_or(LEAST))
     }
 
-    /// The same in claim mode, with outputs in the record. With `auto`, as many as the memory of an invocation holds, at
-    /// least 10 and at most 100. Outputs in S3 may have any size.
+    /// The same for claim mode, with outputs in the record. With `auto`, as many as an invocation's memory holds, but at
+    /// least 10 and at most 100. With outputs in S3 it is 10, because they may have any size.
     pub(super) fn concurrency_of_claims(&self) -> Concurrency {
         if self.values.concurrency.is_some() || self.values.result_bucket.is_some() {
             return self.concurrency();
@@ -140,7 +140,7 @@ impl Shared {
         Concurrency::within_memory(MOST_HANDLERS, memory / invocations)
     }
 
-    /// Memory for all messages of the process, in bytes. `None` where Lambda did not set it.
+    /// Memory for all of the process's messages, in bytes. `None` if Lambda doesn't provide the function's memory.
     fn memory_of_messages(&self) -> Option<usize> {
         let memory = self.memory?.saturating_sub(MEMORY_OF_PROCESS);
         usize::try_from(memory).ok()?.checked_mul(1 << 20)
@@ -152,7 +152,7 @@ impl Shared {
         values.visibility || !values.s3_buckets.is_empty() || values.result_bucket.is_some()
     }
 
-    /// Where outputs are stored: in the record, and large ones in the bucket if there is one.
+    /// Where outputs are stored: in the record, or large ones in the bucket if there is one.
     #[cfg_attr(
         not(feature = "s3"),
         expect(unused_variables, reason = "read by the feature")

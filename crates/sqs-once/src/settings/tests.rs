@@ -126,7 +126,7 @@ async fn watched_function_with_table_uses_it() {
     assert!(consumer.contains("Batched("), "{consumer}");
 }
 
-/// A function under another name must not do again what was done: its name is no namespace.
+/// The function's name must not be the default: after a rename, everything would run again.
 #[tokio::test]
 async fn missing_namespace_is_an_error_in_every_mode() {
     let [runtime_api, _, table] = REQUIRED;
@@ -136,7 +136,7 @@ async fn missing_namespace_is_an_error_in_every_mode() {
         without().once(Ok(unused::<()>())).await.err(),
         without().inbox(Ok(unused::<Done<()>>())).await.err(),
         without().item_mode(Ok(unused::<Change<()>>())).await.err(),
-        // A watched function whose records outlive it.
+        // A watched function whose records survive it.
         offline(&[&WATCHED[..], &[table]].concat())
             .warm_up(false)
             .once(Ok(unused::<()>()))
@@ -176,7 +176,7 @@ fn variable_for_min_time_is_checked_and_default_is_not() {
     }
 }
 
-/// The default of a row is the one of the code.
+/// The table's defaults are the same as those in code.
 #[tokio::test]
 async fn settings_without_variables_are_the_defaults_of_the_code() {
     let name = ("AWS_LAMBDA_FUNCTION_NAME", "charge-orders");
@@ -194,7 +194,7 @@ async fn settings_without_variables_are_the_defaults_of_the_code() {
         .backoff(values.backoff_base, values.backoff_cap)
         .dead_letter(values.dead_letter);
     assert_eq!(format!("{of_settings:?}"), format!("{visibility:?}"));
-    // The rest is compared without clients, since two of them are never equal.
+    // The rest is compared without clients, because two clients are never equal.
     assert!(mem::take(&mut values.visibility));
     #[cfg(feature = "s3")]
     {
@@ -307,7 +307,7 @@ async fn consumer_is_built_while_table_is_read() {
     assert!(answered.load(Relaxed), "built after the read");
 }
 
-/// A table that responds to a read only when the consumer is built.
+/// A table that answers a read only once the consumer is built.
 #[derive(Clone, Debug)]
 struct StubTable {
     sent: Arc<AtomicBool>,
@@ -452,7 +452,7 @@ async fn watched_function_reads_bodies_from_s3() {
 fn bucket_of_outputs_is_their_place() {
     let (_, shared) = with(&[("IDEMPOTENCY_RESULT_BUCKET", "outputs")]).unwrap();
     assert_eq!(shared.values.result_bucket.as_deref(), Some("outputs"));
-    // Outputs there may have any size.
+    // Outputs in S3 may have any size.
     assert_eq!(shared.concurrency_of_claims().most(), 10);
 }
 
@@ -547,7 +547,7 @@ async fn key_of_the_consumer_and_the_environment_must_agree() {
 
 #[test]
 fn value_fixed_in_code_is_the_setting() {
-    // The same value as in code is not an error.
+    // The same value in code and environment is not an error.
     for variables in [&[][..], &[("IDEMPOTENCY_KEY", "body:/orderId")]] {
         let variables = [&REQUIRED[..], variables].concat();
         let mut settings = Settings::from_vars(variables);

@@ -36,35 +36,35 @@ use crate::{
     system::{self, Instant, timeout_at},
 };
 
-/// How many messages that did not start are logged and named one by one. A batch may have ten thousand, and
-/// Lambda waits for our response.
+/// How many messages that did not start are logged and named one by one. A batch may have ten thousand of them,
+/// and Lambda waits for our response.
 const NAMED: usize = 100;
-/// From this receive on, a suspect needs no minimum of time. Otherwise it could starve beside handlers that last
-/// nearly as long as the invocation.
+/// From this receive on, a suspect may start with less than the minimum time left. Otherwise handlers that last
+/// nearly as long as the invocation could starve it.
 const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
 
-/// The messages of one invocation. Everything that changes is here. The task of a message returns how it ended, and
-/// sees nothing of the others but that a suspect waits.
+/// The messages of one invocation, with everything that changes. A message's task returns how it ended. All that it
+/// sees of the others is whether a suspect waits.
 ///
 /// 1. Every chain runs beside the others. A chain that meets a suspect stops there.
-/// 2. The suspects run alone, one after the other. The rest of their chains begins with 1 again.
+/// 2. The suspects run alone, one after the other. The rest of their chains then starts again at step 1.
 pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     consumer: Arc<Consumer<M, H>>,
     messages: Arc<[Message]>,
     deadline: Deadline,
-    /// Aborted before the turns end, so that a handler which can be cut off has no turn afterwards.
+    /// Declared before `running`, so that dropping a batch aborts the tasks before it gives back their turns.
     tasks: JoinSet<(usize, Ran)>,
-    /// Messages that run, by their place in the batch.
+    /// The messages that are running, by their place in the batch.
     running: HashMap<usize, Running>,
     /// Chains whose next message may start.
     ready: VecDeque<Chain>,
     suspects: Vec<Waiting>,
     /// What the task of each message sees of the batch.
     shown: OfBatch,
-    /// The handlers that began, for those whose end does not become known.
+    /// Tells which handlers began, in case we never learn how they end.
     began: UnboundedReceiver<Began>,
     ended: Vec<Option<Ended>>,
-    /// Number of lines logged so far about messages that did not start.
+    /// Number of log lines so far about messages that did not start.
     not_started_lines: usize,
 }
 
@@ -73,7 +73,7 @@ struct Running {
     started: Instant,
     /// The messages behind it.
     chain: Chain,
-    /// Kept here so that it ends with the response of the batch, even if a handler still blocks its thread.
+    /// Kept here so that it is given back when the batch responds, even if a handler still blocks its thread.
     _turn: Option<Turn>,
     began: Option<Began>,
 }
@@ -89,8 +89,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// Runs the messages until all have ended or it is time to respond. Returns how each ended, in the order of the
     /// event.
     ///
-    /// Boxed here: to see that a future which holds a batch is `Send`, the compiler would ask what the handler returns,
-    /// and it cannot for an async closure.
+    /// Boxed here: to prove that a future which holds a batch is `Send`, the compiler would need the type that the
+    /// handler returns, and it can't find that for an async closure.
     pub(super) fn run(
         consumer: Arc<Consumer<M, H>>,
         messages: Arc<[Message]>,
@@ -138,7 +138,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Runs chains beside each other, until nothing runs and nothing can start.
+    /// Runs chains in parallel until nothing runs and nothing can start.
     async fn run_beside(&mut self) {
         let turns = self.consumer.process.turns.clone();
         loop {
@@ -193,8 +193,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             && system::instant() < self.shown.start_by(self.deadline)
     }
 
-    /// Starts the first message of the next chain. Its turn comes before its claim: a message that waits behind a suspect holds
-    /// nothing if that suspect ends the process.
+    /// Starts the first message of the next chain. It gets its turn before it claims, so that a message which waits behind a
+    /// suspect holds nothing if that suspect kills the process.
     fn start_next(&mut self, turn: Turn) {
         let Some((index, chain)) = self.ready.pop_front().and_then(Chain::split) else {
             return;
@@ -212,10 +212,10 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         });
     }
 
-    /// Runs the suspects one after the other, those with the fewest attempts alone first: they are the least likely
-    /// to end the process.
+    /// Runs the suspects one after the other. Those with the fewest attempts alone go first, because they are the
+    /// least likely to kill the process.
     async fn run_suspects(&mut self) {
-        // The next one is the last of the list.
+        // Sorted backwards, because `pop` takes the last.
         self.suspects
             .sort_by_key(|next| Reverse((next.suspect.exclusive_attempts, next.index)));
         while let Some(next) = self.suspects.pop() {
@@ -243,7 +243,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 _turn: turn,
                 ..running
             };
-            // It waits for no other suspect.
+            // A suspect doesn't have to make room for the suspects behind it.
             let mut of_batch = self.shown.at(index);
             if !flawed("a suspect waits for suspects") {
                 of_batch.suspects_wait = Arc::default();
@@ -293,7 +293,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// Notes that a message has ended or is a suspect.
     fn note(&mut self, joined: Result<(usize, Ran), JoinError>) {
         self.note_began();
-        // A task that was cut off is closed with the batch.
+        // If its task was cut off, `close` ends the message.
         let Ok((index, ran)) = joined else { return };
         let Some(running) = self.running.remove(&index) else {
             return;
@@ -308,7 +308,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 }
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
-                // A message that overtook goes ahead only to end the attempt in the way. The one that waits comes before the rest.
+                // A message overtakes only to end the attempt that is in the way. The message that waits for this comes before
+                // the rest.
                 let stops = behind.overtakes || self.stops(&ended, behind.is_fifo_group);
                 if waits_for_other {
                     behind.overtakes = behind.is_fifo_group;
@@ -334,7 +335,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Notes the handlers that began.
+    /// Notes which handlers have begun.
     fn note_began(&mut self) {
         while let Ok(began) = self.began.try_recv() {
             if let Some(running) = self.running.get_mut(&began.index) {
@@ -343,8 +344,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Ends the messages of a chain that have another key. An attempt with another payload is in the way of their key, and a
-    /// message behind may be the only one that can end it.
+    /// Ends the messages of a chain that have a key other than this. An attempt with another payload is in the way of this
+    /// key, and a message behind may be the only one that can end it.
     fn keep_key(&mut self, chain: &mut Chain, key: Option<&Key>) {
         let behind = mem::take(&mut chain.messages).into_iter();
         let (of_key, others) = behind.partition(|index| self.messages[*index].key() == key);
@@ -358,7 +359,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         );
     }
 
-    /// Lets the messages behind one that has ended start, or ends them.
+    /// Starts the messages behind one that has ended, or ends them unstarted.
     fn continue_chain(&mut self, stops: bool, behind: Chain) {
         if !stops && behind.next().is_some() {
             self.ready.push_front(behind);
@@ -383,7 +384,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         !(ended.is_success() || goes_on || flawed("a group does not stop"))
     }
 
-    /// Logs and keeps the end of a message.
+    /// Logs and keeps how a message ended.
     fn keep_end(&mut self, index: usize, mut ended: Ended) {
         if ended.is_not_started() {
             self.not_started_lines += 1;
@@ -399,7 +400,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     fn close(mut self) -> Vec<Ended> {
         self.tasks.abort_all();
         self.note_began();
-        // The end of a suspect is that of its chain too.
+        // Ending a suspect ends the rest of its chain.
         for suspect in mem::take(&mut self.suspects) {
             self.not_started(suspect);
         }
@@ -477,7 +478,7 @@ fn plan(messages: &[Message]) -> VecDeque<Chain> {
 }
 
 impl Running {
-    /// Returns the end of a message whose handler did not yield until it was time to respond.
+    /// Returns the outcome of a message whose handler did not yield until it was time to respond.
     fn cut_off(self, message: &Message) -> Ended {
         let mut ended = Ended::without_run(Outcome::OutOfTime, message);
         ended.duration = system::elapsed(self.started);

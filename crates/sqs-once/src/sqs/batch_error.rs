@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-/// Why an invocation fails. SQS then keeps all messages of the batch.
+/// Why an invocation fails. All messages of the batch then stay in the queue.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -11,9 +11,9 @@ pub enum BatchError {
         "the event is not an SQS event, at line {line}, column {column}: check that the trigger of this function is an SQS queue; nothing was processed"
     )]
     NotSqs {
-        /// Line of the first difference, from 1.
+        /// Line at which parsing failed, from 1.
         line: usize,
-        /// Column of the first difference, from 1.
+        /// Column at which parsing failed, from 1.
         column: usize,
     },
     /// A message has no id. SQS deletes messages that the response does not name, so the whole
@@ -25,8 +25,8 @@ pub enum BatchError {
         /// Place of the message in the event, from 0.
         index: usize,
     },
-    /// The consumer looks up what an earlier attempt did ([`LookUp`](crate::LookUp)), and the key
-    /// changes when a message is redriven. The lookup would be left out, and the effect repeated.
+    /// The consumer has a [`LookUp`](crate::LookUp) of what an earlier attempt did, but the key changes when a
+    /// message is redriven. Then the lookup would not be called, and the effect would happen again.
     #[error(
         "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
     )]
@@ -34,7 +34,7 @@ pub enum BatchError {
         /// The key source: `message-id` or `deduplication-id`.
         key: &'static str,
     },
-    /// `IDEMPOTENCY_KEY` is set, and the code sets another key ([`Consumer::key`](crate::Consumer::key),
+    /// `IDEMPOTENCY_KEY` is set, but the code sets another key ([`Consumer::key`](crate::Consumer::key),
     /// [`Consumer::key_by`](crate::Consumer::key_by)).
     #[error(
         "IDEMPOTENCY_KEY is `{environment}`, and the code of the function sets another key with `Consumer::key` or `Consumer::key_by`: remove one of them, so that the key stays what it was: under another key, what is done would be done again; nothing was processed"
@@ -56,20 +56,20 @@ pub enum BatchError {
         /// The longest value that the setting may have.
         longest: Duration,
     },
-    /// DynamoDB could not be reached, denied access or has no such table, and so every message of the
-    /// batch failed. Lambda counts the invocation in its Errors metric.
+    /// Every message of the batch failed because the store could not be reached, denied access or has no such
+    /// table. Lambda counts the invocation in its Errors metric.
     #[error(
         "all {messages} messages of the batch failed because the store is unavailable, and go back to the queue: {reason}"
     )]
     StoreUnavailable {
-        /// Messages of the batch.
+        /// How many messages the batch has.
         messages: usize,
-        /// The error of the first.
+        /// The error of the first message.
         reason: String,
     },
 }
 
-/// Shows the text, as a `main` that returns the error does.
+/// Shows the error's text, because that is what a `main` that returns the error prints.
 impl fmt::Debug for BatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,4 +1,4 @@
-//! [`Body`]: the body of a message that runs, which may be from S3.
+//! [`Body`]: the body of a message that is running, which may come from S3.
 
 use super::{consumer::Consumer, message::Message, process::BodyMemory};
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     system::{self, Instant, timeout_at},
 };
 
-/// The body of a message that runs.
+/// The body of a message that is running.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// The message has it.
+    /// The message contains it.
     OfMessage,
     /// It was read from S3.
     OfS3 { text: String, _memory: BodyMemory },
@@ -27,11 +27,11 @@ impl Body {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Returns the body of a message. If it is in S3, waits for memory and reads it. `None` if S3 no longer has it.
+    /// Returns the body of a message. If the body is in S3, waits for memory and reads it. `None` if S3 no longer has it.
     ///
     /// # Errors
     ///
-    /// The outcome of the message, if there was no memory in time or S3 did not return the body.
+    /// The message's outcome, if memory did not become free in time or S3 did not return the body.
     pub(super) async fn body(
         &self,
         message: &Message,

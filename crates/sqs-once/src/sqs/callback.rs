@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-/// A function of the application. Clones share it, and compare as equal.
+/// A function of the application. Clones share the function, and compare as equal.
 pub struct Callback<F: ?Sized>(pub(super) Arc<F>);
 
 impl<F: ?Sized> Callback<F> {

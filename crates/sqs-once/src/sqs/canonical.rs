@@ -1,22 +1,22 @@
-//! [`Canonical`]: one text for all spellings of a JSON value.
+//! [`Canonical`]: the same text for every spelling of a JSON value.
 
 use std::{fmt::Write as _, ops::Range};
 
 use serde::de::IgnoredAny;
 
-/// Longest JSON that gets a canonical form, in bytes. Sorting a longer one would take too much memory.
+/// Longest JSON that gets a canonical form, in bytes. Sorting a longer text would take too much memory.
 pub(super) const MAX_CANONICAL_BYTES: usize = 64 * 1024;
-/// Most levels of lists and objects in a canonical form, which bound the stack.
+/// How deep lists and objects may be nested in a canonical form. The limit bounds the stack.
 const MAX_LEVELS: usize = 127;
-/// Most digits of an exponent that is calculated with.
+/// Most digits of an exponent that we calculate with.
 const MAX_EXPONENT_DIGITS: usize = 9;
-/// Most digits of a whole number that is written without an exponent. All whole numbers below 2^53 are.
+/// Most digits of a whole number that we write without an exponent: enough for all below 2^53.
 const MAX_PLAIN_DIGITS: usize = 16;
 
 /// A JSON value in canonical form.
 ///
-/// Texts and the order of members are as in RFC 8785. Numbers are not, since to it they are doubles: here a number has
-/// its exact decimal value, as its digits without zeros at either end, and an exponent.
+/// Texts and the order of members are as in RFC 8785. Numbers are not, because the RFC takes them for doubles: here a
+/// number keeps its exact decimal value, as its digits without zeros at either end, and an exponent.
 #[derive(Debug)]
 pub(super) struct Canonical {
     pub(super) text: String,
@@ -26,21 +26,21 @@ pub(super) struct Canonical {
 /// What a key needs to know about a JSON value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonContent {
-    /// True if every number is a whole one below 2^53, written without a fraction and an exponent. Programs that read numbers
-    /// as doubles tell these apart.
+    /// True if every number is a whole number below 2^53, written without fraction and exponent. Programs that read numbers
+    /// as doubles can tell such numbers apart.
     pub(super) is_exact: bool,
-    /// True if the value has nothing but null, empty texts, and lists and objects of them.
+    /// True if the value consists of nothing but null, empty texts, and lists and objects of them.
     pub(super) is_empty: bool,
 }
 
 impl Canonical {
-    /// Returns the canonical form. `None` for text of more than [`MAX_CANONICAL_BYTES`], and for JSON with more
+    /// Returns the canonical form. `None` for text longer than [`MAX_CANONICAL_BYTES`], and for JSON with more
     /// than 127 levels or half of a surrogate pair.
     pub(super) fn of(json: &str) -> Option<Self> {
         if json.len() > MAX_CANONICAL_BYTES {
             return None;
         }
-        // The writer meets nothing but JSON.
+        // The writer relies on this being valid JSON.
         serde_json::from_str::<IgnoredAny>(json).ok()?;
         let mut writer = Writer {
             rest: json,
@@ -72,15 +72,15 @@ impl JsonContent {
     }
 }
 
-/// Reads JSON from its start, and appends it to the text in canonical form. We don't let serde read numbers, because it
-/// makes doubles of them, unless the whole program has its feature `arbitrary_precision`.
+/// Reads JSON from its start, and appends it to the text in canonical form. We don't let serde_json read numbers,
+/// because it turns them into doubles, unless some crate of the program enables its feature `arbitrary_precision`.
 struct Writer<'j> {
     rest: &'j str,
     text: String,
 }
 
 impl<'j> Writer<'j> {
-    /// Writes the next value. `None` if it has more levels than these, or half of a surrogate pair.
+    /// Writes the next value. `None` if it has more than `levels`, or half of a surrogate pair.
     fn value(&mut self, levels: usize) -> Option<JsonContent> {
         match self.peek()? {
             b'{' => self.object(levels.checked_sub(1)?),
@@ -146,7 +146,7 @@ impl<'j> Writer<'j> {
         let values = self.text.split_off(start);
         let mut all = JsonContent::NOTHING;
         self.text.push('{');
-        // Of members with one name, the last wins, as in a tree.
+        // Of members with the same name, the last wins, as it does when serde_json builds a tree.
         for same_name in members.chunk_by(|(one, ..), (other, ..)| one == other) {
             if let [.., (name, value, content)] = same_name {
                 all = all.and(*content);
@@ -160,7 +160,7 @@ impl<'j> Writer<'j> {
         Some(all)
     }
 
-    /// Takes the next value, a string. `None` if it has half of a surrogate pair.
+    /// Reads the next value, a string. `None` if it has half of a surrogate pair.
     fn string(&mut self) -> Option<String> {
         let mut strings = serde_json::Deserializer::from_str(self.rest).into_iter();
         let text = strings.next()?.ok()?;
@@ -168,19 +168,19 @@ impl<'j> Writer<'j> {
         Some(text)
     }
 
-    /// serde_json escapes text as RFC 8785, section 3.2.2.2, says.
+    /// serde_json escapes text just as RFC 8785, section 3.2.2.2, demands.
     fn push_string(&mut self, text: &str) -> Option<()> {
         self.text.push_str(&serde_json::to_string(text).ok()?);
         Some(())
     }
 
-    /// Returns the first byte behind white space.
+    /// Skips white space, and returns the next byte.
     fn peek(&mut self) -> Option<u8> {
         self.rest = self.rest.trim_ascii_start();
         self.rest.bytes().next()
     }
 
-    /// Skips white space, and this character if it follows. Returns whether it does.
+    /// Skips white space, and this character if it comes next. Returns whether it does.
     fn skip(&mut self, next: char) -> bool {
         self.peek();
         let rest = self.rest.strip_prefix(next);
@@ -188,7 +188,7 @@ impl<'j> Writer<'j> {
         rest.is_some()
     }
 
-    /// Skips a comma before an element or member, or the end. Returns whether it is the end.
+    /// Skips the comma before an element or member, or the closing bracket. Returns whether it was the bracket.
     fn is_end(&mut self, end: char) -> bool {
         let is_end = self.skip(end);
         if !is_end {
@@ -206,10 +206,9 @@ impl<'j> Writer<'j> {
     }
 }
 
-/// Appends a number of JSON so that numbers of one decimal value have one text, and others do not.
+/// Appends a JSON number, so that two numbers have the same text exactly if their decimal values are equal.
 ///
-/// The number is never written out: `1e1000000` has few digits. One with an exponent of more than nine digits stays as it
-/// is.
+/// The number is never written out, so `1e1000000` stays short. A number whose exponent has more than nine digits stays as it is.
 fn push_decimal(text: &mut String, number: &str) -> Option<()> {
     let (sign, magnitude) = match number.strip_prefix('-') {
         Some(magnitude) => ("-", magnitude),
@@ -236,7 +235,7 @@ fn push_decimal(text: &mut String, number: &str) -> Option<()> {
     Some(())
 }
 
-/// Ends a list or object, which has a comma behind each value.
+/// Ends a list or object, in place of the comma after its last value.
 fn close(text: &mut String, end: char) {
     if text.ends_with(',') {
         text.pop();
@@ -394,7 +393,7 @@ mod tests {
         })
     }
 
-    /// A number of JSON with this value: the mantissa as `shift` digits before or behind its own point.
+    /// A JSON number with this value, whose decimal point is moved by `shift` digits.
     fn spelled(mantissa: i64, exponent: i64, shift: usize, zeros: usize) -> String {
         let sign = if mantissa < 0 { "-" } else { "" };
         let digits = format!(

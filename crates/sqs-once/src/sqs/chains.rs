@@ -8,7 +8,7 @@ use std::{
 
 use crate::{InvalidValue, flawed::flawed, protocol::Key};
 
-/// How a message group goes on behind a permanent failure in its batch.
+/// What a message group does after a permanent failure in its batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;
@@ -19,10 +19,10 @@ use crate::{InvalidValue, flawed::flawed, protocol::Key};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FifoAfterPermanent {
-    /// The messages behind it run as soon as the failure is recorded. The failed message never runs again, so they do not
-    /// overtake it. Behind a failure that no record has, they do not run in this batch, because another build or setting may run
-    /// the failed message later: any failure on an [item](crate::ItemMode), and in every mode that of a message without a key or a
-    /// body.
+    /// The messages behind it run as soon as the failure is recorded. The failed message never runs again, so they do not overtake
+    /// it. Behind a failure that isn't recorded, they do not run in this batch, because another build or setting may run the
+    /// failed message later. No mode records failures of messages without a key or a body, and an [item](crate::ItemMode) records
+    /// none at all.
     #[default]
     Continue,
     /// The messages behind it do not run. They are received again together with the failed message, until they reach the
@@ -43,20 +43,20 @@ impl FromStr for FifoAfterPermanent {
     }
 }
 
-/// Messages, by their place in the batch, that run one after the other: a message group of a FIFO queue, or the
-/// deliveries of one key. Behind a message that is neither done nor permanently failed, the rest does not run.
+/// Messages that run one after the other, by their place in the batch: a message group of a FIFO queue, or the
+/// deliveries of one key. If a message neither succeeds nor fails permanently, those behind it do not run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) messages: VecDeque<usize>,
     pub(super) is_fifo_group: bool,
-    /// A message of the group, which comes before these, waits for an attempt with another payload.
+    /// An earlier message of the group waits for an attempt with another payload to end.
     pub(super) overtakes: bool,
 }
 
 /// The facts that decide which chain a message is in.
 #[derive(Debug)]
 pub(super) struct ChainInputs<'a> {
-    /// The key; `None` if it is not known before the message runs, as with a body in S3.
+    /// The key; `None` if we learn it only when the message runs, as with a body in S3.
     pub(super) key: Option<&'a Key>,
     pub(super) fifo_group: Option<&'a str>,
     pub(super) receive_count: u32,
@@ -74,11 +74,11 @@ impl Chain {
     }
 }
 
-/// Puts each message into one chain. Chains start in the returned order.
+/// Puts each message into a chain. The chains start in the returned order.
 ///
-/// On a standard queue, those with the highest receive count start first, also within a chain. Otherwise, in a batch
-/// that is too large for its deadline, the same messages could be left over each time until they reach the dead-letter
-/// queue.
+/// On a standard queue, the messages with the highest receive counts start first, also within a chain. Otherwise a
+/// batch that is too large for its deadline could leave the same messages unstarted each time, until they reach
+/// the dead-letter queue.
 pub(super) fn chains(messages: &[ChainInputs<'_>]) -> VecDeque<Chain> {
     #[derive(PartialEq, Eq, Hash)]
     enum ChainKey<'a> {
@@ -107,7 +107,7 @@ pub(super) fn chains(messages: &[ChainInputs<'_>]) -> VecDeque<Chain> {
         });
         chains[chain].messages.push_back(index);
     }
-    // The sorts are stable, so ties stay in batch order and message groups keep their order.
+    // The sorts are stable, so ties stay in batch order, and message groups keep their order.
     let receives = |index: &usize| Reverse(messages[*index].receive_count);
     for chain in chains.iter_mut().filter(|chain| !chain.is_fifo_group) {
         chain.messages.make_contiguous().sort_by_key(receives);

@@ -15,7 +15,7 @@ use crate::{
     telemetry::millis,
 };
 
-/// By how much a process may know too short a timeout of its function, because its first invocation comes late.
+/// By how much a process may underestimate its function's timeout, because its first invocation reaches it late.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Processes batches of SQS messages, each message once.
@@ -50,7 +50,7 @@ pub struct Consumer<M, H> {
     pub(super) mode: Arc<M>,
     pub(super) handler: Arc<H>,
     pub(super) namespace: Namespace,
-    /// The lookup and its quarantine.
+    /// The lookup and the quarantine before it.
     pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
     pub(super) replay: Option<OnDuplicate<H>>,
     /// Shared by clones, and so by the invocations of a process.
@@ -93,7 +93,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Returns what is called for a message: the handler, and its lookup.
+    /// Returns what a message calls: the handler and its lookup.
     pub(crate) fn called(&self) -> (&H, Option<&dyn AnyLookUp<H>>) {
         let look_up = self.asks.as_ref().map(|(look_up, _)| &**look_up);
         (&self.handler, look_up)
@@ -108,14 +108,14 @@ impl<M, H> Consumer<M, H> {
         quarantine
     }
 
-    /// Creates a consumer for tests and for your own machine, which runs `handler` for each message in this `mode`
+    /// Creates a consumer for tests and for your own machine. It runs `handler` for each message in this `mode`
     /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of
     /// every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
     ///
     /// It calls neither SQS nor CloudWatch: messages come back at the queue's visibility timeout instead of a backoff, a
-    /// permanent failure waits for the queue's redrive policy, and there are no metrics. On AWS, build the consumer of
-    /// [`Settings`](crate::Settings), which add all that; [`Settings::from_vars`](crate::Settings::from_vars) takes them from
-    /// code.
+    /// permanent failure waits for the queue's redrive policy, and there are no metrics. On AWS, build the consumer from
+    /// [`Settings`](crate::Settings), which adds all that; [`Settings::from_vars`](crate::Settings::from_vars) takes the
+    /// values from code.
     pub fn without_aws(mode: M, namespace: Namespace, handler: H) -> Self
     where
         M: Mode<H::Output>,
@@ -165,13 +165,13 @@ impl<M, H> Consumer<M, H> {
         deadline.min_time_to_start(self.options.min_time_to_start)
     }
 
-    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only invocations show the function's timeout,
-    /// which counts in seconds, and the first of a process may come late. If the setting is longer than what this invocation
-    /// has, no message starts.
+    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only invocations show us the function's
+    /// timeout, which is in whole seconds, and a process's first invocation may reach it late. If the setting is longer than
+    /// the time that this invocation has, no message starts.
     ///
     /// # Errors
     ///
-    /// [`BatchError::MinTimeToStart`], if the setting is longer than can be explained by a late invocation.
+    /// [`BatchError::MinTimeToStart`], if the setting is so long that a late invocation can't explain it.
     pub(super) fn check_min_time(&self, deadline: Deadline) -> Result<Deadline, BatchError>
     where
         M: Mode<H::Output>,
@@ -234,7 +234,7 @@ mod tests {
             consumer.options.min_time_divisor = divisor;
             consumer
         };
-        // A little of the timeout is over when the process sees the invocation.
+        // A little of the timeout has passed when the process sees the invocation.
         let left = Duration::from_millis(29_900);
         for (seconds, divisor, starts) in [
             (30, Some(1), Some(true)),
@@ -259,7 +259,7 @@ mod tests {
             assert!(error.contains(text), "{error}");
         }
 
-        // A process that starts late, one invocation that comes late, and others in time.
+        // A process that starts late, then one invocation that comes late, and others that are in time.
         let at_most = consumer(30 * second, Some(1));
         for (left, starts) in [
             (28, false),

@@ -18,13 +18,14 @@ use crate::{
 };
 
 impl<S, H: Handler> Consumer<Once<S>, H> {
-    /// Adds a lookup of what an earlier attempt did, for a called system without idempotency keys: see [`LookUp`]. By
-    /// default there is none.
+    /// Adds a lookup, which finds out what an earlier attempt did if the called system has no idempotency keys: see
+    /// [`LookUp`]. By default there is none.
     ///
-    /// The `quarantine` is how long after the end of its lease a request of an earlier attempt may still take effect.
-    /// Choose more than the time limit of the call; 30 seconds suit a call of at most 20. With `None`, nothing is
-    /// looked up: for a system that turns out to have idempotency keys. A consumer whose key is `message-id` or
-    /// `deduplication-id` does not start with a lookup ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
+    /// The `quarantine` is how long a request of an earlier attempt may still take effect after that attempt's lease
+    /// has ended. Choose more than the call's time limit; 30 seconds suit a call of at most 20. With `None`, the
+    /// lookup is never called: for a system that turns out to have idempotency keys. With a lookup, a consumer whose
+    /// key is `message-id` or `deduplication-id` does not start
+    /// ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
     ///
     /// ```
     /// use std::time::Duration;
@@ -61,16 +62,16 @@ impl<S, H: Handler> Consumer<Once<S>, H> {
 }
 
 impl<M, H> Consumer<M, H> {
-    /// Calls `on_duplicate` for each duplicate: a message whose operation is completed. It can send a reply again. By
-    /// default nothing happens, and the message is acknowledged.
+    /// Calls `on_duplicate` for each duplicate (a message whose operation is already completed), for example to
+    /// send a reply again. By default the consumer only acknowledges the message.
     ///
-    /// It gets the duplicate's own message, as the handler takes it, the stored output, and an attempt with the call key under
-    /// which the operation was completed. If the message can't be decoded, say by a newer build, it is a duplicate all the same:
+    /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key
+    /// under which the operation was completed. If the message can't be decoded, say by a newer build, it is still a duplicate:
     /// `on_duplicate` is not called, and a warning names the key.
     ///
-    /// It runs for each duplicate, so its effects happen at least once. A failure sends the message back to the
-    /// queue, the record stays unchanged, and messages behind it in its message group or under its key do not run. It is
-    /// cut off at the deadline, and isolation after a crash does not cover it.
+    /// It runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to the queue,
+    /// the record stays unchanged, and messages behind it in its message group or under its key do not run. It is cut
+    /// off at the deadline, and isolation after a crash does not cover it.
     ///
     /// ```
     /// # use sqs_once::{Attempt, Consumer, Failure, Mode, Stored, Handler};
@@ -110,7 +111,7 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Makes the key of a small struct of the body's members: [`KeySource::by`].
+    /// Makes the key from a small struct with members of the body: [`KeySource::by`].
     ///
     /// ```
     /// use serde::Deserialize;
@@ -133,7 +134,7 @@ impl<M, H> Consumer<M, H> {
         self.key(KeySource::by(parts))
     }
 
-    /// Sets whether the consumer removes the JSON that SNS, EventBridge or S3 put around a message, before it
+    /// Sets whether the consumer removes the JSON that SNS, EventBridge or S3 puts around a message before it
     /// looks for the key. By default it does not.
     ///
     /// ```
@@ -164,14 +165,14 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Sets how many handlers of one batch run at a time, whatever memory they take.
+    /// Sets how many handlers of one batch run at a time, however much memory they take.
     #[must_use]
     pub fn concurrency(mut self, concurrency: NonZeroUsize) -> Self {
         self.options.concurrency = Concurrency::new(concurrency);
         self
     }
 
-    /// Sets how many handlers of one batch run at a time, if they fit into this many bytes: `CONSUMER_CONCURRENCY=auto`.
+    /// Sets how many handlers of one batch run at a time if they fit into this many bytes: `CONSUMER_CONCURRENCY=auto`.
     #[cfg(feature = "simulation")]
     #[must_use]
     pub fn concurrency_within(mut self, most: NonZeroUsize, memory: usize) -> Self {
@@ -209,10 +210,10 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Reserves additional time for each message of a batch. The default of 140 µs is what the smallest
-    /// function needs. `Settings` derives it from the function's memory.
+    /// function needs. [`Settings`](crate::Settings) derives it from the function's memory.
     ///
-    /// Each message adds to the response, to the metrics and to the memory to free, and the function has only
-    /// a share of a vCPU for that work.
+    /// Each message adds to the response, to the metrics and to the memory that must be freed, and the function
+    /// may have only a share of a vCPU for that work.
     ///
     /// ```
     /// use std::time::Duration;
@@ -237,7 +238,7 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Sets the longest run of the handler, if you know it (see
+    /// Sets how long the handler may take, if you know that (see
     /// [`Deadline::min_time_to_start`](crate::Deadline::min_time_to_start)). With less time left, a message
     /// does not start and goes back to the queue.
     #[must_use]
@@ -246,7 +247,7 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Sets what happens to the messages of a message group behind a permanent failure. By default they run.
+    /// Sets what happens to the messages behind a permanent failure in their message group. By default they run.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode, sqs::FifoAfterPermanent};
@@ -261,11 +262,10 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Fails the invocation if every message of the batch failed because DynamoDB could not be reached,
-    /// denied access or has no such table
-    /// ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so that Lambda's Errors
-    /// metric shows it. On by default. Throttling alone does not fail an invocation. The consumer sets the
-    /// visibility timeouts first, so the messages come back as they otherwise would.
+    /// Fails the invocation if every message of the batch failed because the store could not be reached, denied
+    /// access or has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so
+    /// that Lambda's Errors metric shows it. On by default. Throttling alone does not fail an invocation. The
+    /// consumer sets the visibility timeouts first, so the messages come back when they otherwise would.
     ///
     /// ```
     /// # use sqs_once::{Consumer, Handler, Mode};
@@ -281,11 +281,11 @@ impl<M, H> Consumer<M, H> {
 
     /// Switches the circuit breaker on or off. On by default.
     ///
-    /// After 20 handlers of this process failed in a row, for at least 10 keys, the circuit opens. Messages
-    /// then return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)),
-    /// except at their first and every tenth receive, because they may call a different system. After 5
-    /// seconds one message runs as a probe, the next after 10 more seconds, then after 20, and so on up to 60. A
-    /// handler that succeeds or fails permanently closes the circuit.
+    /// After 20 handlers of this process failed in a row, for at least 10 keys, the circuit opens. Messages then
+    /// return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)), except at
+    /// their first and every tenth receive, because they may call another system. After 5 seconds one message
+    /// runs as a probe, the next after 10 more seconds, then after 20, and so on up to 60. A handler that
+    /// succeeds or fails permanently closes the circuit.
     ///
     /// A handler fails in this sense if it returns a retryable failure or a failure without an effect, or if
     /// it is cut off. Failures of the store don't open the circuit. Clones of a consumer share one circuit.
@@ -315,8 +315,8 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Adds metrics to the log line of each batch. By default there are none, but
-    /// [`Settings`](crate::Settings) adds them unless `CONSUMER_METRICS` is `off`.
+    /// Adds metrics to the log line of each batch. By default there are none, but [`Settings`](crate::Settings)
+    /// adds them unless `CONSUMER_METRICS` is `off`.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, InvalidValue, Mode, telemetry::Metrics};
@@ -334,8 +334,8 @@ impl<M, H> Consumer<M, H> {
     /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before the
     /// response. By default nothing is called.
     ///
-    /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you find
-    /// it in the record. It contains the first 4 KB of an error's text.
+    /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you'll
+    /// find it in the record. It contains the first 4 KB of an error's text.
     ///
     /// `observe` must return soon, because the response waits for it. A panic in it is logged. If the process
     /// ends before the response, `observe` is not called for the batch.
@@ -367,11 +367,11 @@ impl<M, H> Consumer<M, H> {
     /// recorded. Log lines and spans of the handler are inside it.
     ///
     /// By default it is `message`, with the fields `message_id`, `key`, `receive_count`, `requestId` and
-    /// `outcome`, at a level that every log level shows. In a span of yours, the consumer records `key` and
-    /// `outcome`, if it has these fields. The outcome is [`Outcome::name`](crate::Outcome::name).
+    /// `outcome`, at a level that every log level shows. In your own span, the consumer records `key` and
+    /// `outcome` if it has these fields. The outcome is [`Outcome::name`](crate::Outcome::name).
     ///
-    /// `make_span` sees the message's attributes, and so can link the span to the one of the producer:
-    /// `examples/opentelemetry` does. If it panics, the message has the default span.
+    /// `make_span` sees the message's attributes, so it can link the span to the producer's, as
+    /// `examples/opentelemetry` does. If it panics, the message gets the default span.
     ///
     /// ```
     /// use sqs_once::{Consumer, Handler, Mode};

@@ -14,10 +14,10 @@ use serde_json::{Deserializer, value::RawValue};
 
 use crate::handler::without_bom;
 
-/// A body that is JSON. It never becomes a tree: a tree of tiny values takes a hundred times the size of its
-/// text, so one small message could end the process.
+/// A body that is JSON. We never build a tree from it: a tree of tiny values takes a hundred times the size of
+/// its text, so one small message could end the process.
 ///
-/// What nobody asks for is only skipped, so it may be of any depth, and have numbers beyond a double and
+/// Values that nobody asks for are only skipped, so they may have any depth, numbers beyond a double, and
 /// halves of surrogate pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Document<'a>(&'a str);
@@ -47,8 +47,8 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Waits until no other thread removes an envelope, or makes a key or a fingerprint from JSON. A process with
-/// several invocations then needs the memory for one body, not for one of each thread.
+/// Waits until no other thread is removing an envelope, or making a key or a fingerprint from JSON. A process
+/// with several invocations then needs memory for one body, not for one per thread.
 pub(super) fn one_at_a_time() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -85,7 +85,7 @@ impl<'de> Visitor<'de> for Child<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        // RFC 6901, section 4, allows digits without a sign and without leading zeros.
+        // RFC 6901, section 4, allows digits without a sign or leading zeros.
         let index: usize = self.0.parse().map_err(A::Error::custom)?;
         let mut found = None;
         if index.to_string() == self.0 {
@@ -100,7 +100,7 @@ impl<'de> Visitor<'de> for Child<'_> {
     }
 }
 
-/// Compares the name of a member. Names are read as bytes, since a name may contain half of a surrogate pair.
+/// Compares the name of a member. Names are read as bytes, because a name may contain half of a surrogate pair.
 struct IsName<'n>(&'n str);
 
 impl<'de> DeserializeSeed<'de> for IsName<'_> {
@@ -161,7 +161,7 @@ mod tests {
         ] {
             assert_eq!(find(body, pointer).as_deref(), value, "{pointer}");
         }
-        // JSON in a string, behind white space.
+        // JSON in a string, after white space.
         assert_eq!(find(r#" "{\"id\": 7}""#, "/id").as_deref(), Some("7"));
     }
 

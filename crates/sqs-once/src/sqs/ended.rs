@@ -14,12 +14,12 @@ use crate::{
     telemetry::millis,
 };
 
-/// How one message of a batch ended. It keeps no output, and only part of an error's text, because those of a whole
-/// batch may be larger than the function's memory.
+/// How one message of a batch ended. It keeps no output and only part of an error's text, because a whole batch of
+/// them may be larger than the function's memory.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
-    /// True if the operation was completed before, and the outcome is that of `on_duplicate`.
+    /// True if the operation was already completed, and the outcome is what `on_duplicate` came to.
     pub(super) of_duplicate: bool,
     /// The whole text of a failure, until it is logged.
     pub(super) detail: Option<String>,
@@ -27,9 +27,9 @@ pub(super) struct Ended {
     pub(super) key: Option<Key>,
     /// Time from the start of the message to its outcome.
     pub(super) duration: Duration,
-    /// The run of the handler: the last, if a different transaction was in the way.
+    /// The handler's run: the last one, if another transaction was in the way.
     pub(super) handler: Option<HandlerRun>,
-    /// Requests to the store.
+    /// The requests to the store.
     pub(super) requests: Readings,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct HandlerRun {
     pub(super) duration: Duration,
 }
 
-/// The handler of this message began. Its end may never be known, if it blocks its thread beyond the deadline.
+/// Says that this message's handler began. We may never learn how it ended, if it blocks its thread beyond the deadline.
 #[derive(Debug)]
 pub(super) struct Began {
     pub(super) index: usize,
@@ -66,7 +66,7 @@ impl From<Outcome> for Ended {
 }
 
 impl Ended {
-    /// Creates the end of a message that did not run.
+    /// Creates the result of a message that did not run.
     pub(super) fn without_run(outcome: Outcome, message: &Message) -> Self {
         Self {
             key: message.key().cloned(),
@@ -97,8 +97,7 @@ impl Ended {
         is_recorded && self.is_permanent()
     }
 
-    /// Returns the store's error, if it alone made the message fail. Leaves out throttling, because then the
-    /// store works.
+    /// Returns the store's error, if it alone made the message fail. Leaves out throttling, because a store that throttles works.
     pub(super) fn store_unavailable(&self) -> Option<&StoreError> {
         self.outcome.store_error().filter(|error| {
             let unavailable = matches!(
@@ -109,7 +108,7 @@ impl Ended {
         })
     }
 
-    /// Returns whether nothing was claimed, for lack of time or behind a failure.
+    /// Returns whether the message was never claimed, because there was no time or a message before it failed.
     pub(super) fn is_not_started(&self) -> bool {
         matches!(self.outcome, Outcome::NotStarted | Outcome::BehindFailure)
     }
@@ -117,7 +116,7 @@ impl Ended {
     /// Writes one log line, without payload.
     pub(super) fn log(&mut self, message: &Message) {
         let detail = self.detail.take();
-        // Of an attempt that may have called another system.
+        // Only for an attempt that may have called another system.
         let call_key = || {
             let (run, key) = self.handler.as_ref().zip(self.key.as_ref())?;
             Some(key.call_key(run.history.generation))

@@ -19,18 +19,18 @@ use crate::{
     handler::{Attribute, AttributeValue, EnvelopeMetadata, InvalidMessage, without_bom},
 };
 
-/// Most envelopes around one message. A message from S3 through EventBridge and SNS has two.
+/// How many envelopes a message may have around it. One from S3 through EventBridge and SNS has two.
 const MAX_DEPTH: usize = 8;
-/// Most attributes of one SNS notification.
+/// How many attributes an SNS notification may have.
 const MAX_ATTRIBUTES: usize = 100;
 
 /// Whether the consumer removes the JSON that a service put around a message.
 ///
 /// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, even one
-/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so one queue can have
-/// both. Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key
-/// comes from the body, an order that a producer published twice is one operation.
-/// [`DeliveryMetadata::envelope`](crate::DeliveryMetadata::envelope) has what the innermost envelope said.
+/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so a queue can hold both kinds.
+/// Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key comes
+/// from the body, an order that a producer published twice is one operation.
+/// [`DeliveryMetadata::envelope`](crate::DeliveryMetadata::envelope) holds what the innermost envelope said.
 ///
 /// | envelope | the body is a JSON object with | the message inside |
 /// | --- | --- | --- |
@@ -45,8 +45,8 @@ const MAX_ATTRIBUTES: usize = 100;
 /// - SNS's request to confirm a subscription or its end (`Type` = `SubscriptionConfirmation` or
 ///   `UnsubscribeConfirmation`, and a text `TopicArn`) is a permanent failure that says what to do.
 ///
-/// With `None`, the handler gets a body with its envelope, and pointers start at the envelope. The fingerprint
-/// of the whole body then is that of the innermost message, because an envelope differs each time a message is
+/// With `None`, the handler gets a body with its envelope, and pointers start at the envelope. A fingerprint of
+/// the whole body then covers only the innermost message, because the envelope differs each time a message is
 /// published.
 ///
 /// ```
@@ -68,16 +68,16 @@ pub enum Envelope {
 /// Why a body has no message for a handler.
 #[derive(Debug)]
 pub(super) enum NoMessage {
-    /// S3 tests its notifications.
+    /// S3 sent it to test its notifications.
     S3Test,
-    /// SNS asks for something.
+    /// SNS asks to confirm a subscription or its end.
     Confirmation(InvalidMessage),
-    /// Its envelope cannot be removed.
+    /// Its envelope can't be removed.
     Invalid(InvalidMessage),
 }
 
-/// The members of an envelope, each as its text. We don't use the types of `aws_lambda_events`: they need
-/// members that emulators leave out, refuse the whole for one odd member, and lose the members of an S3 record
+/// The members of an envelope, each as its text. We don't use the types of `aws_lambda_events`: they require
+/// members that emulators omit, reject the whole event for one odd member, and lose members of an S3 record
 /// that they don't know.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase", bound(deserialize = "'de: 'a"))]
@@ -137,7 +137,7 @@ pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
         let Some(mut inner) = remove_one(outer)? else {
             return Ok(opened);
         };
-        // Attributes of the outer envelope win, as those of the queue do.
+        // The outer envelope's attributes win, just as the queue's do.
         inner
             .attributes
             .extend(opened.into_iter().flat_map(|it| it.attributes));
@@ -148,7 +148,7 @@ pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
     ))))
 }
 
-/// Returns whether a body is an EventBridge event whose `detail` is a text, so that it is no envelope.
+/// Returns whether a body is an EventBridge event whose `detail` is a text. We don't treat such an event as an envelope.
 pub(super) fn has_text_as_detail(body: &str) -> bool {
     let members = object::<EnvelopeMembers<'_>>(without_bom(body).trim_start());
     let event = members.as_ref().and_then(EnvelopeMembers::event_bridge);
@@ -241,7 +241,7 @@ impl EnvelopeMembers<'_> {
     }
 }
 
-/// Converts attributes to the form that SQS uses. Leaves out those that can't be read.
+/// Converts attributes to the form that SQS uses. Leaves out attributes that can't be read.
 fn sns_attributes(attributes: Raw<'_>) -> Result<HashMap<String, Attribute>, InvalidMessage> {
     let attributes: BTreeMap<String, &RawValue> = attributes
         .and_then(|all| serde_json::from_str(all.get()).ok())

@@ -1,4 +1,4 @@
-//! Reads an event: its messages, even those of a shape that SQS does not send.
+//! Reads the messages of an event, even those of a shape that SQS does not send.
 
 use std::{
     borrow::Borrow,
@@ -20,10 +20,10 @@ struct MappingEvent<'a> {
     records: Vec<&'a RawValue>,
 }
 
-/// Members of an object, each as its text. If a name occurs twice, the last one counts.
+/// Members of an object, each as its text. If a name occurs twice, the last one wins.
 type Members<'a> = BTreeMap<Name, &'a RawValue>;
 
-/// The name of a member. Empty if it is no Unicode, as half of a surrogate pair: nobody asks for that member.
+/// The name of a member. Empty if it isn't Unicode (half of a surrogate pair, say), because nobody asks for such a member.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Name(String);
 
@@ -54,8 +54,8 @@ impl<'de> Deserialize<'de> for Name {
 
 /// Reads the event of an event source mapping, or the list of messages that an EventBridge pipe sends.
 ///
-/// `SqsEvent` refuses the whole event for one odd message. Then all messages would come back until they are in the
-/// dead-letter queue.
+/// `SqsEvent` rejects the whole event for one odd message. All its messages would then come back until they are in
+/// the dead-letter queue.
 pub(super) fn read(event: &str) -> Result<Vec<Message>, BatchError> {
     let list = if event.trim_start().starts_with('[') {
         serde_json::from_str(event)
@@ -93,7 +93,7 @@ fn read_one(json: &RawValue) -> Option<Message> {
     }
 }
 
-/// Takes what the response, the visibility timeout and a copy of an odd message need.
+/// Reads those members of an odd message that the response, the visibility timeout and a copy need.
 fn readable(members: &Members<'_>) -> SqsMessage {
     let text = |name| parsed::<String>(members.get(name)?);
     let mut sqs = SqsMessage::default();
@@ -110,7 +110,7 @@ fn readable(members: &Members<'_>) -> SqsMessage {
         Some(attributes) => all_attributes(attributes),
         None => Some(HashMap::new()),
     };
-    // A copy that lacks an attribute would be a different message. Without a body there is no copy.
+    // A copy that lacks an attribute would be a different message, so we drop the body too: without a body, no copy is sent.
     if let Some(attributes) = attributes {
         sqs.message_attributes = attributes;
         sqs.body = text("body");
@@ -118,7 +118,7 @@ fn readable(members: &Members<'_>) -> SqsMessage {
     sqs
 }
 
-/// Parses message attributes by what SQS uses of them. `None` if the value of one can't be read.
+/// Parses those members of message attributes that SQS uses. `None` if the value of an attribute can't be read.
 fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAttribute>> {
     let attributes: Option<Members<'_>> = parsed(attributes)?;
     let attribute = |(Name(name), attribute): (Name, &RawValue)| {
@@ -136,7 +136,7 @@ fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAtt
     attributes.into_iter().flatten().map(attribute).collect()
 }
 
-/// Names the first member that is not of the type that SQS sends. serde's own error may quote payload.
+/// Names the first member whose type is not the one that SQS sends. We don't pass on serde's error, which may quote the payload.
 fn fault(members: &Members<'_>) -> InvalidMessage {
     let is_odd = |(Name(name), value): &(&Name, &&RawValue)| match name.as_str() {
         "attributes" => parsed::<Option<HashMap<String, String>>>(value).is_none(),
@@ -161,7 +161,7 @@ fn fault(members: &Members<'_>) -> InvalidMessage {
     })
 }
 
-/// Parses a text. A whole number counts as one, so that its message keeps its receive count.
+/// Parses a text. Takes a whole number too, so that a message with a receive count written as a number keeps it.
 fn text_or_digits(value: &RawValue) -> Option<String> {
     let digits = value.get();
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -16,15 +16,15 @@ use crate::{InvalidValue, handler::without_bom, protocol::Fingerprint};
 /// | setting | compared |
 /// | --- | --- |
 /// | `body` | the whole body |
-/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource). The whole body, if none of them finds a value |
+/// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource); if none of them finds a value, the whole body |
 /// | `off` | nothing |
 ///
 /// JSON of at most 64 KiB is compared by its values: the order of members and white space do not matter, and numbers
 /// are equal if their exact decimal values are (`1`, `1.0` and `1e0`; an exponent of more than nine digits is compared
-/// as text). All else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or with
-/// half of a surrogate pair. A byte-order mark before the body is left out.
+/// as text). Everything else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or
+/// with half of a surrogate pair. A byte-order mark before the body is ignored.
 ///
-/// If no pointer finds a value in a message, a warning names the pointers, once in a process: one may be misspelt.
+/// If no pointer finds a value in a message, a warning names the pointers, once per process, because one may be misspelt.
 ///
 /// ```
 /// use sqs_once::sqs::FingerprintSource;
@@ -46,20 +46,20 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
-    /// Version of the canonical form. Change it with everything that changes the hash of a payload: the form
-    /// of JSON, and the length above which we hash bytes.
+    /// Version of the canonical form. Increase it with every change that gives a payload another hash: to the
+    /// form of JSON, or to the length above which we hash bytes.
     const FORM: u8 = 3;
-    /// Longest scheme that names its pointers. A longer scheme contains their hash.
+    /// Longest scheme that names its pointers, in bytes. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
 
-    /// Returns the fingerprint of a message. `whole` is what stands for the whole body. `warned` tells whether this process
-    /// has named pointers that find nothing.
+    /// Returns the fingerprint of a message. `whole` is hashed where the whole body is asked for. `warned` remembers
+    /// whether this process has already warned of pointers that find nothing.
     pub(super) fn of(&self, body: &str, whole: &str, warned: &Once) -> Option<Fingerprint> {
         let hash = Fingerprint::of_hash(self.hash(body, without_bom(whole), warned)?);
         Some(hash.with_scheme(self.scheme()))
     }
 
-    /// Returns what is hashed and how, as records store it.
+    /// Returns what is hashed and how, in the form that records store.
     ///
     /// The scheme depends only on the setting, not on the body. So under one setting, a body that is JSON
     /// differs from one that is not.
@@ -91,7 +91,7 @@ impl FingerprintSource {
             Self::Parts(pointers) => {
                 let mut has_found = false;
                 if let Ok(json) = Document::parse(body) {
-                    // Each value is in a separate list, so a missing value differs from null.
+                    // Each value has its own list, so that a missing value differs from null.
                     let mut before = "[[";
                     for pointer in pointers.iter() {
                         hash.update(before);
@@ -110,7 +110,7 @@ impl FingerprintSource {
                             "no pointer of IDEMPOTENCY_FINGERPRINT finds a value in this message, so its whole body is compared: check their names"
                         );
                     });
-                    // No lists of parts begin like this.
+                    // No list of parts begins like this.
                     hash = Sha256::new_with_prefix("body:");
                     add_to(&mut hash, whole);
                 }
@@ -168,7 +168,7 @@ mod tests {
         let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
         assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
         assert_eq!(scheme("off"), None);
-        // Also for a body that is not JSON, so that it differs from one that is.
+        // A body that is not JSON has it too, so that it differs from a body that is.
         let print = identity_by(&facts(), "text", &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
         assert_eq!(print.scheme(), Some("body;3"));
@@ -238,7 +238,7 @@ mod tests {
         let one = of(r#"{"amount": 1.0, "currency": "EUR"}"#);
         assert_eq!(one, of(r#"{"currency":"EUR","amount":1}"#));
         assert_ne!(one, of(r#"{"currency":"EUR","amount":2}"#));
-        // A value that is found, be it null, is a part.
+        // A value that a pointer finds is a part, even if it's null.
         assert_eq!(of(r#"{"price":null,"x":1}"#), of(r#"{"price":null,"x":2}"#));
         // A body that looks like the parts of another.
         for (value, body) in [("1", "[[1],[]]"), (r#""],[""#, r#"[["],["],[]]"#)] {

@@ -26,13 +26,13 @@ pub(crate) struct IdentitySources<'a> {
     pub(crate) namespace: &'a Namespace,
     pub(crate) key: &'a KeySource,
     pub(crate) fingerprint: &'a FingerprintSource,
-    /// Whether this process has named pointers of the fingerprint that find nothing.
+    /// Whether this process has already warned of fingerprint pointers that find nothing.
     pub(crate) warned: &'a Once,
 }
 
 impl IdentitySources<'_> {
-    /// Makes the identity of a message. Of all bodies in work, this takes at most four times the size of the
-    /// largest, and some MB. `whole` is what a fingerprint of the whole body covers.
+    /// Makes the identity of a message. For all bodies in progress together, this takes at most four times the
+    /// size of the largest, and some MB. `whole` is what a fingerprint of the whole body covers.
     pub(super) fn identity(
         &self,
         body: &str,
@@ -50,12 +50,12 @@ impl IdentitySources<'_> {
     }
 }
 
-/// Returns the key of a message without its envelope, as the tool reads it in a dead-letter queue. `texts` are the message
-/// attributes.
+/// Returns the key of a message whose envelope is removed, for the tool, which reads dead-letter queues. `texts` are the
+/// message attributes.
 ///
 /// # Errors
 ///
-/// Why it has no key.
+/// Why the message has no key.
 pub fn key_of(
     source: &KeySource,
     namespace: &Namespace,
@@ -76,8 +76,8 @@ pub fn key_of(
     })
 }
 
-/// Returns whether a message, or the one inside its envelopes, has the payload of a record. `None` if the record's scheme does
-/// not say what was hashed.
+/// Returns whether a message, or the one inside its envelopes, has the same payload as a record. `None` if the record's scheme
+/// does not say what was hashed.
 #[must_use]
 pub fn has_payload(body: &str, recorded: &Fingerprint) -> Option<bool> {
     let (source, _) = recorded.scheme()?.rsplit_once(';')?;

@@ -1,4 +1,4 @@
-//! One invocation: event in, each message once, response out.
+//! One invocation: reads the event, processes each message once, builds the response.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl<M, H> Consumer<M, H> {
-    /// Checks that the key suits the lookup, and is set once.
+    /// Checks that the key suits the lookup and is set only once.
     pub(crate) fn check_key(&self) -> Result<(), BatchError> {
         if let Some(environment) = &self.options.key_in_environment
             && environment.parse().as_ref() != Ok(&self.options.key)
@@ -31,15 +31,14 @@ impl<M, H> Consumer<M, H> {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch outside an invocation, and returns the batch item failures, which are the messages that go back to
-    /// the queue. In a Lambda function, use [`invoke`](Self::invoke), which knows deadline and request id. Returns before `deadline` even if a handler does not. On a runtime with one thread, a handler
-    /// that blocks this thread delays the return.
+    /// Processes a batch outside an invocation, and returns the batch item failures, which are the messages that go back to the
+    /// queue. In a Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. This returns before
+    /// `deadline` even if a handler does not; on a runtime with one thread, a handler that blocks this thread delays it.
     ///
     /// # Errors
     ///
-    /// [`BatchError::NoMessageId`] if a message has no id, and the errors of [`check`](Self::check); then
-    /// nothing was processed.
-    /// [`BatchError::StoreUnavailable`] if every message failed because of the store.
+    /// [`BatchError::NoMessageId`] if a message has no id, and the errors of [`check`](Self::check): nothing
+    /// was processed then. [`BatchError::StoreUnavailable`] if every message failed because of the store.
     pub async fn process(
         &self,
         event: SqsEvent,
@@ -64,8 +63,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let deadline = deadline.keep_back(self.options.reserve_per_message.saturating_mul(size));
         let messages = self.read(messages, deadline, request_id).await;
         let consumer = Arc::new(self.clone());
-        // In this order: the records, the copies, the response, which acknowledges confirmed copies only. The timeouts come last:
-        // without them, a message only waits longer.
+        // The order matters: first the records, then the copies, then the response, because it acknowledges confirmed copies
+        // only. The timeouts come last, because without them a message only waits longer.
         let all_ended = Batch::run(consumer, Arc::clone(&messages), deadline).await;
         let ended = messages.iter().zip(&all_ended);
         let mut ended: Vec<_> = ended
@@ -108,7 +107,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Reads the bodies. Those that are read in the first half of the time get their keys here.
+    /// Reads the bodies. Those that we get to in the first half of the time get their keys here.
     async fn read(
         &self,
         mut messages: Vec<Message>,
@@ -143,7 +142,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     }
 }
 
-/// Builds the response, which names each message that goes back to the queue once.
+/// Builds the response, which names every message that goes back to the queue, each only once.
 fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
     let (mut response, mut named) = (SqsBatchResponse::default(), HashSet::new());
     for message in ended
@@ -157,8 +156,7 @@ fn response(ended: &[MessageOutcome<'_>]) -> SqsBatchResponse {
     response
 }
 
-/// Returns the store's error, if every message of the batch failed because of it or had no time left
-/// afterwards.
+/// Returns the store's error, if every message of the batch failed because of the store or had no time left afterwards.
 fn store_unavailable<'a>(batch: &[MessageOutcome<'a>]) -> Option<&'a StoreError> {
     let mut first = None;
     for MessageOutcome { ended, .. } in batch {

@@ -18,20 +18,20 @@ use crate::{
     protocol::{Key, KeyBuilder, KeyPart, Namespace},
 };
 
-/// Message attribute of a copy in a dead-letter queue, with the deduplication id of the original message.
+/// Message attribute in which a copy in a dead-letter queue carries the original message's deduplication id.
 pub(super) const ORIGINAL_DEDUPLICATION_ID: &str = "SqsOnceDeduplicationId";
 
 const AMBIGUOUS: &str =
     "has a number that may equal another number after rounding; send it as text";
 
-/// Makes the parts of a key. The error says why a message has none.
+/// Makes the parts of a key. The error says why a message has no key.
 type MakeKey =
     dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
 
 /// Why a message has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoKey {
-    /// The message is invalid, so no attempt can find a key.
+    /// The message is invalid, so it won't have a key at a later receive either.
     Invalid(InvalidMessage),
     /// The key function panicked.
     Panicked,
@@ -52,22 +52,22 @@ impl From<InvalidMessage> for NoKey {
 /// | `attribute:NAME` | the message attribute `NAME` |
 /// | `body:/orderId` | the value at a JSON pointer (RFC 6901) into the body |
 /// | `body:/tenant,/orderId` | the values at several pointers, in that order |
-/// | [`by`](Self::by), in code only | the texts that a function makes of a struct, which is decoded from the body |
+/// | [`by`](Self::by), in code only | the texts that a function makes from a struct, which is decoded from the body |
 /// | [`from_fn`](Self::from_fn), in code only | the texts that a function makes from the message |
 ///
 /// # Deduplication ids
 ///
-/// The key contains the message group too, because the queue's `DeduplicationScope` can be the message group.
-/// Messages of a standard queue have no deduplication id, so they fail permanently.
+/// The key contains the message group too, because a queue's `DeduplicationScope` can be the message group.
+/// With this setting, messages of a standard queue fail permanently, because they have no deduplication id.
 ///
 /// - Within its deduplication interval, SQS drops a message whose deduplication id it has already accepted.
-///   After that, the record deduplicates, so a producer must send the same id when it repeats an operation,
-///   and a new id for a new operation. With content-based deduplication the id is the SHA-256 of the body, so
-///   two orders with the same text are one operation while the record is kept.
-/// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id by the message id, so
+///   After that interval, the record deduplicates. So a producer must send the same id when it repeats an
+///   operation, and a new id for a new operation. With content-based deduplication, the id is the SHA-256 of
+///   the body, so two orders with the same text are one operation while the record is kept.
+/// - When SQS moves a message to a dead-letter queue, it replaces the deduplication id with the message id, so
 ///   a redriven message is a new operation. A copy that the consumer sent to the dead-letter queue keeps the
-///   producer's id in the message attribute `SqsOnceDeduplicationId`, and its key comes from that id. Keys
-///   from the body or from a message attribute stay the same either way.
+///   producer's id in the message attribute `SqsOnceDeduplicationId`, and its key comes from that id. Keys from
+///   the body or from a message attribute stay the same either way.
 ///
 /// # Pointers
 ///
@@ -75,26 +75,26 @@ impl From<InvalidMessage> for NoKey {
 /// at the message inside the envelope. With `Envelope::None` they can lead through it: `body:/Message/orderId` for a
 /// message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form, so the
-/// number 7 and the text `"7"` are two keys, and `0` and `false` are keys.
+/// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form. So the number 7 and
+/// the text `"7"` are two keys, and `0` and `false` are keys.
 ///
 /// A message without a key fails permanently. It has no key if a pointer finds:
 ///
 /// - no value, `null`, or an empty text;
-/// - a list or object in which there is nothing else, such as `{}`, `[]`, `[null]` and `{"id":""}`;
+/// - a list or object with nothing but these, such as `{}`, `[]`, `[null]` and `{"id":""}`;
 /// - a list or object of more than 64 KiB, or with more than 127 levels;
-/// - a number that rounding to a double could make equal to a different one: a fraction, or a number beyond
-///   2^53 in a list or object. Send such numbers as text.
+/// - a number that rounding to a double could make equal to another one: a fraction, or a number beyond 2^53 in
+///   a list or object. Send such numbers as text.
 ///
 /// White space around a pointer is not part of it, and a pointer cannot name a member whose name ends with a comma.
 ///
-/// A message whose whole body is a JSON string with JSON inside (encoded twice) fails permanently.
+/// A message whose whole body is a JSON string that contains JSON (encoded twice) fails permanently.
 ///
 /// # Bodies that are not JSON
 ///
 /// Pointers need a JSON body, with or without a byte-order mark. Every other source works with bodies of any
-/// kind. Members that no pointer names are not read, so they may be of any depth, with numbers beyond a double
-/// and halves of surrogate pairs.
+/// kind. Members that no pointer names are not read, so they may have any depth, numbers beyond a double, and
+/// halves of surrogate pairs.
 ///
 /// ```
 /// use sqs_once::sqs::KeySource;
@@ -106,7 +106,7 @@ impl From<InvalidMessage> for NoKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeySource {
-    /// The message's id.
+    /// The message id.
     #[default]
     MessageId,
     /// The message's `MessageGroupId` and `MessageDeduplicationId`.
@@ -120,16 +120,16 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    /// Makes the key in code. The function returns the parts of the key, in their order: texts, or whole numbers of 64 bits.
-    /// A part makes the same key as the same text or number in the body; a number and its text are two keys.
+    /// Makes the key in code. The function returns the parts of the key in their order: texts, or whole numbers of 64 bits.
+    /// A part makes the same key as the same text or number in the body does; a number and its text make two keys.
     ///
     /// The function runs before the handler, and again for each delivery. It must return the same parts each
-    /// time, so it must not use the receive count or a time of receiving. It must also be quick, because the
+    /// time, so it must not use the receive count or a receive time. It must also be quick, because the
     /// messages of a batch wait for it.
     ///
-    /// If the function returns an error, no part or an empty part, the message fails permanently. The text of
-    /// the error is logged, so keep payload out of it. A panic fails only its message, with the outcome
-    /// `panicked`, and the message goes back to the queue.
+    /// If the function returns an error, no part or an empty part, the message fails permanently. The error's
+    /// text is logged, so keep payload out of it. If the function panics, only its message fails, with the
+    /// outcome `panicked`, and goes back to the queue.
     ///
     /// ```
     /// use sqs_once::sqs::KeySource;
@@ -154,15 +154,15 @@ impl KeySource {
         })))
     }
 
-    /// Makes the key in code, of a struct of your own that the JSON body is decoded into before the claim. The struct has
-    /// the members that name the operation and nothing else: members that it does not name are skipped, and take no memory.
-    /// That does not hold for `serde_json::Value`, `#[serde(flatten)]` and tagged enums, which keep what they read: don't use
-    /// them here. One body is decoded at a time. The function returns the parts of the key, in their order;
-    /// [`from_fn`](Self::from_fn) says what holds for them.
+    /// Makes the key in code, from your own struct, into which the consumer decodes the JSON body before the claim. Give the
+    /// struct only the members that name the operation: members that it does not name are skipped, and take no memory. Don't
+    /// use `serde_json::Value`, `#[serde(flatten)]` or tagged enums here: they keep everything that they read. One body is
+    /// decoded at a time. The function returns the parts of the key in their order; [`from_fn`](Self::from_fn) says what
+    /// holds for them.
     ///
-    /// A message whose body is not of that type, has a member twice, or has an empty part, fails permanently. A change of
-    /// the key, or of its source, makes every message in the queue a new operation. `key.order_id` of a `String` or `u64`
-    /// makes the same key as `body:/orderId`; a number that you write as text does not.
+    /// A message whose body is not of that type, has a member twice, or gives an empty part fails permanently. If you
+    /// change the key or its source, every message in the queue becomes a new operation. If `key.order_id` is a `String`
+    /// or `u64`, it makes the same key as `body:/orderId`; a number that you turn into text does not.
     ///
     /// ```
     /// use serde::Deserialize;
@@ -186,7 +186,7 @@ impl KeySource {
         })
     }
 
-    /// Returns the name of this source if a redriven message gets a different key from it.
+    /// Returns the name of this source if it gives a redriven message another key.
     pub(super) fn changes_on_redrive(&self) -> Option<&'static str> {
         match self {
             Self::MessageId => Some("message-id"),
@@ -195,7 +195,7 @@ impl KeySource {
         }
     }
 
-    /// Returns whether the body is needed to make the key.
+    /// Returns whether making the key needs the body.
     pub(super) const fn needs_body(&self) -> bool {
         matches!(self, Self::Body(_) | Self::Function(_))
     }
@@ -223,7 +223,7 @@ impl KeySource {
                 let _turn = one_at_a_time();
                 let json = Document::parse(body);
                 let json = json.map_err(|error| InvalidMessage::body(body, &error))?;
-                // Pointers would lead into it, and the handler would not.
+                // Pointers would lead into the inner JSON, but the handler would get a string.
                 if let Some(twice) = InvalidMessage::encoded_twice(body) {
                     return Err(twice.into());
                 }
@@ -253,7 +253,7 @@ impl KeySource {
         Ok(KeyPart::from(text))
     }
 
-    /// Returns the part of a key that the value at a pointer makes. No other value makes the same part.
+    /// Turns the value at a pointer into a part of the key. No other value makes the same part.
     fn part(&self, json: Document<'_>, pointer: &str) -> Result<KeyPart<'static>, InvalidMessage> {
         let refused = |why: &str| Err(self.not_found(&format!("the value at `{pointer}` {why}")));
         let Some(value) = json.find(pointer).filter(|value| value != "null") else {
@@ -266,7 +266,7 @@ impl KeySource {
             };
         }
         if value.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
-            // By its digits.
+            // By its digits, so that it isn't rounded.
             let number = serde_json::from_str::<Number>(&value).ok();
             return match number.filter(|number| number.is_i64() || number.is_u64()) {
                 Some(number) => Ok(KeyPart::Json(number.to_string())),
@@ -303,8 +303,7 @@ impl KeySource {
 
 /// Returns the producer's deduplication id. `None` for messages of standard queues.
 ///
-/// In a dead-letter queue the message's own id is different, whether SQS moved the message or the consumer
-/// copied it.
+/// In a dead-letter queue, the message's own deduplication id differs, whether SQS moved the message or the consumer copied it.
 fn deduplication_id(delivery: &DeliveryMetadata) -> Option<&str> {
     let current = delivery.deduplication_id.as_deref()?;
     let original = delivery.attribute(ORIGINAL_DEDUPLICATION_ID);
@@ -631,7 +630,7 @@ mod tests {
         let key = |facts: &DeliveryMetadata| {
             identity(facts, "{}", "deduplication-id").map(|it| it.key.to_string())
         };
-        // The copy's deduplication id is the message id, just as SQS would set it.
+        // The copy's deduplication id is the message id, just as if SQS had moved the message.
         let mut copy = fifo("g-1", "m-1");
         let original = (ORIGINAL_DEDUPLICATION_ID.to_owned(), text("d-1"));
         copy.attributes.extend([original.clone()]);

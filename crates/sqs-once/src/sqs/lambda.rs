@@ -14,19 +14,18 @@ use crate::{handler::Handler, modes::Mode, protocol::Timestamp, telemetry};
 /// Processes one invocation at a time, or as many as `AWS_LAMBDA_MAX_CONCURRENCY` says (Lambda Managed
 /// Instances).
 ///
-/// This is [`check`](Consumer::check), and then `lambda_runtime::run_concurrent(consumer)`. In a `main` of your own, use
+/// Calls [`check`](Consumer::check), then `lambda_runtime::run_concurrent(consumer)`. In your own `main`, use
 /// [`Consumer::invoke`]. To add layers around a batch, see [`Consumer`'s implementation of
 /// `Service`](Consumer#impl-Service<LambdaEvent<Box<RawValue>>>-for-Consumer<M,+H>); around a message, see
 /// [`Handler::layer`].
 ///
 /// # Errors
 ///
-/// If the Lambda Runtime API cannot be reached, and the errors of [`check`](Consumer::check).
+/// The errors of [`check`](Consumer::check), and one if the Lambda Runtime API can't be reached.
 ///
 /// # Panics
 ///
-/// If a variable of the Lambda environment is missing: `AWS_LAMBDA_RUNTIME_API`, `AWS_LAMBDA_FUNCTION_NAME`
-/// and others.
+/// Panics if a variable of the Lambda environment is missing, such as `AWS_LAMBDA_RUNTIME_API` or `AWS_LAMBDA_FUNCTION_NAME`.
 ///
 /// ```no_run
 /// # use sqs_once::{Consumer, Handler, Mode};
@@ -41,7 +40,7 @@ pub async fn run<M: Mode<H::Output>, H: Handler>(consumer: Consumer<M, H>) -> Re
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes one invocation, for a `main` that exists:
+    /// Processes one invocation, for a function that already has a `main`:
     ///
     /// ```no_run
     /// use lambda_runtime::{Error, LambdaEvent, service_fn};
@@ -54,13 +53,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// # }
     /// ```
     ///
-    /// Lambda's deadline, its request id and the log lines are those of [`run`](crate::run). One thing differs: a message that
-    /// is not an [`SqsEvent`]'s fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. The
-    /// [`Service`] takes the event as it is, so there such a message fails alone.
+    /// Deadline, request id and log lines are as with [`run`](crate::run). One thing differs: a message that does not fit into
+    /// an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. With the
+    /// [`Service`], which takes the raw event, only that message fails.
     ///
     /// # Errors
     ///
-    /// As [`process`](Self::process), and [`BatchError::MinTimeToStart`].
+    /// The errors of [`process`](Self::process), and [`BatchError::MinTimeToStart`].
     pub async fn invoke(
         &self,
         event: LambdaEvent<SqsEvent>,
@@ -71,12 +70,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Box::pin(self.process_invocation(messages, &event.context)).await
     }
 
-    /// Checks what only the whole consumer shows: that the key suits it. [`run`](crate::run) calls this; call it before
-    /// the first [`invoke`](Self::invoke), so that a mistake ends the start and not each batch.
+    /// Checks that the key suits this consumer, which isn't known before it is built. [`run`](crate::run) calls this.
+    /// Call it yourself before the first [`invoke`](Self::invoke), so that a mistake fails the start and not each
+    /// batch.
     ///
     /// Logs a warning if the function was built with `panic = "abort"`, because a panic in one message then ends the process,
-    /// and every message of the batch is received again; and a warning if no subscriber has
-    /// [`telemetry::layer`](crate::telemetry::layer), because the runbook's queries read its lines.
+    /// and every message of the batch is received again. Logs another if no subscriber has
+    /// [`telemetry::layer`](crate::telemetry::layer), because the runbook's queries read the lines that it writes.
     ///
     /// # Errors
     ///
@@ -115,13 +115,13 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 /// Processes one invocation. Clones share mode and handler, so one consumer serves concurrent invocations,
 /// and you can wrap it in `tower` layers.
 ///
-/// The request is the raw JSON of the event: that of an event source mapping, or the bare list of messages that
-/// a pipe of EventBridge sends. The Lambda runtime would log the payload of an event that it cannot parse.
-/// [`BatchError::NotSqs`] reports such an event without its payload. A message that has an id and
-/// cannot be read fails alone, as a permanent failure with the outcome `invalid`.
+/// The request is the event's raw JSON: what an event source mapping sends, or the bare list of messages that
+/// an EventBridge pipe sends. The Lambda runtime would log the payload of an event that it can't parse;
+/// [`BatchError::NotSqs`] reports such an event without its payload. If a message has an id but can't be read,
+/// only this message fails: permanently, with the outcome `invalid`.
 ///
-/// A layer that cuts off an invocation has the effect of a crash: messages in progress are received again and
-/// run when their lease has ended. To limit an invocation, set the function's timeout.
+/// A layer that cuts off an invocation has the same effect as a crash: messages in progress are received again,
+/// and run when their leases have ended. To limit an invocation, set the function's timeout.
 ///
 /// ```no_run
 /// use lambda_runtime::tower::{ServiceBuilder, ServiceExt as _};
@@ -143,8 +143,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 ///
 /// # Graceful shutdown
 ///
-/// Lambda sends SIGTERM before it ends a process, if an extension is registered. The feature
-/// `graceful-shutdown` of `lambda_runtime` registers one and runs a hook, to flush spans for example:
+/// Lambda sends SIGTERM before it ends a process, but only if an extension is registered. The feature
+/// `graceful-shutdown` of `lambda_runtime` registers one and runs a hook, which can flush spans for example:
 ///
 /// ```toml
 /// lambda_runtime = { version = "1.5", default-features = false, features = ["graceful-shutdown"] }
@@ -252,7 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn timeout_below_min_time_fails_the_invocation() {
-        // Without a deadline, the timeout is taken for 300 s.
+        // Without a deadline, the consumer assumes a timeout of 300 s.
         let consumer = consumer().min_time_to_start(Duration::from_secs(311));
         let mut refused = consumer.clone();
         refused.options.min_time_divisor = Some(1);
@@ -262,12 +262,12 @@ mod tests {
             "{error}"
         );
         assert_eq!(consumer.handler.0.load(SeqCst), 0);
-        // A default of the code is ignored.
+        // The default in the code is ignored.
         consumer.clone().oneshot(two_messages()).await.unwrap();
         assert_eq!(consumer.handler.0.load(SeqCst), 1);
     }
 
-    /// Notes how many run at a time.
+    /// Notes how many handlers run at a time.
     #[derive(Default)]
     struct Crowd {
         running: AtomicUsize,
@@ -337,7 +337,7 @@ mod tests {
         }
     }
 
-    /// The identifiers that the response to this event names, and how often the handler ran.
+    /// Returns the ids that the response to this event names, and how often the handler ran.
     async fn failed(payload: &serde_json::Value) -> Result<(Vec<String>, usize), BatchError> {
         let consumer = consumer();
         let response = consumer.clone().oneshot(event(payload)).await?;

@@ -29,10 +29,10 @@ pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(super) id: MessageId,
-    /// Key and fingerprint, or why there are none. `None` if they are made when the message runs: its body is in S3, or
-    /// the time was short.
+    /// Key and fingerprint, or why there are none. `None` if they will be made when the message runs, because its body
+    /// is in S3 or time was short.
     pub(super) identity: Option<Result<Identity, NoKey>>,
-    /// Body in the queue. A copy must carry it unchanged.
+    /// The body as it is in the queue. A copy must carry it unchanged.
     pub(super) sent_body: Option<String>,
     opened: Opened,
     /// Whether S3 sent the message to test its notifications.
@@ -44,21 +44,21 @@ pub(crate) struct Message {
     _held: HeldBytes,
 }
 
-/// Which kind of body the message has in the queue.
+/// What kind of body the message has in the queue.
 #[derive(Debug)]
 enum Opened {
     /// The message itself.
     Bare,
-    /// An envelope, which the handler gets too. This is the innermost message.
+    /// An envelope, which the handler gets as it is. The field is the innermost message.
     Envelope(String),
-    /// An envelope, which was removed. The delivery has its attributes beside those that were sent to the queue.
+    /// An envelope, which was removed. The delivery has both its attributes and those that were sent to the queue.
     Removed {
         inside: String,
         sent_attributes: HashMap<String, Attribute>,
     },
 }
 
-/// The id that names a message in the response: never empty.
+/// The id that names a message in the response. It is never empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(String);
 
@@ -114,7 +114,7 @@ impl Message {
         })
     }
 
-    /// Returns the same message, which no handler can get: its outcome is [`Outcome::Invalid`].
+    /// Makes sure that no handler gets the message: its outcome is [`Outcome::Invalid`].
     pub(super) fn refused(self, why: InvalidMessage) -> Self {
         Self {
             identity: Some(Err(why.into())),
@@ -122,13 +122,13 @@ impl Message {
         }
     }
 
-    /// Notes the invocation that delivered the message, for its handler.
+    /// Notes which invocation delivered the message, for its handler.
     pub(super) fn in_invocation(&mut self, request_id: Option<&Arc<str>>) {
         self.delivery.facts_mut().request_id = request_id.cloned();
     }
 
-    /// Finds out what the body is, and with [`Envelope::Auto`] removes its envelopes. With `reads_s3`, a body that is a
-    /// pointer to S3 is to be read there.
+    /// Finds out what the body is, and with [`Envelope::Auto`] removes its envelopes. With `reads_s3`, a pointer to S3
+    /// is kept for later reading; otherwise it is an error.
     pub(super) fn open(&mut self, envelope: Envelope, reads_s3: bool) {
         if self.identity.is_none()
             && let Err(why) = self.look_inside(envelope, reads_s3)
@@ -167,8 +167,7 @@ impl Message {
         if flawed("an envelope has no attributes") {
             facts.attributes.clear();
         }
-        // Attributes of the queue win, because a copy in a dead-letter queue has attributes that the consumer
-        // added.
+        // The queue's attributes win, because the consumer adds attributes to a copy in a dead-letter queue.
         facts.attributes.extend(sent_attributes.clone());
         self.opened = Opened::Removed {
             inside: content.body,
@@ -176,15 +175,15 @@ impl Message {
         };
     }
 
-    /// Makes key and fingerprint from the body in the queue, unless the body is in S3 or needs neither.
+    /// Makes key and fingerprint from the body in the queue, unless the body is in S3 or the message needs neither.
     pub(crate) fn identify_body(&mut self, sources: &IdentitySources<'_>) {
         if self.identity.is_none() && self.s3_pointer.is_none() && !self.is_s3_test {
             self.identity = Some(self.identify(self.body(), sources));
         }
     }
 
-    /// Returns the message group on a FIFO queue, where the messages of a group run in order, one at a time.
-    /// A standard queue has message groups for fairness, but they order nothing.
+    /// Returns the message group on a FIFO queue, where the messages of a group run in order, one at a time. On
+    /// a standard queue, message groups are for fairness and order nothing.
     pub(crate) fn fifo_group(&self) -> Option<&str> {
         let facts = self.delivery.facts();
         let queue = facts.queue_arn.as_deref()?;
@@ -206,14 +205,14 @@ impl Message {
         self.delivery.facts().receive_count
     }
 
-    /// Makes key and fingerprint from the body, which may be from S3.
+    /// Makes key and fingerprint from the body, which may come from S3.
     pub(crate) fn identify(
         &self,
         body: Option<&str>,
         sources: &IdentitySources<'_>,
     ) -> Result<Identity, NoKey> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
-        // An envelope has an id and a time of its own each time that the message is published.
+        // An envelope gets a new id and time whenever the message is published.
         let whole = match &self.opened {
             Opened::Envelope(inside) => inside,
             Opened::Bare | Opened::Removed { .. } => body,
@@ -267,8 +266,8 @@ impl Message {
         })
     }
 
-    /// Creates the span of the message's run, whose fields are on the handler's log lines too. Ours is open
-    /// at every log level, and names the request id as the Lambda runtime's span does.
+    /// Creates the span in which the message runs. The handler's log lines have its fields too. Ours is open at
+    /// every log level, and names the request id as the Lambda runtime's span does.
     pub(crate) fn span(&self, make_span: Option<&Callback<MakeSpan>>) -> Span {
         let made = make_span.and_then(|span| span.call(|make| make(self.delivery.facts())));
         if let Some(span) = made {
@@ -287,7 +286,7 @@ impl Message {
         )
     }
 
-    /// Records the key in a span that has a field for it and began before the key was known.
+    /// Records the key in a span that began before the key was known, if the span has a field for it.
     pub(crate) fn add_key_to(span: &Span, key: &Key) {
         span.record("key", key.as_str());
     }
@@ -315,7 +314,7 @@ impl Message {
         }
     }
 
-    /// Makes the handler's message from this body, which may be from S3.
+    /// Makes the handler's message from this body, which may come from S3.
     pub(crate) fn parse<T: FromMessage>(&self, body: Option<&str>) -> Result<T, InvalidMessage> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
         T::from_message(body, self.delivery.facts())

@@ -16,9 +16,8 @@ use crate::{
 /// A function that sees the result of each message.
 pub(super) type Observe = dyn Fn(&MessageOutcome<'_>) + Send + Sync;
 
-/// The result of one message of a batch, for
-/// [`Consumer::on_outcome`](crate::Consumer::on_outcome). The response, the visibility timeouts and the
-/// metrics come from it too.
+/// The result of one message of a batch, for [`Consumer::on_outcome`](crate::Consumer::on_outcome). The
+/// response, the visibility timeouts and the metrics are made from it too.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MessageOutcome<'a> {
@@ -33,11 +32,11 @@ pub struct MessageOutcome<'a> {
     pub dead_lettered: bool,
     /// How often the message was received, this time included.
     pub receive_count: u32,
-    /// Time at which the message was sent, if the event has it (`SentTimestamp`).
+    /// When the message was sent, if the event says so (`SentTimestamp`).
     pub sent_at: Option<Timestamp>,
     /// Time from the start of the message to its outcome.
     pub duration: Duration,
-    /// Time of the handler, including the decoding of its message. `None` if neither ran.
+    /// How long the handler took, including the decoding of its message. `None` if neither ran.
     pub handler_duration: Option<Duration>,
     pub(super) message: &'a Message,
     pub(super) ended: &'a Ended,
@@ -71,8 +70,7 @@ impl<'a> MessageOutcome<'a> {
             || self.dead_lettered
     }
 
-    /// Latency of each request to DynamoDB, in the order of the responses. Includes requests that got no
-    /// response in time.
+    /// Latency of each request to the store, in the order of the responses. Includes requests that got no response in time.
     #[must_use]
     pub fn store_latencies(&self) -> &[Duration] {
         &self.ended.requests.latencies
@@ -84,8 +82,8 @@ impl<'a> MessageOutcome<'a> {
         self.history().map(|history| history.attempts)
     }
 
-    /// Returns the prior attempt that the handler saw, which may have had its effect. `None` if there was
-    /// none, or if the handler did not run.
+    /// Returns the prior attempt that the handler was told of, which may have had its effect. `None` if there
+    /// was none, or if the handler did not run.
     #[must_use]
     pub fn prior(&self) -> Option<PriorAttempt> {
         self.history()?.prior

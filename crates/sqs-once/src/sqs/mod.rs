@@ -2,7 +2,7 @@
 //!
 //! | module | task |
 //! | --- | --- |
-//! | `event` | reads the messages of an event, even those of an odd shape |
+//! | `event` | reads the messages of an event, even oddly shaped ones |
 //! | `message` | one message: its ids, its body, its delivery |
 //! | `envelope` | the JSON of SNS, EventBridge or S3 around a message |
 //! | `content` | what an envelope holds |
@@ -12,24 +12,24 @@
 //! | `key_source` | which messages are the same operation |
 //! | `fingerprint_source` | which part of a message must not change under one key |
 //! | `pointer` | JSON pointers into a body |
-//! | `document` | finds what they name in the text of a body |
+//! | `document` | finds what a pointer names in the text of a body |
 //! | `canonical` | the canonical form of JSON |
-//! | `s3_pointer` | the place in S3 of a body that an extended client stored there |
-//! | `s3_bodies` | reads such bodies |
+//! | `s3_pointer` | where in S3 an extended client stored a body |
+//! | `s3_bodies` | reads these bodies |
 //! | `consumer` | the type [`Consumer`] |
 //! | `consumer_settings` | its settings |
 //! | `process` | what the invocations of a process share: circuit breaker, turns, memory |
-//! | `invocation` | a batch, and the response |
+//! | `invocation` | reads a batch, and builds the response |
 //! | `batch_error` | why a whole batch goes back to the queue |
-//! | `chains` | which messages run one after the other, and how a group goes on behind a permanent failure |
+//! | `chains` | which messages run one after the other, and what a group does after a permanent failure |
 //! | `batch` | runs the chains until the deadline, and keeps how each message ended |
 //! | `run` | one message: admit, claim, decode, look up, call the handler, finish |
-//! | `body` | its body, which may be from S3 |
+//! | `body` | its body, which may come from S3 |
 //! | `long_polls` | finds handlers that block their thread |
 //! | `callback` | functions of the application |
-//! | `on_duplicate` | the one that sees the duplicates |
+//! | `on_duplicate` | the function that is called for duplicates |
 //! | `ended` | how a message ended, and its log line |
-//! | `message_outcome` | the same with the facts of the message, for the response, metrics and observers |
+//! | `message_outcome` | the same, with the facts of the message, for the response, metrics and observers |
 //! | `report` | the log line of a batch, with metrics |
 //! | `visibility` | visibility timeouts of failed messages, and direct dead-lettering |
 //! | `visibility::change` | the calls that change visibility timeouts |

@@ -1,4 +1,4 @@
-//! [`OnDuplicate`]: a function that sees the duplicates.
+//! [`OnDuplicate`]: a function that is called for duplicates.
 
 use std::{fmt, sync::Arc};
 
@@ -8,10 +8,10 @@ use crate::handler::{Attempt, Failure, Handler, HandlerOutput, Stored};
 
 type StoredOf<H> = Stored<<<H as Handler>::Output as HandlerOutput>::Result>;
 
-/// A function that sees the duplicates of a handler's operations.
+/// A function that is called for each duplicate of a handler's operations.
 pub(super) struct OnDuplicate<H>(Arc<dyn DuplicateCall<H>>);
 
-/// The function. Its parameter is the handler, as with [`AnyLookUp`](crate::handler::AnyLookUp).
+/// The function. The type parameter is the handler, as with [`AnyLookUp`](crate::handler::AnyLookUp).
 trait DuplicateCall<H>: Send + Sync {
     fn call(
         &self,

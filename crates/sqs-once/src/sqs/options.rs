@@ -12,7 +12,7 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// Options of a consumer: its builder methods set them, and rows of the table of settings.
+/// Options of a consumer. Its builder methods set them, and rows of the settings table do.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) key: KeySource,
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     pub(crate) assumed_timeout: Duration,
     pub(crate) min_time_to_start: Duration,
     /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
-    /// `None`: it is a hint, and ignored where it is too long.
+    /// With `None`, it is only a hint, and ignored where it is too long.
     pub(crate) min_time_divisor: Option<u32>,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) fail_when_store_unavailable: bool,
@@ -66,15 +66,15 @@ impl Default for Options {
 pub(crate) struct Concurrency {
     /// At most this many.
     most: NonZeroUsize,
-    /// More than [`LEAST`] only if they fit into this much memory, in bytes.
+    /// More than [`LEAST`] run only if they fit into this much memory, in bytes.
     memory: usize,
 }
 
-/// How many messages run at a time in any case, if no setting says less.
+/// How many messages run at a time whatever memory they need, unless a setting allows fewer.
 pub(crate) const LEAST: NonZeroUsize = NonZeroUsize::new(10).unwrap();
 
 /// Memory that a message may need for its output while it runs, in bytes. The largest output that fits into a record has
-/// 400 KB, and there are several copies of it.
+/// 400 KB, and several copies of it exist at a time.
 pub(super) const MEMORY_OF_OUTPUT: usize = 3 << 19;
 
 impl Concurrency {
@@ -90,13 +90,13 @@ impl Concurrency {
         self.most.get()
     }
 
-    /// Returns how many messages without much of a body may run at a time.
+    /// Returns how many messages with small bodies may run at a time.
     pub(crate) fn small_messages(self) -> usize {
         let fit = self.memory / MEMORY_OF_OUTPUT;
         self.most().min(fit.max(LEAST.get()))
     }
 
-    /// Returns whether one more message may run beside these, if all of them then need this much memory.
+    /// Returns whether one more message may run beside `running` others, if together they would need this much memory.
     pub(crate) const fn admits(self, running: usize, memory: usize) -> bool {
         running < self.most() && (running < LEAST.get() || memory <= self.memory)
     }

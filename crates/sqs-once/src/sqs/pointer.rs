@@ -9,11 +9,10 @@ use crate::entries::entries;
 pub struct Pointers(Vec<String>);
 
 impl Pointers {
-    /// Parses pointers joined with commas, without white space around them. A pointer must not be empty, because the
-    /// whole body cannot be a key.
+    /// Parses pointers separated by commas, and trims white space around them. A pointer must not be empty, because
+    /// the whole body can't be a key.
     pub(super) fn new(text: &str) -> Option<Self> {
-        // In a list of pointers, a slash follows a comma only between two pointers, or behind a name that
-        // ends with a comma.
+        // In a list of pointers, a slash follows a comma only between two pointers, or after a name that ends with a comma.
         let pointers = entries(text, "/");
         let is_valid = |pointer: &&str| {
             let mut escapes = pointer.split('~').skip(1);

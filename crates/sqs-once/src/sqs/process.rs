@@ -1,4 +1,4 @@
-//! [`Process`]: what the invocations of a process share, the [`CircuitBreaker`] among it.
+//! [`Process`]: what the invocations of a process share, such as the [`CircuitBreaker`].
 
 use std::{
     sync::{
@@ -19,25 +19,25 @@ use crate::{
     system::{Instant, timeout_at},
 };
 
-/// The memory for bodies from S3. Such a body can be larger than an event. One that is larger than this has the memory
-/// to itself.
+/// The memory for bodies from S3, in bytes. Such a body can be larger than an event. A body larger than this gets all
+/// of the memory to itself.
 const S3_BODIES: u32 = 20 << 20;
-/// Bytes of a permit.
+/// How many bytes a permit stands for.
 const PERMIT: u32 = 1 << 10;
 
 /// What the invocations of a process share. Clones of a consumer share it too.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// Turns of the handlers: side by side, or a suspect alone.
+    /// The handlers' turns: they run side by side, or a suspect runs alone.
     pub(super) turns: Turns,
-    /// The circuit breaker. `None`: every message runs.
+    /// The circuit breaker. With `None`, every message runs.
     pub(super) breaker: Option<CircuitBreaker>,
     s3_bodies: Arc<Semaphore>,
-    /// Whether the process has said what is wrong with its build.
+    /// Whether the process has already warned about its build.
     pub(super) has_warned: Once,
-    /// Whether the process has named pointers of the fingerprint that find nothing.
+    /// Whether the process has already warned of fingerprint pointers that find nothing.
     pub(super) has_named_pointers: Once,
-    /// The longest time that an invocation had, in seconds: the function's timeout, as far as the process knows it.
+    /// The longest time that an invocation has had, in seconds. As far as the process knows, this is the function's timeout.
     longest: AtomicU64,
 }
 
@@ -72,13 +72,13 @@ impl Process {
         }
     }
 
-    /// Returns the longest time that an invocation of this process had: this many seconds, or more.
+    /// Notes that an invocation had this many seconds, and returns the longest time that any has had so far.
     pub(super) fn longest(&self, seconds: u64) -> Duration {
         let before = self.longest.fetch_max(seconds, Relaxed);
         Duration::from_secs(before.max(seconds))
     }
 
-    /// Waits for the memory of a body of at most `bytes`. `None` if it takes longer than until `latest`.
+    /// Waits for the memory of a body of at most `bytes`. `None` if it isn't free by `latest`.
     pub(super) async fn memory_of_body(&self, bytes: u32, latest: Instant) -> Option<BodyMemory> {
         let permits = bytes.min(S3_BODIES).div_ceil(PERMIT);
         let acquired = Arc::clone(&self.s3_bodies).acquire_many_owned(permits);
@@ -98,8 +98,8 @@ impl BodyMemory {
     }
 }
 
-/// The circuit breaker of a process. Messages ask the clock one after the other: a time before the last one would look
-/// like a clock that was set back.
+/// The circuit breaker of a process. Messages read the clock under its lock, because a time earlier than the last one
+/// would look like a clock that was set back.
 #[derive(Debug, Default)]
 pub(super) struct CircuitBreaker(Mutex<Circuit>);
 

@@ -1,4 +1,4 @@
-//! Reads one message as a consumer does, and does not run it: for tests of handlers.
+//! Reads one message as a consumer does, but does not run it: for tests of handlers.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::{
 };
 
 impl Consumer<(), ()> {
-    /// Creates a consumer that can only read messages, with default settings: with the message id as key.
+    /// Creates a consumer that can only read messages. It has default settings, so the key is the message id.
     pub(crate) fn reader(namespace: Namespace) -> Self {
         Self::with_options((), namespace, (), Options::default())
     }
 }
 
 impl<M, H> Consumer<M, H> {
-    /// Reads the operation of a message, and its body as a `T`. The quarantine of the lookup is over.
+    /// Reads the operation of a message, and its body as a `T`. A lookup's quarantine is taken to be over.
     ///
     /// # Errors
     ///

@@ -13,12 +13,11 @@ use crate::{
     },
 };
 
-/// The most metrics of handlers in a line. CloudWatch reads at most 100 metrics of one (*Amazon CloudWatch User Guide*,
-/// "Specification: Embedded metric format").
+/// How many of the handlers' own metrics a line may have. CloudWatch reads at most 100 metrics from one line (*Amazon
+/// CloudWatch User Guide*, "Specification: Embedded metric format").
 const MOST_OWN: usize = 40;
 
-/// The names that a line of the consumer may have, which no metric of a handler can have: those of its metrics, and of its
-/// other members.
+/// The names that the consumer uses in a line, for its metrics and other members. A handler's metric can't have one of them.
 const TAKEN: [&str; 43] = [
     "BatchSize",
     "BatchedWritesOff",
@@ -65,7 +64,7 @@ const TAKEN: [&str; 43] = [
     "xrayTraceId",
 ];
 
-/// Outcome counters that are in every line. The others are rare, so a line has them only if they are above 0.
+/// Outcome counters that are in every line. The others are rare, so a line has them only where they are above 0.
 const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
 
 /// Sums of one batch, for its log line.
@@ -84,7 +83,7 @@ pub(crate) struct BatchReport {
     oldest_sent_at: Option<Timestamp>,
     handler_ms: Vec<f64>,
     store_ms: Vec<f64>,
-    /// The handlers' own.
+    /// The handlers' own metrics.
     own: BTreeMap<&'static str, (Unit, Vec<f64>)>,
 }
 
@@ -134,7 +133,7 @@ impl BatchReport {
         self.store_ms.extend(latencies.copied().map(millis));
     }
 
-    /// Records how many messages should be in a dead-letter queue and could not be sent there.
+    /// Records how many messages should be in a dead-letter queue but could not be sent there.
     pub(crate) fn dead_letters_not_sent(&mut self, messages: usize) {
         self.dead_letters_not_sent = messages as u64;
     }
@@ -289,7 +288,7 @@ mod tests {
     #[test]
     fn own_metrics_replace_none_of_the_consumer() {
         let mut report = full();
-        // A metric that is rare, and is not in this line.
+        // `Crashed` is a rare metric that isn't in this line.
         let own = ["", "BatchSize", "Charged", "Crashed", "service"];
         report.own = own.map(|name| (name, (Unit::Count, vec![7.0]))).into();
         let metrics = report.metrics(false);

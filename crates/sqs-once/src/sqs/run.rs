@@ -40,10 +40,10 @@ use crate::{
     system::{self, Instant},
 };
 
-/// Pauses between the tries of a message while a different transaction is in the way.
+/// Pauses between a message's tries while another transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest wait of a suspect for its body in S3, because the messages of all invocations wait with it.
+/// How long a suspect may wait for its body from S3. It is short, because the messages of all invocations wait with it.
 const S3_ALONE: Duration = Duration::from_secs(5);
 
 /// What became of a message that began to run.
@@ -62,7 +62,7 @@ pub(super) struct Suspect {
     span: Span,
 }
 
-/// Why a message goes no further.
+/// Why a message stops here.
 enum Stop {
     Ended(Outcome),
     Suspect(u64),
@@ -74,11 +74,11 @@ impl From<Outcome> for Stop {
     }
 }
 
-/// The batch, as a message that runs sees it.
+/// The batch, as a running message sees it.
 #[derive(Clone, Debug)]
 pub(super) struct OfBatch {
     pub(super) index: usize,
-    /// Tells the batch that the handler began.
+    /// Tells the batch that the handler has begun.
     pub(super) began: UnboundedSender<Began>,
     /// True while a suspect waits.
     pub(super) suspects_wait: Arc<AtomicBool>,
@@ -114,7 +114,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         notes.ran(ran)
     }
 
-    /// Runs a suspect, whose turn has come.
+    /// Runs a suspect when its turn has come.
     pub(super) async fn run_alone(
         &self,
         message: &Message,
@@ -129,7 +129,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         notes.ran(ran)
     }
 
-    /// Reads the body of a message, and runs it until it has ended, or turns out to be a suspect.
+    /// Reads the body of a message, and runs the message until it has ended or turns out to be a suspect.
     async fn read_and_run(
         &self,
         message: &Message,
@@ -167,7 +167,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 }
                 Claimed::Ended(outcome) => outcome,
             };
-            // As long as there is time, it runs again if a different transaction is in the way.
+            // If another transaction is in the way, it runs again as long as there is time.
             let is_contended = matches!(outcome, Outcome::Contended(_));
             if !is_contended || system::instant() + pause > notes.of_batch.start_by(deadline) {
                 if start == Start::Alone && flawed("a duplicate is not replayed in a turn") {
@@ -181,7 +181,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Returns the outcome of a message whose body is gone. Its record has it, if the key needs no body. Nothing is claimed.
+    /// Returns the outcome of a message whose body is gone, from its record if the key needs no body. Claims nothing.
     async fn without_body(
         &self,
         message: &Message,
@@ -201,7 +201,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         self.replay(outcome, message, None, &operation, notes).await
     }
 
-    /// Runs the handler under a claim, and records its end.
+    /// Runs the handler under a claim, and records how it ended.
     async fn attempt(
         &self,
         message: &Message,
@@ -223,7 +223,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return self.mode.finish(operation, claim, end).await;
         };
         notes.begins(operation, &history, began);
-        // User code may end the process while it decodes too, so this is part of the attempt.
+        // Decoding is part of the attempt, because user code may kill the process there too.
         let (mut invalid, mut called) = (None, None);
         let decoded = guard_now(|| Ok(message.parse(body.text(message))));
         let end = match decoded {
@@ -245,7 +245,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         notes.handler = is_called.then_some(HandlerRun { history, duration });
         let outcome = self.mode.finish(operation, claim, end).await;
         if let (Some(breaker), Some(called), true) = (&self.process.breaker, called, is_called) {
-            // The output may panic when it is written as JSON.
+            // Serializing the output as JSON may panic.
             let called = match outcome {
                 Outcome::Panicked => Called::Panicked,
                 _ => called,
@@ -258,7 +258,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Returns what the end of a call says about the called system.
+    /// Returns what the end of a call tells us about the called system.
     fn sign(&self, end: &HandlerEnd<H::Output>) -> Called {
         match end {
             HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::EffectNotFound => {
@@ -292,7 +292,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             .map_err(|next_probe| Outcome::CircuitOpen { next_probe })
     }
 
-    /// Makes the operation of a message, with its key.
+    /// Makes a message's operation, with its key.
     fn operation(
         &self,
         message: &Message,
@@ -316,7 +316,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         Ok(operation)
     }
 
-    /// Calls `on_duplicate`, if the outcome is a duplicate. A message that can't be read or decoded is one all the same.
+    /// Calls `on_duplicate` if the outcome is a duplicate. A message that can't be read or decoded is still a duplicate.
     async fn replay(
         &self,
         mut outcome: Outcome,
@@ -376,8 +376,7 @@ impl OfBatch {
         }
     }
 
-    /// Returns until when a message may start beside others. While a suspect waits, only the first half of the time is
-    /// available for that.
+    /// Returns until when a message may start beside others. While a suspect waits, that is only the first half of the time.
     pub(super) fn start_by(&self, deadline: Deadline) -> Instant {
         if self.suspects_wait.load(Relaxed) {
             deadline.start_by().min(self.half)
@@ -408,7 +407,7 @@ impl Notes {
             history: history.clone(),
             at,
         };
-        // Without a receiver, the response of the batch was already sent.
+        // If the receiver is gone, the batch has already responded.
         let _gone = self.of_batch.began.send(began);
     }
 
@@ -440,7 +439,7 @@ impl Notes {
 }
 
 impl Suspect {
-    /// Returns the end of a suspect that does not run in this batch.
+    /// Returns the result of a suspect that does not run in this batch.
     pub(super) fn not_started(self, of_batch: OfBatch) -> Ended {
         self.notes(of_batch).ended(Outcome::NotStarted)
     }
@@ -477,7 +476,7 @@ mod tests {
         protocol::{Namespace, Timestamp},
     };
 
-    /// Always finds a different transaction in the way. Notes when it began to claim.
+    /// Always finds another transaction in the way. Notes when each claim began.
     #[derive(Default)]
     struct Rivals(Arc<Mutex<Vec<Instant>>>);
 
@@ -517,7 +516,7 @@ mod tests {
         assert_eq!(failed[0].item_identifier, "m-1");
         let claims = claims.lock().unwrap();
         let after = claims.iter().map(|at| (*at - start).as_millis());
-        // The next one would be behind the last time to start.
+        // The next one would be too late to start.
         assert_eq!(
             after.collect::<Vec<_>>(),
             [0, 50, 150, 350, 750, 1550, 2550, 3550]

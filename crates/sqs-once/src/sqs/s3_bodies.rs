@@ -13,11 +13,10 @@ use crate::{
     s3::{Bucket, ReadError, client},
 };
 
-/// Ten bodies of this size are read at a time. They and the handler's values fit into the memory that template.yaml sets.
+/// Ten bodies of this size are read at a time. They and what handlers make of them fit into the memory that template.yaml sets.
 const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() };
 
-/// Reads the body of a message from S3, if the message is a pointer as the Amazon SQS Extended Client sends
-/// it:
+/// Reads the body of a message from S3, if the message is a pointer like those that the Amazon SQS Extended Client sends:
 ///
 /// ```json
 /// ["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "order-bodies", "s3Key": "..."}]
@@ -27,19 +26,20 @@ const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() 
 /// [`Envelope`](super::Envelope), the pointer is inside the envelope. Key, fingerprint and handler see the
 /// body from S3. A copy in a dead-letter queue carries the pointer.
 ///
-/// The consumer reads a body when its message runs, before the claim. A message that waits to run alone drops
-/// the body and reads it again. The bodies of all messages in progress take at most 20 MiB together, or the limit for
-/// one if that is more. A message waits for memory for the longest body, so ten of 2 MiB are read at a time.
+/// The consumer reads a body when its message runs, before the claim. A message that waits to run alone drops the
+/// body and reads it again. The bodies of all messages in progress take at most 20 MiB together, or the limit for one
+/// body if that is more. A message waits until there is memory for the longest body allowed, so with a limit of 2
+/// MiB, ten are read at a time.
 ///
 /// | result of the read | outcome |
 /// | --- | --- |
 /// | longer than the limit, not UTF-8 | [`Invalid`](Outcome::Invalid) |
-/// | no such object (`NoSuchKey`) | if the key needs no body and the record says what became of this message, that; else [`Invalid`](Outcome::Invalid). Nothing is claimed |
-/// | pointer to a different bucket, access denied, no such bucket, no response in time, every other error | [`NoEffect`](Outcome::NoEffect) |
+/// | no such object (`NoSuchKey`) | what the record says became of this message, if the key needs no body and there is a record; otherwise [`Invalid`](Outcome::Invalid). Nothing is claimed |
+/// | pointer to another bucket, access denied, no such bucket, no response in time, every other error | [`NoEffect`](Outcome::NoEffect) |
 ///
-/// The role needs `s3:GetObject` on the objects of the buckets. It also needs `s3:ListBucket` on the buckets,
-/// because otherwise S3 responds with 403 and not with 404 for an object that does not exist. A bucket with a
-/// KMS key needs `kms:Decrypt`. The consumer never deletes objects, so give the bucket a lifecycle rule.
+/// The role needs `s3:GetObject` on the buckets' objects. It also needs `s3:ListBucket` on the buckets, because
+/// otherwise S3 answers 403 instead of 404 for an object that does not exist. A bucket with a KMS key needs
+/// `kms:Decrypt`. The consumer never deletes objects, so give the bucket a lifecycle rule.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::S3Bodies};
@@ -57,7 +57,7 @@ pub struct S3Bodies {
 }
 
 impl S3Bodies {
-    /// Reads bodies only from these buckets. A pointer to a different bucket causes no request.
+    /// Reads bodies only from these buckets. A pointer to any other bucket causes no request.
     ///
     /// If the configuration sets an endpoint, as for an emulator, the bucket's name goes into the path of the
     /// request.
@@ -70,8 +70,8 @@ impl S3Bodies {
         }
     }
 
-    /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and the
-    /// consumer stops reading it at the limit.
+    /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and the consumer
+    /// stops reading at the limit.
     ///
     /// Each message in progress may hold a body of this size, and what the handler makes of it.
     ///
@@ -99,7 +99,7 @@ impl ReadBodies for S3Bodies {
         Box::pin(async move {
             let allowed = self.buckets.iter().find(|name| **name == pointer.bucket);
             let bucket = allowed.ok_or_else(|| {
-                // The setting may be wrong, and that is not the message's fault, so the message is retried.
+                // The setting may be wrong, which is not the message's fault, so the message is retried.
                 Outcome::NoEffect(
                     "the body is a pointer to a bucket that CONSUMER_S3_BUCKETS does not name; nothing \
                      was read"

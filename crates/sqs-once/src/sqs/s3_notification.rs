@@ -47,8 +47,7 @@ struct S3Object<'a> {
     key: Raw<'a>,
 }
 
-/// Returns the list of records with decoded object keys. All else of it stays as S3 wrote it. `None` if these
-/// are no records of S3.
+/// Returns the list of records with decoded object keys. Everything else stays as S3 wrote it. `None` if these are not S3 records.
 pub(super) fn content(records: &RawValue) -> Option<Result<Content, InvalidMessage>> {
     let list = records.get();
     let records: Vec<&RawValue> = serde_json::from_str(list).ok()?;

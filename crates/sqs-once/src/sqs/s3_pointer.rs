@@ -11,20 +11,20 @@ use crate::{
     modes::Outcome,
 };
 
-/// Message attributes that the extended clients add: the newer and the older name.
+/// Message attribute that the extended clients add: its newer and its older name.
 const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"];
 
 /// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
 pub trait ReadBodies: Debug + Send + Sync {
-    /// Returns how many bytes a body may have. The consumer waits for that much memory before it reads one, or for all of
-    /// the 20 MiB that it has for them.
+    /// Returns how many bytes a body may have. Before it reads one, the consumer waits for that much memory, or for all
+    /// of its 20 MiB if that is less.
     fn max_bytes(&self) -> u32;
 
     /// Reads the body behind a pointer. `None` if S3 has no such object.
     ///
     /// # Errors
     ///
-    /// The outcome of the message. Its text should not contain payload.
+    /// The message's outcome. Its text should not contain payload.
     fn read<'a>(&'a self, pointer: &'a S3Pointer)
     -> BoxFuture<'a, Result<Option<String>, Outcome>>;
 }
@@ -32,8 +32,8 @@ pub trait ReadBodies: Debug + Send + Sync {
 /// Bucket and key of an object in S3, as the extended clients of SQS and SNS write them:
 /// `["software.amazon.payloadoffloading.PayloadS3Pointer", {"s3BucketName": "...", "s3Key": "..."}]`.
 ///
-/// Clients in other languages may leave out the name of the Java class. Their pointer is the object alone,
-/// with the message attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`.
+/// Clients in other languages may leave out the name of the Java class. Their pointer is just the object, and
+/// the message has the attribute `ExtendedPayloadSize` or `SQSLargePayloadSize`.
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[non_exhaustive]
 pub struct S3Pointer {
@@ -58,14 +58,14 @@ enum PointerClass {
 impl S3Pointer {
     /// Parses a body that is a pointer. `None` for other bodies.
     ///
-    /// With the class name, we need no attribute: services drop attributes on the way.
+    /// With the class name, we require no attribute, because services drop attributes on the way.
     pub(super) fn find(
         body: &str,
         attributes: &HashMap<String, Attribute>,
     ) -> Option<Result<Self, InvalidMessage>> {
         let json = without_bom(body).trim();
         let place = if json.starts_with('[') {
-            // Parsing stops at the first character that a pointer cannot have.
+            // Parsing stops at the first character that a pointer can't have.
             let (_class, place) = serde_json::from_str::<(PointerClass, &RawValue)>(json).ok()?;
             place.get()
         } else {
@@ -97,8 +97,7 @@ impl S3Pointer {
         )
     }
 
-    /// Creates the error of a pointer that the consumer does not follow. The pointer must not run as if it
-    /// were the message.
+    /// Creates the error of a pointer that the consumer does not follow. No handler must get the pointer as if it were the message.
     pub(super) fn not_read() -> InvalidMessage {
         "the body is in S3, where an Amazon SQS extended client put it: set CONSUMER_S3_BUCKETS, which \
          needs the feature `s3`"
@@ -106,7 +105,7 @@ impl S3Pointer {
     }
 
     /// Returns whether the key is safe to request. A request without a key would list the bucket, and a proxy
-    /// may resolve `..` into a different bucket.
+    /// may resolve `..` into another bucket.
     fn is_sound(&self) -> bool {
         let mut segments = self.key.split('/');
         !self.key.is_empty() && segments.all(|segment| segment != "." && segment != "..")

@@ -1,4 +1,4 @@
-//! The page of cases that every [`Store`] must pass.
+//! The cases that every [`Store`] must pass.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -94,11 +94,11 @@ async fn get<S: Store>(store: &S, key: &Key) -> Option<Record> {
     store.get(key, &RequestContext::default()).await.unwrap()
 }
 
-/// Runs every case. The store must have no records of these keys.
+/// Runs every case. The store must not have records of these keys yet.
 ///
 /// # Panics
 ///
-/// If the store breaks a promise.
+/// Panics if the store breaks a promise.
 pub async fn all<S: Store>(store: &S) {
     eprintln!("conformance: absent");
     let over_nothing = key("absent");
@@ -151,7 +151,7 @@ pub async fn all<S: Store>(store: &S) {
             expect,
             to: content.clone(),
         });
-        // Late copies of every swap so far, this one among them, find the record.
+        // Late copies of every swap so far, including this one, find the record.
         for late in &earlier {
             let found = store
                 .swap(late, &S::With::default(), &RequestContext::default())
@@ -178,7 +178,7 @@ pub async fn all<S: Store>(store: &S) {
     }
 
     eprintln!("conformance: release");
-    // An operator's release leaves the stamp, so the worker's next write passes, and ends the lease or sets it.
+    // An operator's release keeps the stamp, so the worker's next write still succeeds, and ends the lease or sets it again.
     for (name, end) in [("release-1", sparse(6)), ("release-2", full(6))] {
         let key_of = key(name);
         let _ = swap(store, &key_of, Expect::Absent, &record).await;
@@ -228,11 +228,11 @@ pub async fn all<S: Store>(store: &S) {
     assert_eq!(get(store, &key_of).await, Some(expired));
 }
 
-/// Checks that a claim leaves room for a result, for stores with a largest item.
+/// Checks that a claim leaves room for a result, for stores that limit the size of an item.
 ///
 /// # Panics
 ///
-/// If the store accepts the claim.
+/// Panics if the store accepts a claim that doesn't.
 pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
     let swap = Swap {
         key: key("room"),
@@ -251,12 +251,12 @@ pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
     );
 }
 
-/// Checks that what commits with a record is applied with it, once, or not at all. `with` and `refused` make what a store
-/// applies and refuses, and `applied` counts how often it was applied.
+/// Checks that what commits with a record is applied together with it, once, or not at all. `with` makes something that
+/// the store applies, `refused` something that it refuses, and `applied` counts how often it was applied.
 ///
 /// # Panics
 ///
-/// If the store breaks a promise.
+/// Panics if the store breaks a promise.
 pub async fn all_or_nothing<S: Store>(
     store: &S,
     with: impl Fn() -> S::With,
@@ -270,7 +270,7 @@ pub async fn all_or_nothing<S: Store>(
         expect,
         to: to.clone(),
     };
-    // Each content has a version of its own.
+    // Each content has its own version.
     let first = sparse(1);
     let (claim, beside) = (over(Expect::Absent, &first), with());
     let answer = store.swap(&claim, &beside, &context).await.unwrap();
@@ -313,11 +313,11 @@ pub async fn all_or_nothing<S: Store>(
     assert_eq!(applied().await, 2);
 }
 
-/// Checks that of several swaps at once one is applied.
+/// Checks that of several concurrent swaps exactly one is applied.
 ///
 /// # Panics
 ///
-/// If none or several are.
+/// Panics if not exactly one is applied.
 pub async fn one_of_several_is_applied<S: Store>(store: &S) {
     for over in [None, Some(full(1))] {
         let key_of = key(if over.is_some() {

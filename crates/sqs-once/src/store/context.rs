@@ -1,4 +1,4 @@
-//! [`RequestContext`]: tells the store the caller's time limit and meter.
+//! [`RequestContext`]: gives the store the caller's time limit and meter.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::{
     system::{self, Instant},
 };
 
-/// How long the caller of a request waits for the response, and the meter that measures the request.
+/// How long a request's caller waits for the response, and the meter that measures the request.
 ///
 /// The default has no time limit, and nobody reads its meter.
 ///
@@ -39,7 +39,7 @@ impl RequestContext {
         Some(limit.saturating_duration_since(system::instant()))
     }
 
-    /// Notes that the store gave up batched writes, for the metric `BatchedWritesOff`.
+    /// Notes that the store has given up batched writes, for the metric `BatchedWritesOff`.
     pub fn batches_ended(&self) {
         self.meter.batches_ended();
     }

@@ -8,10 +8,9 @@ use std::{
 use super::{RequestContext, Store, StoreError, Swapped};
 use crate::protocol::{Key, Record, Swap};
 
-/// Records in the memory of the process. Clones share their records.
+/// Records in the process's memory. Clones share their records.
 ///
-/// Use this [`Store`] in tests only. The records are lost when the process ends, and other
-/// processes do not see them.
+/// Use this [`Store`] only in tests. The records are lost when the process ends, and other processes do not see them.
 ///
 /// ```
 /// use sqs_once::store::MemoryStore;
@@ -31,7 +30,7 @@ impl MemoryStore {
         self.records().get(key).cloned()
     }
 
-    /// Replaces or deletes the record of a key, as DynamoDB's TTL or an operator would.
+    /// Replaces or deletes the record of a key, as an operator or DynamoDB's TTL would.
     pub fn put(&self, key: &Key, record: Option<Record>) {
         match record {
             Some(record) => self.records().insert(key.clone(), record),
@@ -39,8 +38,7 @@ impl MemoryStore {
         };
     }
 
-    /// Returns the number of records, including expired ones. The store never deletes expired
-    /// records.
+    /// Returns the number of records, including expired ones, which the store never deletes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records().len()

@@ -1,7 +1,7 @@
 //! Storage of records: the [`Store`] trait and its implementations.
 //!
-//! A store reads, and it compares and swaps. Every rule is in [`crate::protocol`]. The page of cases in
-//! [`crate::store::conformance`] checks it.
+//! A store reads records, and compares and swaps them. Every rule is in [`crate::protocol`]. The cases in
+//! [`crate::store::conformance`] check a store.
 
 #[cfg(feature = "testing")]
 pub mod conformance;
@@ -11,7 +11,7 @@ mod results;
 
 use std::{convert::Infallible, error::Error, fmt::Debug};
 
-// The stores of other modules, where users look for them.
+// Stores from other modules, where users look for them.
 pub use crate::dynamo::store::{Batched, DynamoStore, Layout};
 #[cfg(feature = "s3")]
 pub use crate::s3::S3Results;
@@ -22,7 +22,7 @@ pub use results::{ResultStore, Results};
 
 use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 
-/// A table of [`Record`]s. Each call is one request, and a store repeats none: the caller does that, as long as the kind of
+/// A table of [`Record`]s. Each call is one request, and a store never retries: the caller does, as long as the kind of
 /// error and the time allow it.
 ///
 /// ```
@@ -46,11 +46,11 @@ use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// Writes that this store can commit together with a record. `()` in a store without any; a store that wraps another one
-    /// takes its type and hands `with` on.
+    /// Writes that this store can commit together with a record: `()` if there are none. A store that wraps another uses its
+    /// type and passes `with` on.
     type With: With;
 
-    /// Sets the table of `OUTBOX_TABLE_NAME` in a store that publishes events, unless it has one.
+    /// Sets the outbox table (`OUTBOX_TABLE_NAME`) in a store that publishes events, unless the store already has one.
     #[doc(hidden)]
     #[must_use]
     fn with_outbox(self, table: Option<String>) -> Self
@@ -65,19 +65,19 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. An item that is not a valid record is never absent: [`StoreError::Unreadable`].
+    /// A [`StoreError`]. An item that is not a valid record isn't treated as absent, but is [`StoreError::Unreadable`].
     fn get(
         &self,
         key: &Key,
         context: &RequestContext,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Writes [`Swap::to`] if the record is as [`Swap::expect`] says, together with `with`: all or nothing. A swap that is sent
+    /// Writes [`Swap::to`] together with `with`, all or nothing, if the record is as [`Swap::expect`] says. A swap that is sent
     /// twice is applied once, and so is what commits with it.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]. The swap may have been applied nevertheless: see
+    /// A [`StoreError`]. The swap may have been applied nevertheless: see
     /// [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn swap(
         &self,
@@ -89,7 +89,7 @@ pub trait Store: Send + Sync + 'static {
 
 /// Writes that can commit together with a record.
 pub trait With: Default + Send + Sync + 'static {
-    /// Why the store refuses it, though the record is as expected.
+    /// Why the store refuses these writes, although the record is as expected.
     type Refused: Debug + PartialEq + Send;
 
     /// Returns whether the record commits alone.
@@ -104,7 +104,7 @@ impl With for () {
     }
 }
 
-/// The answer to a swap in a store.
+/// The answer to a swap in the store `S`.
 pub type SwappedIn<S> = Swapped<<<S as Store>::With as With>::Refused>;
 
 /// The answer to a swap.
@@ -117,14 +117,14 @@ pub type SwappedIn<S> = Swapped<<<S as Store>::With as With>::Refused>;
 pub enum Swapped<R = Infallible> {
     /// The record is now [`Swap::to`].
     Applied,
-    /// The record differs from what was expected. Holds it, or `None` if there is no record.
+    /// The record differs from what was expected. Contains the record, or `None` if there is none.
     Found(Option<Record>),
-    /// The record is as expected, and the store refuses what would commit with it. Nothing was written.
+    /// The record is as expected, but the store refuses what would commit with it. Nothing was written.
     Refused(R),
 }
 
 impl Swapped {
-    /// Returns the same answer as one of a store that can refuse.
+    /// Converts the answer to the type of a store that can refuse.
     pub fn widened<R>(self) -> Swapped<R> {
         match self {
             Self::Applied => Swapped::Applied,
@@ -160,7 +160,7 @@ pub enum StoreError {
     /// The store is unreachable, or it throttled or rejected the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Kind of failure: whether the request was applied, and whether a repetition may help.
+        /// Whether the request was applied, and whether a retry may help.
         #[doc(hidden)]
         kind: RequestErrorKind,
         /// The request, as a verb.
@@ -169,7 +169,7 @@ pub enum StoreError {
         key: String,
         /// Name of the store, with the table.
         store: String,
-        /// Reason, and what to do.
+        /// The reason, and what to do.
         reason: String,
         /// The SDK's error.
         #[source]
@@ -182,7 +182,7 @@ pub enum StoreError {
         action: &'static str,
         /// Key of the record.
         key: String,
-        /// Reason of the failure.
+        /// Why it failed.
         reason: String,
     },
     /// No response arrived before the deadline.
@@ -202,17 +202,15 @@ pub enum StoreError {
         key: String,
         /// Name of the store, with the table.
         store: String,
-        /// Reason, with the attribute's name.
+        /// The reason, with the attribute's name.
         reason: String,
     },
 }
 
 impl StoreError {
-    /// Creates the error of a request that got no response, or one that cannot be read. The request may have
-    /// been applied.
+    /// Creates the error of a request that got no response, or a response that can't be read. The request may have been applied.
     ///
-    /// `action` is a verb for the request, `store` is a name of the store for people, and `reason` must not
-    /// contain payload.
+    /// `action` is a verb for the request, `store` names the store for people, and `reason` must not contain payload.
     ///
     /// ```
     /// use sqs_once::protocol::{Key, Namespace};
@@ -237,9 +235,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Unanswered, action, key, store, reason)
     }
 
-    /// Creates the error of a request that was throttled or collided with a different write. It was not
-    /// applied, and may succeed when it is repeated. The arguments are those of
-    /// [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was throttled or collided with another write. It was not applied,
+    /// and a retry may succeed. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn contended(
         action: &'static str,
@@ -250,9 +247,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Contended, action, key, store, reason)
     }
 
-    /// Creates the error of a request that was denied, or whose table does not exist. It was not applied, and
-    /// a repetition can succeed once that is corrected. The arguments are those of
-    /// [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was denied, or whose table does not exist. It was not applied, and a
+    /// retry can succeed once that is fixed. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn denied(
         action: &'static str,
@@ -263,8 +259,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Denied, action, key, store, reason)
     }
 
-    /// Creates the error of a request that is not valid. It was not applied, and a repetition would fail
-    /// again. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that is not valid. It was not applied, and a retry would fail too. The
+    /// arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn invalid(
         action: &'static str,
@@ -295,7 +291,8 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the store may have applied the failed request. An answer that can't be read may be that of a write.
+    /// Returns whether the store may have applied the failed request. True for an unreadable answer too, because a write may
+    /// have been applied.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         matches!(self, Self::Unreadable { .. }) || self.is_unanswered()
@@ -310,14 +307,13 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the request met contention: DynamoDB throttled it, or a different write to the same
-    /// item was in progress.
+    /// Returns whether the request met contention: DynamoDB throttled it, or another write to the same item was in progress.
     #[must_use]
     pub const fn is_contended(&self) -> bool {
         matches!(self.kind(), Some(RequestErrorKind::Contended))
     }
 
-    /// Returns the kind of a failed request. `None` if no repetition can help.
+    /// Returns the kind of a failed request. `None` if no retry can help.
     pub(crate) const fn kind(&self) -> Option<RequestErrorKind> {
         match self {
             Self::Unavailable { kind, .. } => Some(*kind),

@@ -1,4 +1,4 @@
-//! [`Results`]: where outputs of handlers are stored.
+//! [`Results`]: where handlers' outputs are stored.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -12,9 +12,9 @@ use crate::{
 /// Where the outputs of completed operations are stored: in the record, in S3, or nowhere. Pass it to
 /// [`Once::results`](crate::Once::results).
 ///
-/// A claim whose condition failed costs write units for the whole record, so each duplicate pays for a large
+/// A claim whose condition fails costs write units for the whole record, so each duplicate pays for a large
 /// output again, and twice as much in a transaction. An output in S3 costs one request when it is stored, and
-/// one for each duplicate whose handler reads it ([`Stored::output`](crate::Stored::output)).
+/// another for each duplicate whose `on_duplicate` reads it ([`Stored::output`](crate::Stored::output)).
 ///
 /// ```
 /// use sqs_once::{Once, store::{MemoryStore, Results}};
@@ -25,15 +25,15 @@ use crate::{
 ///
 /// # Outputs in S3
 ///
-/// 1. After the handler, the worker stores an output over the limit in S3. The name of the object contains
-///    the hash of the key, the owner of the claim, and the hash of the output.
+/// 1. After the handler, the worker stores an output over the limit in S3. The object's name contains the key's
+///    hash, the claim's owner, and the output's hash.
 /// 2. Then it records the completion, with bucket, name, SHA-256 and length.
-/// 3. When a handler reads the output of a duplicate, the SHA-256 of the object must match.
+/// 3. When `on_duplicate` reads the output, the object's SHA-256 must match.
 ///
-/// The effect has happened before step 1, so a failure of S3 never fails the operation. If S3 does not take
-/// the output within 2 seconds or half of the time left, the record says that the output is omitted. A crash
+/// The effect has happened before step 1, so a failure of S3 never fails the operation. If S3 does not take the
+/// output within 2 seconds or half of the time left, the record says that the output is omitted. A crash
 /// between the steps leaves an object that no record names. The consumer never deletes objects, so give the
-/// bucket a lifecycle rule that deletes them some days after the [retention](crate::Once::retention).
+/// bucket a lifecycle rule that deletes them a few days after the [retention](crate::Once::retention).
 #[derive(Clone, Debug)]
 pub struct Results(ResultPlace);
 
@@ -41,7 +41,7 @@ pub struct Results(ResultPlace);
 enum ResultPlace {
     Nowhere,
     InRecord,
-    /// Outputs over the limit, in bytes. Shorter ones are in the record.
+    /// For outputs over the limit, which is in bytes. Shorter ones are in the record.
     Outside {
         outputs: Arc<dyn ResultStore>,
         inline_limit: usize,
@@ -50,7 +50,7 @@ enum ResultPlace {
 
 /// A place for large outputs outside the table.
 pub trait ResultStore: Debug + Send + Sync {
-    /// Stores an output before `end`. If that takes too long, the result says that the output is omitted.
+    /// Stores an output before `end`. If there isn't enough time, the result says that the output is omitted.
     fn store<'a>(
         &'a self,
         key: &'a Key,
@@ -59,7 +59,7 @@ pub trait ResultStore: Debug + Send + Sync {
         end: Instant,
     ) -> BoxFuture<'a, StoredResult>;
 
-    /// Reads an output in at most this time, and compares its digest with the record's.
+    /// Reads an output within this time, and compares its digest with the record's.
     fn read_within<'a>(
         &'a self,
         time: Duration,
@@ -67,29 +67,26 @@ pub trait ResultStore: Debug + Send + Sync {
     ) -> BoxFuture<'a, Result<String, String>>;
 }
 
-/// Longest output that stays in the record when longer ones go elsewhere. A record of 64 KB costs 64 write
-/// units.
+/// Longest output that stays in the record if longer ones go elsewhere. A record of 64 KB costs 64 write units.
 const DEFAULT_INLINE_LIMIT: usize = 64 * 1024;
 
-/// Longest time for a handler's read.
+/// How long [`Results::read`] may take.
 const MAX_READ_TIME: Duration = Duration::from_secs(5);
 
 impl Results {
-    /// Stores no outputs. Handlers of duplicates get none.
+    /// Stores no outputs, so `on_duplicate` gets none.
     #[must_use]
     pub const fn none() -> Self {
         Self(ResultPlace::Nowhere)
     }
 
-    /// Stores outputs of at most 392 KB of JSON in the record, the default. A longer output is not
-    /// stored.
+    /// Stores outputs of up to 392 KB of JSON in the record, which is the default. Longer outputs are not stored.
     #[must_use]
     pub const fn inline() -> Self {
         Self(ResultPlace::InRecord)
     }
 
-    /// Stores outputs over [`inline_limit`](Self::inline_limit) in a different place, and shorter ones in the
-    /// record.
+    /// Stores outputs over [`inline_limit`](Self::inline_limit) in another place, and shorter ones in the record.
     #[must_use]
     pub fn outside(outputs: impl ResultStore + 'static) -> Self {
         Self(ResultPlace::Outside {
@@ -98,8 +95,7 @@ impl Results {
         })
     }
 
-    /// Sets the longest output in a record, in bytes of JSON, when longer ones go to S3. 64 KB by default, at
-    /// most 392 KB.
+    /// Sets the longest output in a record, in bytes of JSON, if longer ones go to S3. The default is 64 KB, the maximum 392 KB.
     #[must_use]
     pub fn inline_limit(self, bytes: usize) -> Self {
         match self.0 {
@@ -141,7 +137,7 @@ impl Results {
         self.read_within(MAX_READ_TIME, pointer).await
     }
 
-    /// Reads an output from S3 in at most this time. Public for the command-line tool.
+    /// Reads an output from S3 within this time. Public for the command-line tool.
     ///
     /// # Errors
     ///

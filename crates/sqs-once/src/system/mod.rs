@@ -1,14 +1,14 @@
-//! Time, tasks of their own and randomness. The crates of this project use no others, and clippy enforces that.
+//! Time, spawned tasks and randomness. The crates of this project get them only from here, and clippy enforces that.
 //!
 //! A simulation replaces what is behind this module: each simulated process has its own clocks, its tasks end when it is
-//! killed, and random numbers come from a seed. Rules get the wall clock's time as an argument, from a clock that
-//! tests can replace ([`Once::clock`](crate::Once::clock)).
+//! killed, and random numbers come from a seed. Rules get the wall-clock time as an argument, from a clock that tests
+//! can replace ([`Once::clock`](crate::Once::clock)).
 #![expect(
     clippy::disallowed_methods,
     reason = "all other modules use this module"
 )]
 
-// Not a part of the library: tests/simulation/product compiles these sources with it.
+// Not part of the library: tests/simulation/product compiles it together with these sources.
 #[cfg(feature = "simulation")]
 #[path = "../../../../tests/simulation/product/simulated.rs"]
 pub(crate) mod simulated;
@@ -32,7 +32,7 @@ pub use simulated::{sleep, timeout, timeout_at};
 use crate::protocol::{Owner, Timestamp};
 
 impl Timestamp {
-    /// Returns the current time of the wall clock.
+    /// Returns the current wall-clock time.
     ///
     /// ```
     /// use sqs_once::protocol::Timestamp;
@@ -68,7 +68,7 @@ impl Owner {
     }
 }
 
-/// Returns a random number of at least 0 and below 1.
+/// Returns a random number from 0 up to but not including 1.
 pub fn random_fraction() -> f64 {
     fastrand::f64()
 }
@@ -78,8 +78,8 @@ pub(crate) fn random_up_to(max: u64) -> u64 {
     fastrand::u64(..=max)
 }
 
-/// Returns the time of the process's monotonic clock, which never goes back. It may stand still while Lambda has the
-/// process frozen.
+/// Returns the time on the process's monotonic clock, which never goes back. It may stand still while Lambda has
+/// frozen the process.
 #[must_use]
 pub fn instant() -> Instant {
     #[cfg(feature = "simulation")]
@@ -89,13 +89,13 @@ pub fn instant() -> Instant {
     Instant::now()
 }
 
-/// Returns the time since `start` by the monotonic clock.
+/// Returns the time since `start` on the monotonic clock.
 #[must_use]
 pub fn elapsed(start: Instant) -> Duration {
     instant().saturating_duration_since(start)
 }
 
-/// Waits for a time of the process's monotonic clock.
+/// Waits this long on the process's monotonic clock.
 #[cfg(not(feature = "simulation"))]
 pub fn sleep(duration: Duration) -> Sleep {
     tokio::time::sleep(duration)
@@ -113,7 +113,7 @@ pub fn timeout_at<F: Future>(end: Instant, future: F) -> Timeout<F> {
     tokio::time::timeout_at(end, future)
 }
 
-/// Runs `future` in a task that nobody waits for. Without a runtime, drops it.
+/// Runs `future` in a task that nobody waits for. Drops it if there is no runtime.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
     if let Ok(runtime) = Handle::try_current() {
         drop(runtime.spawn(in_process(future)));
@@ -136,7 +136,7 @@ fn in_process<F: Future>(future: F) -> F {
 #[cfg(feature = "simulation")]
 use simulated::in_process;
 
-/// Returns whether a person reads standard output.
+/// Returns whether standard output is a terminal.
 pub(crate) fn prints_to_terminal() -> bool {
     #[cfg(feature = "simulation")]
     if simulated::Process::current().is_some() {
@@ -145,13 +145,13 @@ pub(crate) fn prints_to_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Writes lines to standard output at once, so that lines of concurrent invocations do not mix.
+/// Writes lines to standard output in one go, so that lines of concurrent invocations do not mix.
 pub(crate) fn print(lines: &[u8]) {
     #[cfg(feature = "simulation")]
     if let Some(process) = simulated::Process::current() {
         return process.print(lines);
     }
-    // An error of standard output cannot be reported anywhere.
+    // There's nowhere to report that standard output failed.
     _ = io::stdout().lock().write_all(lines);
 }
 

@@ -12,18 +12,18 @@ use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use crate::{InvalidValue, meter::Unit, protocol::Timestamp, system};
 
-/// The most values of one metric in one line, a limit of the embedded metric format.
+/// How many values of one metric the embedded metric format allows in a line.
 const MAX_VALUES: usize = 100;
 
-/// Longest namespace and longest value of a dimension, limits of CloudWatch.
+/// Longest namespace and longest dimension value that CloudWatch allows.
 const MAX_LENGTH: usize = 255;
 
-/// Metrics of a consumer, in CloudWatch's embedded metric format.
+/// A consumer's metrics, in CloudWatch's embedded metric format.
 ///
-/// The log line of each batch then carries metrics: `docs/telemetry.md#metrics` lists them. The line goes to standard
-/// output at every log level. On a terminal, the line is that of a consumer without metrics.
+/// The log line of each batch carries these metrics: `docs/telemetry.md#metrics` lists them. The line goes to
+/// standard output at every log level. On a terminal, the line looks as it does without metrics.
 ///
-/// Clones belong to one process, so only one of them writes the metric `ColdStart`.
+/// Clones belong to the same process, so only one of them writes the metric `ColdStart`.
 ///
 /// ```
 /// use sqs_once::telemetry::Metrics;
@@ -42,11 +42,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Creates metrics in this namespace, with `service` as the value of the dimension `service`.
+    /// Creates metrics in this namespace. `service` is the value of the dimension `service`.
     ///
     /// # Errors
     ///
-    /// If one of the two has more than 255 characters, or characters that CloudWatch rejects.
+    /// An error if CloudWatch would reject one of the two, for example because it is empty or has more than 255 characters.
     ///
     /// ```
     /// use sqs_once::telemetry::Metrics;
@@ -64,7 +64,7 @@ impl Metrics {
         Ok(Self::checked(namespace, service))
     }
 
-    /// Creates metrics with names that have already been checked.
+    /// Creates metrics from names that have already been checked.
     pub(crate) fn checked(namespace: String, service: String) -> Self {
         Self {
             namespace,
@@ -74,7 +74,7 @@ impl Metrics {
         }
     }
 
-    /// Returns whether lines with metrics are written. They are not if standard output is a terminal.
+    /// Returns whether lines with metrics are written: not if standard output is a terminal.
     #[must_use]
     pub fn writes(&self) -> bool {
         self.writes
@@ -85,7 +85,7 @@ impl Metrics {
         self.cold.swap(false, Ordering::Relaxed)
     }
 
-    /// Writes a batch's line to standard output, and more lines for values beyond the first 100.
+    /// Writes a batch's line to standard output, and more lines if a metric has over 100 values.
     pub(crate) fn write(&self, fields: &BatchFields, metrics: &[Metric], request_id: Option<&str>) {
         match self.lines(fields, metrics, request_id, Timestamp::now()) {
             Ok(lines) => system::print(&lines),
@@ -94,7 +94,7 @@ impl Metrics {
     }
 
     /// Writes one line with this message and these metrics to standard output, if [`writes`](Self::writes)
-    /// returns true. Writes at most the first 100 of [several](Value::Several) values.
+    /// returns true. Of [several](Value::Several) values, it writes only the first 100.
     pub fn write_line(&self, message: &'static str, metrics: &[Metric], request_id: Option<&str>) {
         if !self.writes {
             return;
@@ -179,9 +179,9 @@ pub(crate) struct BatchFields {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Metric {
-    /// Name, in PascalCase by convention.
+    /// The metric's name, in PascalCase by convention.
     pub name: &'static str,
-    /// Unit of the value.
+    /// The value's unit.
     pub unit: Unit,
     /// The value, or the values.
     #[serde(skip)]
@@ -200,7 +200,7 @@ pub enum Value {
     Several(Vec<f64>),
 }
 
-/// Returns the values for the line with this number. Line 0 has the first values and all other metrics.
+/// Returns the metrics that have [several](Value::Several) values, with those for the line of this number.
 fn values_of_line(metrics: &[Metric], number: usize) -> Vec<Metric> {
     let several = metrics.iter().filter_map(|metric| match &metric.value {
         Value::Several(values) => Some((metric, values.chunks(MAX_VALUES).nth(number)?)),
@@ -239,14 +239,14 @@ impl Line<'_> {
     }
 }
 
-/// Names the invocation as the JSON lines of `tracing` do.
+/// Names the invocation, in the same way as the JSON lines of `tracing`.
 #[derive(Serialize)]
 struct Span<'a> {
     #[serde(rename = "requestId")]
     request_id: &'a str,
 }
 
-/// Metadata of the embedded metric format.
+/// The metadata that the embedded metric format requires.
 #[derive(Serialize)]
 struct Aws<'a> {
     #[serde(rename = "Timestamp")]
@@ -283,7 +283,7 @@ impl Serialize for Values<'_> {
     }
 }
 
-/// Checks a namespace against the rules of CloudWatch (*Amazon CloudWatch API Reference*, "PutMetricData").
+/// Checks a namespace against CloudWatch's rules (*Amazon CloudWatch API Reference*, "PutMetricData").
 pub(crate) fn checked_namespace(namespace: &str) -> Result<String, InvalidValue> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || ".-_/#: ".contains(c);
     if namespace.trim().is_empty()
@@ -298,8 +298,7 @@ pub(crate) fn checked_namespace(namespace: &str) -> Result<String, InvalidValue>
     Ok(namespace.to_owned())
 }
 
-/// Checks the value of a dimension against the rules of CloudWatch (*Amazon CloudWatch API Reference*,
-/// "Dimension").
+/// Checks a dimension value against CloudWatch's rules (*Amazon CloudWatch API Reference*, "Dimension").
 pub(crate) fn checked_service(service: &str) -> Result<String, InvalidValue> {
     let allowed = |c: char| c == ' ' || c.is_ascii_graphic();
     if service.trim().is_empty()

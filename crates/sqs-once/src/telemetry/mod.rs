@@ -31,14 +31,14 @@ use tracing_subscriber::{
 /// Sends logs to standard output: JSON lines with RFC 3339 timestamps, or plain text on a terminal.
 ///
 /// The level comes from `AWS_LAMBDA_LOG_LEVEL` (*AWS Lambda Developer Guide*, "Configuring advanced logging
-/// controls"), otherwise from `RUST_LOG`, which may name targets too (`warn,sqs_once=debug`), and otherwise
-/// it is `info`. If the value cannot be parsed, the level is `info` and a warning names the variable.
+/// controls") or else from `RUST_LOG`, which may name targets too (`warn,sqs_once=debug`). If neither is set,
+/// it is `info`. If the value can't be parsed, the level is `info` and a warning names the variable.
 ///
-/// Also replaces the panic hook: see [`set_panic_hook`].
+/// This also replaces the panic hook: see [`set_panic_hook`].
 ///
 /// # Panics
 ///
-/// If a subscriber is already set: see [`try_init`].
+/// Panics if a subscriber is already set: see [`try_init`].
 ///
 /// ```
 /// sqs_once::telemetry::init();
@@ -50,11 +50,11 @@ pub fn init() {
     }
 }
 
-/// Like [`init`], without the panic.
+/// Like [`init`], but returns an error instead of panicking.
 ///
 /// # Errors
 ///
-/// If a subscriber is set already. The panic hook then stays as it is.
+/// An error if a subscriber is already set. The panic hook then stays as it is.
 ///
 /// ```
 /// use sqs_once::telemetry;
@@ -78,11 +78,12 @@ pub fn try_init() -> Result<(), TryInitError> {
 
 /// Returns the layer that [`init`] installs, so that you can combine it with others, such as OpenTelemetry's.
 ///
-/// A JSON line shows one span: the innermost, with the fields of those around it. So `#[tracing::instrument]` on a handler
-/// does not hide the key and the ids of the message. Write `skip_all` there, or the span shows the arguments.
+/// A JSON line shows only the innermost span, with the fields of the spans around it. So `#[tracing::instrument]` on a
+/// handler does not hide the message's key and ids. Write `skip_all` there, because otherwise the span shows the
+/// arguments.
 ///
-/// The level applies to this layer alone. If the value cannot be parsed, the level is `info`, without a
-/// warning. Call [`set_panic_hook`] as well.
+/// The level applies to this layer alone. If the value can't be parsed, the level is `info`, without a warning.
+/// Call [`set_panic_hook`] as well.
 ///
 /// ```
 /// use sqs_once::telemetry;
@@ -112,10 +113,10 @@ where
     lines.with_filter(filter.unwrap_or_else(info))
 }
 
-/// True once there is a [`layer`].
+/// True once [`layer`] was called.
 static IS_MADE: AtomicBool = AtomicBool::new(false);
 
-/// Warns if the lines of this process have another form than the runbook's queries expect.
+/// Warns if this process's log lines don't have the form that the runbook's queries expect.
 pub(crate) fn warn_of_other_subscriber() {
     if !IS_MADE.load(Relaxed) {
         tracing::warn!(
@@ -124,10 +125,10 @@ pub(crate) fn warn_of_other_subscriber() {
     }
 }
 
-/// The fields by which the runbook's queries find lines. An argument of a function of the same name does not replace them.
+/// The fields by which the runbook's queries find lines. An instrumented function's argument of the same name doesn't replace them.
 const KEPT: [&str; 4] = ["key", "message_id", "receive_count", "requestId"];
 
-/// Gives each span the fields of those around it.
+/// Gives each span the fields of the spans around it.
 struct InheritFields;
 
 impl<S> Layer<S> for InheritFields
@@ -135,7 +136,7 @@ where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        // The consumer's own span has all it needs, and there is one for each message.
+        // Skips the consumer's own spans: they have all that they need, and there is one per message.
         if attributes.metadata().target().starts_with("sqs_once::") {
             return;
         }
@@ -160,10 +161,10 @@ where
     }
 }
 
-/// Installs a panic hook that logs where a panic happened. It logs the panic's message only at the level
-/// `trace`, because the message may quote payload.
+/// Installs a panic hook that logs where a panic happened. It logs the panic's message only at level `trace`,
+/// because the message may quote payload.
 pub fn set_panic_hook() {
-    // We do not ask the subscriber, because a different layer may accept all levels.
+    // We don't ask the subscriber, because another layer may accept all levels.
     let filter = setting().and_then(|(_, text)| level(&text));
     let with_text = filter.is_some_and(|filter| filter.would_enable(module_path!(), &Level::TRACE));
     std::panic::set_hook(Box::new(move |panic| log_panic(panic, with_text)));
@@ -186,14 +187,14 @@ fn log_panic(panic: &PanicHookInfo<'_>, with_text: bool) {
     }
 }
 
-/// Target of the notices that PostgreSQL sends beside a response. A trigger may write a row into one.
+/// Target of the notices that PostgreSQL sends along with a response. A trigger may write a row into one.
 const NOTICES: &str = "sqlx::postgres::notice";
 
 fn info() -> Targets {
     without_notices(Targets::new().with_default(LevelFilter::INFO))
 }
 
-/// Leaves out the texts of NOTICE and WARNING at every level but `trace`, which may show payload.
+/// Leaves out the texts of NOTICE and WARNING, except at `trace`, because they may show payload.
 fn without_notices(filter: Targets) -> Targets {
     if filter.would_enable(NOTICES, &Level::TRACE) {
         filter
@@ -202,19 +203,19 @@ fn without_notices(filter: Targets) -> Targets {
     }
 }
 
-/// Returns milliseconds, rounded to the microsecond.
+/// Converts to milliseconds, rounded to the microsecond.
 pub(crate) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Parses a level: Lambda's levels are Rust's, and FATAL.
+/// Parses a level. Lambda has Rust's levels, plus FATAL.
 fn level(text: &str) -> Option<Targets> {
     if text.eq_ignore_ascii_case("fatal") {
         return Some(without_notices(
             Targets::new().with_default(LevelFilter::ERROR),
         ));
     }
-    // A single word that is not a level would be taken for a target, and everything else would be silent.
+    // `Targets` would take a single word that is not a level for a target, and log nothing else.
     let readable = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
     let filter = text.split(',').all(readable).then(|| text.parse().ok())?;
     filter.map(without_notices)

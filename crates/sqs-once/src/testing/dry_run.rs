@@ -1,4 +1,4 @@
-//! [`DryRun`]: a mode that records writes and sends nothing.
+//! [`DryRun`]: a mode that records writes instead of sending them.
 
 use std::sync::{
     Arc,
@@ -27,12 +27,12 @@ use crate::{
 /// Runs handlers in memory, whether they return an output, a [`Done`](crate::Done) or a
 /// [`Change`](crate::Change).
 ///
-/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It
-/// records the writes of a `Done` and the item of a `Change` and sends them nowhere. It does not evaluate
-/// conditions: they are met, unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions
-/// themselves, you need DynamoDB Local or a similar emulator.
+/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It records
+/// the writes of a `Done` and the item of a `Change`, but sends nothing. It does not evaluate conditions: they hold,
+/// unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions themselves, you need
+/// DynamoDB Local or a similar emulator.
 ///
-/// Clones share everything. A `DryRun` is a [`Mode`], so a [`Consumer`](crate::Consumer) takes it.
+/// Clones share everything. A `DryRun` is a [`Mode`], so you can build a [`Consumer`](crate::Consumer) with it.
 ///
 /// ```
 /// use sqs_once::testing::{DryRun, Message};
@@ -54,12 +54,12 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct DryRun {
     plans: Plans,
-    /// True if the next message finds an open attempt.
+    /// True if the next message should find an open attempt.
     interrupted: Arc<AtomicBool>,
 }
 
 impl DryRun {
-    /// Creates a dry run without records, items and writes.
+    /// Creates a dry run without records, items or writes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -68,7 +68,7 @@ impl DryRun {
     /// Runs `handler` for `message`, as a [`Consumer`](crate::Consumer) does in the namespace `test` with
     /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](crate::Consumer::on_duplicate).
     ///
-    /// If the body does not have the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
+    /// If the body can't be decoded as the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
     /// panics, it is [`Outcome::Panicked`].
     pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
     where
@@ -83,12 +83,12 @@ impl DryRun {
         }
     }
 
-    /// Runs a message in `consumer`, with this dry run in place of its mode: with its key, fingerprint, envelope and lookup, so
-    /// that a test sees which messages are the same operation.
+    /// Runs a message in `consumer`, but with this dry run in place of its mode. It has the consumer's key, fingerprint,
+    /// envelope and lookup, so a test sees which messages are the same operation.
     ///
     /// # Panics
     ///
-    /// If the consumer would not start: see [`Consumer::check`].
+    /// Panics if the consumer would not start: see [`Consumer::check`].
     ///
     /// ```
     /// use serde::Deserialize;
@@ -148,9 +148,9 @@ impl DryRun {
         run_handler(self, called, operation, message).await
     }
 
-    /// Lets the next message find an open attempt: its operation was claimed long ago, and the worker
-    /// crashed. This replaces the record that the operation has. So the handler sees a
-    /// [prior attempt](crate::Attempt::prior), and a [lookup](crate::LookUp) looks up.
+    /// Lets the next message find an open attempt, as if a worker had claimed its operation long ago and
+    /// crashed. This replaces any record of the operation. The handler sees a [prior
+    /// attempt](crate::Attempt::prior), and a [lookup](crate::LookUp) is called.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message, settings};
@@ -176,16 +176,16 @@ impl DryRun {
         self.interrupted.store(true, Relaxed);
     }
 
-    /// Returns the writes that would have been made so far, in their order: those of each
-    /// [`Done`](crate::Done), with a put to the table `outbox` for the published events of each group, and
-    /// one for each [`Change`](crate::Change), without the attributes in which an item remembers its keys.
+    /// Returns the writes that would have been made so far, in order. These are the writes of each
+    /// [`Done`](crate::Done), with a put to the table `outbox` for each group's published events, and one write
+    /// for each [`Change`](crate::Change), without the attributes in which an item remembers its keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
         self.plans.writes()
     }
 
-    /// Makes the condition fail of the next write with this label, or to this table if the write has no
-    /// label. Nothing of that transaction is written. A second call makes one more condition fail.
+    /// Makes a condition fail: that of the next write with this label, or to this table if the write has no
+    /// label. None of that transaction's writes is recorded. A second call makes one more condition fail.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message};
@@ -208,21 +208,21 @@ impl DryRun {
         self.plans.fail_condition(name.into(), None);
     }
 
-    /// Does the same, and the handler finds `item` in [`FailedWrite::item`](crate::FailedWrite::item).
+    /// Like [`fail_condition`](Self::fail_condition), and the handler finds `item` in
+    /// [`FailedWrite::item`](crate::FailedWrite::item).
     ///
     /// # Panics
     ///
-    /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
+    /// Panics if `item` is not a DynamoDB item, because it is not a map or a value can't be serialized.
     pub fn fail_condition_with(&self, name: impl Into<String>, item: impl Serialize) {
         self.plans.fail_condition(name.into(), Some(to_item(item)));
     }
 
-    /// Puts an item into a table, for [`Change::modify`](crate::Change::modify) to read. A planned write
-    /// does not change it.
+    /// Puts an item into a table, for [`Change::modify`](crate::Change::modify) to read. Recorded writes do not change it.
     ///
     /// # Panics
     ///
-    /// If `item` is not a DynamoDB item: it is not a map, or a value cannot be serialized.
+    /// Panics if `item` is not a DynamoDB item, because it is not a map or a value can't be serialized.
     ///
     /// ```
     /// use serde_json::{Value, json};

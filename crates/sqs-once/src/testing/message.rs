@@ -30,7 +30,7 @@ impl Message {
     ///
     /// # Panics
     ///
-    /// If `body` cannot be written as JSON, such as a map whose keys are not text.
+    /// Panics if `body` can't be written as JSON, such as a map whose keys are not text.
     pub fn new(id: impl Into<String>, body: &impl Serialize) -> Self {
         match serde_json::to_string(body) {
             Ok(body) => Self::text(id, body),
@@ -38,7 +38,7 @@ impl Message {
         }
     }
 
-    /// Creates a message with `body` as it is, received for the first time from a standard queue.
+    /// Creates a message with exactly this `body`, received for the first time from a standard queue.
     pub fn text(id: impl Into<String>, body: impl Into<String>) -> Self {
         let id = id.into();
         let mut message = SqsMessage::default();
@@ -89,7 +89,7 @@ impl Message {
     }
 }
 
-/// Creates the event of these messages, in this order: see [`process`](super::process).
+/// Creates an event with these messages, in this order: see [`process`](super::process).
 pub fn event(messages: impl IntoIterator<Item = Message>) -> SqsEvent {
     let mut event = SqsEvent::default();
     event.records = messages.into_iter().map(Message::into_sqs).collect();

@@ -1,14 +1,14 @@
-//! Tests for your handlers without AWS: a dev-dependency beside [sqs-once](https://docs.rs/sqs-once).
+//! Tools to test your handlers without AWS. Enable the feature `testing` in your dev-dependencies.
 //!
 //! | item | use |
 //! | --- | --- |
 //! | [`Message`] | an SQS message with body, attributes, receive count and FIFO group |
-//! | [`DryRun`] | runs a handler, or a message in a consumer; records its writes and sends nothing |
-//! | [`settings`] | settings of a consumer that calls nothing |
-//! | [`Torture`] | kills, freezes and repeats a handler at every place, and tells how its effect happened twice or was lost |
-//! | [`output`] | the output of a completed operation |
+//! | [`DryRun`] | runs a handler, or a message in a consumer; records its writes instead of sending them |
+//! | [`settings`] | settings for a consumer that makes no calls |
+//! | [`Torture`] | kills, freezes and repeats a handler at every place, and tells you how its effect happened twice or was lost |
+//! | [`output`] | gets the output of a completed operation |
 //! | [`event`], [`process`] | run a batch through a [`Consumer`], as Lambda delivers it |
-//! | [`attempt`] | an [`Attempt`], to call a handler directly |
+//! | [`attempt`] | an [`Attempt`] to call a handler with |
 //! | [`conformance`] | the suite that every [`Store`](crate::store::Store) passes |
 //!
 //! A unit test of a handler:
@@ -74,7 +74,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`BatchError`], if the invocation would fail.
+/// A [`BatchError`] if the invocation would fail.
 ///
 /// ```
 /// use sqs_once::testing::{Message, event, process};
@@ -98,9 +98,9 @@ pub async fn process<M: Mode<H::Output>, H: Handler>(
     Ok(failures.map(|failure| failure.item_identifier).collect())
 }
 
-/// Creates the first attempt at an operation with this key, in the namespace `test`, with 30 seconds left.
+/// Creates the first attempt at the operation with this key, in the namespace `test`, with 30 seconds left.
 ///
-/// [`Attempt::interrupted`] makes a later attempt of it.
+/// [`Attempt::interrupted`] turns it into a later attempt.
 ///
 /// # Errors
 ///
@@ -126,8 +126,8 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
     Ok(Attempt::first(key, "m-1", deadline()))
 }
 
-/// Returns the output of an operation that is completed, now or earlier. `None` for every other outcome, for
-/// an output that was not kept or is in S3, and for one that is not a `T`.
+/// Returns the output of an operation that is completed, now or earlier. `None` for every other outcome, and
+/// for an output that was not kept, is in S3, or is not a `T`.
 ///
 /// [`DryRun`] shows it in use.
 #[must_use]
@@ -140,9 +140,9 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     }
 }
 
-/// Returns settings of a consumer in the namespace `test` that calls nothing when it is created, for
-/// [`DryRun::run_in`]: these variables, such as `IDEMPOTENCY_KEY` if the deployed function has it in its environment, and
-/// otherwise the defaults. The process's environment is not read.
+/// Returns settings for a consumer in the namespace `test` that makes no calls when it is created, for
+/// [`DryRun::run_in`]. They are these variables, such as `IDEMPOTENCY_KEY` if the deployed function has it in its
+/// environment, and otherwise the defaults. This does not read the process's environment.
 ///
 /// ```
 /// # use sqs_once::{Attempt, Failure, handler_fn, testing::settings};

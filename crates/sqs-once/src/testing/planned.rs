@@ -1,4 +1,4 @@
-//! [`Planned`]: the mode of each type that a handler can return in a dry run.
+//! [`Planned`]: gives each type that a handler can return in a dry run its mode.
 
 use std::future::ready;
 
@@ -19,10 +19,10 @@ use crate::{
 
 /// A type that a handler can return in a dry run: an output, a [`Done`](crate::Done) or a [`Change`].
 pub trait Planned: HandlerOutput + Sized {
-    /// The mode that keeps what the handler returned.
+    /// The mode that stores what the handler returned.
     type Mode: Mode<Self>;
 
-    /// Returns the mode with these records and writes.
+    /// Returns the mode, with these records and writes.
     fn mode(plans: &Plans) -> Self::Mode;
 }
 
@@ -46,7 +46,7 @@ impl<O: Serialize + Send + 'static> Planned for Change<O> {
 
 impl Sealed for Plans {}
 
-/// Item mode without requests.
+/// Item mode without any requests.
 #[diagnostic::do_not_recommend]
 impl<O: Serialize + Send + 'static> Mode<Change<O>> for Plans {
     type Claim = ();

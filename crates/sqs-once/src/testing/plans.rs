@@ -1,4 +1,4 @@
-//! [`Plans`]: records the writes that handlers plan, and does not send them.
+//! [`Plans`]: records the writes that handlers plan instead of sending them.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -20,22 +20,22 @@ use crate::{
     store::{MemoryStore, RequestContext, Store, StoreError, Swapped},
 };
 
-/// A write that a handler planned, and that would have been sent.
+/// A write that a handler planned and that a real mode would have sent.
 ///
 /// `DryRun::writes` returns these.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlannedWrite {
-    /// The label of the [`Write`].
+    /// The [`Write`]'s label.
     pub label: Option<String>,
     /// The table.
     pub table: String,
-    /// The write as the SDK's type: a put, update, delete or condition check.
+    /// The write in the SDK's type: a put, update, delete or condition check.
     pub action: TransactWriteItem,
 }
 
 impl PlannedWrite {
-    /// Returns the item of a put as a `T`. `None` if the write is not a put, or the item is not a `T`.
+    /// Returns a put's item as a `T`. `None` if the write is not a put, or the item is not a `T`.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message};
@@ -59,7 +59,7 @@ impl PlannedWrite {
     }
 }
 
-/// The writes that were planned, and the conditions that should fail.
+/// The planned writes, and the conditions that should fail.
 #[derive(Clone, Debug, Default)]
 pub struct Plans {
     records: MemoryStore,
@@ -71,7 +71,7 @@ struct PlansState {
     writes: Vec<PlannedWrite>,
     failing: VecDeque<(String, Option<Item>)>,
     items: HashMap<String, Vec<Item>>,
-    /// Operations whose change was made.
+    /// Operations that have made their change.
     changed: HashSet<Key>,
 }
 
@@ -82,13 +82,12 @@ impl Plans {
         self.state().writes.clone()
     }
 
-    /// Makes the condition fail of the next write that has `name` as its label, or as its table if it has no
-    /// label.
+    /// Makes a condition fail: that of the next write with `name` as its label, or as its table if it has no label.
     pub fn fail_condition(&self, name: String, item: Option<Item>) {
         self.state().failing.push_back((name, item));
     }
 
-    /// Replaces the record by that of a worker that claimed the operation long ago and crashed.
+    /// Replaces the record with that of a worker which claimed the operation long ago and crashed.
     pub fn interrupt(&self, operation: &Operation) {
         const HOUR: u64 = 3600;
         let now = Timestamp::now();
@@ -109,7 +108,7 @@ impl Plans {
         self.state().items.entry(table).or_default().push(item);
     }
 
-    /// Returns the most recently written item with these attributes.
+    /// Returns the most recently stored item with these attributes.
     fn item(&self, table: &str, key: &Item) -> Option<Item> {
         let state = self.state();
         let mut items = state.items.get(table)?.iter().rev();
@@ -120,7 +119,7 @@ impl Plans {
         items.find(has).cloned()
     }
 
-    /// Records the writes, unless the condition of one of them should fail.
+    /// Records the writes, unless one of their conditions should fail.
     fn write(&self, writes: &[&Write<TransactWriteItem>]) -> Result<(), Refused> {
         let mut state = self.state();
         let mut failed = Vec::new();
@@ -148,7 +147,7 @@ impl Plans {
         Ok(())
     }
 
-    /// Records a change, unless the operation has made one.
+    /// Records a change, unless the operation has already made one.
     pub(super) fn change(&self, key: &Key, kind: Kind) -> Result<Outcome, Refused> {
         if self.state().changed.contains(key) {
             return Ok(Outcome::Duplicate(StoredResult::Omitted(
@@ -176,7 +175,7 @@ impl Store for Plans {
         self.records.get(key, context).await
     }
 
-    /// The record's condition comes first, then those of the writes.
+    /// Checks the record's condition first, then those of the writes.
     async fn swap(
         &self,
         swap: &Swap,

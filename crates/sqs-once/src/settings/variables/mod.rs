@@ -1,4 +1,4 @@
-//! Environment variables, read one by one, with one error that lists every problem.
+//! Reads environment variables one by one, and lists every problem in one error.
 
 mod mode;
 pub mod table;
@@ -20,10 +20,11 @@ use table::{SETTINGS, Setting};
 
 /// Environment variables, and the errors found in them so far.
 ///
-/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can do so too. An empty variable is treated as if it were not set.
+/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can too. An empty variable is treated as if
+/// it were not set.
 ///
-/// White space at both ends of a setting of this library is not part of its value, and a line break inside is an error.
-/// Your own variables stay as they are, since a certificate has line breaks, unless you [`trim`](Self::trim) them.
+/// This library trims white space from both ends of its own settings, and a line break inside one is an error. Your
+/// variables stay as they are, because a certificate has line breaks, unless you [`trim`](Self::trim) them.
 ///
 /// ```
 /// use sqs_once::Variables;
@@ -39,16 +40,16 @@ pub struct Variables {
     /// The environment, or the variables of a test.
     set: BTreeMap<String, String>,
     defaults: BTreeMap<String, String>,
-    /// Values that the code fixes, whatever the environment says.
+    /// Values that the code fixes, regardless of the environment.
     fixed: BTreeMap<String, String>,
-    /// Prefixes of names whose values are trimmed, beside the settings of this library.
+    /// Prefixes of names whose values are trimmed, besides this library's settings.
     trimmed: BTreeSet<String>,
     /// Names that were read, whether or not they were set.
     read: BTreeSet<String>,
     errors: Vec<String>,
 }
 
-/// Every error of a configuration: variable, problem and remedy.
+/// Every error in a configuration: which variable, what's wrong, and what to do.
 ///
 /// ```
 /// use sqs_once::Settings;
@@ -71,7 +72,7 @@ pub struct SettingsError {
     errors: Vec<String>,
 }
 
-/// Shows the text, as a `main` that returns the error does.
+/// Shows the error's text, because that is what a `main` that returns the error prints.
 impl fmt::Debug for SettingsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -79,7 +80,7 @@ impl fmt::Debug for SettingsError {
 }
 
 impl SettingsError {
-    /// Creates an error, which should name its variable.
+    /// Creates an error. The text should name the variable.
     #[must_use]
     pub fn new(error: impl Into<String>) -> Self {
         Self {
@@ -111,14 +112,14 @@ impl fmt::Debug for Variables {
 }
 
 impl Variables {
-    /// Takes the variables that the process's environment has now. Bytes that are not UTF-8 are replaced.
+    /// Takes the variables from the process's environment as it is now. Replaces bytes that are not UTF-8.
     #[must_use]
     pub fn from_env() -> Self {
         let text = |text: OsString| text.to_string_lossy().into_owned();
         Self::from_vars(env::vars_os().map(|(name, value)| (text(name), text(value))))
     }
 
-    /// Takes only these variables, for tests.
+    /// Takes these variables and no others, for tests.
     #[must_use]
     pub fn from_vars<N: Into<String>, V: Into<String>>(
         variables: impl IntoIterator<Item = (N, V)>,
@@ -131,8 +132,8 @@ impl Variables {
         }
     }
 
-    /// Reads all variables whose names begin with `prefix` as the settings of this library are read: white space at both
-    /// ends is not part of the value, and a line break inside is an error.
+    /// Reads all variables whose names begin with `prefix` in the way that this library reads its settings: white space
+    /// at both ends is not part of the value, and a line break inside is an error.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -160,11 +161,11 @@ impl Variables {
         self.defaults.insert(name.into(), value.into());
     }
 
-    /// Fixes the value of a variable in code. A different value in the environment is then an error.
+    /// Fixes the value of a variable in code. Any other value in the environment is then an error.
     ///
-    /// Use it for key, fingerprint and envelope, which belong to the message format: with a
-    /// different value, every message in the queue would be a new operation. If the code fixes them, they
-    /// change only together with the handler.
+    /// Use it for key, fingerprint and envelope, which belong to the message format: with another value, every
+    /// message in the queue would be a new operation. If the code fixes them, they change only together with
+    /// the handler.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -177,7 +178,7 @@ impl Variables {
     /// ```
     pub fn fix(&mut self, name: impl Into<String>, value: impl Into<String>) {
         let (name, value) = (name.into(), value.into());
-        // White space around a pointer makes no other value.
+        // White space around a pointer makes no difference.
         let differs = |set: String| pointers(&set) != pointers(&value);
         if self.set_value(&name).is_some_and(differs) {
             self.error(format!(
@@ -191,9 +192,9 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// If the variable is not set, or `parse` rejects it. The error stays in the list, so read all variables
-    /// before the first `?` to report all problems at once. The error does not contain the value, unless
-    /// `parse` puts it there.
+    /// An error if the variable is not set, or `parse` rejects it. The error stays in the list, so read all
+    /// variables before the first `?` to report all problems at once. The error does not contain the value,
+    /// unless `parse` puts it there.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -215,11 +216,11 @@ impl Variables {
         }
     }
 
-    /// Reads a variable that may be missing.
+    /// Reads a variable that need not be set.
     ///
     /// # Errors
     ///
-    /// If `parse` rejects the value. The error stays in the list, as with
+    /// An error if `parse` rejects the value. The error stays in the list, as with
     /// [`required`](Self::required).
     pub fn optional<T, E: fmt::Display>(
         &mut self,
@@ -232,11 +233,11 @@ impl Variables {
         self.parse(name, &value, parse)
     }
 
-    /// Reads a setting of the [`table`], which has its default.
+    /// Reads a setting of the [`table`], which also has the default.
     ///
     /// # Errors
     ///
-    /// If `parse` rejects the value. The error stays in the list, as with
+    /// An error if `parse` rejects the value. The error stays in the list, as with
     /// [`required`](Self::required).
     pub fn setting<T, E: fmt::Display>(
         &mut self,
@@ -250,8 +251,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// If the value is not such a duration. The error stays in the list, as with
-    /// [`required`](Self::required).
+    /// An error if the value is not a duration, or is 0. The error stays in the list, as with [`required`](Self::required).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -266,13 +266,13 @@ impl Variables {
 
     /// Reads a variable as text. `None` if it is not set and has no default.
     ///
-    /// An empty variable is treated as if it were not set, because a template passes an empty parameter as
-    /// one. So is a setting with a line break inside, and its error stays in the list.
+    /// An empty variable is treated as if it were not set, because that is how a template passes an empty
+    /// parameter. So is a setting with a line break inside, and its error stays in the list.
     pub fn value(&mut self, name: &str) -> Option<String> {
         self.checked_value(name).ok().flatten()
     }
 
-    /// Reads a variable. A setting with a line break inside is an error, which does not quote it.
+    /// Reads a variable. A setting with a line break inside is an error that does not quote the value.
     fn checked_value(&mut self, name: &str) -> Result<Option<String>, SettingsError> {
         self.read.insert(name.to_owned());
         let value = (self.fixed.get(name).cloned())
@@ -294,12 +294,12 @@ impl Variables {
             || self.trimmed.iter().any(|prefix| name.starts_with(prefix))
     }
 
-    /// Returns whether the environment sets a variable, whatever its default is.
+    /// Returns whether the environment sets a variable, no matter what its default is.
     pub(crate) fn is_set(&self, name: &str) -> bool {
         self.set_value(name).is_some()
     }
 
-    /// Returns the value in the environment, unless it is empty.
+    /// Returns the value from the environment, unless it is empty.
     fn set_value(&self, name: &str) -> Option<String> {
         self.set.get(name).cloned().filter(|value| {
             let is_blank = || self.is_trimmed(name) && value.trim().is_empty();
@@ -307,11 +307,11 @@ impl Variables {
         })
     }
 
-    /// Returns `base`, or the result of `change` if the variable is set.
+    /// Returns `base`, or what `change` makes of it if the variable is set.
     ///
     /// # Errors
     ///
-    /// If `change` rejects the value, as with [`required`](Self::required).
+    /// An error if `change` rejects the value, as with [`required`](Self::required).
     pub fn changed<T>(
         &mut self,
         name: &str,
@@ -339,7 +339,7 @@ impl Variables {
         self.read.contains(name)
     }
 
-    /// Adds an error to the list, unless it is there already, and returns it. The error should name its variable.
+    /// Adds an error to the list, unless it is already there, and returns it. The error should name its variable.
     pub fn error(&mut self, error: String) -> SettingsError {
         if !self.errors.contains(&error) {
             self.errors.push(error.clone());
@@ -353,7 +353,7 @@ impl Variables {
         &self.errors
     }
 
-    /// Returns `read`, but with all errors in place of the first one.
+    /// Returns `read`, but with all errors instead of the first one.
     ///
     /// # Errors
     ///

@@ -1,23 +1,23 @@
-//! [`ModeSettings`]: the settings of a consumer that the mode of another crate needs.
+//! [`ModeSettings`]: passes settings of a consumer to a mode from another crate.
 
 use std::time::Duration;
 
 use crate::store::Results;
 
-/// A mode without leases that another crate brings, such as `sqs_once_postgres::PostgresMode`.
-/// `sqs_once::Settings` builds the consumer around it.
+/// A mode without leases from another crate, such as `sqs_once_postgres::PostgresMode`. `sqs_once::Settings`
+/// builds the consumer around it.
 pub trait ModeSettings: Sized {
-    /// Returns the mode with these settings. May connect to its database for the first time.
+    /// Returns the mode with these settings. May open the first connection to its database.
     fn with_settings(self, options: ModeOptions) -> impl Future<Output = Self> + Send;
 }
 
-/// The consumer settings that its mode needs too.
+/// The consumer's settings that its mode needs too.
 #[derive(Clone, Debug)]
 pub struct ModeOptions {
     /// `IDEMPOTENCY_RETENTION`: how long a record is kept.
     pub retention: Duration,
-    /// Where outputs are stored, which `IDEMPOTENCY_RESULT_BUCKET` selects.
+    /// Where outputs are stored, as `IDEMPOTENCY_RESULT_BUCKET` says.
     pub results: Results,
-    /// Whether to connect at start, to report problems before the first message.
+    /// Whether to connect at start, so that problems are reported before the first message.
     pub warm_up: bool,
 }

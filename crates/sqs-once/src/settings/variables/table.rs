@@ -1,11 +1,11 @@
 //! The table of settings: one row for each variable.
 //!
-//! A row has what the setting sets, its parser, its default and its documentation. The rows are the struct `Values` and its
-//! reader, the hint for unknown names, and what `tests/cloud/parameters.rs` compares docs and template with. To add a
-//! setting, add a row:
+//! A row holds what the setting sets, its parser, its default and its documentation. The struct `Values`, its reader and
+//! the hint for unknown names are made from the rows, and `tests/cloud/parameters.rs` compares docs and template with them.
+//! To add a setting, add a row:
 //!
-//! - `[options.key = str::parse]` sets a field of a consumer's `Options`, for what the consumer does in every mode;
-//! - `(retention: Duration = positive)` is a field of `Values`, for a mode or a client that is made of it;
+//! - `[options.key = str::parse]` sets a field of a consumer's `Options`, if it affects the consumer in every mode;
+//! - `(retention: Duration = positive)` is a field of `Values`, from which a mode or a client is made;
 //! - a row with neither is read by name, in `records.rs` or `shared.rs`.
 
 use std::{
@@ -27,13 +27,13 @@ use crate::{
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Setting {
-    /// Name of the variable.
+    /// The variable's name.
     pub name: &'static str,
     /// Which function reads it.
     pub reader: Reader,
-    /// The value while the variable is not set. Empty if there is none, or if it depends on the function.
+    /// The value if the variable is not set. Empty if there is none, or if it depends on the function.
     pub default: &'static str,
-    /// Text that the docs show after the default, or in place of an empty one.
+    /// Text that the docs show after the default, or instead of an empty one.
     pub note: &'static str,
     /// Sentences for the docs. Links are relative to the folder `docs`.
     pub meaning: &'static str,
@@ -89,7 +89,7 @@ macro_rules! settings {
         /// Every setting.
         pub const SETTINGS: &[Setting] = &[$($name),+];
 
-        /// The settings of a consumer, one field for each row that has one, and the options of the others.
+        /// A consumer's settings: a field for each row that has one, and the options that the others set.
         #[derive(Debug)]
         #[cfg_attr(not(feature = "s3"), allow(dead_code, reason = "nothing reads S3"))]
         pub(crate) struct Values {
@@ -98,7 +98,7 @@ macro_rules! settings {
         }
 
         impl Values {
-            /// Reads every setting before it returns the first error. The others stay in the list.
+            /// Reads every setting before it returns the first error. The other errors stay in the list.
             pub(crate) fn read(variables: &mut Variables) -> Result<Self, SettingsError> {
                 $(
                     $(let $option = variables.setting(&$name, $into);)?

@@ -1,4 +1,4 @@
-//! Finds variables that look like settings but that no setting reads, such as misspelt names.
+//! Finds variables that look like settings but that nobody reads, such as misspelt names.
 
 use super::{
     Variables,
@@ -7,19 +7,19 @@ use super::{
 
 const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 
-/// A variable that looks like a setting and has no effect.
+/// A variable that looks like a setting but has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownVariable {
     /// Its name.
     pub name: String,
-    /// The setting with the nearest name.
+    /// The setting with the most similar name.
     pub nearest: Option<String>,
 }
 
 impl Variables {
-    /// Returns the variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` and that were not read.
-    /// Settings of the other modes are not among them.
+    /// Returns the variables that begin with `CONSUMER_`, `IDEMPOTENCY_` or `OUTBOX_` but were never read.
+    /// Leaves out settings that only other modes read.
     ///
     /// ```
     /// use sqs_once::Variables;

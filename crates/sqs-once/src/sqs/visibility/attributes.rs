@@ -20,7 +20,7 @@ use super::{
     queues::{Bound, CallError, Queues},
 };
 
-/// How long attributes stay valid. A redrive policy may change, so we read it again.
+/// How long attributes stay valid. We read them again after that, because a redrive policy may change.
 const VALID: Duration = Duration::from_secs(60 * 60);
 /// Pause after SQS refused to return the attributes.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
@@ -39,7 +39,7 @@ pub(super) struct Attributes {
 /// What we know about one queue.
 #[derive(Debug)]
 struct KnownQueue {
-    /// The attributes of the last read that brought some.
+    /// The attributes from the last read that succeeded.
     facts: Option<Arc<Facts>>,
     read: Read,
     said: BTreeSet<Warning>,
@@ -52,17 +52,17 @@ enum Read {
     First,
     /// A later one is in flight.
     Again,
-    /// It has ended. No other one begins in the pause.
+    /// It has ended. The next one begins after the pause, if there is one.
     Ended(Option<Pause>),
 }
 
 /// A warning that is given once for each queue.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Warning {
-    /// SQS refused to return the attributes. Given again after a read in between that brought some.
+    /// SQS refused to return the attributes. Given again if a read succeeded in between.
     Refused,
     NoDeadLetterQueue,
-    /// This role may not send copies to the dead-letter queue, or it is missing.
+    /// The role may not send copies to the dead-letter queue, or the queue is missing.
     DeniedCopies,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Facts {
 }
 
 impl Attributes {
-    /// Returns attributes that nobody has read, of these queues.
+    /// Returns attributes of these queues, none of them read yet.
     pub(super) fn new(queues: Queues, record_retention: Option<Duration>) -> Self {
         Self {
             queues,
@@ -96,22 +96,22 @@ impl Attributes {
         }
     }
 
-    /// Returns the same attributes with this clock, and as if nobody had read them.
+    /// Returns the same with this clock, and with no attributes read yet.
     pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
         Self::new(self.queues.with_clock(clock), self.record_retention)
     }
 
-    /// Returns the same attributes for records that are kept so long, and as if nobody had read them.
+    /// Returns the same for records that are kept this long, and with no attributes read yet.
     pub(super) fn with_record_retention(&self, retention: Duration) -> Self {
         let queues = self.queues.with_clock(self.queues.clock);
         Self::new(queues, Some(retention))
     }
 
-    /// Returns whether a permanent failure of this queue ends in a dead-letter queue.
+    /// Returns whether a permanently failed message of this queue ends in a dead-letter queue.
     ///
-    /// Assumes so while the first read is in flight, because the batch that starts this read seldom sees its
-    /// end, and a new worker may handle each receive. If the queue has no dead-letter queue, that costs such
-    /// a worker one early receive.
+    /// Assumes so while the first read is in flight, because the batch that starts this read rarely sees the
+    /// response, and each receive may go to a new worker. If the queue has no dead-letter queue, that costs one
+    /// early receive per worker.
     pub(super) fn may_have_dead_letter_queue(&self, arn: &str) -> bool {
         let known = self.known.borrow();
         known.get(arn).is_some_and(|known| match &known.facts {
@@ -121,10 +121,10 @@ impl Attributes {
     }
 
     /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so the
-    /// response to Lambda does not wait. Lambda may freeze the process before SQS responds. Then the next
-    /// invocation finds the response, or the SDK repeats the request.
+    /// response to Lambda does not wait. Lambda may freeze the process before SQS responds. The next invocation
+    /// then finds the response, or the SDK repeats the request.
     ///
-    /// After the first read, warns if messages with this `backoff` are dead letters too soon.
+    /// After the first read, warns if messages with this `backoff` become dead letters too soon.
     pub(super) fn read_in_background(self: &Arc<Self>, arn: &str, backoff: Backoff) {
         let now = self.queues.now();
         let begins = self.known.send_if_modified(|known| {
@@ -155,8 +155,8 @@ impl Attributes {
         }
     }
 
-    /// Returns the attributes of a queue as they were last read. Waits until `until` for a read in the background
-    /// to end. `None` if SQS refuses to return them, of which that read has warned.
+    /// Returns the attributes of a queue as last read. Waits until `until` for a background read to end. `None`
+    /// if SQS refuses to return them; that read has warned of it.
     pub(super) async fn wait(
         &self,
         arn: &str,
@@ -204,12 +204,12 @@ impl Attributes {
             .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
     }
 
-    /// Keeps what a read brought, and warns of what is wrong with the queue.
+    /// Keeps what a read returned, and warns of what is wrong with the queue.
     fn store(&self, arn: &str, read: Result<Facts, CallError>, backoff: Backoff) {
         let pause = match &read {
             Ok(_) => Some(VALID),
             Err(CallError::Denied(_) | CallError::Refused(_)) => Some(REFUSED),
-            // Other calls log that SQS cannot be reached.
+            // Other calls log that SQS can't be reached.
             Err(_) => None,
         };
         let pause = pause.map(|length| Pause::new(self.queues.now(), length));
@@ -245,7 +245,7 @@ impl Attributes {
         });
     }
 
-    /// Warns if a queue keeps messages longer than records are kept, because such a message runs again.
+    /// Warns if a queue keeps messages longer than the store keeps records, because a message that outlives its record runs again.
     fn compare_retention(&self, arn: &str, facts: &Facts) {
         if let (Some(of_queue), Some(of_records)) = (facts.retention, self.record_retention)
             && of_queue > of_records

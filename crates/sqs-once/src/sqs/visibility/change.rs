@@ -1,4 +1,4 @@
-//! [`Changes`]: changes of visibility timeouts, in calls of ten messages of one queue.
+//! [`Changes`]: changes visibility timeouts, in calls with up to ten messages of one queue.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use super::{
     queues::{Bound, CallError, Queue},
 };
 
-/// How many calls of one batch run at a time.
+/// How many calls run at a time for a batch.
 const CALLS: usize = 4;
 
 /// Changes the visibility timeouts of a batch.
@@ -28,7 +28,7 @@ pub(super) struct Changes<'a> {
 impl Changes<'_> {
     /// Changes visibility timeouts in each queue.
     pub(super) async fn make(&self, changes: Vec<TimeoutChange<'_>>) {
-        // An event source mapping sends only messages of one queue, but we do not rely on that.
+        // An event source mapping sends only messages of one queue, but we don't rely on that.
         let mut of_queue: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for change in changes {
             of_queue.entry(change.queue_arn).or_default().push(change);
@@ -43,7 +43,7 @@ impl Changes<'_> {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
         };
-        // Here, because only now the queue's URL is known: one request less.
+        // Here, because the queue's URL is known by now, which saves a request.
         self.attributes.read_in_background(arn, self.backoff);
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))
@@ -95,7 +95,7 @@ impl Changes<'_> {
 }
 
 fn not_changed(queue: &str, messages: usize, error: &CallError) {
-    // The first call that failed was already logged.
+    // The first failed call was already logged.
     if *error != CallError::Paused {
         tracing::warn!(
             queue,

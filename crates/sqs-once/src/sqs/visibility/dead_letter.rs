@@ -1,4 +1,4 @@
-//! Direct dead-lettering: copies of messages that failed permanently, and their confirmation.
+//! Direct dead-lettering: copies messages that failed permanently, and waits for SQS to confirm the copies.
 
 use std::{
     borrow::Cow,
@@ -33,23 +33,22 @@ use crate::{
 const REASON: &str = "SqsOnceReason";
 const ERROR: &str = "SqsOnceError";
 const KEY: &str = "SqsOnceKey";
-/// Type of our attributes.
+/// Data type of the attributes that we add.
 const TEXT: &str = "String";
 
 /// How many bytes of the error a copy carries.
 const MAX_ERROR_BYTES: usize = 1024;
-/// Most attributes of a message, a limit of SQS.
+/// How many attributes SQS allows a message.
 const MAX_ATTRIBUTES: usize = 10;
-/// Largest message with its attributes, a limit of SQS (*API Reference*, `SendMessageBatch`).
+/// Largest message that SQS allows, with its attributes (*API Reference*, `SendMessageBatch`).
 const MAX_BYTES: usize = 1024 * 1024;
-/// Largest call with more than one entry. This was the limit of SQS before 2025, which every endpoint
-/// accepts.
+/// Largest call with more than one entry. This was the limit of SQS before 2025, so every endpoint accepts it.
 const MAX_CALL_BYTES: usize = 256 * 1024;
 
-/// Sends messages to the dead-letter queues of their queues.
+/// Sends messages to their queues' dead-letter queues.
 pub(super) struct DeadLetters<'a> {
     pub(super) attributes: &'a Attributes,
-    /// True if the keys of FIFO queues are made of deduplication ids.
+    /// True if keys of FIFO messages are made from deduplication ids.
     pub(super) needs_deduplication_id: bool,
     pub(super) until: Instant,
 }
@@ -81,8 +80,8 @@ struct Room {
 }
 
 impl DeadLetters<'_> {
-    /// Copies each message to the dead-letter queue of its queue, once for each id. Returns the ids whose
-    /// copies SQS confirmed. Only these messages may be deleted.
+    /// Copies each message to its queue's dead-letter queue, once per id. Returns the ids whose copies SQS
+    /// confirmed. Only these messages may be deleted.
     pub(super) async fn send<'a>(&self, failed: &[&MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
         let mut seen = HashSet::new();
         let mut of_queue: BTreeMap<&str, Vec<_>> = BTreeMap::new();
@@ -98,9 +97,9 @@ impl DeadLetters<'_> {
             let sent = self.send_of(arn, &failed, &mut confirmed).await;
             let Err(error) = sent else { continue };
             let is_news = match error {
-                // A missing permission or queue stays missing, so one warning and the metric are enough.
+                // A permission or queue that is missing stays missing, so one warning and the metric are enough.
                 CallError::Denied(_) => self.attributes.is_news(arn, Warning::DeniedCopies),
-                // The first call that got no response was already logged.
+                // The first call without a response was already logged.
                 CallError::Paused => false,
                 _ => true,
             };
@@ -122,7 +121,7 @@ impl DeadLetters<'_> {
         failed: &[&MessageOutcome<'a>],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
-        // Reading the attributes already warned of a rejected read and of a queue without a dead-letter queue.
+        // The read of the attributes has already warned if it was rejected, or if there is no dead-letter queue.
         let Some(facts) = self.attributes.wait(arn, self.until).await? else {
             return Ok(());
         };
@@ -164,7 +163,7 @@ impl DeadLetters<'_> {
                     error,
                     "the message is reported as failed: the dead-letter queue did not take its copy"
                 ),
-                // One of the copies may be the reason, and the others must not stay behind with it.
+                // One copy may be the reason, and must not hold up the others, so we send each alone.
                 (Err(CallError::Refused(_)), _) => {
                     let alone = call.into_iter().rev().map(|copy| vec![copy]);
                     alone.for_each(|call| calls.push_front(call));
@@ -207,8 +206,8 @@ impl DeadLetters<'_> {
 }
 
 impl<'a> MessageCopy<'a> {
-    /// Creates the copy. Our own attributes are left out where the message has no room for them: the error,
-    /// which is shortened first, then the key, then the reason.
+    /// Creates the copy. Where the message has no room for our own attributes, we shorten the error, then drop
+    /// it, then the key, then the reason.
     fn of(
         of: &MessageOutcome<'a>,
         outcome: &Outcome,
@@ -230,7 +229,7 @@ impl<'a> MessageCopy<'a> {
             attributes,
             max_bytes,
         };
-        // The id that the producer chose. An earlier copy already carries it.
+        // The id that the producer chose, unless an earlier copy already carries it.
         if let Some(id) = &sent.deduplication_id
             && message.fifo_group().is_some()
             && (!room.attributes.contains_key(ORIGINAL_DEDUPLICATION_ID)
@@ -256,7 +255,7 @@ impl<'a> MessageCopy<'a> {
         let mut entry = Entry::builder()
             .message_body(body)
             .set_message_attributes(Some(values));
-        // As SQS does when it moves a message. A standard queue has message groups too, for fairness.
+        // SQS does the same when it moves a message. A standard queue has message groups too, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
             entry = entry.message_deduplication_id(message.id.as_str());
@@ -278,7 +277,7 @@ impl<'a> MessageCopy<'a> {
 }
 
 impl Room {
-    /// Returns the most bytes that the value of one more attribute may have.
+    /// Returns how many bytes the value of one more attribute may have.
     fn left(&self, name: &str) -> usize {
         if self.attributes.len() >= MAX_ATTRIBUTES {
             return 0;
@@ -287,7 +286,7 @@ impl Room {
         self.max_bytes.saturating_sub(used)
     }
 
-    /// Adds an attribute, unless it is empty, which SQS rejects. Returns false if there is no room.
+    /// Adds an attribute, unless its value is empty, which SQS rejects. Returns false if there is no room.
     fn add(&mut self, name: &str, value: &str) -> bool {
         if value.is_empty() {
             return true;
@@ -322,7 +321,7 @@ fn calls(copies: Vec<MessageCopy<'_>>) -> Vec<Vec<MessageCopy<'_>>> {
     calls
 }
 
-/// Returns the stored error if there is one, in characters that SQS accepts.
+/// Returns the stored error if there is one, with only characters that SQS accepts.
 fn error(outcome: &Outcome) -> String {
     let text = match outcome {
         Outcome::PermanentFailure(error)
@@ -346,7 +345,7 @@ fn printable(key: &Key) -> Cow<'_, str> {
     }
 }
 
-/// Returns whether SQS accepts a character in a body or an attribute. It accepts only those of XML 1.0.
+/// Returns whether SQS accepts a character in a body or an attribute. It accepts only the characters of XML 1.0.
 fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
 }

@@ -1,4 +1,4 @@
-//! Computes the visibility timeouts of failed messages, without any calls.
+//! Computes the visibility timeouts of failed messages. Makes no calls.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,15 +16,13 @@ use crate::{
 };
 
 /// The longest timeout at the start of an invocation. SQS hides a message for at most 12 hours from its
-/// *receive*, and rejects a longer timeout. We don't know the time of a later receive, but before the
-/// invocation the message has waited for a batching window of up to 5 minutes, and perhaps for a free
-/// function.
+/// *receive*, and rejects a longer timeout. The event doesn't say when a redelivered message was received, but
+/// before the invocation it may have waited for a batching window of up to 5 minutes and for a free function.
 pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
 
 /// Seconds to add to another worker's lease, because the next worker's clock may be behind ours.
 const CLOCKS: u64 = 1;
-/// The most seconds to add at random, so that the messages that wait for one lease do not all come back at
-/// once.
+/// Up to this many random seconds are added, so that messages which wait for the same lease don't all come back at once.
 const SPREAD: u64 = 2;
 
 /// Waits between the receives of a message whose failure is retryable.
@@ -44,9 +42,9 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Returns the wait in whole seconds, as SQS counts: `base` after the first receive, doubled with each
-    /// further one, up to `cap`. Half of it is fixed and the rest is jitter. The fixed half decides how long
-    /// an outage every message survives.
+    /// Returns the wait in whole seconds, as SQS counts: `base` after the first receive, doubled at each later
+    /// one, up to `cap`. Half of it is fixed, and the rest is jitter. The fixed half decides how long an outage
+    /// every message survives.
     fn seconds(self, receive_count: u32, jitter: impl FnOnce(u64) -> u64) -> u64 {
         let doubled = 1_u32
             .checked_shl(receive_count.saturating_sub(1))
@@ -63,9 +61,8 @@ pub const LEAST_OUTAGE: Duration = Duration::from_secs(12 * 3600);
 
 /// Returns how long an outage every message of a queue survives: the shortest time from its first receive to its last.
 ///
-/// `backoff` is the first wait and the longest. A failed message waits for half of its backoff at least, and that of a worker
-/// that dies for the queue's visibility timeout. A message that isn't started at its first receive is visible again
-/// at once.
+/// `backoff` is the first wait and the longest. A failed message waits for at least half of its backoff, and one whose worker
+/// dies waits for the queue's visibility timeout. A message that isn't started at its first receive is visible again at once.
 #[doc(hidden)]
 #[must_use]
 pub fn survived_outage(
@@ -79,11 +76,11 @@ pub fn survived_outage(
         .sum()
 }
 
-/// For this many receives, a permanent failure is visible again at once if a dead-letter queue may take the
-/// message. Each receive costs a write unit, and a queue may allow more than a hundred.
+/// Up to this receive, a permanently failed message is visible again at once if it can go to a dead-letter
+/// queue. Not longer: each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
-/// Longest wait after them on a FIFO queue, in seconds, because the message group waits too. Not behind a retryable failure: that
-/// is a [`Backoff`].
+/// Longest wait after those receives on a FIFO queue, in seconds, because the message group waits too. After a retryable failure,
+/// the wait is a [`Backoff`] instead.
 const LONGEST_AFTER_PERMANENT_ON_FIFO: u64 = 30;
 
 /// One receive of a message, and its queue.
@@ -92,9 +89,9 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// Wait of the message before it in its chain that failed and is still in the queue.
+    /// How long the failed message before it in its chain waits, if that is still in the queue.
     ahead: Option<u16>,
-    /// True if the messages behind it in its message group did not run because of it.
+    /// True if messages behind it in its message group did not run because of it.
     stops_group: bool,
 }
 
@@ -118,8 +115,8 @@ pub(super) struct Rule {
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a lookup. An earlier delivery of a failed message would be a conflict,
-    /// and use up a receive.
+    /// Quarantine of a handler with a lookup. If a failed message came back before it is over, that would be a
+    /// conflict and use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
@@ -131,33 +128,33 @@ impl Rule {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         let seconds = match outcome.retry() {
             Retry::Never if outcome.is_success() => return None,
-            // The messages behind it use up their receives too. They must not be dead-lettered with it soon.
+            // The messages behind it use up receives too, and a short wait would soon dead-letter them with it.
             Retry::Never if receive.stops_group => backoff(),
             Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
             Retry::Never if receive.fifo => backoff().min(LONGEST_AFTER_PERMANENT_ON_FIFO),
             Retry::Never => backoff(),
             Retry::Now => match receive.ahead {
                 Some(ahead) => ahead.into(),
-                // The failed message is in the dead-letter queue.
+                // The failed message before it is in the dead-letter queue.
                 None if matches!(outcome, Outcome::BehindFailure) => 0,
                 None if receive.count <= 1 => 0,
-                // The messages of a batch that is larger than its time must not circle until their receives
-                // are used up.
+                // If a batch is too large for its time, its messages must not come back again and again until
+                // their receives are used up.
                 None => backoff(),
             },
             Retry::At(_) if flawed("a conflict does not wait") => 0,
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
-                // A plain duplicate finds the result then. Many copies of a key whose handler fails would
-                // come back after each lease, and use up their receives within an hour.
+                // By then, a plain duplicate finds the result. But if a key's handler fails, its many copies
+                // would come back after each lease, and use up their receives within an hour.
                 if receive.count <= 1 {
                     after_lease
                 } else {
                     after_lease.max(backoff())
                 }
             }
-            // A system that asks for an hour may recover sooner, and we must not run out of hours either.
+            // Capped, because a system that asks for an hour may recover sooner, and SQS hides a message for 12 hours at most.
             Retry::BackoffAtLeast(wanted) => backoff()
                 .max(ceil(wanted.min(self.backoff.cap)))
                 .max(self.after_quarantine()),
@@ -178,7 +175,7 @@ impl Rule {
         })
     }
 
-    /// Returns the changes for a batch.
+    /// Returns the timeout changes for a batch.
     pub(super) fn plan<'a>(
         &self,
         batch: &[MessageOutcome<'a>],
@@ -187,7 +184,7 @@ impl Rule {
         let mut changes = Vec::new();
         let mut of_chain = HashMap::new();
         let stop = stopping(batch);
-        // On a standard queue, a message may be behind one that comes later in the batch.
+        // On a standard queue, a message may run after one that comes later in the batch.
         let (behind, ended): (Vec<_>, Vec<_>) = batch
             .iter()
             .partition(|of| is_behind(of) && of.message.fifo_group().is_none());
@@ -206,7 +203,7 @@ impl Rule {
                 stops_group: stop.contains(&of.message.id),
             };
             let wait = (self.seconds(of.outcome, receive)).filter(|_| !of.dead_lettered);
-            // Behind a permanent failure, the next message of a key runs.
+            // After a permanent failure, the next message of a key runs.
             let stops = is_in_group || !of.outcome.is_permanent();
             if let (Some(chain), Some(wait)) = (chain.filter(|_| stops), wait) {
                 let of_chain = of_chain.entry(chain).or_insert(wait);
@@ -233,7 +230,7 @@ fn is_behind(of: &MessageOutcome<'_>) -> bool {
     matches!(of.outcome, Outcome::BehindFailure)
 }
 
-/// Names the chain of a message: its message group on a FIFO queue, else its key. A body in S3 has a chain of its own.
+/// Names the chain of a message: its message group on a FIFO queue, else its key. A message with its body in S3 has its own chain.
 fn chain<'a>(of: &MessageOutcome<'a>) -> Option<&'a str> {
     let message: &'a Message = of.message;
     message
@@ -241,7 +238,7 @@ fn chain<'a>(of: &MessageOutcome<'a>) -> Option<&'a str> {
         .or_else(|| message.key().map(Key::as_str))
 }
 
-/// Returns the messages because of which the messages behind them in their message group did not run.
+/// Returns the messages that kept those behind them in their message group from running.
 fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     let mut last_of_group = HashMap::new();
     let mut stopping = HashSet::new();
@@ -258,7 +255,7 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     stopping
 }
 
-/// A message whose visibility is to be changed.
+/// A message whose visibility timeout is to be changed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimeoutChange<'a> {
     pub(super) message_id: &'a MessageId,
@@ -390,7 +387,7 @@ mod tests {
             Outcome::Panicked,
             Outcome::NoEffect("503".into()),
         ] {
-            // The margin of the lease, and a second for the difference of the clocks.
+            // The lease's margin, and a second because clocks differ.
             assert_eq!(with(&outcome, 1, least), Some(33), "{outcome:?}");
             assert_eq!(with(&outcome, 1, most), Some(35), "{outcome:?}");
             assert_eq!(with(&outcome, 5, most), Some(60), "{outcome:?}");
@@ -453,7 +450,7 @@ mod tests {
         }
     }
 
-    /// Its receives are theirs too, so a short wait would dead-letter them with it.
+    /// Messages behind it use up receives too, so a short wait would dead-letter them with it.
     #[test]
     fn permanent_failure_that_stops_its_group_backs_off() {
         for (count, least, most) in [(1, 2, 4), (3, 8, 16), (40, 30, 60)] {
@@ -503,7 +500,7 @@ mod tests {
             .collect()
     }
 
-    /// Result of direct dead-lettering for a message.
+    /// What direct dead-lettering did with a message.
     #[derive(PartialEq, Eq)]
     enum Is {
         NotCopied,

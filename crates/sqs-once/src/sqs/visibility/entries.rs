@@ -1,14 +1,14 @@
-//! The entries of a call, each for one message: their ids, and those that SQS rejected.
+//! The entries of a call, one per message: their ids, and which of them SQS rejected.
 
 use aws_sdk_sqs::{error::BuildError, types::BatchResultErrorEntry};
 
 use super::queues::CallError;
 use crate::sqs::message::MessageId;
 
-/// Most entries of one call, a limit of SQS.
+/// How many entries SQS allows in one call.
 pub(super) const PER_CALL: usize = 10;
 
-/// Makes the entries of a call. The id of each is its place, by which the answer names it.
+/// Makes the entries of a call. Each entry's id is its place, so that the response can name it.
 pub(super) fn entries<T, E>(
     asked: &[T],
     entry: impl Fn(&T, String) -> Result<E, BuildError>,
@@ -20,13 +20,13 @@ pub(super) fn entries<T, E>(
     entries.map_err(CallError::not_made)
 }
 
-/// Returns what was asked by the entry with this id.
+/// Returns what the entry with this id asked for.
 pub(super) fn of_entry<'a, T>(asked: &'a [T], id: &str) -> Option<&'a T> {
     asked.get(id.parse::<usize>().ok()?)
 }
 
-/// Warns of each entry that SQS rejected, with what `becomes` of its message. Leaves out the text of SQS, which may quote
-/// the payload or the receipt handle.
+/// Warns of each entry that SQS rejected, and says what `becomes` of its message. Leaves out SQS's own text, which may
+/// quote the payload or the receipt handle.
 pub(super) fn warn_of_rejected<T>(
     asked: &[T],
     rejected: &[BatchResultErrorEntry],

@@ -30,26 +30,27 @@ use crate::{
     system::{self, Instant},
 };
 
-/// Time for all calls of a batch, however much of the invocation is left: enough for one attempt without a
-/// response ([`crate::aws::config`]) and a second one.
+/// Time for all calls of a batch, however much of the invocation is left. It is enough for one attempt without
+/// a response ([`crate::aws::config`]) and a second one.
 const BUDGET: Duration = Duration::from_secs(2);
 
-/// Sets the visibility timeout of each failed message by its outcome. Without it, the queue's own timeout
-/// applies to all of them. The table of timeouts is in
+/// Sets the visibility timeout of each failed message according to its outcome. Without this, the queue's own
+/// timeout applies to all of them. The table of timeouts is in
 /// [docs/operations.md](https://github.com/sqs-once/sqs-once/blob/main/docs/operations.md).
 ///
-/// This is best effort. It happens after the outcomes are recorded, takes at most two seconds, and ends
-/// before the response is due. If a timeout cannot be changed, the consumer logs that, and the message comes
-/// back after the queue's own visibility timeout. If an endpoint cannot be reached or does not respond within
-/// a second and a half, the consumer does not call it again for five minutes of wall time.
+/// This is best effort. It happens after the outcomes are recorded, takes at most two seconds, and ends before
+/// the response is due. If a timeout can't be changed, the consumer logs that, and the message comes back after
+/// the queue's own visibility timeout. If an endpoint can't be reached or does not respond within a second and
+/// a half, the consumer does not call it again for five minutes of wall-clock time.
 ///
-/// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout, and it
-/// reads them again after an hour, at a failure. The response to Lambda does not wait for them. The consumer warns
-/// once of a queue without a dead-letter queue, and of one whose messages don't survive an outage of twelve hours.
+/// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout. It reads
+/// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer
+/// warns once of a queue without a dead-letter queue, and of a queue whose messages don't survive an outage of
+/// twelve hours.
 ///
-/// The role needs `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, used once or twice per queue, and
-/// `sqs:ChangeMessageVisibility`. A queue in a different account must allow these. A queue in a different
-/// Region is called there.
+/// The role needs `sqs:ChangeMessageVisibility`, and `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which are
+/// rarely called. A queue in another account must allow them. For a queue in another Region, the consumer calls
+/// SQS there.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
@@ -69,7 +70,8 @@ pub struct Visibility {
 
 impl Visibility {
     /// The longest backoff. SQS hides a message for at most 12 hours from its receive, and we leave half an
-    /// hour of that for the time before the invocation. The time since its start is subtracted too.
+    /// hour of that for the time before the invocation. The consumer also subtracts the time since the
+    /// invocation's start.
     pub const LONGEST_BACKOFF: Duration = Duration::from_secs(LONGEST as u64);
 
     /// Sets visibility timeouts with a backoff from 10 seconds to 15 minutes, and with [direct
@@ -88,8 +90,8 @@ impl Visibility {
     /// and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half of each wait is
     /// fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// Every message survives an outage that lasts half as long as all waits between its receives together.
-    /// There is one wait less than the queue's `maxReceiveCount`.
+    /// Every message survives an outage that lasts half as long as all waits between its receives together. The
+    /// number of waits is one less than the queue's `maxReceiveCount`.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
         Self {
@@ -98,7 +100,7 @@ impl Visibility {
         }
     }
 
-    /// Returns the longest wait of these timeouts, or of the defaults if none are set.
+    /// Returns the longest wait of these settings, or of the defaults if there are none.
     pub(super) fn longest_backoff(visibility: Option<&Self>) -> Duration {
         let backoff = visibility.map(|visibility| visibility.backoff);
         backoff.unwrap_or_default().cap
@@ -122,12 +124,12 @@ impl Visibility {
         }
     }
 
-    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each
-    /// message that failed permanently to its queue's dead-letter queue, and acknowledges the message as soon
-    /// as SQS has confirmed the copy. When it is off, the message is received until the queue's
-    /// `maxReceiveCount`, at a write unit each time.
+    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each message
+    /// that failed permanently to its queue's dead-letter queue, and acknowledges the message as soon as SQS
+    /// has confirmed the copy. When it is off, the message is received until the queue's `maxReceiveCount` is
+    /// reached, at a write unit each time.
     ///
-    /// The copy has the same body and message attributes, and these additional attributes:
+    /// The copy has the same body and message attributes, plus these attributes:
     ///
     /// | attribute | value |
     /// | --- | --- |
@@ -137,16 +139,16 @@ impl Visibility {
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
     /// If no copy can be made, the message is reported as failed, as with `false`. That happens if the queue
-    /// has no dead-letter queue or we do not know it, if the role may not send to it, if the batch has another
-    /// message with its id and different content, or if there was no time. A copy that would have more than
-    /// ten attributes or more bytes than the queue takes has a shorter `SqsOnceError`, or goes without error,
-    /// key and reason, in this order. Only if the key is made of `SqsOnceDeduplicationId` and even that does
-    /// not fit, there is no copy. The metric `DeadLettersNotSent` counts these messages, and a process warns
-    /// once of a missing queue or permission. After a crash between copy and
-    /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
+    /// has no dead-letter queue or we don't know it, if the role may not send to it, if the batch has another
+    /// message with the same id and different content, or if there was no time. If the copy would have more
+    /// than ten attributes or more bytes than the queue takes, it has a shorter `SqsOnceError`, or lacks error,
+    /// key and reason, in this order. There is no copy only if the key is made from `SqsOnceDeduplicationId`
+    /// and even that does not fit. The metric `DeadLettersNotSent` counts messages without a copy, and a
+    /// process warns once of a missing queue or permission. After a crash between copy and acknowledgement, the
+    /// dead-letter queue gets the message twice, but never loses it.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
-    /// with `StartMessageMoveTask` or the console, name the source queue as destination.
+    /// with `StartMessageMoveTask` or the console, name the source queue as the destination.
     ///
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
@@ -162,8 +164,7 @@ impl Visibility {
         }
     }
 
-    /// Replaces the wall clock, for tests. The pauses after a silent endpoint and between reads of a queue's
-    /// attributes run by it.
+    /// Replaces the wall clock, for tests. It times the pauses after a silent endpoint and between reads of a queue's attributes.
     #[must_use]
     pub fn clock(self, clock: fn() -> Timestamp) -> Self {
         Self {
@@ -178,7 +179,7 @@ impl Visibility {
         Self { jitter, ..self }
     }
 
-    /// Prepares for a message that failed permanently, by reading its queue's attributes before its copy is due.
+    /// Prepares the copy of a message that failed permanently, by reading its queue's attributes early.
     pub(super) fn expect(&self, message: &Message) {
         if let Some(receipt) = message.receipt() {
             self.attributes
@@ -186,17 +187,17 @@ impl Visibility {
         }
     }
 
-    /// Sends messages that failed permanently to their dead-letter queue, if that is switched on, and marks
-    /// those whose copies are confirmed. Returns how many could not be sent. Uses at most half of the time
-    /// until `answer`. With `needs_deduplication_id`, a copy on a FIFO queue has the message's deduplication id,
-    /// which is its key.
+    /// Sends messages that failed permanently to their dead-letter queues, if that is switched on, and marks
+    /// those whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until
+    /// `answer`. With `needs_deduplication_id`, a FIFO queue's copy must carry the message's deduplication id,
+    /// because its key is made from it.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],
         needs_deduplication_id: bool,
         answer: Instant,
     ) -> usize {
-        // A failure is recorded by now, in modes that record failures.
+        // By now the failure is recorded, in modes that record failures.
         let failed = |of: &&MessageOutcome<'_>| of.ended.is_permanent();
         let failed: Vec<_> = batch.iter().filter(failed).collect();
         if !self.dead_letter || failed.is_empty() {
@@ -226,9 +227,9 @@ impl Visibility {
         ids.len() - confirmed.len()
     }
 
-    /// Changes the visibility timeouts of a batch, except for messages that are in the dead-letter queue, as
-    /// long as there is time until `answer`. With a `quarantine`, no failed attempt is repeated before that.
-    /// The invocation began at `begun`.
+    /// Changes the visibility timeouts of a batch while there is time until `answer`, except for messages that
+    /// are in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
+    /// invocation began at `begun`.
     pub(super) async fn apply(
         &self,
         batch: &[MessageOutcome<'_>],
@@ -253,8 +254,8 @@ impl Visibility {
     }
 }
 
-/// Returns the ids that several messages of the batch share, although their contents differ. The response
-/// names ids, so it can't acknowledge one of them alone, and a FIFO queue would drop the second copy.
+/// Returns the ids that several messages of the batch share although their contents differ. The response names
+/// ids, so it can't acknowledge just one of them, and a FIFO queue would drop the second copy.
 fn shared_ids<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a str> {
     let mut first = HashMap::new();
     let differs = |of: &&MessageOutcome<'a>| {

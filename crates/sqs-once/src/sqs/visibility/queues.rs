@@ -19,15 +19,15 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// A call without a response for this long shows that the endpoint cannot be reached. The first attempt
+/// After this long without a response, we take the endpoint to be unreachable. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
 /// attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);
-/// Pause after an endpoint could not be reached or did not respond. Without it, every batch in a VPC without
-/// an SQS endpoint would use up the whole budget.
+/// Pause after an endpoint couldn't be reached or did not respond. Without it, every batch in a VPC without an
+/// SQS endpoint would use up the whole budget.
 const PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// Pause before a call is repeated whose signature was refused.
+/// Pause before we repeat a call whose signature was refused.
 const AFTER_REFUSED_SIGNATURE: Duration = Duration::from_millis(250);
 
 /// Time limit of a background call, for an SDK client without timeouts.
@@ -44,11 +44,11 @@ pub(super) struct Queues {
 #[derive(Debug, Default)]
 struct Endpoints {
     queues: BTreeMap<String, Queue>,
-    /// No call goes to the endpoint of a Region that is in its pause.
+    /// By Region. No call goes to an endpoint during its pause.
     paused: BTreeMap<String, Pause>,
 }
 
-/// A queue, with everything that a call needs.
+/// A queue, with everything that a call to it needs.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     pub(super) client: Client,
@@ -59,17 +59,17 @@ pub(super) struct Queue {
 /// Time limit of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
-    /// Until this time. For calls before the response to Lambda.
+    /// Until this time: for calls that the response to Lambda waits for.
     Until(Instant),
-    /// [`BACKGROUND`]. For calls beside the response. Lambda may freeze the process meanwhile, so a missing
-    /// response proves nothing about the endpoint.
+    /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process meanwhile,
+    /// so a missing response proves nothing about the endpoint.
     Background,
 }
 
-/// Why a call has no response.
+/// Why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CallError {
-    /// The role may not make the call, or there is no such queue. Every further call meets the same.
+    /// The role may not make the call, or there is no such queue. Every later call would fail in the same way.
     #[error("{0}")]
     Denied(String),
     /// SQS rejected this call, or the SDK did so before it was sent.
@@ -83,7 +83,7 @@ pub(super) enum CallError {
     /// The endpoint did not respond, but may be called again.
     #[error("the SQS endpoint of {region} did not respond: {cause}")]
     NoResponse { region: String, cause: String },
-    /// Not sent, because the endpoint could not be reached within the last five minutes.
+    /// The call was not sent, because the endpoint couldn't be reached within the last five minutes.
     #[error("the SQS endpoint could not be reached within the last 5 minutes")]
     Paused,
     /// It was time to respond to Lambda.
@@ -92,7 +92,7 @@ pub(super) enum CallError {
 }
 
 impl CallError {
-    /// Creates the error of a request that lacks a member that SQS requires.
+    /// Creates the error of a request that lacks a member which SQS requires.
     #[expect(clippy::needless_pass_by_value, reason = "passed by `map_err`")]
     pub(super) fn not_made(error: BuildError) -> Self {
         Self::Refused(error.to_string())
@@ -108,7 +108,7 @@ impl Queues {
         }
     }
 
-    /// Returns queues of the same client that nobody has called, with this clock.
+    /// Returns queues with the same client and this clock, none of them called yet.
     pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
         Self {
             clock,
@@ -116,13 +116,13 @@ impl Queues {
         }
     }
 
-    /// Returns the time of the wall clock.
+    /// Returns the wall-clock time.
     pub(super) fn now(&self) -> Timestamp {
         (self.clock)()
     }
 
-    /// Locks the known queues, for a lookup or an insertion and never during a call. Even after a panic: no code under
-    /// this lock leaves a change half done.
+    /// Locks the known queues, for a lookup or an insertion and never during a call. A poisoned lock is harmless,
+    /// because no code under it leaves a change half done.
     fn known(&self) -> MutexGuard<'_, Endpoints> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,7 +137,7 @@ impl Queues {
         pause.is_some_and(|pause| pause.is_on(self.now()))
     }
 
-    /// Returns the queue of an ARN. Looks the URL up once, except that concurrent callers may each do so.
+    /// Returns the queue with this ARN. Looks its URL up once, though concurrent callers may each do so.
     pub(super) async fn queue(&self, arn: &str, bound: Bound) -> Result<Queue, CallError> {
         if let Some(queue) = self.known().queues.get(arn) {
             return Ok(queue.clone());
@@ -194,7 +194,8 @@ impl Queues {
             return Err(CallError::OutOfTime);
         }
         let mut answer = timeout_at(until, send()).await;
-        // A process that was frozen signs with an old clock or old credentials once, and the call is not applied.
+        // After a freeze, a process may sign once with an old clock or old credentials. SQS then doesn't apply the call, so we
+        // repeat it.
         if let Ok(Err(error)) = &answer
             && is_signed_with_old(error)
             && until.saturating_duration_since(system::instant()) > AFTER_REFUSED_SIGNATURE
@@ -209,7 +210,7 @@ impl Queues {
                 Some(cause) => cause,
                 None => return Err(rejection(&error, permission)),
             },
-            // Too soon to say anything about the endpoint.
+            // That is too soon to say anything about the endpoint.
             Err(_elapsed) if system::elapsed(sent) < NO_ANSWER => return Err(CallError::OutOfTime),
             Err(_elapsed) => format!("no answer within {:?}", system::elapsed(sent)),
         };
@@ -223,7 +224,7 @@ impl Queues {
     }
 }
 
-/// Returns the cause of an error which shows that the endpoint could not be reached or did not respond.
+/// Returns the cause of an error if it shows that the endpoint couldn't be reached or did not respond.
 fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
     match error {
         SdkError::TimeoutError(_) => Some("no answer in time".into()),
@@ -254,12 +255,12 @@ fn parse(arn: &str) -> Option<(&str, &str, &str)> {
     (whole && parts.next().is_none()).then_some((region, account, name))
 }
 
-/// Returns the error of a rejected call: code and advice, without the request, which may contain payload.
+/// Returns the error of a rejected call: SQS's code and our advice, without the request, which may contain payload.
 fn rejection<E>(error: &SdkError<E>, permission: &str) -> CallError
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
-    // Includes `KmsAccessDenied`: the queue's key denies access, and the reason names the KMS action.
+    // Includes `KmsAccessDenied`: the queue's KMS key denies access, and the reason names the KMS action.
     let is_denied = |code: &str| code.contains("AccessDenied");
     let text = explain(error, |code, service| {
         let reason = reason_of_denial(service.message());

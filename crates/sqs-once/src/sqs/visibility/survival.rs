@@ -1,5 +1,5 @@
-//! Bounds for the way to the dead-letter queue, with the template's values and the waits from the code. `make simulate OUTAGE=1`
-//! runs whole outages in the simulation.
+//! Bounds how long a message takes to reach the dead-letter queue, with the template's values and the waits from the code. `make
+//! simulate OUTAGE=1` simulates whole outages.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,7 +15,7 @@ mod template;
 use template::Template;
 
 const SECOND: u64 = 1000;
-/// The least time from the first receive to the dead-letter queue, in seconds.
+/// Least time from the first receive to the dead-letter queue, in seconds.
 const SHORTEST: u64 = LEAST_OUTAGE.as_secs();
 
 /// The values of the queue and its consumer in a template.
@@ -68,21 +68,19 @@ impl QueueValues {
         rule.seconds(outcome, receive).unwrap().into()
     }
 
-    /// Returns the sum of the waits between the receives of a message, each with the cause that gives the
-    /// shortest wait.
+    /// Returns the sum of the waits between a message's receives. `wait` returns the shortest wait after a receive.
     fn shortest(&self, wait: impl Fn(u32) -> u64) -> u64 {
         (1..self.receives).map(wait).sum()
     }
 
-    /// Returns how long an outage every message survives, in seconds, as the consumer's warning and `doctor` say it.
+    /// Returns how long an outage every message survives, in seconds, as the consumer's warning and `doctor` report it.
     fn survived(&self) -> u64 {
         let visibility_timeout = Duration::from_secs(self.visibility_timeout);
         let Backoff { base, cap } = self.backoff;
         survived_outage((base, cap), self.receives, visibility_timeout).as_secs()
     }
 
-    /// Returns the time in which a message has certainly used up its receives, if it never waits for an
-    /// invocation.
+    /// Returns the time after which a message has certainly used up its receives, if it never waits for an invocation.
     fn longest(&self, window: u64) -> u64 {
         let failed = retryable();
         let failing = |count| self.wait(&failed, count, most) + self.timeout + window;
@@ -96,7 +94,7 @@ fn retryable() -> Outcome {
     Outcome::RetryableFailure("busy".into())
 }
 
-/// Function timeouts that the template admits.
+/// Returns the function timeouts that the template allows.
 fn timeouts() -> Vec<String> {
     let template = Template::with(&[]);
     template.parameter("FunctionTimeout")["AllowedValues"]
@@ -107,8 +105,8 @@ fn timeouts() -> Vec<String> {
         .collect()
 }
 
-/// The values of `docs/operations.md` for an invocation of 5,400 s, which the template does not admit: Lambda Managed
-/// Instances.
+/// Returns the values of `docs/operations.md` for an invocation of 5,400 s on Lambda Managed Instances, which the
+/// template does not allow.
 fn of_managed_instances() -> QueueValues {
     QueueValues {
         timeout: 5400,
@@ -122,7 +120,7 @@ fn of_managed_instances() -> QueueValues {
     }
 }
 
-/// Returns the function timeouts of `docs/operations.md`, and the values that belong to each.
+/// Returns the function timeouts of `docs/operations.md`, each with its values.
 fn queues() -> impl Iterator<Item = (String, QueueValues)> {
     let of = |timeout: String| {
         let queue = queue(&Template::with(&[("FunctionTimeout", &timeout)]));
@@ -132,14 +130,14 @@ fn queues() -> impl Iterator<Item = (String, QueueValues)> {
     timeouts().into_iter().map(of).chain([managed])
 }
 
-/// The longest batching window that the overlay admits, in seconds.
+/// Returns the longest batching window that the overlay allows, in seconds.
 fn longest_window() -> u64 {
     let overlay = template::read("overlays/large-batches.yaml");
     let longest = overlay["Parameters"]["BatchingWindow"]["MaxValue"].as_u64();
     longest.unwrap()
 }
 
-/// Returns the waits of a message whose handlers fail, and of one whose workers die. A message that is not
+/// Returns the waits of a message whose handlers fail, and of one whose workers die. A message that isn't
 /// started at its first receive is visible again at once.
 fn shortest_waits(queue: &QueueValues) -> [impl Fn(u32) -> u64; 2] {
     let (failed, dies) = (retryable(), [false, true]);
@@ -208,8 +206,8 @@ fn operations_page_has_the_values_and_their_bounds() {
 
 // ---- many copies of one key ----------------------------------------------------------------------
 
-/// Returns how many copies of one message use up their receives within twelve hours, while the handler of
-/// this key lasts this many seconds and fails. Each batch is received at once, with copies of this key only.
+/// Returns how many copies of one message use up their receives within twelve hours, if their handler takes
+/// this many seconds and fails. Each batch is received at once, and has copies of this key only.
 fn dead_copies(queue: &QueueValues, copies: usize, handler: u64) -> usize {
     fastrand::seed(10);
     let jitter = |most| fastrand::u64(..=most);

@@ -1,4 +1,4 @@
-//! [`execute`]: one run of a message until it is done, with the faults of a script. [`sent_again`]: the message as its
+//! [`execute`]: runs a message once until it is done, with the faults of a script. [`sent_again`]: the message as its
 //! producer sends it again.
 
 use std::{
@@ -25,30 +25,30 @@ use crate::{
     testing::{Message, event},
 };
 
-/// Time of an invocation.
+/// How long an invocation may take.
 const INVOCATION: Duration = Duration::from_secs(60);
-/// Time that a queue needs after the end of a lease.
+/// How long after the end of a lease the queue delivers the message again.
 const REST: Duration = Duration::from_secs(120);
-/// Deliveries after which a message is left alone.
+/// After this many deliveries, we give up on a message.
 const MOST_RECEIVES: usize = 20;
 
 /// The result of a run.
 pub(super) struct RunEnd {
-    /// For each place that was met, what could go wrong there.
+    /// For each place that a worker came to, what can go wrong there.
     pub(super) taken: Vec<&'static [Fault]>,
     pub(super) receives: usize,
-    /// Of each freeze of a worker that held the claim, whether another worker took over.
+    /// For each freeze of a worker that held the claim, whether another worker took over.
     pub(super) freezes: Vec<bool>,
     /// Where the effects happened.
     pub(super) places: Vec<&'static Location<'static>>,
 }
 
-/// Returns what the producer sends if it sends the message again: the same operation, with the same fingerprint, and with
-/// something else changed. `chosen` is what the test says. `None` if nothing can change.
+/// Returns what the producer sends if it sends the message again: the same operation with the same fingerprint, but
+/// something else changed. The test may have `chosen` it. `None` if nothing can change.
 ///
 /// # Errors
 ///
-/// If what the test says is another operation, or has another fingerprint.
+/// A story if the test's choice is another operation or has another fingerprint.
 pub(super) fn sent_again<H: Handler>(
     body: &str,
     chosen: Option<&str>,
@@ -64,7 +64,7 @@ where
         let read = consumer.read_message::<Text>(message, deadline());
         read.map(|(operation, _)| operation)
     };
-    // The run without faults tells why it has no key.
+    // The run without faults will say why it has no key.
     let Ok(first) = operation("m-1", body) else {
         return Ok(None);
     };
@@ -96,7 +96,7 @@ where
     Ok(changed.find(|again| differs(again).is_none()))
 }
 
-/// Returns an object with its members in another order and with white space, and with one more member if it is `added`.
+/// Returns an object with its members in another order and with white space. If `added`, it has one more member.
 fn reordered(body: &str, added: bool) -> Option<String> {
     let mut members: BTreeMap<String, &RawValue> = serde_json::from_str(body).ok()?;
     if added {
@@ -117,9 +117,9 @@ fn deadline() -> Deadline {
     Deadline::after(clock(), INVOCATION, Duration::from_secs(1))
 }
 
-/// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing does. `again` is
-/// what the producer sends if it sends the message again. `places` are those of the effects without faults; if they are not
-/// known yet, this run finds them.
+/// Runs a message until it is done. `script` says what goes wrong at each place; after the script's end, nothing goes
+/// wrong. `again` is what the producer sends if it sends the message again. `places` says where effects happen without
+/// faults; it is empty for the run that finds this out.
 pub(super) fn execute<H: Handler>(
     script: &[usize],
     (body, again): (&str, Option<&str>),
@@ -164,7 +164,7 @@ where
 enum Left {
     Nothing,
     Message,
-    /// The message, and not the one that was delivered: that was the one which its producer had sent again.
+    /// The original message, because the delivered one was the copy that its producer had sent again.
     Undelivered,
 }
 
@@ -172,7 +172,7 @@ struct Director<'a, F> {
     run: Arc<Run>,
     script: &'a [usize],
     body: &'a str,
-    /// The body of the message that the producer sends again.
+    /// The body that the producer sends again.
     again: Option<&'a str>,
     make: &'a F,
     arrived: UnboundedReceiver<Arrival>,
@@ -180,11 +180,11 @@ struct Director<'a, F> {
     /// Deliveries so far.
     attempts: usize,
     freezes: Vec<bool>,
-    /// After a lease, until the message is delivered again.
+    /// How long after a lease the message is delivered again.
     rest: Duration,
     id: &'static str,
     sent: Timestamp,
-    /// Of this message.
+    /// How often this message was received.
     receives: u32,
 }
 
@@ -196,7 +196,7 @@ where
         while self.attempts < MOST_RECEIVES {
             let left = self.deliver().await;
             match self.run.record() {
-                // A handler that panics without a fault would panic in each attempt.
+                // A handler that panics without a fault would panic in every attempt.
                 Some(record)
                     if self.script.is_empty() && record.last_end == Some(AttemptEnd::Panic) =>
                 {
@@ -217,13 +217,13 @@ where
         }
     }
 
-    /// Time goes on until the claim can be taken over.
+    /// Moves the clock on until the claim can be taken over.
     fn wait_for_lease(&self) {
         let lease = self.run.record().and_then(|record| record.lease_until());
         advance(lease.map_or(Duration::ZERO, |until| clock().until(until)) + self.rest);
     }
 
-    /// Returns the next message to deliver, and whether it is the one that its producer has sent again.
+    /// Returns the next message to deliver, and whether it is the copy that the producer has sent again.
     fn next_message(&mut self) -> (Message, bool) {
         let attempt = self.attempts;
         if let Some(again) = self.again.filter(|_| attempt > 1)
@@ -310,7 +310,7 @@ where
                             .tell(&format!("the answer to attempt {of} is lost"));
                     }
                 }
-                // Without a receiver, the handler was dropped meanwhile.
+                // If there is no receiver, the handler was dropped meanwhile.
                 let _dropped = told.send(fault);
             }
         })
@@ -323,7 +323,7 @@ where
         faults.get(chosen).copied().unwrap_or(Fault::None)
     }
 
-    /// Refuses a handler that does not succeed in a run without faults.
+    /// Rejects a handler that does not succeed in a run without faults.
     fn succeeded(&self) -> Result<(), Story> {
         let record = self.run.record();
         let why = match record
@@ -359,7 +359,7 @@ mod tests {
     use super::*;
     use crate::{Attempt, Failure, handler_fn};
 
-    /// Returns the scripts with one more fault of this kind than `script`.
+    /// Returns the scripts that have one more fault of this kind than `script`.
     fn with_one(fault: Fault, script: &[usize], taken: &[&[Fault]]) -> Vec<Vec<usize>> {
         let places = taken.iter().enumerate().skip(script.len());
         let chosen = places.filter_map(|(at, faults)| {

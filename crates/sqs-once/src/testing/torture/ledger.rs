@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::json_of;
 use super::run::{Fault, Place, Run};
 
-/// The system that a tortured handler calls, such as a payment gateway: it does nothing twice under one key.
+/// The system that a tortured handler calls, such as a payment gateway. It does nothing twice under the same key.
 ///
 /// [`Torture`](super::Torture) shows it in use.
 #[derive(Clone, Debug)]
@@ -25,20 +25,19 @@ impl Ledger {
         Self { run, attempt }
     }
 
-    /// Has the effect under this key, and returns the answer. If the system knows the key, it does nothing, and gives the
-    /// same answer again.
+    /// Makes the effect happen under this key, and returns the answer. If the system already knows the key, it does
+    /// nothing, and returns the same answer again.
     ///
-    /// `sent` is what your handler sends, as JSON: all attempts must send the same under one key. `effect` must return at
-    /// once. Two calls at different places of your source are two effects, each of which must happen
-    /// once.
+    /// `sent` is what your handler sends, as JSON. All attempts must send the same under one key. `effect` must return at
+    /// once. Two calls at different places in your source are two effects, each of which must happen once.
     ///
     /// # Errors
     ///
-    /// [`NoAnswer`], if the answer is lost. The effect has happened. `?` makes a retryable failure of it.
+    /// [`NoAnswer`] if the answer is lost, although the effect has happened. `?` turns it into a retryable failure.
     ///
     /// # Panics
     ///
-    /// If an answer under this key had another type, or `sent` cannot be written as JSON.
+    /// Panics if an earlier answer under this key has another type, or `sent` can't be written as JSON.
     #[track_caller]
     pub fn effect<T: Any + Clone + Send>(
         &self,
@@ -59,11 +58,11 @@ impl Ledger {
         }
     }
 
-    /// Returns the answer of the first effect, whatever its key: what a lookup in the called system finds.
+    /// Returns the first effect's answer, whatever its key. This is what a lookup in the called system finds.
     ///
     /// # Panics
     ///
-    /// If that answer has another type.
+    /// Panics if that answer has another type.
     #[must_use]
     pub fn find<T: Any + Clone + Send>(&self) -> Option<T> {
         self.run.find(self.attempt)

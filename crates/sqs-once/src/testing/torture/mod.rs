@@ -1,5 +1,5 @@
-//! [`Torture`]: kills, freezes and repeats a handler at every place up to a bound, and tells how its effect happened twice or
-//! was lost.
+//! [`Torture`]: kills, freezes and repeats a handler at every place, up to a number of faults, and tells you how its effect
+//! happened twice or was lost.
 
 mod director;
 mod ledger;
@@ -17,19 +17,19 @@ pub use story::Story;
 pub use table::Table;
 pub use world::World;
 
-/// Runs your handler through every crash up to a bound, without AWS, in a test of its own.
+/// Runs your handler through every combination of a few crashes and other faults, in a test without AWS.
 ///
-/// The handler's effects go through a [`Ledger`], which stands for the system that it calls: it does nothing twice under one
-/// key. A message is delivered to your consumer again and again until it is done. Meanwhile the worker is killed before and
-/// after each effect and at each write of its record, frozen until another worker takes over, or given the message twice;
-/// answers of the called system and of the table are lost; the producer [sends the message again](Self::sent_again); and a
-/// message that failed permanently is redriven. All combinations of up to two of these are tried, hundreds of runs in less
-/// than a second.
+/// The handler's effects go through a [`Ledger`], which stands for the system that it calls and does nothing twice under the
+/// same key. A message is delivered to your consumer again and again until it is done. Meanwhile the worker is killed before
+/// and after each effect and at each write of its record, frozen until another worker takes over, or given the message
+/// twice; answers of the called system and of the table are lost; the producer [sends the message again](Self::sent_again);
+/// and a message that failed permanently is redriven. Every combination of up to two of these is tried: hundreds of runs in
+/// less than a second.
 ///
 /// Three things are findings: an effect that happens twice; an effect that is lost, although the record says `COMPLETED`; and
-/// two attempts that send different things under one key, because a gateway refuses a known key with another body.
+/// two attempts that send different things under the same key, because a gateway refuses a known key with another body.
 ///
-/// A handler that passes the [call key](crate::Attempt::call_key) on survives:
+/// A handler that passes on the [call key](crate::Attempt::call_key) survives:
 ///
 /// ```
 /// use serde_json::{Value, json};
@@ -49,12 +49,12 @@ pub use world::World;
 /// assert!(survived.unwrap().runs > 100);
 /// ```
 ///
-/// One that makes a key of its own for each attempt does not, and the error tells the story.
+/// A handler that makes a new key for each attempt does not, and the error tells the story.
 ///
 /// # Limits
 ///
-/// The handler runs on a runtime of tokio with paused time and without sockets, since nothing real may be killed halfway: a
-/// handler that opens one is refused. One message runs at a time, in claim mode. What the handler does besides its
+/// The handler runs on a tokio runtime with paused time and without sockets, because nothing real may be killed halfway: a
+/// handler that opens a socket is refused. One message runs at a time, in claim mode. What the handler does besides its
 /// effects, such as writes to a static, is not undone.
 #[derive(Clone, Debug)]
 #[must_use]
@@ -64,24 +64,24 @@ pub struct Torture {
     most_faults: u32,
 }
 
-/// A handler survived: no run had a finding.
+/// The handler survived: no run had a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survived {
-    /// Runs of a message until it was done, each with other faults.
+    /// How many runs of a message until it was done, each with different faults.
     pub runs: usize,
-    /// Deliveries in all runs.
+    /// How many deliveries in all runs.
     pub receives: usize,
-    /// Freezes of a worker that held the claim, after which another worker took over.
+    /// How often another worker took over after a worker that held the claim was frozen.
     pub takeovers: usize,
 }
 
 impl Torture {
-    /// Creates a torture of a message with this body as JSON.
+    /// Creates a torture with a message that has this body as JSON.
     ///
     /// # Panics
     ///
-    /// If `body` cannot be written as JSON.
+    /// Panics if `body` can't be written as JSON.
     pub fn new(body: &impl Serialize) -> Self {
         Self {
             body: json_of(body),
@@ -91,15 +91,15 @@ impl Torture {
     }
 
     /// Sets what the producer sends if it sends the message again, such as the same order with another send time. It must
-    /// have the key and the fingerprint of the message.
+    /// have the same key and fingerprint as the message.
     ///
-    /// Without this, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
-    /// members are in another order. If the fingerprint covers the whole body, only their order and white space differ. With
-    /// a `message-id` key it would be another operation, so it is not sent again.
+    /// By default, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
+    /// members are in another order. If the fingerprint covers the whole body, only order and white space differ. With a
+    /// `message-id` key it would be another operation, so the message is not sent again.
     ///
     /// # Panics
     ///
-    /// If `body` cannot be written as JSON.
+    /// Panics if `body` can't be written as JSON.
     pub fn sent_again(self, body: &impl Serialize) -> Self {
         Self {
             again: Some(json_of(body)),
@@ -107,7 +107,7 @@ impl Torture {
         }
     }
 
-    /// Sets how many faults a run has at most. The default is 2. With 3, there are ten to a hundred times as many runs.
+    /// Sets how many faults a run may have. The default is 2. With 3, there are ten to a hundred times as many runs.
     pub fn most_faults(self, most_faults: u32) -> Self {
         Self {
             most_faults,
@@ -115,16 +115,16 @@ impl Torture {
         }
     }
 
-    /// Tortures the consumers that `make` makes, one for each worker.
+    /// Tortures consumers, which `make` creates for each worker.
     ///
     /// # Errors
     ///
-    /// The shortest [`Story`] of a finding; or the reason why the handler cannot be tortured: it opens a socket, does not
-    /// succeed in a run without faults, or has no effect in the ledger there.
+    /// The shortest [`Story`] of a finding, or the reason why the handler can't be tortured: it opens a socket, or in a
+    /// run without faults it does not succeed or has no effect in the ledger.
     ///
     /// # Panics
     ///
-    /// On a thread that runs a runtime of tokio: call it in a plain `#[test]`.
+    /// Panics on a thread that runs a tokio runtime, so call it in a plain `#[test]`.
     pub fn run<H: Handler>(
         &self,
         make: impl Fn(&World) -> Consumer<Once<Table>, H>,

@@ -1,4 +1,4 @@
-//! [`Run`]: what the workers of one run share: the called system, the table, the clock, and the story so far.
+//! [`Run`]: what a run's workers share: the called system, the table, the clock, and the story so far.
 
 use std::{
     any::Any,
@@ -27,11 +27,11 @@ pub(super) const BEGINNING: Timestamp =
     Timestamp::from_millis(1_800_000_000_000 - 1_800_000_000_000 % 86_400_000 + 36_000_000);
 
 thread_local! {
-    /// When the run began by the monotonic clock, and by how much the wall clock is ahead of it.
+    /// When the run began on the monotonic clock, and by how much the wall clock is ahead.
     static CLOCK: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
 }
 
-/// The wall clock of all workers.
+/// Returns the wall-clock time of all workers.
 pub(super) fn clock() -> Timestamp {
     match CLOCK.get() {
         Some((start, ahead)) => BEGINNING + (elapsed(start) + ahead),
@@ -39,14 +39,14 @@ pub(super) fn clock() -> Timestamp {
     }
 }
 
-/// The wall clock goes on, and no timer fires.
+/// Moves the wall clock on, without firing timers.
 pub(super) fn advance(by: Duration) {
     if let Some((start, ahead)) = CLOCK.get() {
         CLOCK.set(Some((start, ahead + by)));
     }
 }
 
-/// A place at which something may go wrong.
+/// A place where something may go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     BeforeEffect,
@@ -57,7 +57,7 @@ pub(super) enum Place {
     Redelivery,
 }
 
-/// What goes wrong there.
+/// What goes wrong at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
@@ -65,12 +65,12 @@ pub(super) enum Fault {
     Frozen,
     DeliveredTwice,
     AnswerLost,
-    /// What is delivered is the message that the producer has sent again.
+    /// The producer has sent the message again, and this copy is delivered.
     SentAgain,
 }
 
 impl Place {
-    /// What may go wrong, beginning with nothing.
+    /// What may go wrong at this place. The first entry is nothing.
     pub(super) const fn faults(self) -> &'static [Fault] {
         use Fault::{AnswerLost, DeliveredTwice, Frozen, Killed, None, SentAgain};
         match self {
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-/// A worker has come to a place, and waits to be told what goes wrong there.
+/// A worker that has come to a place, and waits to hear what goes wrong there.
 pub(super) type Arrival = (usize, Place, oneshot::Sender<Fault>);
 
 /// One run: the called system, the table, and the story so far.
@@ -110,9 +110,9 @@ pub(super) struct RunNotes {
     pub(super) effects: Vec<SeenEffect>,
     /// How a request under a known key differed from the first.
     differed: Option<String>,
-    /// The attempt that claimed last.
+    /// The attempt that claimed most recently.
     pub(super) claimed: usize,
-    /// Key of the operation, once it has a record.
+    /// The operation's key, once it has a record.
     key: Option<Key>,
 }
 
@@ -131,7 +131,7 @@ impl std::fmt::Debug for SeenEffect {
 }
 
 impl Run {
-    /// Creates a run, with what its workers come to.
+    /// Creates a run, and a receiver for the places that its workers come to.
     pub(super) fn begin() -> (Arc<Self>, UnboundedReceiver<Arrival>) {
         let (arrivals, arrived) = unbounded_channel();
         let run = Self {
@@ -163,7 +163,7 @@ impl Run {
         );
     }
 
-    /// A worker comes to a place. Returns what goes wrong, or never, if it is killed there.
+    /// Reports that a worker has come to a place, and returns what goes wrong there. Never returns if the worker is killed there.
     pub(super) async fn meet(&self, attempt: usize, place: Place) -> Fault {
         let (tell, told) = oneshot::channel();
         if self.arrivals.send((attempt, place, tell)).is_err() {
@@ -262,14 +262,14 @@ impl Run {
         self.records.record(&key)
     }
 
-    /// Returns whether the attempt holds the claim, or nobody has taken it over yet.
+    /// Returns whether the operation is claimed, and this attempt was the last to claim it.
     pub(super) fn is_claimed_by(&self, attempt: usize) -> bool {
         let is_open = self.record().is_some_and(|record| record.is_claim());
         is_open && self.notes().claimed == attempt
     }
 
-    /// The story, if an effect happened twice, or was lost, or if an attempt sent something else under the key of another.
-    /// `places` are those of the effects without faults.
+    /// Returns the story if an effect happened twice or was lost, or if an attempt sent something else under another's
+    /// key. `places` says where effects happen without faults.
     pub(super) fn verdict(&self, places: &[&'static Location<'static>]) -> Result<(), Story> {
         let is_done = self
             .record()
@@ -325,7 +325,7 @@ fn answer_of<T: Any + Clone>(answer: &(dyn Any + Send)) -> T {
     }
 }
 
-/// Runs a future as in a process of its own, whose clocks stand still.
+/// Runs a future as if in its own process, whose clocks stand still.
 pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

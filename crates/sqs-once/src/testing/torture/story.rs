@@ -1,8 +1,8 @@
-//! [`Story`]: what went wrong, told with times.
+//! [`Story`]: what went wrong, and when.
 
 use std::fmt;
 
-/// How an effect happened twice, was lost, or was asked for in two ways, as a story with times. `Debug` and `Display` print it.
+/// How an effect happened twice, was lost, or was requested in two ways, as a story with times. `Debug` and `Display` print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Story(pub(super) String);
 
@@ -12,7 +12,7 @@ impl fmt::Display for Story {
     }
 }
 
-/// As `Display`, since `unwrap` and a test that returns a `Result` print this.
+/// The same as `Display`, because `unwrap` and tests that return a `Result` print this.
 impl fmt::Debug for Story {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")

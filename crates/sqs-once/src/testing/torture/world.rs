@@ -1,4 +1,4 @@
-//! [`World`]: the surroundings of one worker.
+//! [`World`]: the environment of one worker.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::{
     protocol::{Namespace, Timestamp},
 };
 
-/// The surroundings of one worker: what [`Torture::run`](super::Torture::run) passes to the function that makes its consumer.
+/// The environment of one worker. [`Torture::run`](super::Torture::run) passes it to the function that creates the worker's
+/// consumer.
 #[derive(Clone, Debug)]
 pub struct World {
     run: Arc<Run>,
@@ -24,13 +25,13 @@ impl World {
         Self { run, attempt }
     }
 
-    /// Returns the ledger of this worker: the system that its handler calls.
+    /// Returns this worker's ledger: the system that its handler calls.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
         Ledger::of(self.run.clone(), self.attempt)
     }
 
-    /// Creates a consumer of `handler` in claim mode. Set its key, its lookup and so on as in your `main`.
+    /// Creates a consumer that runs `handler` in claim mode. Set its key, lookup and so on as in your `main`.
     #[must_use]
     pub fn consumer<H: Handler>(&self, handler: H) -> Consumer<Once<Table>, H>
     where
@@ -43,7 +44,7 @@ impl World {
         }
     }
 
-    /// Returns the time of the worker's wall clock, which a fault may have moved by hours.
+    /// Returns the worker's wall-clock time, which a fault may have moved by hours.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         clock()
