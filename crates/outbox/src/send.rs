@@ -17,7 +17,7 @@ use sqs_once::internal::{Published, flawed, unanswered};
 /// How many entries all three services allow in one call.
 pub(crate) const MAX_ENTRIES: usize = 10;
 
-/// Largest call. This is the limit of SNS and EventBridge, and SQS accepts it too.
+/// Largest call: what SNS takes by default. SQS and EventBridge take more.
 pub(crate) const MAX_CALL_BYTES: usize = 256 * 1024;
 
 /// Room for an event's attributes.
