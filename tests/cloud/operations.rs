@@ -5,8 +5,12 @@ use std::{collections::BTreeSet, fs, path::Path};
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use support::template::{
-    CONSUMER, DASHBOARD, OWN_TABLE, STARTER, Template, met, of_type, read, shipped, with_dashboard,
+use support::{
+    emf::documented_outcomes,
+    template::{
+        CONSUMER, DASHBOARD, OWN_TABLE, STARTER, Template, met, of_type, read, shipped,
+        with_dashboard,
+    },
 };
 
 const OUTBOX: &str = "examples/outbox.template.yaml";
@@ -32,14 +36,15 @@ const OF_SERVICES: [(&str, &str, &[&str]); 3] = [
     ("AWS/DynamoDB", "TableName", &["WriteThrottleEvents"]),
 ];
 
-/// The metrics of the consumer, as docs/telemetry.md lists them. The library's unit tests say that it writes these and no others.
+/// The metrics of the consumer: those that count outcomes, of docs/runbook.md, and those of docs/telemetry.md. The library's unit
+/// tests say that it writes these and no others.
 fn of_consumer() -> BTreeSet<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/telemetry.md");
     let page = fs::read_to_string(path).unwrap();
     let name = Regex::new(r"\| `([A-Z]\w+)` \|").unwrap();
-    name.captures_iter(&page)
-        .map(|row| row[1].to_owned())
-        .collect()
+    let others = name.captures_iter(&page).map(|row| row[1].to_owned());
+    let of_outcomes = documented_outcomes().into_values().map(str::to_owned);
+    others.chain(of_outcomes).collect()
 }
 
 fn assert_exists(namespace: &str, metric: &str, dimension: &str) {

@@ -80,14 +80,18 @@ fn metrics(line: &Value) -> Metrics {
         .collect()
 }
 
-/// The table of outcomes in `docs/telemetry.md`: each outcome with the metric that counts it.
+/// The table of outcomes in `docs/runbook.md`: each outcome with the metric that counts it.
 pub fn documented_outcomes() -> BTreeMap<&'static str, &'static str> {
-    let page = include_str!("../../../docs/telemetry.md");
+    let page = include_str!("../../../docs/runbook.md");
+    let (_, chapter) = page.split_once("\n## Outcomes\n").unwrap();
+    // The sections below the table have tables of their own.
+    let (table, _) = chapter.split_once("\n### ").unwrap();
     let mut outcomes = BTreeMap::new();
-    for row in page.lines().filter(|line| line.starts_with("| [`")) {
+    let is_row = |line: &&str| line.starts_with("| `") || line.starts_with("| [`");
+    for row in table.lines().filter(is_row) {
         let cells: Vec<_> = row.trim_end_matches(" |").split(" | ").collect();
-        let (name, _) = cells[0].trim_start_matches("| [`").split_once('`').unwrap();
-        outcomes.insert(name, cells[5].trim_matches('`'));
+        let name = cells[0].split('`').nth(1).unwrap();
+        outcomes.insert(name, cells[2].trim_matches('`'));
     }
     outcomes
 }

@@ -166,6 +166,8 @@ impl Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -193,40 +195,54 @@ mod tests {
     }
 
     #[test]
-    fn telemetry_page_has_the_facts_of_every_outcome() {
-        let page = include_str!("../../../../../docs/telemetry.md");
-        let rows: Vec<_> = (page.lines())
-            .filter(|line| line.starts_with("| ["))
+    fn runbook_has_the_facts_of_every_outcome() {
+        let page = include_str!("../../../../../docs/runbook.md");
+        let (_, chapter) = page.split_once("\n## Outcomes\n").unwrap();
+        // The sections below the table have tables of their own.
+        let (table, _) = chapter.split_once("\n### ").unwrap();
+        let rows: Vec<_> = (table.lines())
+            .filter(|line| line.starts_with("| `") || line.starts_with("| [`"))
             .map(|line| line.trim_matches('|').split(" | ").map(str::trim))
             .map(Iterator::collect::<Vec<_>>)
             .collect();
         let row = |name: &str| {
-            let cell = format!("[`{name}`](runbook.md#{name})");
-            let mut of_name = rows.iter().filter(move |row| row[0] == cell);
+            let cells = [format!("`{name}`"), format!("[`{name}`](#{name})")];
+            let mut of_name = rows
+                .iter()
+                .filter(move |row| cells.iter().any(|cell| row[0] == cell));
             let row = of_name
                 .next()
                 .unwrap_or_else(|| panic!("no row for {name}"));
             assert!(of_name.next().is_none(), "two rows for {name}");
             row
         };
-        let names: std::collections::BTreeSet<_> =
-            Outcome::every().iter().map(Outcome::name).collect();
+        let every = Outcome::every();
+        let names: BTreeSet<_> = every.iter().map(Outcome::name).collect();
         assert_eq!(rows.len(), names.len());
-        for outcome in Outcome::every() {
-            let [_, level, _, _, message, metric] = row(outcome.name())[..] else {
+        for outcome in &every {
+            let [_, level, metric, what, message, action] = row(outcome.name())[..] else {
                 panic!("{outcome:?}");
             };
             let returns = match outcome.retry() {
                 Retry::Never if outcome.is_success() => "acknowledged",
-                Retry::Never => "to the dead-letter queue",
-                Retry::Now => "returns at once",
+                Retry::Never => "dead-letter queue",
+                Retry::Now => "at once",
                 Retry::Backoff | Retry::BackoffAtLeast(_) | Retry::BackoffUntil(_) => "backoff",
                 Retry::At(_) => "at the end of the lease",
             };
-            let severity = format!("{:?}", outcome.severity()).to_uppercase();
-            assert!(level.contains(&severity), "{outcome:?}");
+            let of_name = every.iter().filter(|of| of.name() == outcome.name());
+            let severities: BTreeSet<_> = of_name
+                .map(|of| format!("{:?}", of.severity()).to_uppercase())
+                .collect();
+            let levels: BTreeSet<_> = level
+                .split([' ', ';'])
+                .filter(|word| ["INFO", "WARN", "ERROR"].contains(word))
+                .map(str::to_owned)
+                .collect();
+            assert_eq!(levels, severities, "{outcome:?}");
             assert!(message.contains(returns), "{outcome:?}");
             assert_eq!(metric, format!("`{}`", outcome.metric()), "{outcome:?}");
+            assert!(!what.is_empty() && !action.is_empty(), "{outcome:?}");
         }
     }
 }
