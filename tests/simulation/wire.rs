@@ -191,7 +191,10 @@ impl Dynamo {
             version: text("version", "N"),
             attempts_alone: text("exclusive_attempts", "N").parse().unwrap_or(0),
             expires_at: text("expires_at", "N").parse().unwrap_or(u64::MAX),
-            updated_at: text("updated_at", "N").parse().unwrap_or(0),
+            updated_at: ["updated_at", "first_claimed_at"]
+                .iter()
+                .find_map(|name| text(name, "N").parse().ok())
+                .unwrap_or(0),
             result: match (&item["result"]["S"], &item["result_in_s3"]["S"]) {
                 (Value::String(json), _) => Some(StoredResult::Json(json.clone())),
                 (_, Value::String(pointer)) => {

@@ -131,7 +131,7 @@ pub(crate) struct RecordTransaction {
     pub(crate) puts: Vec<Write<TransactWriteItem>>,
 }
 
-/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 32 and the last digits of the version, which
+/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 22 and the last digits of the version, which
 /// tell the few swaps of a claim apart.
 #[must_use]
 pub fn token(swap: &Swap) -> String {

@@ -901,7 +901,6 @@ fn record_is_written_and_read() {
             "owner": "theirs",
             "source": "orders",
             "status": status,
-            "updated_at": ago(MINUTE).as_millis(),
             "version": 1,
         })
     };
@@ -912,6 +911,7 @@ fn record_is_written_and_read() {
         record.generation = 3;
         record.last_end = Some(AttemptEnd::Panic);
         record.open_other = true;
+        record.updated_at = ago(SECOND);
     });
     let text = StoredResult::Json("[1,2]".into());
     let in_s3 = StoredResult::InS3(Box::new(pointer.clone()));
@@ -931,7 +931,9 @@ fn record_is_written_and_read() {
         ("generation".to_owned(), 3.into()),
         ("last_end".to_owned(), "panic".into()),
         ("open_other".to_owned(), 1.into()),
+        ("updated_at".to_owned(), ago(SECOND).as_millis().into()),
     ]);
+    let updated_at = ago(MINUTE).as_millis();
     let failed = with(|record| {
         record.state = State::Failed;
         record.first_claimed_at = None;
@@ -939,21 +941,25 @@ fn record_is_written_and_read() {
     for (record, status, more) in [
         (died(), "IN_PROGRESS", lease),
         (full, "IN_PROGRESS", rest),
-        (failed, "FAILED", serde_json::json!({})),
+        (
+            failed,
+            "FAILED",
+            serde_json::json!({ "updated_at": updated_at }),
+        ),
         (
             completed(text),
             "COMPLETED",
-            serde_json::json!({ "result": "[1,2]" }),
+            serde_json::json!({ "result": "[1,2]", "updated_at": updated_at }),
         ),
         (
             completed(in_s3),
             "COMPLETED",
-            serde_json::json!({ "result_in_s3": pointer.to_json() }),
+            serde_json::json!({ "result_in_s3": pointer.to_json(), "updated_at": updated_at }),
         ),
         (
             completed(omitted),
             "COMPLETED",
-            serde_json::json!({ "result_omitted": "too long" }),
+            serde_json::json!({ "result_omitted": "too long", "updated_at": updated_at }),
         ),
     ] {
         let mut written = common(status);

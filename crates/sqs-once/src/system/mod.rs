@@ -18,6 +18,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 pub use tokio::time::Instant;
 use tokio::{runtime::Handle, task::JoinSet};
 
@@ -51,7 +52,7 @@ impl Timestamp {
 }
 
 impl Owner {
-    /// Creates a unique token: 32 random hex digits (UUID version 4, RFC 9562).
+    /// Creates a unique token: a random UUID (version 4, RFC 9562) in 22 characters (base64url, RFC 4648).
     ///
     /// ```
     /// use sqs_once::protocol::Owner;
@@ -62,9 +63,10 @@ impl Owner {
     pub fn fresh() -> Self {
         #[cfg(feature = "simulation")]
         if simulated::Process::current().is_some() {
-            return Self::from_stored(format!("{:032x}", fastrand::u128(..)));
+            let random = fastrand::u128(..).to_be_bytes();
+            return Self::from_stored(BASE64_URL_SAFE_NO_PAD.encode(random));
         }
-        Self::from_stored(uuid::Uuid::new_v4().simple().to_string())
+        Self::from_stored(BASE64_URL_SAFE_NO_PAD.encode(uuid::Uuid::new_v4()))
     }
 }
 

@@ -4,7 +4,7 @@
 
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 
-use super::DynamoStore;
+use super::{DynamoStore, layout};
 use crate::{
     dynamo::item::Item,
     protocol::{Expect, Key, Record, Swap},
@@ -32,10 +32,14 @@ pub struct UnreadableRecord {
 }
 
 impl StoredRecord {
-    /// Returns the call key of the current or next attempt. `None` if the record cannot be read.
+    /// Returns the call key of the current or next attempt. `None` if the record cannot be read, or if the table has a hash in
+    /// place of its key.
     #[must_use]
     pub fn call_key(&self) -> Option<String> {
         let record = self.record.as_ref().ok()?;
+        if layout::is_hashed(&self.key) {
+            return None;
+        }
         Some(Key::from_stored(&*self.key).call_key(record.generation))
     }
 }

@@ -44,6 +44,9 @@ pub(super) fn attributes() -> impl Iterator<Item = &'static str> {
     TEXTS.into_iter().chain(NUMBERS)
 }
 
+/// Marks a sort key that is a hash.
+const HASHED: &str = "\\sha256:";
+
 /// Native names of the partition key and of the table's TTL attribute.
 const ID: &str = "id";
 const EXPIRES_AT: &str = "expires_at";
@@ -214,8 +217,13 @@ fn sort_key(id: &str) -> Cow<'_, str> {
     if id.len() <= MAX_SORT_KEY_BYTES {
         id.into()
     } else {
-        format!("\\sha256:{}", Fingerprint::of(id.as_bytes())).into()
+        format!("{HASHED}{}", Fingerprint::of(id.as_bytes())).into()
     }
+}
+
+/// Returns whether a record's key in the table is a hash, because the key is too long for a sort key.
+pub(super) fn is_hashed(stored: &str) -> bool {
+    stored.starts_with(HASHED)
 }
 
 #[cfg(test)]
@@ -231,7 +239,8 @@ mod tests {
         let longest = "x".repeat(MAX_SORT_KEY_BYTES);
         assert_eq!(sort(&longest), longest);
         let (a, b) = (sort(&format!("{longest}a")), sort(&format!("{longest}b")));
-        assert!(a.starts_with("\\sha256:") && a.len() == 72 && a != b, "{a}");
+        assert!(is_hashed(&a) && a.len() == 72 && a != b, "{a}");
+        assert!(!is_hashed(&longest));
     }
 
     #[test]

@@ -31,7 +31,7 @@ struct ReadRecord<'a> {
     result: Option<Cow<'a, str>>,
     result_in_s3: Option<Cow<'a, str>>,
     result_omitted: Option<Cow<'a, str>>,
-    updated_at: u64,
+    updated_at: Option<u64>,
 }
 
 /// The value of an attribute.
@@ -78,6 +78,9 @@ impl Record {
             }
             Some(StoredResult::Omitted(why)) => omitted = text(why),
         }
+        // The first claim writes one time.
+        let updated_at =
+            Some(self.updated_at).filter(|_| self.first_claimed_at != Some(self.updated_at));
         let fingerprint = self.fingerprint.as_ref();
         let failures = self
             .failures_json()
@@ -109,7 +112,7 @@ impl Record {
             ("result_omitted", omitted),
             ("source", self.source.as_deref().and_then(text)),
             ("status", text(status)),
-            ("updated_at", millis(Some(self.updated_at))),
+            ("updated_at", millis(updated_at)),
             ("version", number(self.stamp.version)),
         ];
         let written = attributes.into_iter();
@@ -182,7 +185,8 @@ impl TryFrom<ReadRecord<'_>> for Record {
             failures,
             generation: read.generation,
             open_other: read.open_other > 0,
-            updated_at: Timestamp::from_millis(read.updated_at),
+            updated_at: millis(read.updated_at.or(read.first_claimed_at))
+                .ok_or("attribute `updated_at` is missing")?,
         })
     }
 }
