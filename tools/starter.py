@@ -1,17 +1,22 @@
-"""`make starter`: makes a project of each variant of `make new`, tests it, and drives its `make dev`.
+"""`make starter`: makes a project of each variant of `make new`, tests it, and drives its `make dev`. Then it makes the
+README's first project, and compares the story that its test tells with the picture in the README.
 
-The projects use this checkout, and share target/starter. Prints the times that docs/getting-started.md names.
+The projects use this checkout, and share target/starter. Prints the times of `make new` and `make dev`.
 """
 
 import difflib
 import json
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import deployment
 import yaml
@@ -119,6 +124,62 @@ def check_source(project: Path) -> None:
     check(ended.returncode == 0 and "warning" not in ended.stderr, f"Clippy in {project.name}: {ended.stderr}")
 
 
+# ---- the README ---------------------------------------------------------------------------------
+
+FROM_GIT = "--git https://github.com/sqs-once/sqs-once"
+MENDED = "let key = attempt.call_key();"
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def block(page: str, language: str) -> str:
+    """The page's first block in this language."""
+    found = re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    check(found is not None, f"the README has no block of {language}")
+    return found[1] if found else ""
+
+
+def story_of_picture() -> str:
+    """The lines below the command in the README's picture of a terminal."""
+    picture = ElementTree.parse(ROOT / "docs/images/torture.svg")
+    lines = ["".join(text.itertext()) for text in picture.iterfind("{*}text")]
+    shown = words(" ".join(lines))
+    at = shown.find("the effect at ")
+    check(at >= 0, f"docs/images/torture.svg tells no story: {shown}")
+    return shown[at:]
+
+
+def check_readme(folder: Path, lock: Path) -> None:
+    """The README's first project: its test fails with the story of the picture, and passes with the call key."""
+    page = (ROOT / "README.md").read_text()
+    commands = block(page, "sh")
+    check(FROM_GIT in commands, f"the README's first commands have no `{FROM_GIT}`")
+    path = shlex.quote(str(ROOT / "crates/sqs-once"))
+    command("sh", "-ec", commands.replace(FROM_GIT, f"--path {path}"), cwd=folder)
+    project = folder / "demo"
+    # With the same versions, and without debug information, all dependencies are compiled already.
+    shutil.copy(lock, project)
+    variables = environment() | {"CARGO_PROFILE_DEV_DEBUG": "false"}
+    handler = block(page, "rust,no_run")
+    mended, mistakes = re.subn(r"let key = .*", MENDED, handler)
+    check(mistakes == 1 and MENDED in page, f"the README mends {mistakes} keys, and should mend one by `{MENDED}`")
+
+    def test(source: str) -> tuple[bool, str]:
+        (project / "src/main.rs").write_text(source)
+        cargo = ("cargo", "test")
+        ended = subprocess.run(cargo, cwd=project, env=variables, capture_output=True, text=True, check=False)
+        check("warning" not in ended.stderr, f"a warning for the README's handler:\n{ended.stderr}")
+        return ended.returncode == 0, ended.stdout + ended.stderr
+
+    survives, output = test(handler)
+    told = not survives and story_of_picture() in words(output)
+    check(told, f"the README's handler does not tell the story of docs/images/torture.svg:\n{output}")
+    survives, output = test(mended)
+    check(survives, f"the README's handler fails with `{MENDED}`:\n{output}")
+
+
 # ---- make dev ----------------------------------------------------------------------------------
 
 
@@ -201,6 +262,8 @@ def main() -> int:
             check_source(project)
             check_template(project)
             check_deployment(cloud, project)
+        say("the README's first project")
+        check_readme(folder, folder / VARIANTS[0].name / "Cargo.lock")
     print("\n".join(["", *report]), flush=True)
     return 0
 
