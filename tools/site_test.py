@@ -50,6 +50,18 @@ LOOK = """() => {
   };
 }"""
 
+# Texts that the edge of a picture cuts, and those that another one covers.
+UNREADABLE = """() => {
+  const {width, height} = document.documentElement.viewBox.baseVal;
+  const texts = [...document.querySelectorAll('text')].map(text => [text.textContent, text.getBBox()]);
+  const isIn = at => at.x >= 4 && at.y >= 0 && at.x + at.width <= width - 4 && at.y + at.height <= height;
+  const apart = (from, length, other, otherLength) => from + length <= other || other + otherLength <= from;
+  const covers = (a, b) => !apart(a.x, a.width - 1, b.x, b.width - 1) && !apart(a.y, a.height - 6, b.y, b.height - 6);
+  return texts
+    .filter(([, at], n) => !isIn(at) || texts.slice(n + 1).some(([, other]) => covers(at, other)))
+    .map(([text]) => text);
+}"""
+
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     """Serves the book, as Pages does."""
@@ -131,8 +143,8 @@ class Site(unittest.TestCase):
                         wrong.clear()
                         page.goto(self.address + name)
                         seen = page.evaluate(LOOK)
-                        assert wrong == []
-                        assert (seen["undrawn"], seen["broken"], seen["untold"]) == (0, [], [])
+                        assert wrong == [], wrong
+                        assert (seen["undrawn"], seen["broken"], seen["untold"]) == (0, [], []), seen
                         assert seen["overflow"] <= 0, "the page scrolls sideways"
                     if shots:
                         Path(shots).mkdir(parents=True, exist_ok=True)
@@ -157,6 +169,14 @@ class Site(unittest.TestCase):
                     assert (BOOK / (file or "index.html")).exists()
                     if anchor and file in anchors:
                         assert urllib.parse.unquote(anchor) in anchors[file]
+
+    def test_no_text_of_a_picture_is_cut(self) -> None:
+        page = self.browser.new_page()
+        for picture in IMAGES.glob("*.svg"):
+            with self.subTest(picture.name):
+                page.goto(f"{self.address}images/{picture.name}")
+                unreadable = page.evaluate(UNREADABLE)
+                assert unreadable == [], unreadable
 
     def test_the_book_opens_on_the_landing_page(self) -> None:
         page = self.browser.new_page()
