@@ -9,6 +9,7 @@ endif
 VENV    := .venv/installed
 POOLER  := .venv/pgbouncer
 LINT    := .venv-lint/installed
+SITE    := .venv-site/installed
 CHECKOV := .venv-lint/bin/checkov --skip-download --compact --quiet
 
 # GNU Make 3.81, which macOS has, runs a simple line without a shell, and looks for its program on the path that Make was started
@@ -268,6 +269,18 @@ deploy: $(VENV) ## Show what a deployment to AWS changes, ask, and deploy: make 
 undeploy: $(VENV) ## Delete a stack with its queues, table and logs, after a question: make undeploy [STACK=sqs-once]
 	@python tools/undeploy.py $(STACK)
 
+MDBOOK := target/tools/bin/mdbook
+
+# The pages of docs/ as HTML, in target/book.
+.PHONY: book
+book: $(MDBOOK)
+	mdbook build docs
+
+# Opens each page in Chromium, which is not installed here. SHOTS=target/shots keeps a picture of each.
+.PHONY: site
+site: book $(SITE)
+	.venv-site/bin/python tools/site_test.py
+
 CARGO_CYCLONEDX := target/tools/bin/cargo-cyclonedx
 
 # Builds the bootstrap zip, the tool, and the bill of materials (SBOM) of each into target/dist.
@@ -311,6 +324,15 @@ $(LINT): tools/requirements-lint.txt | $(VENV)
 	"$(PYTHON)" -m venv --clear .venv-lint
 	.venv-lint/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements-lint.txt
 	@touch $@
+
+# In a separate environment: no other verb needs Playwright.
+$(SITE): tools/requirements-site.txt
+	"$(PYTHON)" -m venv --clear .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/requirements-site.txt
+	@touch $@
+
+$(MDBOOK):
+	cargo install mdbook --locked --version 0.5.4 --no-default-features --features search --root target/tools
 
 $(CARGO_CYCLONEDX):
 	cargo install cargo-cyclonedx --locked --version 0.5.9 --root target/tools
