@@ -42,7 +42,10 @@ const COPIES: [(&str, &str); 15] = [
         "point-in-time recovery",
         r"restore them for (\d+) more days",
     ),
-    ("backup of a deleted table", r"keeps for (\d+) days"),
+    (
+        "backup of a deleted table",
+        r"keeps of a deleted table for (\d+) days",
+    ),
     ("stream record", r"(\d+) hours for which the stream"),
     ("IAM token for RDS", r"IAM token, valid for (\d+) minutes"),
 ];

@@ -357,6 +357,7 @@ async fn dispatcher_starts_one_workflow_for_each_order() {
         let order = |id: &str| Message::new(id, &json!({ "id": id }));
         let lost = dry_run.run(&handler, order("o-1")).await;
         assert_eq!(lost.name(), "retryable_failure", "{lost}");
+        dry_run.interrupted();
         let found = dry_run.run(&handler, order("o-1")).await;
         let other = dry_run.run(&handler, order("o-2")).await;
         let again = dry_run.run(&handler, order("o-1")).await;

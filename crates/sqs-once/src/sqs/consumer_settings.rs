@@ -366,9 +366,9 @@ impl<M, H> Consumer<M, H> {
     /// Sets the `tracing` span of each message, which is open while the message is claimed, handled and
     /// recorded. Log lines and spans of the handler are inside it.
     ///
-    /// By default it is `message`, with the fields `message_id`, `key`, `receive_count`, `requestId` and
-    /// `outcome`, at a level that every log level shows. In your own span, the consumer records `key` and
-    /// `outcome` if it has these fields. The outcome is [`Outcome::name`](crate::Outcome::name).
+    /// By default it is `message`, with the fields `message_id`, `key`, `receive_count` and `requestId`, at a
+    /// level that every log level shows. In your own span, the consumer records `key` and `outcome` if it has
+    /// these fields. The outcome is [`Outcome::name`](crate::Outcome::name).
     ///
     /// `make_span` sees the message's attributes, so it can link the span to the producer's, as
     /// `examples/opentelemetry` does. If it panics, the message gets the default span.

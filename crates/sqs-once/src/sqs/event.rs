@@ -7,7 +7,10 @@ use std::{
 };
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
-use serde::{Deserialize, Deserializer, de::Visitor};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
 use serde_json::value::RawValue;
 
 use super::{batch_error::BatchError, message::Message};
@@ -18,6 +21,34 @@ use crate::handler::InvalidMessage;
 struct MappingEvent<'a> {
     #[serde(rename = "Records", borrow)]
     records: Vec<&'a RawValue>,
+}
+
+/// The same, if all its messages have the shape that SQS sends. Then the event is read once.
+#[derive(Deserialize)]
+struct OrdinaryEvent {
+    #[serde(rename = "Records")]
+    records: Vec<Ordinary>,
+}
+
+/// A message of the shape that SQS sends. serde would take the elements of a list for the members of a struct.
+struct Ordinary(SqsMessage);
+
+impl<'de> Deserialize<'de> for Ordinary {
+    fn deserialize<D: Deserializer<'de>>(message: D) -> Result<Self, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Ordinary;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Ordinary, A::Error> {
+                SqsMessage::deserialize(MapAccessDeserializer::new(members)).map(Ordinary)
+            }
+        }
+        message.deserialize_map(Object)
+    }
 }
 
 /// Members of an object, each as its text. If a name occurs twice, the last one wins.
@@ -59,6 +90,8 @@ impl<'de> Deserialize<'de> for Name {
 pub(super) fn read(event: &str) -> Result<Vec<Message>, BatchError> {
     let list = if event.trim_start().starts_with('[') {
         serde_json::from_str(event)
+    } else if let Ok(OrdinaryEvent { records }) = serde_json::from_str(event) {
+        return with_ids(records.into_iter().map(|Ordinary(sqs)| Message::new(sqs)));
     } else {
         serde_json::from_str(event).map(|event: MappingEvent<'_>| event.records)
     };
@@ -79,12 +112,8 @@ pub(super) fn with_ids(
 }
 
 fn read_one(json: &RawValue) -> Option<Message> {
-    // serde would take the elements of a list for the members of a struct.
-    if !json.get().starts_with('{') {
-        return None;
-    }
-    match serde_json::from_str::<SqsMessage>(json.get()) {
-        Ok(sqs) => Message::new(sqs),
+    match serde_json::from_str(json.get()) {
+        Ok(Ordinary(sqs)) => Message::new(sqs),
         Err(_) => {
             let members = parsed(json).unwrap_or_default();
             let odd = Message::new(readable(&members))?;

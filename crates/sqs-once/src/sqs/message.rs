@@ -3,7 +3,7 @@
 use std::{collections::HashMap, mem, sync::Arc};
 
 use aws_lambda_events::sqs::{SqsMessage, SqsMessageAttribute};
-use tracing::{Span, field};
+use tracing::Span;
 
 use super::{
     callback::Callback,
@@ -282,7 +282,6 @@ impl Message {
             key = self.key().map(Key::as_str),
             receive_count = self.receive_count(),
             requestId = self.delivery.facts().request_id.as_deref(),
-            outcome = field::Empty,
         )
     }
 
