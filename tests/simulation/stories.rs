@@ -199,3 +199,140 @@ fn outage_excuses_a_dead_letter_if_it_stops_the_message() {
         assert!(dies(of, 0), "{of:?}");
     }
 }
+
+/// The group waits with the message that is refused.
+#[test]
+fn refusals_for_half_a_day_excuse_a_dead_letter_behind_them() {
+    let plan = world(&[("o-0", Kind::Refused(5)), ("o-1", Kind::Good)]);
+    let receive = |message: &str, batch| Event::Received {
+        message: message.to_owned(),
+        count: 1,
+        batch,
+    };
+    // Receives an hour apart, and what happens in each.
+    let dies = |receives: usize, happens: fn(usize) -> Vec<Event>, dead: &str| {
+        let mut events = Vec::new();
+        for batch in 1..=receives {
+            let at = u32::try_from(batch).unwrap() * HOUR;
+            let invoked = Event::Invoked { batch, worker: 0 };
+            let received = [receive("m-0", batch), receive("m-1", batch), invoked];
+            let answered = Event::Answered {
+                batch,
+                worker: 0,
+                took: Duration::ZERO,
+                failed: vec!["m-0".to_owned(), "m-1".to_owned()],
+            };
+            let run = started("m-0", "o-0", 0, batch);
+            let events_of_batch = received.into_iter().chain([run]).chain(happens(batch));
+            events.extend(events_of_batch.chain([answered]).map(|event| (at, event)));
+        }
+        let message = dead.to_owned();
+        events.push((40 * HOUR, Event::ReceivesUsedUp { message }));
+        violates(NO_CAUSE, &plan, &events)
+    };
+    let refused = |run| {
+        let how = "retryable";
+        vec![
+            Event::GatewayRefused { run },
+            Event::HandlerEnded { run, how },
+        ]
+    };
+    assert!(!dies(13, refused, "m-1"));
+    assert!(dies(12, refused, "m-1"));
+    let fails = |run| {
+        let how = "retryable";
+        vec![Event::HandlerEnded { run, how }]
+    };
+    assert!(dies(13, fails, "m-1"), "not by the gateway");
+    let succeeds = |run| {
+        let how = "ok";
+        vec![
+            Event::GatewayRefused { run },
+            Event::HandlerEnded { run, how },
+        ]
+    };
+    assert!(dies(13, succeeds, "m-1"), "the run did not fail");
+    let crashes = |run| {
+        let how = "dropped";
+        let killed = Event::Killed { worker: 0 };
+        vec![
+            Event::GatewayRefused { run },
+            killed,
+            Event::HandlerEnded { run, how },
+        ]
+    };
+    assert!(dies(13, crashes, "m-1"), "a crash is no refusal");
+    let sometimes = |run| match run % 2 {
+        0 => Vec::new(),
+        _ => vec![
+            Event::GatewayRefused { run },
+            Event::HandlerEnded {
+                run,
+                how: "retryable",
+            },
+        ],
+    };
+    assert!(dies(30, sometimes, "m-1"), "no two receives in a row");
+}
+
+#[test]
+fn duplicate_is_of_the_record_that_answered_it() {
+    let mut plan = world(&[
+        ("o-0", Kind::Good),
+        ("o-0", Kind::Good),
+        ("o-0", Kind::Good),
+    ]);
+    plan.fifo = false;
+    plan.messages[2].in_other_queue = true;
+    let completes = |message: &str| {
+        let settled = Event::Settled {
+            key: "orders#o-0".to_owned(),
+            worker: 1,
+            was: "IN_PROGRESS",
+            is: "COMPLETED",
+            output: None,
+        };
+        [claimed(message, "o-0", 1, "nothing", 0), settled]
+    };
+    let deleted = || Event::Deleted {
+        key: "orders#o-0".to_owned(),
+    };
+    let invoked = || {
+        let message = "m-1".to_owned();
+        let received = Event::Received {
+            message,
+            count: 1,
+            batch: 0,
+        };
+        [
+            received,
+            Event::Invoked {
+                batch: 0,
+                worker: 0,
+            },
+        ]
+    };
+    let told = || {
+        let outcome = Event::Outcome {
+            message: "m-1".to_owned(),
+            count: 1,
+            outcome: "duplicate",
+            worker: 0,
+        };
+        let counts = BTreeMap::from([("Duplicates", 1), ("BatchSize", 1)]);
+        [outcome, Event::Metrics { batch: 0, counts }]
+    };
+    let check = "metrics: duplicates of another queue";
+    let during = (invoked().into_iter())
+        .chain(completes("m-0"))
+        .chain([deleted()])
+        .chain(completes("m-2"))
+        .chain(told());
+    assert!(!violates(check, &plan, &story(during)));
+    let before = (completes("m-0").into_iter())
+        .chain([deleted()])
+        .chain(invoked())
+        .chain(completes("m-2"))
+        .chain(told());
+    assert!(violates(check, &plan, &story(before)));
+}

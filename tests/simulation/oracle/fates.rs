@@ -11,7 +11,7 @@ use super::{
     state::{State, has_crashed},
 };
 use crate::{
-    ledger::{Event, Run},
+    ledger::{Event, Run, Worker},
     plan::{Kind, Message, Mode, Plan, QUARANTINE, Service, Timeouts},
 };
 
@@ -34,6 +34,18 @@ pub(super) struct Fates {
     /// Runs that the gateway has declined as it had declined their call key before.
     declined_again: BTreeSet<Run>,
     invoked: BTreeMap<usize, Duration>,
+    receives: BTreeMap<String, Vec<Receive>>,
+    /// The worker of each run, as long as it lives.
+    workers: BTreeMap<Run, Worker>,
+    /// Runs that the gateway refused or did not answer.
+    refused: BTreeSet<Run>,
+}
+
+struct Receive {
+    at: Duration,
+    batch: usize,
+    /// The gateway kept the message, or one ahead of it in its group, from succeeding.
+    is_refused: bool,
 }
 
 struct Failure {
@@ -73,7 +85,33 @@ impl Fates {
             Event::Deleted { key } | Event::Forgotten { key } => {
                 self.deleted.insert(key.clone(), at);
             }
-            Event::HandlerStarted { message, .. } => self.started(message, bench),
+            Event::Received { message, batch, .. } => {
+                let receive = Receive {
+                    at,
+                    batch: *batch,
+                    is_refused: false,
+                };
+                let receives = self.receives.entry(message.clone()).or_default();
+                receives.push(receive);
+            }
+            Event::HandlerStarted {
+                message,
+                run,
+                worker,
+                ..
+            } => {
+                self.workers.insert(*run, *worker);
+                self.started(message, bench);
+            }
+            Event::GatewayRefused { run } | Event::GatewaySilent { run } => {
+                self.refused.insert(*run);
+            }
+            // A crash is no refusal.
+            Event::Killed { worker } => self.workers.retain(|_, of| of != worker),
+            Event::HandlerEnded {
+                run,
+                how: "retryable" | "no effect" | "dropped",
+            } => self.kept_back(*run, bench),
             Event::GatewayDeclined {
                 run,
                 call_key,
@@ -135,6 +173,30 @@ impl Fates {
                 self.settle(message, at);
             }
             _ => {}
+        }
+    }
+
+    /// Notes that the gateway kept a run from succeeding, and what waits behind it in this receive.
+    fn kept_back(&mut self, run: Run, bench: &Bench<'_>) {
+        let Some(worker) = self
+            .workers
+            .get(&run)
+            .filter(|_| self.refused.contains(&run))
+        else {
+            return;
+        };
+        let Some((id, ..)) = bench.states.run(run) else {
+            return;
+        };
+        for (number, _, batch) in bench.at_work.of(*worker, id) {
+            for other in &batch.messages {
+                let mut ahead = bench.ahead_in_group(&bench.messages[other]);
+                if other == id || ahead.any(|of| of.id == id) {
+                    let receives = self.receives.get_mut(other).into_iter().flatten();
+                    let of_batch = receives.filter(|receive| receive.batch == number);
+                    of_batch.for_each(|receive| receive.is_refused = true);
+                }
+            }
         }
     }
 
@@ -260,6 +322,8 @@ impl Fates {
         let moved_since = bench.at_work_since().saturating_sub(visibility + cap);
         let since = reason.map_or(moved_since, |_| copied_since(bench));
         let mut states = bench.states.since(&bench.key(message), since);
+        let receives = self.receives.get(&message.id);
+        let receives = receives.map(Vec::as_slice).unwrap_or_default();
         let is_answered = states.any(|state| {
             let mut failures = state.failures_of(message, bench.skew());
             has("failed_before") && failures.any(|failure| self.has_failed(&failure.message, bench))
@@ -268,7 +332,7 @@ impl Fates {
         self.has_failed(&message.id, bench) && (has("permanent_failure") || has("crashed"))
             || is_answered
             || reason.is_none()
-                && (has_lasted(message, at, bench.plan)
+                && (has_lasted(message, at, receives, bench.plan)
                     || self.is_behind_unrecorded(message, bench)
                     || self.is_behind_other_payload(message, bench)
                     || is_behind_deaths(message, bench))
@@ -405,12 +469,15 @@ fn is_too_old(error: &str) -> bool {
     error.starts_with("too old to repeat")
 }
 
-/// Returns whether something kept a message from running for half a day. Two outages at a time last no longer than their
-/// union.
-fn has_lasted(message: &Message, until: Duration, plan: &Plan) -> bool {
+/// Returns whether something kept a message from succeeding for half a day: outages, and the time between two receives in a row
+/// in which the gateway refused it, or one ahead of it in its group. Two at a time last no longer than their union.
+fn has_lasted(message: &Message, until: Duration, receives: &[Receive], plan: &Plan) -> bool {
+    let refused = |two: &&[Receive]| two.iter().all(|receive| receive.is_refused);
+    let refusals = receives.windows(2).filter(refused);
     let mut outages: Vec<_> = (plan.outages.iter())
         .filter(|outage| keeps_from_running(outage.of, plan))
         .map(|outage| outage.during.clone())
+        .chain(refusals.map(|two| two[0].at..two[1].at))
         .collect();
     outages.sort_by_key(|during| during.start);
     let mut reached = message.sent;

@@ -1,6 +1,9 @@
 //! Metrics equal the ledger: what the consumer counted in an invocation is what happened.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::Bench;
 use crate::{
@@ -17,6 +20,8 @@ pub(super) struct Counts {
     batches: BTreeMap<usize, OfBatch>,
     /// The keys that are completed, and whether by a message of the other queue.
     completed: BTreeMap<String, bool>,
+    /// The same of records that are gone, and until when they were there.
+    before: BTreeMap<String, Vec<(Duration, bool)>>,
 }
 
 /// What happened in an invocation, and what the consumer has counted.
@@ -54,7 +59,10 @@ impl Counts {
                 }
             }
             Event::Deleted { key } | Event::Forgotten { key } => {
-                self.completed.remove(key);
+                if let Some(by_other) = self.completed.remove(key) {
+                    let gone = (bench.now, by_other);
+                    self.before.entry(key.clone()).or_default().push(gone);
+                }
             }
             Event::Outcome {
                 message,
@@ -63,8 +71,20 @@ impl Counts {
                 ..
             } => {
                 let of = &bench.messages[message];
-                let completed = self.completed.get(&bench.key(of));
-                if completed.is_some_and(|by_other| *by_other != of.in_other_queue) {
+                let key = bench.key(of);
+                let is_other = |by_other: bool| by_other != of.in_other_queue;
+                // A record that was deleted during the invocation may have answered.
+                let began = bench
+                    .at_work
+                    .of(*worker, message)
+                    .map(|(_, began, _)| began);
+                let began = began.min();
+                let before = self.before.get(&key).into_iter().flatten();
+                let mut before = before.filter(|(until, _)| Some(*until) >= began);
+                let completed = self.completed.get(&key).copied();
+                if completed.is_some_and(is_other)
+                    && before.all(|(_, by_other)| is_other(*by_other))
+                {
                     self.in_batch_of(*worker, message, bench, |batch| batch.of_other_queue += 1);
                 }
             }
