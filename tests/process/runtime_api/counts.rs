@@ -23,22 +23,22 @@ const LIMITS: [Limit; 3] = [
     Limit {
         messages: 1,
         requests: 2.0,
-        bytes: 1_550.0,
-        instructions: 1_545_000.0,
+        bytes: 1_400.0,
+        instructions: 1_480_000.0,
         counted: [5, 25],
     },
     Limit {
         messages: 10,
         requests: 0.2,
-        bytes: 1_130.0,
-        instructions: 445_000.0,
+        bytes: 960.0,
+        instructions: 402_000.0,
         counted: [2, 8],
     },
     Limit {
         messages: 100,
         requests: 0.08,
-        bytes: 1_130.0,
-        instructions: 385_000.0,
+        bytes: 960.0,
+        instructions: 334_000.0,
         counted: [2, 4],
     },
 ];

@@ -115,10 +115,9 @@ impl Record {
             ("updated_at", millis(updated_at)),
             ("version", number(self.stamp.version)),
         ];
-        let written = attributes.into_iter();
+        let mut written = Vec::with_capacity(attributes.len());
+        written.extend((attributes.into_iter()).filter_map(|(name, value)| Some((name, value?))));
         written
-            .filter_map(|(name, value)| Some((name, value?)))
-            .collect()
     }
 }
 
