@@ -486,7 +486,7 @@ impl OneRedrive<'_> {
         let error = loop {
             match send.clone().send().await {
                 Ok(sent) if sent.message_id().is_some_and(|id| !id.is_empty()) => return Ok(()),
-                // A proxy may have answered 200 instead of SQS.
+                // A 200 without a message id may come from a proxy, not from SQS.
                 Ok(_) => {
                     self.is_over = true;
                     let error = "could not send a message: the response names no new message";

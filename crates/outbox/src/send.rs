@@ -141,7 +141,7 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// The result for all events, if the call failed as a whole.
+    /// If the whole call failed, returns the one result that applies to all events.
     async fn call(
         &self,
         target: &Target,

@@ -255,7 +255,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// How `serde`'s error texts start if they quote their input.
+/// Prefixes of the `serde` errors that quote their input.
 const QUOTING: [&str; 6] = [
     "invalid type: ",
     "invalid value: ",

@@ -23,7 +23,7 @@ pub struct PriorAttempt {
     pub first_claimed_at: Option<Timestamp>,
     /// End of the last attempt; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Whether one of them may have had another payload. A lookup only asks about this message's.
+    /// Whether one of them may have had another payload. A lookup asks only about this message's payload.
     pub other_payload: bool,
 }
 

@@ -125,7 +125,7 @@ fn unknown_variant(text: &str) -> Option<String> {
 }
 
 /// Returns whether a value looks like the name of a message type: it begins with a letter and has at most
-/// four digits, for a version or a year. The number of a card, a phone or an account looks different.
+/// four digits, for a version or a year. Card, phone and account numbers look different.
 fn is_name(text: &str) -> bool {
     let digits = text.bytes().filter(u8::is_ascii_digit).count();
     text.len() <= MAX_NAME

@@ -38,7 +38,7 @@ pub fn to_output<O: Serialize>(output: &O) -> StoredResult {
     }
 }
 
-/// The output of a handler without its type. Of the handler's code, only `on_refused` can still run.
+/// A handler's output with its type erased. Of the handler's code, only `on_refused` can still run.
 pub struct Answer<W: With> {
     /// Output of any length.
     pub output: StoredResult,

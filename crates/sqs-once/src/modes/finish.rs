@@ -1,4 +1,4 @@
-//! Ends an attempt: one swap, together with what the handler returned.
+//! Ends an attempt with one swap, which also commits the writes that the handler returned.
 
 use std::sync::Arc;
 

@@ -69,7 +69,7 @@ impl HeldClaim {
         }
     }
 
-    /// Returns the swap that ends the claim in this way.
+    /// Returns the swap that ends the claim with `end`.
     pub(super) fn ending(&mut self, key: &Key, end: &End, now: Timestamp) -> Swap {
         self.version += 1;
         let now = now.max(self.record.updated_at);

@@ -9,7 +9,7 @@ use crate::{
     system::{Instant, timeout_at},
 };
 
-/// Outputs up to this length, in bytes, need no permit. Every message has memory for that.
+/// Outputs up to this length, in bytes, need no permit. Each message's share of the memory already covers that.
 const SMALL: usize = 64 << 10;
 /// How many copies of an output exist while the completion is sent: the item, the request's text, the connection's buffers.
 const COPIES: usize = 8;

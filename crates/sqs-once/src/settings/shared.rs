@@ -67,7 +67,7 @@ impl Settings {
         Ok(shared)
     }
 
-    /// Reads the settings of every mode. Fails with every error so far, so a caller reads its own settings first.
+    /// Reads the settings that all modes share. Fails with every error so far, so a caller reads its own settings first.
     pub(super) fn read<H>(
         &mut self,
         handler: Result<H, SettingsError>,

@@ -83,8 +83,8 @@ impl From<InvalidMessage> for NoKey {
 /// - no value, `null`, or an empty text;
 /// - a list or object with nothing but these, such as `{}`, `[]`, `[null]` and `{"id":""}`;
 /// - a list or object of more than 64 KiB, or with more than 127 levels;
-/// - a number that rounding to a double could make equal to another one: a fraction, or a number beyond 2^53 in
-///   a list or object. Send such numbers as text.
+/// - a number that could collide with another one when rounded to a double: a fraction, or a number beyond 2^53
+///   in a list or object. Send such numbers as text.
 ///
 /// White space around a pointer is not part of it, and a pointer cannot name a member whose name ends with a comma.
 ///
@@ -160,9 +160,10 @@ impl KeySource {
     /// decoded at a time. The function returns the parts of the key in their order; [`from_fn`](Self::from_fn) says what
     /// holds for them.
     ///
-    /// A message whose body is not of that type, has a member twice, or gives an empty part fails permanently. If you
-    /// change the key or its source, every message in the queue becomes a new operation. If `key.order_id` is a `String`
-    /// or `u64`, it makes the same key as `body:/orderId`; a number that you turn into text does not.
+    /// A message fails permanently if its body doesn't decode to that type or has a member twice, or if a part of
+    /// the key is empty. If you change the key or its source, every message in the queue becomes a new operation. If
+    /// `key.order_id` is a `String` or `u64`, it makes the same key as `body:/orderId`; a number that you turn into text
+    /// does not.
     ///
     /// ```
     /// use serde::Deserialize;

@@ -295,7 +295,7 @@ impl Message {
         Some(&self.identity.as_ref()?.as_ref().ok()?.key)
     }
 
-    /// Returns the body in the queue, without an envelope that was removed.
+    /// Returns the body of the SQS message itself, or what was inside its envelope if that was removed.
     pub(crate) fn body(&self) -> Option<&str> {
         match &self.opened {
             Opened::Removed { inside, .. } => Some(inside),
@@ -303,7 +303,7 @@ impl Message {
         }
     }
 
-    /// Returns the message attributes in the queue.
+    /// Returns the attributes of the SQS message itself, without those from inside an envelope.
     pub(crate) fn sent_attributes(&self) -> &HashMap<String, Attribute> {
         match &self.opened {
             Opened::Removed {

@@ -80,7 +80,7 @@ impl Metrics {
         self.writes
     }
 
-    /// Returns true once among all clones.
+    /// Returns true on the first call, counting all clones, and false after that.
     pub(crate) fn is_cold_start(&self) -> bool {
         self.cold.swap(false, Ordering::Relaxed)
     }
@@ -94,7 +94,7 @@ impl Metrics {
     }
 
     /// Writes one line with this message and these metrics to standard output, if [`writes`](Self::writes)
-    /// returns true. Of [several](Value::Several) values, it writes only the first 100.
+    /// returns true. If a metric has [several](Value::Several) values, only the first 100 are written.
     pub fn write_line(&self, message: &'static str, metrics: &[Metric], request_id: Option<&str>) {
         if !self.writes {
             return;

@@ -70,7 +70,7 @@ pub(super) enum Fault {
 }
 
 impl Place {
-    /// What may go wrong at this place. The first entry is nothing.
+    /// What may go wrong at this place. The first entry is always `None`: nothing goes wrong.
     pub(super) const fn faults(self) -> &'static [Fault] {
         use Fault::{AnswerLost, DeliveredTwice, Frozen, Killed, None, SentAgain};
         match self {
