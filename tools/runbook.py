@@ -260,7 +260,7 @@ def variables_of(block: Block, directory: Path, variables: dict[str, str]) -> st
 
 
 def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, str]) -> bool:
-    """Runs the blocks in the order of the page, each with the variables of the first two. Returns False if one failed."""
+    """Runs the blocks in the order of the page, with the variables of the first two. Returns False if one failed."""
     first, outputs, *found = blocks(page)
     defined = variables_of(replace(first, text=f"{first.text}\n{outputs.text}"), directory, variables)
     expected, ready = effects(stack), beginnings(stack)
