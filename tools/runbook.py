@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import demo
@@ -196,12 +196,28 @@ def effects(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
     return {
         "Pause and resume the consumer": ("the mapping is enabled", lambda: stack.mapping() == "Enabled"),
         "Redrive dead letters": ("the refused order is charged", lambda: stack.ledger.charges["refused"] == 1),
+        "Delete dead letters": (
+            "one dead letter is left",
+            lambda: deployment.depth(stack.cloud, stack.outputs["DeadLetterQueueUrl"]) == (0, 1),
+        ),
         "Run permanent failures again": (
             "no attempt is open",
             lambda: (stack.record("declined") or {}).get("last_end") == {"S": "no_effect"},
         ),
         "A record stuck in progress": ("the lease has ended", lambda: stack.lease_left("stuck") <= 0),
         "Delete a record": ("the record is deleted", lambda: stack.record("done") is None),
+    }
+
+
+def beginnings(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
+    """The state that the first commands of a section need."""
+    queues = stack.outputs["QueueUrl"], stack.outputs["DeadLetterQueueUrl"]
+    return {
+        # The redriven messages that failed again: a decline, and the body that isn't JSON.
+        "Delete dead letters": (
+            "two dead letters and an empty queue",
+            lambda: deployment.depths(stack.cloud, *queues) == (0, 0, 2),
+        ),
     }
 
 
@@ -244,10 +260,10 @@ def variables_of(block: Block, directory: Path, variables: dict[str, str]) -> st
 
 
 def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, str]) -> bool:
-    """Runs the blocks in the order of the page, each with the variables of the first. Returns False if one failed."""
-    first, *found = blocks(page)
-    defined = variables_of(first, directory, variables)
-    expected = effects(stack)
+    """Runs the blocks in the order of the page, with the variables of the first two. Returns False if one failed."""
+    first, outputs, *found = blocks(page)
+    defined = variables_of(replace(first, text=f"{first.text}\n{outputs.text}"), directory, variables)
+    expected, ready = effects(stack), beginnings(stack)
     passed = True
     for position, block in enumerate(found):
         text = ASKS.sub(r"\1 --yes", block.text)
@@ -257,6 +273,8 @@ def try_commands(stack: Stack, page: str, directory: Path, variables: dict[str, 
             raise Failed(f"{block.name}: no order is chosen for its key")
         before = NOT_SENT if block.not_run else ""
         start = time.monotonic()
+        if block.heading in ready:
+            until(*ready.pop(block.heading))
         ended = shell("\n".join([defined, before, text]), directory, variables)
         problem = f"exit code {ended.returncode}" if ended.returncode else None
         if problem is None and text.lstrip().startswith("insights ") and not ended.stdout.strip():

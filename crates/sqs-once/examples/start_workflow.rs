@@ -52,6 +52,12 @@ pub(crate) async fn start(
     match request.send().await {
         Ok(started) => Ok(started.execution_arn),
         Err(error) => match error.into_service_error() {
+            // The earlier attempt may have started it with its own payload, and not with this one.
+            StartExecutionError::ExecutionAlreadyExists(error)
+                if attempt.prior().is_some_and(|prior| prior.other_payload) =>
+            {
+                Err(Failure::permanent(error))
+            }
             // An earlier attempt started it.
             StartExecutionError::ExecutionAlreadyExists(_) => {
                 Ok(format!("{}:{name}", workflow.executions))
