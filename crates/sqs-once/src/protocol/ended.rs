@@ -62,7 +62,7 @@ impl Record {
     /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, unless that was
     /// past `expires_at`.
     ///
-    /// | end | the record becomes | the next attempt |
+    /// | end | the record becomes | the next delivery |
     /// | --- | --- | --- |
     /// | completed | `COMPLETED`, without history | is a duplicate |
     /// | failed | `FAILED`; open attempts stay open, including this one | a later message is told of them |
