@@ -170,7 +170,9 @@ def check_readme(folder: Path, lock: Path) -> None:
         (project / "src/main.rs").write_text(source)
         cargo = ("cargo", "test")
         ended = subprocess.run(cargo, cwd=project, env=variables, capture_output=True, text=True, check=False)
-        check("warning" not in ended.stderr, f"a warning for the README's handler:\n{ended.stderr}")
+        # Cargo warns of a network that fails.
+        warned = re.search(r"^warning: (?!spurious)", ended.stderr, re.MULTILINE)
+        check(not warned, f"a warning for the README's handler:\n{ended.stderr}")
         return ended.returncode == 0, ended.stdout + ended.stderr
 
     survives, output = test(handler)

@@ -304,7 +304,8 @@ const STATE_MACHINES: &str = "arn:aws:states:eu-west-1:123456789012:stateMachine
 #[derive(Default)]
 struct StepFunctions {
     starts: u32,
-    names: Vec<String>,
+    /// Name and input of each.
+    executions: Vec<(String, Value)>,
 }
 
 impl StepFunctions {
@@ -313,9 +314,11 @@ impl StepFunctions {
         let seen = Arc::clone(&workflows);
         let answer = async move |body: String| {
             let request: Value = serde_json::from_str(&body).unwrap();
-            match request["name"].as_str() {
-                Some(name) => seen.lock().unwrap().start(name),
-                None => {
+            let mut seen = seen.lock().unwrap();
+            match (request["name"].as_str(), request["executionArn"].as_str()) {
+                (Some(name), _) => seen.start(name, &request["input"]),
+                (_, Some(arn)) => (StatusCode::OK, seen.describe(arn)),
+                (None, None) => {
                     let machine = json!({
                         "stateMachineArn": request["stateMachineArn"], "name": "orders", "definition": "{}",
                         "roleArn": "arn:aws:iam::123456789012:role/orders", "type": kind, "creationDate": 1.8e9,
@@ -330,13 +333,22 @@ impl StepFunctions {
         (workflows, aws_sdk_sfn::Client::from_conf(config.build()))
     }
 
-    fn start(&mut self, name: &str) -> (StatusCode, String) {
+    fn describe(&self, arn: &str) -> String {
+        let found = self.executions.iter().find(|(name, _)| arn.ends_with(name));
+        json!({
+            "executionArn": arn, "stateMachineArn": format!("{STATE_MACHINES}:orders"), "status": "SUCCEEDED",
+            "startDate": 1.8e9, "input": found.unwrap().1,
+        })
+        .to_string()
+    }
+
+    fn start(&mut self, name: &str, input: &Value) -> (StatusCode, String) {
         self.starts += 1;
-        if self.names.iter().any(|known| known == name) {
+        if self.executions.iter().any(|(known, _)| known == name) {
             let exists = json!({ "__type": "ExecutionAlreadyExists", "message": "it exists" });
             return (StatusCode::BAD_REQUEST, exists.to_string());
         }
-        self.names.push(name.to_owned());
+        self.executions.push((name.to_owned(), input.clone()));
         let arn = format!("arn:aws:states:eu-west-1:123456789012:execution:orders:{name}");
         let started = json!({ "executionArn": arn, "startDate": 1.8e9 }).to_string();
         match self.starts {
@@ -363,9 +375,9 @@ async fn dispatcher_starts_one_workflow_for_each_order() {
         let again = dry_run.run(&handler, order("o-1")).await;
         assert_eq!(again.name(), "duplicate", "{again}");
         let workflows = workflows.lock().unwrap();
-        let executions = workflows.names.iter();
+        let executions = workflows.executions.iter();
         let executions: Vec<_> = executions
-            .map(|name| {
+            .map(|(name, _)| {
                 Some(format!(
                     "arn:aws:states:eu-west-1:123456789012:execution:orders:{name}"
                 ))
@@ -388,4 +400,21 @@ async fn dispatcher_takes_standard_workflows_only() {
         refused,
         "STATE_MACHINE_ARN: EXPRESS workflows don't start once"
     );
+}
+
+/// Step Functions may remember a name for longer than the record is kept.
+#[tokio::test]
+async fn execution_of_another_payload_is_no_success() {
+    let (_, client) = StepFunctions::serve("STANDARD").await;
+    let arn = format!("{STATE_MACHINES}:orders");
+    let workflow = start_workflow::Workflow::new(client, &arn).unwrap();
+    let handler = handler_with(workflow, start_workflow::start);
+    let order = |cents: u32| Message::new("o-1", &json!({ "cents": cents }));
+    let lost = DryRun::new().run(&handler, order(1)).await;
+    assert_eq!(lost.name(), "retryable_failure", "{lost}");
+    // Another dry run has no records.
+    let corrected = DryRun::new().run(&handler, order(2)).await;
+    assert_eq!(corrected.name(), "permanent_failure", "{corrected}");
+    let same = DryRun::new().run(&handler, order(1)).await;
+    assert_eq!(same.name(), "completed", "{same}");
 }

@@ -1,9 +1,12 @@
 //! A dispatcher: starts one Step Functions workflow for each operation. The execution's name is the call key, and its ARN the output.
 //!
-//! `STATE_MACHINE_ARN` names a STANDARD workflow. The role needs `states:DescribeStateMachine` and `states:StartExecution` on it.
+//! `STATE_MACHINE_ARN` names a STANDARD workflow. The role needs `states:DescribeStateMachine` and `states:StartExecution` on it, and
+//! `states:DescribeExecution` on its executions.
 
 use aws_sdk_sfn::{
-    Client, operation::start_execution::StartExecutionError, types::StateMachineType,
+    Client,
+    operation::start_execution::StartExecutionError,
+    types::{IncludedData, StateMachineType},
 };
 use serde_json::Value;
 use sqs_once::{Attempt, Failure, Settings, handler_with, telemetry};
@@ -31,10 +34,25 @@ impl Workflow {
     /// An express workflow would start again under the same name.
     pub(crate) async fn check(&self) -> Result<(), lambda_runtime::Error> {
         let request = self.client.describe_state_machine();
-        let machine = request.state_machine_arn(&self.state_machine);
+        let machine = request
+            .state_machine_arn(&self.state_machine)
+            // Without its definition, which may be encrypted.
+            .included_data(IncludedData::MetadataOnly);
         match machine.send().await?.r#type {
             StateMachineType::Standard => Ok(()),
             other => Err(format!("STATE_MACHINE_ARN: {other} workflows don't start once").into()),
+        }
+    }
+
+    /// Returns the execution that has the name already, if an earlier attempt started it for this order. One that another payload
+    /// has started may have outlived the record of its key.
+    async fn started(&self, execution: String, input: &str) -> Result<String, Failure> {
+        let request = self.client.describe_execution().execution_arn(&execution);
+        match request.send().await?.input() {
+            Some(other) if other != input => Err(Failure::permanent(format!(
+                "{execution} was started for another payload"
+            ))),
+            _ => Ok(execution),
         }
     }
 }
@@ -44,23 +62,17 @@ pub(crate) async fn start(
     order: Value,
     attempt: Attempt,
 ) -> Result<String, Failure> {
-    let name = attempt.call_key();
+    let (name, input) = (attempt.call_key(), order.to_string());
     let request = (workflow.client.start_execution())
         .state_machine_arn(&workflow.state_machine)
         .name(&name)
-        .input(order.to_string());
+        .input(&input);
     match request.send().await {
         Ok(started) => Ok(started.execution_arn),
         Err(error) => match error.into_service_error() {
-            // The earlier attempt may have started it with its own payload, and not with this one.
-            StartExecutionError::ExecutionAlreadyExists(error)
-                if attempt.prior().is_some_and(|prior| prior.other_payload) =>
-            {
-                Err(Failure::permanent(error))
-            }
-            // An earlier attempt started it.
             StartExecutionError::ExecutionAlreadyExists(_) => {
-                Ok(format!("{}:{name}", workflow.executions))
+                let execution = format!("{}:{name}", workflow.executions);
+                workflow.started(execution, &input).await
             }
             error @ StartExecutionError::InvalidExecutionInput(_) => {
                 Err(Failure::permanent_no_effect(error))

@@ -94,9 +94,11 @@ impl ChangeArgs {
                 "Without the record, the next message under this key runs as the first one, with its effect."
             );
         }
-        if let (Ok(record), Some(call_key)) = (&shown.record, shown.call_key())
+        if let Ok(record) = &shown.record
             && (record.first_claimed_at.is_some() || record.generation > 0)
         {
+            let call_key = shown.call_key();
+            let call_key = call_key.as_deref().unwrap_or("of its log lines");
             eprintln!(
                 "The called system may know the operation under the call key {call_key}. Look there first: after the deletion, \
                  nothing tells the next attempt of it."

@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use axum::{Json, Router, routing::get};
 use serde_json::{Value, json};
 use sqs_once::{
-    protocol::{Key, Timestamp},
+    protocol::{Fingerprint, Key, Timestamp},
     store::DynamoStore,
 };
 use support::dynamo::{Dynamo, Item, number, text};
@@ -426,24 +426,33 @@ async fn changed_record_is_neither_released_nor_deleted() {
 async fn renamed_attributes_and_sort_key_are_read() {
     let dynamo = Dynamo::start().await;
     dynamo.create_table_keyed(TABLE, &["pk", "sk"]).await;
+    // The table has a hash of it, which gives no call key.
+    let long = "l#".repeat(600);
+    let hashed = format!("\\sha256:{}", Fingerprint::of(long.as_bytes()));
     for (partition, key, status) in [
+        ("shared", &*hashed, "FAILED"),
         ("shared", "a#1", "COMPLETED"),
         ("shared", "b#3", "FAILED"),
         ("other", "b#3", "FAILED"),
     ] {
-        let keys = [("pk", s(partition)), ("sk", s(key))];
+        let keys = [("pk", s(partition)), ("sk", s(key)), ("generation", n(1))];
         let mut item = item(key, status, &keys);
         item.remove("id");
         dynamo.put(TABLE, item).await;
     }
     let layout = ["--attributes", "id=pk", "--sort-key", "sk=shared"];
-    for (key, status) in [("a#1", "COMPLETED"), ("b#3", "FAILED")] {
+    for (key, status) in [("a#1", "COMPLETED"), ("b#3", "FAILED"), (&long, "FAILED")] {
         let show = ["record", "show", key, "--table", TABLE, "--output", "json"];
         let shown = run(dynamo.endpoint(), &[&show, &layout[..]].concat()).await;
         assert_eq!(shown.json()["status"], status);
+        assert_eq!(shown.json()["call_key"].is_null(), key == long, "{key}");
     }
-    let delete = ["record", "delete", "b#3", "--table", TABLE, "--yes"];
-    let deleted = run(dynamo.endpoint(), &[&delete, &layout[..]].concat()).await;
-    assert_eq!(deleted.code, 0, "{deleted:?}");
+    for key in ["b#3", &long] {
+        let delete = ["record", "delete", key, "--table", TABLE, "--yes"];
+        let deleted = run(dynamo.endpoint(), &[&delete, &layout[..]].concat()).await;
+        assert_eq!(deleted.code, 0, "{deleted:?}");
+        let warned = deleted.stderr.contains("the call key of its log lines");
+        assert_eq!(warned, key == long, "{deleted:?}");
+    }
     assert_eq!(dynamo.records(TABLE).await.len(), 2);
 }
