@@ -70,6 +70,18 @@ impl Preview {
         Ok(Some((self.table.open().await?, rules)))
     }
 
+    /// Returns the key of the redriven message's record, if it is known.
+    pub(crate) fn key(&self, dead_letter: &DeadLetter, message: &Message) -> Option<String> {
+        match (dead_letter.key(), &self.key, &self.namespace) {
+            (_, Some(KeySource::MessageId), _) => None,
+            (Some(key), ..) => Some(key.to_owned()),
+            (None, Some(source), Some(namespace)) => {
+                key_by(source, namespace, dead_letter, message)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns what the redriven message will do.
     ///
     /// # Errors
@@ -86,19 +98,15 @@ impl Preview {
             return Ok(Next("not_read", why));
         };
         let body = message.body.as_deref().unwrap_or_default();
-        let key = match (dead_letter.key(), &self.key, &self.namespace) {
-            (_, Some(KeySource::MessageId), _) => return Ok(NEW_OPERATION),
-            (Some(key), ..) => key.to_owned(),
-            (None, Some(source), Some(namespace)) => {
-                match key_by(source, namespace, dead_letter, message) {
-                    Some(key) => key,
-                    None => return Ok(Next("no_key", "fails: --key finds no key in the message")),
-                }
-            }
-            _ => {
-                let why = "the message has no SqsOnceKey: pass --key SOURCE and --namespace NAME, as the consumer has them";
-                return Ok(Next("key_unknown", why));
-            }
+        let Some(key) = self.key(dead_letter, message) else {
+            return Ok(match (&self.key, &self.namespace) {
+                (Some(KeySource::MessageId), _) => NEW_OPERATION,
+                (Some(_), Some(_)) => Next("no_key", "fails: --key finds no key in the message"),
+                _ => Next(
+                    "key_unknown",
+                    "the message has no SqsOnceKey: pass --key SOURCE and --namespace NAME, as the consumer has them",
+                ),
+            });
         };
         let now = Timestamp::now();
         let stored = records.show(&key).await.map_err(Error::remote)?;

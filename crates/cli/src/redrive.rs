@@ -412,7 +412,8 @@ impl OneRedrive<'_> {
             Some(self.move_one(&dead_letter, &message, known).await)
         };
         if let Some(fate) = fate {
-            let key = dead_letter.key().map(str::to_owned);
+            let key = (dead_letter.key().map(str::to_owned))
+                .or_else(|| self.with.preview.key(&dead_letter, &message));
             let selected = Selected { key, next, fate };
             self.selected.insert(dead_letter.id.clone(), selected);
         }

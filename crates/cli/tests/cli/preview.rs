@@ -65,13 +65,14 @@ async fn preview_says_what_each_redriven_message_does() {
             Ended::of(command.output().await.unwrap())
         };
         let table = ["--table", TABLE, "--output", "json"];
-        let next = |json: &Value, id: &str| {
+        let of = |json: &Value, id: &str| {
             let mut messages = json["messages"].as_array().unwrap().iter();
-            let found = messages
+            messages
                 .find(|message| message["message_id"] == id)
-                .unwrap();
-            found["next"].as_str().unwrap().to_owned()
+                .unwrap()
+                .clone()
         };
+        let next = |json: &Value, id: &str| of(json, id)["next"].as_str().unwrap().to_owned();
         let json = preview(&table).await.json_of_success();
         for (id, wanted) in &wanted {
             assert_eq!(next(&json, id), *wanted, "{json}");
@@ -87,6 +88,8 @@ async fn preview_says_what_each_redriven_message_does() {
                 .await
                 .json_of_success();
             assert_eq!(next(&json, id), expected, "{source}");
+            let has_key = of(&json, id)["key"].is_string();
+            assert_eq!(has_key, source == "body:/orderId", "{json}");
         }
         let json = preview(&["--output", "json"]).await.json_of_success();
         assert_eq!(next(&json, id), "not_read");

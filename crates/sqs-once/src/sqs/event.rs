@@ -30,8 +30,8 @@ struct OrdinaryEvent {
     records: Vec<Ordinary>,
 }
 
-/// A message of the shape that SQS sends. serde would take the elements of a list for the members of a struct.
-struct Ordinary(SqsMessage);
+/// A message of the shape that SQS sends, unless it has no id. serde would take the elements of a list for the members of a struct.
+struct Ordinary(Option<Message>);
 
 impl<'de> Deserialize<'de> for Ordinary {
     fn deserialize<D: Deserializer<'de>>(message: D) -> Result<Self, D::Error> {
@@ -44,7 +44,8 @@ impl<'de> Deserialize<'de> for Ordinary {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Ordinary, A::Error> {
-                SqsMessage::deserialize(MapAccessDeserializer::new(members)).map(Ordinary)
+                let sqs = SqsMessage::deserialize(MapAccessDeserializer::new(members))?;
+                Ok(Ordinary(Message::new(sqs)))
             }
         }
         message.deserialize_map(Object)
@@ -91,7 +92,7 @@ pub(super) fn read(event: &str) -> Result<Vec<Message>, BatchError> {
     let list = if event.trim_start().starts_with('[') {
         serde_json::from_str(event)
     } else if let Ok(OrdinaryEvent { records }) = serde_json::from_str(event) {
-        return with_ids(records.into_iter().map(|Ordinary(sqs)| Message::new(sqs)));
+        return with_ids(records.into_iter().map(|Ordinary(message)| message));
     } else {
         serde_json::from_str(event).map(|event: MappingEvent<'_>| event.records)
     };
@@ -113,7 +114,7 @@ pub(super) fn with_ids(
 
 fn read_one(json: &RawValue) -> Option<Message> {
     match serde_json::from_str(json.get()) {
-        Ok(Ordinary(sqs)) => Message::new(sqs),
+        Ok(Ordinary(message)) => message,
         Err(_) => {
             let members = parsed(json).unwrap_or_default();
             let odd = Message::new(readable(&members))?;
