@@ -38,7 +38,7 @@ pub(crate) struct Preview {
     table: TableArgs,
 }
 
-/// What happens to a redriven message: one word, for JSON and tables, and the reason.
+/// Tells what a redriven message will do: one word, for JSON and tables, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Next(pub(crate) &'static str, pub(crate) &'static str);
 
@@ -82,7 +82,7 @@ impl Preview {
         }
     }
 
-    /// Returns what the redriven message will do.
+    /// Returns what the redriven message will do. `key` is [its key](Self::key).
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl Preview {
     pub(crate) async fn next(
         &self,
         known: Option<&(DynamoStore, Rules)>,
-        dead_letter: &DeadLetter,
+        key: Option<&str>,
         message: &Message,
     ) -> Result<Next, Error> {
         let Some((records, rules)) = known else {
@@ -98,7 +98,7 @@ impl Preview {
             return Ok(Next("not_read", why));
         };
         let body = message.body.as_deref().unwrap_or_default();
-        let Some(key) = self.key(dead_letter, message) else {
+        let Some(key) = key else {
             return Ok(match (&self.key, &self.namespace) {
                 (Some(KeySource::MessageId), _) => NEW_OPERATION,
                 (Some(_), Some(_)) => Next("no_key", "fails: --key finds no key in the message"),
@@ -109,7 +109,7 @@ impl Preview {
             });
         };
         let now = Timestamp::now();
-        let stored = records.show(&key).await.map_err(Error::remote)?;
+        let stored = records.show(key).await.map_err(Error::remote)?;
         let Some(stored) = stored else {
             return Ok(NO_RECORD);
         };

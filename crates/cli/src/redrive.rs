@@ -390,18 +390,22 @@ impl OneRedrive<'_> {
         let is_fifo = self.from.is_fifo();
         let group = dead_letter.group.clone().filter(|_| is_fifo);
         let known = self.selected.get(&dead_letter.id).map(|of| of.fate);
+        let mut key = dead_letter.key().map(str::to_owned);
         let mut next = None;
         let fate = if !self.with.selects(&dead_letter) {
             None
         } else if self.is_dry {
             let preview = &self.with.preview;
-            match preview.next(self.records, &dead_letter, &message).await {
-                Ok(found) => next = Some(found),
+            let found = preview.key(&dead_letter, &message);
+            let told = preview.next(self.records, found.as_deref(), &message);
+            match told.await {
+                Ok(told) => next = Some(told),
                 Err(error) => {
                     self.error.get_or_insert(error);
                     self.is_over = true;
                 }
             }
+            key = key.or(found);
             Some(Fate::Selected)
         } else if self.has_come_back(&dead_letter) {
             self.arrived += 1;
@@ -412,8 +416,6 @@ impl OneRedrive<'_> {
             Some(self.move_one(&dead_letter, &message, known).await)
         };
         if let Some(fate) = fate {
-            let key = (dead_letter.key().map(str::to_owned))
-                .or_else(|| self.with.preview.key(&dead_letter, &message));
             let selected = Selected { key, next, fate };
             self.selected.insert(dead_letter.id.clone(), selected);
         }

@@ -29,7 +29,7 @@ pub enum RelayError {
     /// PostgreSQL failed. Events that were not sent stay in the table, and some may be sent again.
     #[error("the outbox could not be read or written to its end: {reason}")]
     Database {
-        /// What failed, without payload.
+        /// Names what failed, without payload.
         reason: String,
     },
 }

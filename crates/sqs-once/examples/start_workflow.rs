@@ -95,6 +95,6 @@ async fn main() -> Result<(), lambda_runtime::Error> {
     if let Ok(workflow) = &workflow {
         workflow.check().await?;
     }
-    let workflow = workflow.map(|workflow| handler_with(workflow, start));
-    sqs_once::run(settings.once(workflow).await?).await
+    let handler = workflow.map(|workflow| handler_with(workflow, start));
+    sqs_once::run(settings.once(handler).await?).await
 }

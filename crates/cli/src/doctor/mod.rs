@@ -68,7 +68,7 @@ struct Finding {
     check: Check,
     resource: String,
     found: String,
-    /// What happens to messages if nobody fixes it.
+    /// Says what messages suffer if nobody fixes it.
     consequence: &'static str,
     fix: String,
 }

@@ -97,10 +97,12 @@ impl ChangeArgs {
         if let Ok(record) = &shown.record
             && (record.first_claimed_at.is_some() || record.generation > 0)
         {
-            let call_key = shown.call_key();
-            let call_key = call_key.as_deref().unwrap_or("of its log lines");
+            let name = match shown.call_key() {
+                Some(call_key) => format!("the call key {call_key}"),
+                None => "the call key in its log lines".to_owned(),
+            };
             eprintln!(
-                "The called system may know the operation under the call key {call_key}. Look there first: after the deletion, \
+                "The called system may know the operation under {name}. Look there first: after the deletion, \
                  nothing tells the next attempt of it."
             );
         }

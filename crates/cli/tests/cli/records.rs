@@ -451,7 +451,7 @@ async fn renamed_attributes_and_sort_key_are_read() {
         let delete = ["record", "delete", key, "--table", TABLE, "--yes"];
         let deleted = run(dynamo.endpoint(), &[&delete, &layout[..]].concat()).await;
         assert_eq!(deleted.code, 0, "{deleted:?}");
-        let warned = deleted.stderr.contains("the call key of its log lines");
+        let warned = deleted.stderr.contains("the call key in its log lines");
         assert_eq!(warned, key == long, "{deleted:?}");
     }
     assert_eq!(dynamo.records(TABLE).await.len(), 2);

@@ -162,7 +162,7 @@ fn read_request(stream: &mut TcpStream) -> Option<String> {
     }
 }
 
-/// What [`config`] returns, but without TLS and with this test's clock.
+/// Returns the same as [`config`], but without TLS and with this test's clock.
 fn sdk_config(address: SocketAddr, limit: Duration) -> SdkConfig {
     let connector = SharedHttpConnector::new(Connector::builder().build_http());
     let watched = SharedHttpConnector::new(Watched::new(connector, limit, now));

@@ -202,13 +202,20 @@ impl BatchReport {
         let seen = rare.into_iter().filter(|(_, count)| *count > 0);
         let mut metrics: Vec<_> = self.outcomes.into_iter().chain(seen).map(count).collect();
         metrics.push(count(("BatchSize", self.messages)));
-        if let Some(sent_at) = self.oldest_sent_at {
-            let age = Value::Number(sent_at.until(self.started).as_secs_f64());
-            metrics.push(metric("OldestMessageAge", Unit::Seconds, age));
-        }
-        if let Some(age) = self.oldest_duplicate {
-            let age = Value::Number(age.as_secs_f64());
-            metrics.push(metric("DuplicateAge", Unit::Seconds, age));
+        let oldest_message = self
+            .oldest_sent_at
+            .map(|sent_at| sent_at.until(self.started));
+        for (name, age) in [
+            ("OldestMessageAge", oldest_message),
+            ("DuplicateAge", self.oldest_duplicate),
+        ] {
+            if let Some(age) = age {
+                metrics.push(metric(
+                    name,
+                    Unit::Seconds,
+                    Value::Number(age.as_secs_f64()),
+                ));
+            }
         }
         for (name, values) in [
             ("HandlerDuration", self.handler_ms),

@@ -20,7 +20,7 @@ use crate::{
     protocol::RequestErrorKind,
 };
 
-/// What came of a call.
+/// The result of one call in a batch.
 pub(super) enum BatchResult {
     Applied,
     /// The condition check failed on this item.
@@ -28,7 +28,7 @@ pub(super) enum BatchResult {
     /// An `INSERT` found an item. A read must follow, because the response doesn't contain the item.
     Duplicate,
     /// Not sent or not applied. The ordinary request follows, in this slot if the call has one. Also after a failed
-    /// condition check without an item: there is none, or an emulator left it out.
+    /// condition check without an item, because there is no record, or an emulator left it out.
     Ordinary(Option<Slot>),
     /// DynamoDB did not accept the statement, because of this error. The ordinary request follows. If DynamoDB
     /// accepts that one, the caller reports the refusal ([`Batcher::refused`](super::queue::Batcher::refused)).

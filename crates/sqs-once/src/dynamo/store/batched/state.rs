@@ -19,7 +19,7 @@ pub(super) struct BatchingState {
     silent_since: Option<Instant>,
     rest: Option<Pause>,
     end: Option<Pause>,
-    /// Whether the end hasn't been reported to the metrics yet.
+    /// True until the metrics have reported the end.
     is_unreported: bool,
 }
 
