@@ -26,7 +26,7 @@ COMPUTING = ("model", "simulation")
 WAITING_AT_ONCE = 3
 LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")
 # Scripts that build nothing, some of which start clouds. They run one at a time beside the suites.
-SCRIPTS = ("before_deploy_test", "policies_test", "demo_test")
+SCRIPTS = ("before_deploy_test", "policies_test", "demo_test", "cloud_test")
 
 # One compilation serves all packages.
 FEATURES = "sqs-once-outbox/postgres"
