@@ -78,7 +78,7 @@ impl Record {
             }
             Some(StoredResult::Omitted(why)) => omitted = text(why),
         }
-        // The first claim writes one time.
+        // If both times are equal, as after a first claim, we write only one of them.
         let updated_at =
             Some(self.updated_at).filter(|_| self.first_claimed_at != Some(self.updated_at));
         let fingerprint = self.fingerprint.as_ref();

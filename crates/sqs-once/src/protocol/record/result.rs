@@ -113,7 +113,7 @@ impl fmt::Display for ResultPointer {
 /// The reason for a missing output, if the settings say not to store it.
 const NOT_WANTED: &str = "Results::none()";
 
-/// The reason for an output that is no longer in memory, but in the record.
+/// The reason for an output that we dropped from memory because the record has it.
 const IN_RECORD: &str = "the output is in the record";
 
 impl StoredResult {
