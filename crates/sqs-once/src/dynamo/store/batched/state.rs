@@ -1,4 +1,4 @@
-//! [`BatchingState`]: whether writes are batched now, judging by the responses to earlier batches.
+//! [`BatchingState`] decides whether writes are batched now, judging by the responses to earlier batches.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ const END: Duration = Duration::from_secs(3600);
 /// Decides whether writes are batched.
 #[derive(Default)]
 pub(super) struct BatchingState {
-    /// Since when no batch has got a response.
+    /// When we gave up on the first of the latest batches that got no response.
     silent_since: Option<Instant>,
     rest: Option<Pause>,
     end: Option<Pause>,
@@ -110,7 +110,7 @@ mod tests {
         let mut standing = BatchingState::default();
         let (sent, now) = (Instant::now(), Timestamp::from_millis(1_000_000));
         tokio::time::advance(Duration::from_secs(1)).await;
-        // Two in one turn.
+        // Two batches were sent in one turn.
         standing.unanswered(sent, now);
         standing.unanswered(sent, now);
         assert!(!standing.is_pause(now));
