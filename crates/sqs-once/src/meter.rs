@@ -92,12 +92,10 @@ impl Meter {
         readings.age = Some(age);
     }
 
-    /// Records whether a layer holds the message and hasn't called the handler yet.
     pub(crate) fn set_in_layer(&self, in_layer: bool) {
         self.lock().in_layer = in_layer;
     }
 
-    /// Returns whether a layer holds the message and hasn't called the handler yet.
     pub(crate) fn is_in_layer(&self) -> bool {
         self.lock().in_layer
     }

@@ -122,7 +122,6 @@ where
     }
 }
 
-/// Returns the name of a table, as errors show it.
 pub(crate) fn named(table: &str) -> String {
     format!("DynamoDB table `{table}`")
 }

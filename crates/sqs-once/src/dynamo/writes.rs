@@ -104,10 +104,6 @@ impl Writes {
 
     /// Returns the transaction of a swap. If the worker repeats the swap, it sends the same bytes again: DynamoDB refuses a
     /// different request under the same token, and a rebuilt map of names would have another order.
-    ///
-    /// # Errors
-    ///
-    /// The error of `build`.
     pub(crate) fn transaction(
         &self,
         swap: &Swap,

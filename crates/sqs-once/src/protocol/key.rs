@@ -202,11 +202,7 @@ impl KeyBuilder {
         key
     }
 
-    /// Adds a part.
-    ///
-    /// # Errors
-    ///
-    /// [`KeyError::EmptyPart`], if the part is an empty string.
+    /// Adds a part. Fails if the part is an empty string.
     pub(crate) fn push(&mut self, part: &KeyPart<'_>) -> Result<(), KeyError> {
         self.append("#");
         match part {
@@ -223,11 +219,7 @@ impl KeyBuilder {
         Ok(())
     }
 
-    /// Returns the key.
-    ///
-    /// # Errors
-    ///
-    /// [`KeyError::NoParts`], if no part was added.
+    /// Returns the key. Fails if no part was added.
     pub(crate) fn finish(mut self) -> Result<Key, KeyError> {
         if self.parts == 0 {
             return Err(KeyError::NoParts);

@@ -175,7 +175,6 @@ impl Layout {
         }
     }
 
-    /// Returns the primary key of the record with the key `id`.
     pub(super) fn primary_key(&self, id: &str) -> Item {
         items::owned(self.key_attributes(id))
     }

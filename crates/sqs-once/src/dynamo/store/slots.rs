@@ -33,7 +33,6 @@ pub(crate) struct Slot {
     _pace: Option<OwnedSemaphorePermit>,
 }
 
-/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
@@ -55,7 +54,6 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Waits for a slot.
     pub(crate) async fn take(&self, kind: Request) -> Slot {
         // The semaphores are never closed. Claims first wait for each other, so that they don't hold up other requests.
         let _claim = match kind {
