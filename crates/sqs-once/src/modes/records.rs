@@ -21,7 +21,7 @@ use crate::{
 /// dead-letter queue, and 2 to spare.
 pub(super) const RETENTION: Duration = Duration::from_secs(20 * 24 * 60 * 60);
 
-/// Where records and outputs are stored and for how long, and the clock.
+/// Stores records and outputs, and says how long to keep them.
 #[derive(Clone, Debug)]
 pub struct Records<S> {
     /// The store.

@@ -30,7 +30,6 @@ pub(super) struct ProcessedKeys<'a> {
 }
 
 impl ProcessedKeys<'_> {
-    /// Returns whether the item has the key.
     pub(super) fn has_key(&self, item: &Item) -> bool {
         let is_key =
             |entry: &AttributeValue| entry.as_s().is_ok_and(|key| key == self.key.as_str());
