@@ -82,8 +82,8 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`Once`] with records in your own [`Store`] or in PostgreSQL, otherwise like
-    /// [`once`](Self::once). It reads neither `IDEMPOTENCY_TABLE_NAME` nor the other variables of the table.
+    /// Creates a consumer in the mode [`Once`] with records in your own [`Store`] or in PostgreSQL. Otherwise it is like
+    /// [`once`](Self::once), but it reads neither `IDEMPOTENCY_TABLE_NAME` nor the other variables of the table.
     ///
     /// # Errors
     ///

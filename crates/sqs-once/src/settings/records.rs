@@ -69,7 +69,6 @@ fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     layout.rename(names).map_err(|error| error.to_string())
 }
 
-/// Settings of the table of records.
 #[derive(Debug)]
 pub(super) struct TableSettings {
     pub(super) name: String,

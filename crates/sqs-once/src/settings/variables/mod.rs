@@ -132,8 +132,8 @@ impl Variables {
         }
     }
 
-    /// Reads all variables whose names begin with `prefix` in the way that this library reads its settings: white space
-    /// at both ends is not part of the value, and a line break inside is an error.
+    /// Trims the values of all variables whose names begin with `prefix`, as this library trims its own settings. A line break
+    /// inside is an error.
     ///
     /// ```
     /// # use sqs_once::Settings;
