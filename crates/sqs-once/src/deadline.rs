@@ -168,9 +168,9 @@ impl Deadline {
         Self { start_by, ..self }
     }
 
-    /// Returns whether a claimed operation may begin at this wall-clock time. A claim takes time, and Lambda may have
-    /// frozen the process until its lease was over. We do not use up the lease margin: a worker whose clock is ahead
-    /// sees the lease expire earlier.
+    /// Returns whether a claimed operation may begin at this wall-clock time. A claim takes time, and Lambda may have frozen
+    /// the process until its lease was over. We do not use up the lease margin, because a worker whose clock is ahead sees the
+    /// lease expire earlier.
     pub(crate) fn may_begin(&self, now: Timestamp) -> bool {
         self.may_start() && !self.has_ended(now)
     }

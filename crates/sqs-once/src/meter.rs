@@ -1,5 +1,4 @@
-//! [`Meter`]: measures one message while it runs: the latency of its store requests, for example, and the handler's own
-//! metrics.
+//! [`Meter`] measures one message while it runs: for example, the latency of its store requests and the handler's own metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

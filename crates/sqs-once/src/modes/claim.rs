@@ -50,7 +50,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ///
     /// With claims, `work` must not call `run` on the same `Once` or a clone of it. Such a call ends as
     /// [`Outcome::NotStarted`](super::Outcome::NotStarted), with an error in the log. We can't see that in a task that `work`
-    /// spawns: the call may then wait for its own caller's turn until no time is left. `work` may call another `Once`.
+    /// spawns: the call may then wait for its own caller's turn until no time is left. `work` may call `run` on another `Once`.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
@@ -160,7 +160,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
-                    // We undo the claim now. Otherwise the next receive waits for its lease, and hears of an attempt that never began.
+                    // Undo the claim now. Otherwise the next receive waits for its lease, and hears of an attempt that never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }
@@ -325,7 +325,7 @@ impl<S: Store, L: Lease, O: Output<S, L>> Mode<O> for Once<S, L> {
         }
     }
 
-    /// Not an `async fn`, whose future would hold `claim` and `end` twice.
+    /// This is not an `async fn`, whose future would hold `claim` and `end` twice.
     fn finish(
         &self,
         operation: &Operation,

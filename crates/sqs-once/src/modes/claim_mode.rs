@@ -42,7 +42,7 @@ pub struct Once<S, L = Leased> {
     /// Store, output storage, retention and clock.
     #[doc(hidden)]
     pub records: Records<S>,
-    /// How much longer a record's lease lasts than the worker's right to run, since clocks differ.
+    /// How long a lease outlasts the worker's right to run, because clocks differ.
     pub(super) lease_margin: Duration,
     pub(super) health: Arc<Health>,
     pub(super) crash_waits: CrashWaits,

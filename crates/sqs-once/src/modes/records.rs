@@ -17,8 +17,7 @@ use crate::{
     store::{RequestContext, Results, Store},
 };
 
-/// How long a record, or the key on an item, is kept unless a setting says otherwise: 4 days in the queue, 14 in the
-/// dead-letter queue, and 2 to spare.
+/// Default retention of a record, or of the key on an item: 4 days in the queue, 14 in the dead-letter queue, and 2 to spare.
 pub(super) const RETENTION: Duration = Duration::from_secs(20 * 24 * 60 * 60);
 
 /// Stores records and outputs, and says how long to keep them.

@@ -195,8 +195,8 @@ where
     }
 }
 
-/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and half of it is
-/// fixed, so that they grow.
+/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and each takes at least half of
+/// it.
 ///
 /// A pause takes at most half of the time left. So if contention ends 100 ms before the deadline, there is
 /// still time for another copy.

@@ -55,7 +55,7 @@ where
         let work = RUNNING.scope(running, async { work(attempt).await });
         guard(clock, deadline, work)
     });
-    // Boxed, because the compiler gives up on a future that is nested too deeply.
+    // We box it, because the compiler gives up on a future that is nested too deeply.
     Box::pin(run).await
 }
 

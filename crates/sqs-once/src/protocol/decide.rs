@@ -10,7 +10,7 @@ use super::{
     record::{Owner, Record, RecordedFailure, Stamp, State, StoredResult, Timestamp},
 };
 
-/// What a worker wants to claim.
+/// A worker's request to run an operation.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// Token of the claim. It is random, and every claim has a new one.

@@ -82,7 +82,7 @@ pub enum Standing {
         /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
-    /// The handler does not run, because the process died once more often than there are waits.
+    /// The handler does not run, because the process died more often than there are waits.
     Crashed {
         /// How many attempts ran alone without a recorded end.
         exclusive_attempts: u64,

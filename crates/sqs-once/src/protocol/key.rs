@@ -166,7 +166,7 @@ impl From<String> for KeyPart<'_> {
     }
 }
 
-/// A number makes the same key as the number at a JSON pointer, but not the same key as its text.
+/// The number 7 makes the same key as a 7 at a JSON pointer, but a different one than the text `7`.
 impl From<u64> for KeyPart<'_> {
     fn from(number: u64) -> Self {
         Self::Json(number.to_string())

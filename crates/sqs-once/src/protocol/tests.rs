@@ -1,4 +1,4 @@
-//! The rows of the protocol's tables.
+//! Tests every row of the protocol's tables.
 
 use std::time::Duration;
 
@@ -606,7 +606,7 @@ fn failure_keeps_or_closes_open_attempts() {
             over_nothing
         );
     }
-    // The latest of three times: now, when the message was sent, and the earlier failure's.
+    // The failure gets the latest of three times: now, when the message was sent, and the earlier failure's.
     let sent = |sent_at| {
         end(Some(&open), &fail(Effect::None, Some(sent_at)))
             .1

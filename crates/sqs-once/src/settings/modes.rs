@@ -111,7 +111,7 @@ impl Settings {
         Ok(shared.consumer(once, handler, concurrency, &config))
     }
 
-    /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).
+    /// Creates a consumer in the mode [`Inbox`]. Otherwise it is like [`once`](Self::once).
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`ItemMode`], otherwise like [`once`](Self::once). It needs no table of records.
+    /// Creates a consumer in the mode [`ItemMode`]. Otherwise it is like [`once`](Self::once), but needs no table of records.
     ///
     /// # Errors
     ///

@@ -74,7 +74,7 @@ async fn watched_function_has_records_in_memory() {
 async fn function_on_lambda_needs_a_table() {
     let [watched, unnamed] = WATCHED;
     for variables in [
-        // Functions on AWS, even with the name `_`.
+        // These are functions on AWS, even with the name `_`.
         vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")],
         vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001/_")],
         vec![

@@ -62,7 +62,7 @@ impl DynamoStore {
         }
     }
 
-    /// Replaces a record. If it has changed since it was read, or isn't valid, changes nothing and returns false.
+    /// Replaces a record. Returns false and changes nothing if the record has changed since it was read, or isn't valid.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl DynamoStore {
         Ok(self.swap_in(None, &swap).await? == Swapped::Applied)
     }
 
-    /// Deletes a record. If the record has changed since it was read, changes nothing and returns false.
+    /// Deletes a record. Returns false and changes nothing if the record has changed since it was read.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ use crate::{
 ///
 /// # Table
 ///
-/// Key schema: partition key `id` (string), no sort key. TTL attribute: `expires_at`.
+/// The table has the partition key `id` (a string), no sort key, and the TTL attribute `expires_at`.
 ///
 /// ```sh
 /// aws dynamodb create-table --table-name idempotency --billing-mode PAY_PER_REQUEST \

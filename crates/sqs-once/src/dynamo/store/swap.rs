@@ -360,7 +360,7 @@ impl Store for DynamoStore {
         if with.is_empty() {
             self.swap_in(None, swap).await
         } else {
-            // Boxed, because a transaction's future is large, and every message's future would hold it.
+            // We box it, because a transaction's future is large, and every message's future would hold it.
             Box::pin(self.transact(swap, with)).await
         }
     }
@@ -370,7 +370,7 @@ impl Store for DynamoStore {
 mod tests {
     use super::*;
 
-    /// Computed by hand from the Developer Guide's rules.
+    /// We computed the sizes by hand from the Developer Guide's rules.
     #[test]
     fn item_size_matches_dynamodb_count() {
         let attributes = [

@@ -110,7 +110,7 @@ impl fmt::Display for ResultPointer {
     }
 }
 
-/// The reason for a missing output, if the settings say not to store it.
+/// The reason for an output that the settings don't store.
 const NOT_WANTED: &str = "Results::none()";
 
 /// The reason for an output that we dropped from memory because the record has it.

@@ -58,9 +58,9 @@ pub use world::World;
 ///
 /// # Limits
 ///
-/// The handler runs on a tokio runtime with paused time and without sockets, because nothing real may be killed halfway: a
-/// handler that opens a socket is refused. One message runs at a time, in claim mode. What the handler does besides its
-/// effects, such as writes to a static, is not undone.
+/// The handler runs on a tokio runtime with paused time and without sockets, because nothing real may be killed halfway. A
+/// handler that opens a socket is refused. One message runs at a time, in claim mode. `Torture` does not undo what the handler
+/// does besides its effects, such as writes to a static.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Torture {
@@ -77,7 +77,7 @@ pub struct Survived {
     pub runs: usize,
     /// How many deliveries there were in all runs.
     pub receives: usize,
-    /// How often another worker took over after a worker that held the claim was frozen.
+    /// How often another worker took over because the one that held the claim was frozen.
     pub takeovers: usize,
 }
 

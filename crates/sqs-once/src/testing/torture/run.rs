@@ -1,4 +1,4 @@
-//! [`Run`]: what a run's workers share: the called system, the table, the clock, and the story so far.
+//! [`Run`] holds what a run's workers share: the called system, the table, the clock, and the story so far.
 
 use std::{
     any::Any,

@@ -186,7 +186,7 @@ impl Batcher {
         if batch.len() < shared.smallest {
             return Some(place);
         }
-        // A separate task, because this caller may be dropped while the others still need their responses. In a trace,
+        // This is a separate task, because this caller may be dropped while the others still need their responses. In a trace,
         // the batch is part of the message that started it.
         let (batcher, kind) = (self.clone(), lane.kind);
         let sent = async move {

@@ -28,7 +28,7 @@ pub(super) struct BatchingState {
 pub(super) enum BatchingEnd {
     /// The role may not send statements.
     Denied,
-    /// The response has a form that DynamoDB is not known to send.
+    /// The response has a form that we don't know.
     UnknownAnswer(Arc<str>),
     /// DynamoDB refused several batches or statements with this error, but accepted their ordinary requests.
     Refused(Arc<str>),
@@ -47,7 +47,7 @@ impl BatchingState {
     /// Records that a batch sent at this time got no response.
     pub(super) fn unanswered(&mut self, sent: Instant, now: Timestamp) {
         match self.silent_since {
-            // It was sent after an earlier batch had got no response: perhaps it is the same batch again.
+            // We had given up on an earlier batch before this one was sent, so it may be the same batch again.
             Some(since) if sent >= since => self.rest = Some(Pause::new(now, REST)),
             Some(_) => {}
             None => self.silent_since = Some(system::instant()),

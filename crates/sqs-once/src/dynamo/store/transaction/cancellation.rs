@@ -95,7 +95,7 @@ impl ReasonKind {
             None | Some("None") => Self::NotFailed,
             Some("ConditionalCheckFailed") => Self::ConditionCheckFailed,
             Some("ValidationError" | "ItemCollectionSizeLimitExceeded") => Self::Invalid,
-            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that we don't know: the
+            // These are TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that we don't know. The
             // message stays in the queue.
             Some(_) => Self::Contended,
         }
