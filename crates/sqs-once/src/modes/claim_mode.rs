@@ -155,7 +155,7 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Limits the memory for large outputs on their way to their records, in bytes.
+    /// Limits the memory for large outputs, in bytes, until their records are written.
     #[must_use]
     pub(crate) fn output_memory(mut self, bytes: usize) -> Self {
         self.output_memory = OutputMemory::of(bytes);

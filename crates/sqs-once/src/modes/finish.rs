@@ -35,7 +35,6 @@ enum Settled<R> {
 }
 
 impl<S: Store, L: Lease> Once<S, L> {
-    /// Records how the handler ended.
     pub(super) async fn finished<O: Output<S, L>>(
         &self,
         operation: &Operation,
@@ -82,7 +81,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ///
     /// # Errors
     ///
-    /// The handler's next answer if the store refused its writes, or a failure if the record is too large.
+    /// Returns the handler's next answer if the store refused its writes, or a failure if the record is too large.
     async fn complete(
         &self,
         operation: &Operation,
@@ -154,7 +153,6 @@ impl<S: Store, L: Lease> Once<S, L> {
         (memory, stored.await)
     }
 
-    /// Ends the attempt of a handler that did not succeed.
     async fn end_without_output(
         &self,
         operation: &Operation,
@@ -272,7 +270,6 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Undoes the claim after an attempt that had no effect.
     async fn undo(
         &self,
         operation: &Operation,

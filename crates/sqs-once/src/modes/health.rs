@@ -9,14 +9,12 @@ use crate::{deadline::Deadline, system::Instant};
 
 /// After this many claims in a row without a response, the worker stops claiming for the rest of the batch.
 const MOST_UNANSWERED: u32 = 20;
-/// Notices when the store doesn't respond to a process's claims.
-///
 /// After twenty claims in a row without a response, the rest of their batch fails at once. The next batch tries again.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// Claims in a row that ended without a response.
     unanswered: AtomicU32,
-    /// The batch of the latest of these claims, identified by the time at which its handlers are cut off.
+    /// The batch with the latest of these claims. We identify it by its cutoff time.
     batch: Mutex<Option<Instant>>,
 }
 

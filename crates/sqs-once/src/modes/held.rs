@@ -22,7 +22,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// The decision about the record, if it already settles an operation without a lease.
+    /// Returns the decision about the record if that already settles an operation without a lease.
     pub(super) fn ending(
         &mut self,
         key: &Key,
@@ -40,7 +40,6 @@ impl Held {
         matches!(self, Self::Leased(HeldClaim { replaced: None, .. }))
     }
 
-    /// Returns the token of this attempt.
     pub(super) const fn owner(&self) -> &Owner {
         match self {
             Self::Leased(claim) => &claim.record.stamp.owner,

@@ -39,7 +39,7 @@ pub trait Output<S: Store, L>: HandlerOutput + Sized {
     ///
     /// # Errors
     ///
-    /// A permanent failure, if the output can't be committed.
+    /// Returns a permanent failure if the output can't be committed.
     fn answer(self) -> Result<Answer<S::With>, Failure>;
 }
 

@@ -1,4 +1,4 @@
-//! [`OutputMemory`]: limits the memory of the outputs that are on their way to their records.
+//! [`OutputMemory`]: limits the memory for large outputs until their records are written.
 
 use std::sync::Arc;
 

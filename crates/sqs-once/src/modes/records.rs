@@ -65,7 +65,7 @@ impl<S> Records<S> {
     ///
     /// # Errors
     ///
-    /// The outcome of the operation, if the store did not answer.
+    /// Returns the operation's outcome if the store did not answer.
     pub async fn read(&self, operation: &Operation) -> Result<Option<Record>, Outcome>
     where
         S: Store,

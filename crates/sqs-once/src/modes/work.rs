@@ -42,7 +42,7 @@ impl<O> HandlerEnd<O> {
     ///
     /// # Errors
     ///
-    /// The outcome, if the handler did not run.
+    /// Returns the outcome if the handler did not run.
     pub fn answer(self) -> Result<Result<O, NoOutput>, Outcome> {
         match self {
             Self::Returned(output) | Self::Found(output) => Ok(Ok(output)),

@@ -90,7 +90,7 @@ impl Circuit {
     ///
     /// # Errors
     ///
-    /// The time of the next probe, if the message must not run.
+    /// Returns the time of the next probe if the message must not run.
     pub fn admit(&mut self, now: Timestamp, receive_count: u32) -> Result<(), Timestamp> {
         match self {
             Self::Open { pause, is_asked } if *is_asked || !runs_while_open(receive_count) => {

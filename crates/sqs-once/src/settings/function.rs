@@ -40,7 +40,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The operating system's error, if it refuses the resources that the runtime needs.
+    /// Returns the operating system's error if it refuses the resources that the runtime needs.
     ///
     /// ```no_run
     /// use sqs_once::{Attempt, Failure, Settings, handler_fn, telemetry};

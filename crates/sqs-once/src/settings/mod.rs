@@ -139,7 +139,7 @@ where
     ///
     /// # Errors
     ///
-    /// A [`SettingsError`] that lists every missing or invalid variable.
+    /// Returns a [`SettingsError`] that lists every missing or invalid variable.
     ///
     /// ```no_run
     /// # use sqs_once::{Consumer, Failure, Handler};
@@ -219,7 +219,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     pub async fn consumer<M, H>(
         mut self,
         mode: M,
@@ -246,7 +246,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The same as those of [`Variables::checked`].
+    /// Returns the errors of [`Variables::checked`].
     pub fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
         for unknown in self.unknown() {
             let UnknownVariable {

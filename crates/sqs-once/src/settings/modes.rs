@@ -26,7 +26,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     pub async fn once<H: Handler>(
         mut self,
         handler: Result<H, SettingsError>,
@@ -87,7 +87,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Handler, Settings, store::MemoryStore};
@@ -115,7 +115,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Done, Handler, Settings};
@@ -147,7 +147,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Change, Handler, Settings};

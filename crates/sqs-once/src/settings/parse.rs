@@ -27,7 +27,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 ///
-/// An error if `text` is not a duration, or is 0.
+/// Fails if `text` is not a duration, or is 0.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".to_owned()),

@@ -33,7 +33,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the table's variables.
+    /// Returns every error in the table's variables.
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
         let table = self.records_table();
         let table = self.check(table)?;

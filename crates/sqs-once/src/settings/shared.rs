@@ -77,7 +77,7 @@ impl Settings {
         Ok((handler?, shared?))
     }
 
-    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless it is on only by default.
+    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless that is only the default.
     fn calls_sqs_to_copy(&mut self, values: Values) -> Result<Values, SettingsError> {
         let name = CONSUMER_DIRECT_DEAD_LETTERING.name;
         if values.dead_letter && !values.visibility && self.value(name).is_some() {
@@ -91,7 +91,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The first missing or invalid variable. Errors in the others stay in the list, as with
+    /// Returns the error of the first missing or invalid variable. Errors in the others stay in the list, as with
     /// [`Variables::required`](crate::settings::variables::Variables::required).
     pub fn metrics(&mut self) -> Result<Option<Metrics>, SettingsError> {
         self.trim("POWERTOOLS_");

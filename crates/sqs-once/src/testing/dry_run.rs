@@ -176,9 +176,9 @@ impl DryRun {
         self.interrupted.store(true, Relaxed);
     }
 
-    /// Returns the writes that a real mode would have made so far, in order. For each [`Done`](crate::Done), these are its
-    /// writes, and a put to the table `outbox` for each group of its events. For each [`Change`](crate::Change), it is one
-    /// write, without the item's processed keys.
+    /// Returns the writes that a real mode would have made so far, in order. A [`Done`](crate::Done) adds its writes, and one
+    /// put to the table `outbox` for each group of its events. A [`Change`](crate::Change) adds one write, without the item's
+    /// processed keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
         self.plans.writes()

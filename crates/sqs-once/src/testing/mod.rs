@@ -74,7 +74,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// A [`BatchError`] if the invocation would fail.
+/// Returns a [`BatchError`] if the invocation would fail.
 ///
 /// ```
 /// use sqs_once::testing::{Message, event, process};

@@ -154,7 +154,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// An error if the table could not be read. Log it, and start the consumer anyway.
+    /// Fails if the table could not be read. Log the error, and start the consumer anyway.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {

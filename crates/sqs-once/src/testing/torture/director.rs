@@ -48,7 +48,7 @@ pub(super) struct RunEnd {
 ///
 /// # Errors
 ///
-/// A story if the test's choice is another operation or has another fingerprint.
+/// Returns a story if the test's choice is another operation or has another fingerprint.
 pub(super) fn sent_again<H: Handler>(
     body: &str,
     chosen: Option<&str>,
@@ -118,8 +118,8 @@ fn deadline() -> Deadline {
 }
 
 /// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing goes wrong. `again` is
-/// the body that the producer sends the second time. `places` says where effects happen without faults. It is empty for the run
-/// that finds this out.
+/// the body that the producer sends the second time. `places` says where effects happen without faults. It is empty in the
+/// first run, which finds them.
 pub(super) fn execute<H: Handler>(
     script: &[usize],
     (body, again): (&str, Option<&str>),

@@ -124,8 +124,8 @@ impl Torture {
     ///
     /// # Errors
     ///
-    /// The shortest [`Story`] of a finding, or the reason why the handler can't be tortured: it opens a socket, or in a
-    /// run without faults it does not succeed or has no effect in the ledger.
+    /// Returns the shortest [`Story`] of a finding. If the handler can't be tortured, returns the reason: it opens a socket, or
+    /// in a run without faults it doesn't succeed or has no effect in the ledger.
     ///
     /// # Panics
     ///

@@ -12,7 +12,6 @@ const REST: Duration = Duration::from_secs(10);
 /// How long batching pauses after a [`BatchingEnd`].
 const END: Duration = Duration::from_secs(3600);
 
-/// Decides whether writes are batched.
 #[derive(Default)]
 pub(super) struct BatchingState {
     /// When we gave up on the first of the latest batches that got no response.
