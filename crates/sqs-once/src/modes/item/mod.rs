@@ -49,9 +49,9 @@ use crate::{
 ///
 /// # Retention
 ///
-/// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item
-/// never fills up and then fails for ever. We limit the age of the keys and not their number, because otherwise a busy item
-/// could forget a message that SQS can still deliver again, and change twice.
+/// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item doesn't stay
+/// full for ever. We limit the age of the keys and not their number, because otherwise a busy item could forget a message that
+/// SQS can still deliver again, and change twice.
 ///
 /// # Requirements for the handler
 ///

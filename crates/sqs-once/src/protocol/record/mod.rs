@@ -242,8 +242,8 @@ impl Swap {
     }
 }
 
-/// Returns when a record that is written now expires, in seconds since the epoch: at the end of its retention, but not
-/// before `kept_until`.
+/// Returns when a record written now expires, in seconds since the epoch. That is the end of its retention, but not before
+/// `kept_until`.
 #[doc(hidden)]
 #[must_use]
 pub fn expires_at(now: Timestamp, retention: Duration, kept_until: Timestamp) -> u64 {

@@ -31,9 +31,9 @@ use crate::{
 ///   for more calls, but at most 100 ms. With less than 400 ms left, a call goes alone.
 /// - A call waits for its batch for at most half of the time that it has left. If a batch gets no response, it goes out once
 ///   more as a batch, and after that its calls go out as ordinary requests.
-/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, sends a
-///   response of an unknown form, or refuses three batches or statements in a row whose ordinary requests
-///   succeed, the store logs a warning and sends only ordinary requests for an hour.
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. The store logs a warning and sends only ordinary
+///   requests for an hour if DynamoDB denies access, sends a response of an unknown form, or refuses three batches or
+///   statements in a row but accepts their ordinary requests.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};
