@@ -31,7 +31,7 @@ pub use world::World;
 /// `Torture` tries every combination of up to two of these, hundreds of runs in less than a second. If a message fails
 /// permanently, it is redriven.
 ///
-/// Three things are findings: an effect that happens twice; an effect that is lost, although the record says `COMPLETED`; and
+/// `Torture` finds an effect that happens twice, and an effect that is lost although the record says `COMPLETED`. It also finds
 /// two attempts that send different things under the same key, because a gateway refuses a known key with another body.
 ///
 /// A handler that passes on the [call key](crate::Attempt::call_key) survives:
