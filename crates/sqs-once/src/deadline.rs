@@ -48,8 +48,8 @@ pub(crate) const MEMORY_OF_A_VCPU: u32 = 1769;
 /// The smallest memory size of a function, in MB.
 pub(crate) const LEAST_MEMORY: u32 = 128;
 
-/// CPU time that one message costs after handlers are cut off, on a whole vCPU: its part of the response, its metrics,
-/// and the memory to free. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
+/// CPU time that one message needs after handlers are cut off, on a whole vCPU: for its part of the response, its metrics, and
+/// its memory to be freed. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
 const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 
 /// Time that each message needs after the cutoff in a function with this much memory. More than one vCPU does not
@@ -168,9 +168,9 @@ impl Deadline {
         Self { start_by, ..self }
     }
 
-    /// Returns whether a claimed operation may begin at this wall-clock time. A claim takes time, and Lambda may have
-    /// frozen the process until its lease was over. We do not use up the lease margin: a worker whose clock is ahead
-    /// sees the lease expire earlier.
+    /// Returns whether a claimed operation may begin at this wall-clock time. A claim takes time, and Lambda may have frozen
+    /// the process until its lease was over. We do not use up the lease margin, because a worker whose clock is ahead sees the
+    /// lease expire earlier.
     pub(crate) fn may_begin(&self, now: Timestamp) -> bool {
         self.may_start() && !self.has_ended(now)
     }

@@ -2,8 +2,8 @@
 
 /// Splits a list at its commas, and trims each entry.
 ///
-/// Each entry begins with `start`, and a comma without `start` after it belongs to its entry. So with `/`, names in
-/// JSON pointers may have commas; with an empty `start`, every comma separates two entries.
+/// Each entry begins with `start`, and a comma that `start` doesn't follow is part of an entry. So with `/`, names in JSON
+/// pointers may have commas. With an empty `start`, every comma separates two entries.
 #[must_use]
 pub fn entries<'t>(list: &'t str, start: &str) -> Vec<&'t str> {
     let mut ends: Vec<_> = list

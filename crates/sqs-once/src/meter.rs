@@ -1,5 +1,4 @@
-//! [`Meter`]: measures one message while it runs: the latency of its store requests, for example, and the handler's own
-//! metrics.
+//! [`Meter`] measures one message while it runs: for example, the latency of its store requests and the handler's own metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -92,12 +91,10 @@ impl Meter {
         readings.age = Some(age);
     }
 
-    /// Records whether a layer holds the message and hasn't called the handler yet.
     pub(crate) fn set_in_layer(&self, in_layer: bool) {
         self.lock().in_layer = in_layer;
     }
 
-    /// Returns whether a layer holds the message and hasn't called the handler yet.
     pub(crate) fn is_in_layer(&self) -> bool {
         self.lock().in_layer
     }

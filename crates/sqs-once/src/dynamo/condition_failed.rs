@@ -27,8 +27,8 @@ pub struct FailedWrite {
     pub label: Option<Cow<'static, str>>,
     /// Name of the table.
     pub table: String,
-    /// The existing item. `None` if no item exists, or without
-    /// [`Write::return_item`](crate::dynamo::write::Write::return_item).
+    /// The existing item. `None` if there is none, or if the write didn't ask for it
+    /// ([`Write::return_item`](crate::dynamo::write::Write::return_item)).
     pub item: Option<Item>,
 }
 

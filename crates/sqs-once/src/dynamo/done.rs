@@ -59,9 +59,9 @@ impl<O: Serialize + Send> HandlerOutput for Done<O> {
 ///
 /// # Failed condition checks
 ///
-/// If the operation is already completed, nothing is written. If the condition of a write fails, the operation
-/// fails permanently, unless [`on_condition_failed`](Self::on_condition_failed) returns a replacement. After
-/// conflicts with other transactions and after throttling, the worker retries the commit until the deadline.
+/// If the operation is already completed, nothing is written. If the condition of a write fails, the operation fails
+/// permanently, unless [`on_condition_failed`](Self::on_condition_failed) returns a replacement. After throttling and conflicts
+/// with other transactions, the worker retries the commit until the deadline.
 #[must_use = "the writes are made only if the handler returns this"]
 pub struct Done<O> {
     output: O,

@@ -36,7 +36,7 @@ impl Intercept for RejectEmptyResponses {
         "RejectEmptyResponses"
     }
 
-    // After deserialization, because until then the length of a chunked body is unknown.
+    // Before deserialization, the length of a chunked body is unknown.
     fn read_after_deserialization(
         &self,
         context: &AfterDeserializationInterceptorContextRef<'_>,

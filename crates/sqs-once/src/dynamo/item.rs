@@ -6,7 +6,6 @@ use aws_sdk_dynamodb::types::AttributeValue;
 
 use crate::protocol::record::RecordValue;
 
-/// Attributes by name.
 pub(crate) type Item = HashMap<String, AttributeValue>;
 
 pub(crate) fn string(text: impl Into<String>) -> AttributeValue {
@@ -26,7 +25,6 @@ impl From<RecordValue<'_>> for AttributeValue {
     }
 }
 
-/// Returns an item with these attributes.
 pub(crate) fn owned<'a>(attributes: impl Iterator<Item = (&'a str, RecordValue<'a>)>) -> Item {
     attributes
         .map(|(name, value)| (name.to_owned(), value.into()))

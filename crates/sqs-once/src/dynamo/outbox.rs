@@ -58,7 +58,7 @@ pub(crate) fn puts(
     groups.into_iter().map(put).collect()
 }
 
-/// Builds the put of one group's events. The first of them has the position `index` among all events.
+/// Builds the put of one group's events. `index` is the position of the first one among all events.
 fn put(
     table: &str,
     mut events: Vec<Published>,
@@ -102,7 +102,7 @@ fn put(
     Write::put_item(table, item).label(label)
 }
 
-/// Returns the limit that the events of a group exceed, if any.
+/// Returns an error text if the events of a group don't fit into one item.
 pub(crate) fn first_fault(events: &[Event]) -> Option<String> {
     let mut of_group = HashMap::new();
     for event in events {

@@ -102,12 +102,8 @@ impl Writes {
         self.writes.iter().chain(puts).collect()
     }
 
-    /// Returns the transaction of a swap. If the swap is sent again, the transaction has the same bytes: under one token,
-    /// DynamoDB refuses different ones, and a map of names has another order each time that it is built.
-    ///
-    /// # Errors
-    ///
-    /// The error of `build`.
+    /// Returns the transaction of a swap. If the worker repeats the swap, it sends the same bytes again: DynamoDB refuses a
+    /// different request under the same token, and a rebuilt map of names would have another order.
     pub(crate) fn transaction(
         &self,
         swap: &Swap,
@@ -131,8 +127,8 @@ pub(crate) struct RecordTransaction {
     pub(crate) puts: Vec<Write<TransactWriteItem>>,
 }
 
-/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 22 and the last digits of the version, which
-/// tell the few swaps of a claim apart.
+/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 22, and the version's last digits, which tell
+/// the few swaps of a claim apart.
 #[must_use]
 pub fn token(swap: &Swap) -> String {
     let stamp = &swap.to.stamp;

@@ -1,4 +1,4 @@
-//! What runs between a claim and its end: [`begin`] makes the attempt, [`call`] calls the lookup and the handler.
+//! Runs an attempt between its claim and its end: [`begin`] creates it, and [`call`] calls the lookup and the handler.
 
 use super::{
     Mode, Operation, Outcome, RetryableError,
@@ -61,7 +61,7 @@ pub(crate) async fn call<H: Handler>(
         }
     }
     if let Some(end) = end {
-        // The end is known, even if dropping the message panics.
+        // Dropping the message may panic, but the end is already known.
         let _panic = guard_now(|| {
             drop(message);
             Ok(())

@@ -48,9 +48,9 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it. An
     /// [`Inbox`](super::Inbox) has no claim, so nothing stays and nobody waits.
     ///
-    /// With claims, `work` must not call `run` on the same `Once` or a clone of it: such a call ends as
-    /// [`Outcome::NotStarted`](super::Outcome::NotStarted) with an error in the log. In a task that `work` spawns, we can't see
-    /// that: there the call may wait for the turn of its own caller until no time is left. Another `Once` inside is fine.
+    /// With claims, `work` must not call `run` on the same `Once` or a clone of it. Such a call ends as
+    /// [`Outcome::NotStarted`](super::Outcome::NotStarted), with an error in the log. We can't see that in a task that `work`
+    /// spawns: the call may then wait for its own caller's turn until no time is left. `work` may call `run` on another `Once`.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
@@ -68,7 +68,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         run_work(self, turns, operation, work).await
     }
 
-    /// Reads the record of a message that may have one. Writes nothing: the first write is the end.
+    /// Reads the record of a message that may have one. Writes nothing, because only the end is written.
     async fn opened(&self, operation: &Operation) -> Claimed<Held> {
         let claim = self.records.claim(operation, self.records.now(), None);
         let mut found = None;
@@ -139,7 +139,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                             .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
                         return self.held(operation, mine, version).await;
                     }
-                    // What the last swap found counts too: it may be this claim.
+                    // We also look at what the last swap found, because it may be this claim.
                     Plan::Write { .. } if sent.len() == MOST_SWAPS => break,
                     Plan::Write { to, keeps, runs } => (*to, keeps, runs),
                 };
@@ -160,7 +160,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
-                    // Before we return: otherwise the next receive waits for the lease, and is told of an attempt that never began.
+                    // Undo the claim now. Otherwise the next receive waits for its lease, and hears of an attempt that never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }
@@ -279,8 +279,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         let (until, meter) = (operation.deadline.write_until(), &operation.meter);
         let nothing = S::With::default();
         let answer = if is_counted {
-            // Without an end, it looks as if the process died while the message ran alone, and the message waits for a long time.
-            // But while we retry, no other handler of the process runs.
+            // Without this undo, it looks as if the process died while the message ran alone, and the message waits for a long
+            // time. But no other handler of the process runs while we retry.
             let end = until.min(system::instant() + LONGEST_UNDO);
             let context = RequestContext::until(end, meter);
             let send = || self.records.store.swap(undo, &nothing, &context);
@@ -325,7 +325,7 @@ impl<S: Store, L: Lease, O: Output<S, L>> Mode<O> for Once<S, L> {
         }
     }
 
-    /// Not an `async fn`, whose future would hold `claim` and `end` twice.
+    /// This is not an `async fn`, whose future would hold `claim` and `end` twice.
     fn finish(
         &self,
         operation: &Operation,

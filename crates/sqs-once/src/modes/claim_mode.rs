@@ -42,7 +42,7 @@ pub struct Once<S, L = Leased> {
     /// Store, output storage, retention and clock.
     #[doc(hidden)]
     pub records: Records<S>,
-    /// How much longer a record's lease lasts than the worker's right to run, since clocks differ.
+    /// How long a lease outlasts the worker's right to run, because clocks differ.
     pub(super) lease_margin: Duration,
     pub(super) health: Arc<Health>,
     pub(super) crash_waits: CrashWaits,
@@ -76,7 +76,7 @@ impl<S: Store> Once<S> {
         }
     }
 
-    /// Turns it into an inbox: no claim is written before the handler runs.
+    /// Turns this mode into an inbox, which writes no claim before the handler runs.
     ///
     /// ```no_run
     /// # fn inbox(store: sqs_once::store::DynamoStore) {
@@ -119,10 +119,9 @@ impl<S: Store> Once<S> {
     /// Sets how long a message rests each time its process dies while the message runs alone. The default is
     /// 20 minutes, 2 hours and 10 hours. With [`CrashWaits::off`], no message ever runs alone.
     ///
-    /// A handler that ends its process (out of memory, stack overflow, blocked until Lambda's timeout) takes
-    /// the other messages of the process with it. So if nobody recorded how the last attempt of a message
-    /// ended, the message runs while no other handler of this value and its clones is running. When the
-    /// process has died once more than there are waits, the outcome is
+    /// A handler that ends its process (out of memory, stack overflow, blocked past Lambda's timeout) takes down the other
+    /// messages of the process. So if nobody recorded how a message's last attempt ended, its handler runs only while no other
+    /// handler of this value and its clones is running. After one such death more than there are waits, the outcome is
     /// [`Outcome::Crashed`](super::Outcome::Crashed).
     ///
     /// ```
@@ -138,7 +137,7 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Sets how long the called system remembers a [call key](crate::Attempt::call_key): for ever, if `None`. The default of
+    /// Sets how long the called system remembers a [call key](crate::Attempt::call_key). `None` means for ever. The default of
     /// 20 hours suits gateways that forget after 24.
     ///
     /// If the earliest open attempt is older, the handler does not run, because the called system would take its request for
@@ -156,7 +155,7 @@ impl<S: Store> Once<S> {
         self
     }
 
-    /// Limits the memory for large outputs on their way to their records, in bytes.
+    /// Limits the memory for large outputs, in bytes, until their records are written.
     #[must_use]
     pub(crate) fn output_memory(mut self, bytes: usize) -> Self {
         self.output_memory = OutputMemory::of(bytes);

@@ -35,7 +35,6 @@ enum Settled<R> {
 }
 
 impl<S: Store, L: Lease> Once<S, L> {
-    /// Records how the handler ended.
     pub(super) async fn finished<O: Output<S, L>>(
         &self,
         operation: &Operation,
@@ -78,11 +77,11 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Stores the output and records the completion, with what commits with it.
+    /// Stores the output, and records the completion together with the handler's writes.
     ///
     /// # Errors
     ///
-    /// What the handler returns after refused writes, or the failure of a record that is too large.
+    /// Returns the handler's next answer if the store refused its writes, or a failure if the record is too large.
     async fn complete(
         &self,
         operation: &Operation,
@@ -99,7 +98,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             let outcome = Outcome::RetryableFailure("forgotten".into());
             return Ok(self.give_back(operation, held, &end, outcome).await);
         }
-        // The output first: a crash may then leave an object without a record, but never a record without its object.
+        // Store the output first: a crash may then leave an object without a record, but never a record without its object.
         let (_memory, mut result) = self.store(operation, held, output).await;
         if flawed("an output is lost") {
             result = StoredResult::Json("\"\"".to_owned());
@@ -117,7 +116,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         };
         // If the handler had its effect in another system, we leave the claim, so that no retry repeats the effect at once.
         let is_effect_elsewhere = L::IS_WRITTEN && with.is_empty();
-        // The order matters: the record is too large and wasn't sent; a commit may have been applied; a claim stays; all else.
+        // The order matters. First comes a record that was too large to send, then a commit that may have been applied, then a
+        // claim that stays.
         Ok(match error {
             StoreError::ItemTooLarge { .. } if !is_effect_elsewhere => {
                 return Err(Err(NoOutput::Failed(Failure::permanent(error.to_string()))));
@@ -135,8 +135,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         })
     }
 
-    /// Stores the output where the settings say, and returns the result for the record. For a large output, also returns the
-    /// permit for its memory, to be held until the record is written.
+    /// Stores the output where the settings say, and returns the result for the record. A large output also has a permit for
+    /// its memory, which the caller holds until the record is written.
     async fn store(
         &self,
         operation: &Operation,
@@ -153,7 +153,6 @@ impl<S: Store, L: Lease> Once<S, L> {
         (memory, stored.await)
     }
 
-    /// Ends the attempt of a handler that did not succeed.
     async fn end_without_output(
         &self,
         operation: &Operation,
@@ -271,7 +270,6 @@ impl<S: Store, L: Lease> Once<S, L> {
         }
     }
 
-    /// Undoes the claim after an attempt that had no effect.
     async fn undo(
         &self,
         operation: &Operation,
@@ -337,7 +335,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         let context = RequestContext::until(until, &operation.meter);
         for swaps in 0.. {
             let swap = match held.ending(key, end, self.records.now()) {
-                // What the last swap found counts too: it may settle the operation.
+                // We also look at what the last swap found, because it may settle the operation.
                 Ok(_) if swaps == MOST_SWAPS => break,
                 Ok(swap) => swap,
                 Err(Decision::Rejected(rejection)) => {

@@ -1,4 +1,4 @@
-//! [`Health`]: whether the latest claims of a process got a response.
+//! [`Health`] notices when the store doesn't respond to a process's claims.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -9,25 +9,20 @@ use crate::{deadline::Deadline, system::Instant};
 
 /// After this many claims in a row without a response, the worker stops claiming for the rest of the batch.
 const MOST_UNANSWERED: u32 = 20;
-/// Whether the latest claims of a process got a response.
-///
-/// After twenty claims in a row without a response, the rest of their batch fails at once. The next batch
-/// tries again.
+/// After twenty claims in a row without a response, the rest of their batch fails at once. The next batch tries again.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// Claims in a row that ended without a response.
     unanswered: AtomicU32,
-    /// The batch of the latest of these claims, identified by the time at which its handlers are cut off.
+    /// The batch with the latest of these claims. We identify it by its cutoff time.
     batch: Mutex<Option<Instant>>,
 }
 
 impl Health {
-    /// Records that the table responded to a claim.
     pub(super) fn answered(&self) {
         self.unanswered.store(0, Relaxed);
     }
 
-    /// Records that a claim ended without a response.
     pub(super) fn unanswered(&self, deadline: Deadline) {
         self.unanswered.fetch_add(1, Relaxed);
         *self.batch.lock().unwrap_or_else(PoisonError::into_inner) =

@@ -13,7 +13,7 @@ use crate::{
 pub enum Held {
     /// The claim is in the record, and its lease keeps others away.
     Leased(HeldClaim),
-    /// Nothing is written yet: another worker may be first.
+    /// Nothing is written yet, so another worker may be first.
     Unleased(Unwritten),
 }
 
@@ -22,7 +22,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// Without a lease, the decision about the record, if that already settles the operation.
+    /// Returns the decision about the record if that already settles an operation without a lease.
     pub(super) fn ending(
         &mut self,
         key: &Key,
@@ -40,7 +40,6 @@ impl Held {
         matches!(self, Self::Leased(HeldClaim { replaced: None, .. }))
     }
 
-    /// Returns the token of this attempt.
     pub(super) const fn owner(&self) -> &Owner {
         match self {
             Self::Leased(claim) => &claim.record.stamp.owner,
@@ -54,7 +53,7 @@ impl Held {
 pub struct HeldClaim {
     /// The record that the claim wrote.
     pub(crate) record: Record,
-    /// The record that it replaced, unless that was past its retention.
+    /// The record that the claim replaced. `None` if there was none, or if it had expired.
     pub(crate) replaced: Option<Record>,
     /// The highest version that the claim has sent.
     version: u64,
@@ -91,7 +90,7 @@ impl HeldClaim {
         replaced.map_or(0, |record| record.exclusive_attempts)
     }
 
-    /// Returns since when an attempt has been open, if that is longer than `lifetime`.
+    /// Returns when the earliest open attempt began, if that is longer ago than `lifetime`.
     pub(super) fn open_too_long(&self, lifetime: Option<Duration>) -> Option<Timestamp> {
         open_too_long(self.replaced.as_ref()?, lifetime, self.record.updated_at)
     }
@@ -102,7 +101,7 @@ impl HeldClaim {
     }
 }
 
-/// Returns since when an attempt of `record` has been open, if at `now` that is longer than `lifetime`: the called system
+/// Returns when the earliest open attempt of `record` began, if at `now` that is longer ago than `lifetime`. The called system
 /// may have forgotten the call key by then.
 pub fn open_too_long(
     record: &Record,
@@ -117,7 +116,7 @@ pub fn open_too_long(
     (is_too_old && !flawed("no attempt is too old")).then_some(open_since)
 }
 
-/// A claim that is only written together with its end, and the record that it has seen.
+/// A claim that is only written together with its end, and the record that it found.
 #[derive(Debug)]
 pub struct Unwritten {
     claim: Claim,

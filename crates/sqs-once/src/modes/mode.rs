@@ -25,7 +25,7 @@ use crate::{
     note = "for `InTransaction`, use `PostgresMode` of the crate `sqs-once-postgres`"
 )]
 pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
-    /// What the mode remembers about an operation while its handler runs.
+    /// The state that the mode keeps about an operation while its handler runs.
     #[doc(hidden)]
     type Claim: Send + 'static;
 
@@ -53,8 +53,8 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         end: HandlerEnd<O>,
     ) -> impl Future<Output = Outcome> + Send;
 
-    /// Returns what the record says about a message whose body is gone. Claims nothing. `None` if the mode has no records, or
-    /// if the record doesn't say.
+    /// Returns what the record says about a message whose body is gone, and claims nothing. `None` if the mode has no records,
+    /// or if the record doesn't say.
     #[doc(hidden)]
     fn without_body(&self, operation: &Operation) -> impl Future<Output = Option<Outcome>> + Send {
         let _no_records = operation;
@@ -82,14 +82,14 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
 pub enum Claimed<C> {
     /// The handler may run.
     Run {
-        /// What the mode remembers about the operation.
+        /// The state that the mode keeps about the operation.
         claim: C,
         /// The earlier attempts.
         history: History,
-        /// False if the process ended too often: then only the lookup runs.
+        /// False if the process died too often, so that only the lookup runs.
         runs_handler: bool,
     },
-    /// The handler may have ended its process, so the message needs a turn of its own. Nothing was written.
+    /// An earlier attempt may have ended its process, so the message needs a turn of its own. Nothing was written.
     Suspect {
         /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,

@@ -16,12 +16,12 @@ pub trait Lease: Send + Sync + 'static {
     const IS_WRITTEN: bool;
 }
 
-/// The claim is written first, with a lease: for effects outside the database.
+/// The mode writes the claim first, with a lease. This is for effects outside the database.
 #[derive(Clone, Copy, Debug)]
 pub enum Leased {}
 
-/// Nothing is written until the attempt ends, and that commits with the handler's writes: for handlers whose only effect
-/// is those writes. See [`Inbox`](super::Inbox).
+/// The mode writes nothing until the attempt ends, and then commits its end with the handler's writes. This is for handlers
+/// whose only effect is those writes. See [`Inbox`](super::Inbox).
 #[derive(Clone, Copy, Debug)]
 pub enum Unleased {}
 
@@ -39,11 +39,11 @@ pub trait Output<S: Store, L>: HandlerOutput + Sized {
     ///
     /// # Errors
     ///
-    /// A permanent failure, if the output can't be committed.
+    /// Returns a permanent failure if the output can't be committed.
     fn answer(self) -> Result<Answer<S::With>, Failure>;
 }
 
-/// Only with a lease: without one, nothing would record the effect of a handler that returns no writes.
+/// This needs a lease. Without one, nothing would record the effect of a handler that returns no writes.
 #[diagnostic::do_not_recommend]
 impl<S: Store, O: Serialize + Send> Output<S, Leased> for O {
     fn answer(self) -> Result<Answer<S::With>, Failure> {

@@ -1,4 +1,4 @@
-//! [`OutputMemory`]: limits the memory of the outputs that are on their way to their records.
+//! [`OutputMemory`]: limits the memory for large outputs until their records are written.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     system::{Instant, timeout_at},
 };
 
-/// Outputs up to this length, in bytes, need no permit. Each message's share of the memory already covers that.
+/// Outputs up to this length, in bytes, need no permit, because each message's share of the memory covers them.
 const SMALL: usize = 64 << 10;
 /// How many copies of an output exist while the completion is sent: the item, the request's text, the connection's buffers.
 const COPIES: usize = 8;
@@ -27,8 +27,8 @@ impl OutputMemory {
         Self(Some((Arc::new(Semaphore::new(permits)), permits)))
     }
 
-    /// Waits for memory for a large output, at most until `latest`. Then the completion is sent in any case, because
-    /// the effect has happened.
+    /// Waits for memory for a large output, at most until `latest`. The completion is then sent without a permit, because the
+    /// effect has happened.
     pub(crate) async fn wait(
         &self,
         output: &StoredResult,

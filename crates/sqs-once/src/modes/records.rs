@@ -17,11 +17,10 @@ use crate::{
     store::{RequestContext, Results, Store},
 };
 
-/// How long a record, or the key on an item, is kept unless a setting says otherwise: 4 days in the queue, 14 in the
-/// dead-letter queue, and 2 to spare.
+/// Default retention of a record, or of the key on an item: 4 days in the queue, 14 in the dead-letter queue, and 2 to spare.
 pub(super) const RETENTION: Duration = Duration::from_secs(20 * 24 * 60 * 60);
 
-/// Where records and outputs are stored and for how long, and the clock.
+/// Stores records and outputs, and says how long to keep them.
 #[derive(Clone, Debug)]
 pub struct Records<S> {
     /// The store.
@@ -66,7 +65,7 @@ impl<S> Records<S> {
     ///
     /// # Errors
     ///
-    /// The outcome of the operation, if the store did not answer.
+    /// Returns the operation's outcome if the store did not answer.
     pub async fn read(&self, operation: &Operation) -> Result<Option<Record>, Outcome>
     where
         S: Store,

@@ -7,8 +7,8 @@
 //! | invalid | never | never |
 //! | unanswered | twice | until its time limit |
 //!
-//! An unanswered write may have been applied. A claim that finds its own stamp is `Decision::Mine`; `finish` compares stamps;
-//! and `claim` undoes a claim that we give up on here.
+//! An unanswered write may have been applied. So `decide` recognizes a claim's own record (`Decision::Mine`), `finish` compares
+//! stamps, and `claim` undoes a claim that we give up on here.
 
 use std::time::Duration;
 
@@ -19,8 +19,7 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// How long and how often a contended claim is retried. With this, lasting throttling at most quadruples the number
-/// of claims.
+/// How long and how often a contended claim is retried. Even if throttling lasts, this at most quadruples the number of claims.
 const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
 const CONTENDED_REPETITIONS: u32 = 3;
 /// How often an unanswered claim is retried.
@@ -64,7 +63,7 @@ pub(crate) struct GivenUp {
 /// How long a request is retried, at most until the limit of its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Nothing has happened yet, and the message returns to the queue anyway.
+    /// A claim. Nothing has happened yet, and the message returns to the queue anyway.
     Claim,
     /// A write that records an effect. Without the record, a retry would repeat the effect.
     AfterEffect,
@@ -84,7 +83,7 @@ impl Patience {
         }
     }
 
-    /// Returns how often a contended request is retried, and how long after the first contention. `None`: until the limit.
+    /// Returns how often a contended request is retried, and how long after the first contention. `None` means until the limit.
     fn contended(self, left: Duration) -> Option<(u32, Duration)> {
         (self == Self::Claim).then(|| (CONTENDED_REPETITIONS, MAX_CLAIM_TIME.min(left / 10)))
     }
@@ -100,7 +99,7 @@ impl Patience {
         }
     }
 
-    /// Returns how often an unanswered request is retried. `None`: until the limit.
+    /// Returns how often an unanswered request is retried. `None` means until the limit.
     fn unanswered(self) -> Option<u32> {
         match self {
             Self::Claim => Some(CLAIM_REPETITIONS),
@@ -135,7 +134,7 @@ where
     let mut unanswered_pauses = RetryPauses::until(until);
     let mut denied_pauses = RetryPauses::new(LONG_PAUSES, now + denied_for);
     let (mut copies_contended, mut copies_denied) = (0, 0);
-    // We report the last rejection, because it explains more: throttling, or a missing permission.
+    // We report the last rejection, because throttling or a missing permission explains more than a missing response.
     let (mut unanswered, mut rejected) = (None, None);
     let mut copies_unanswered = 0;
     loop {
@@ -175,8 +174,8 @@ where
             }
             Some(RequestErrorKind::Unanswered) => match patience.unanswered() {
                 Some(most) if copies_unanswered > most => false,
-                // At once: the connection was probably dead. The calls of a batched write fail together, so their
-                // retries become one batched write again.
+                // We retry at once, because the connection was probably dead. The calls of a batched write fail together, so
+                // their retries become one batched write again.
                 _ if copies_unanswered == 1 => unanswered_pauses.is_time_left(),
                 _ => unanswered_pauses.pause().await,
             },
@@ -196,8 +195,8 @@ where
     }
 }
 
-/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and half of it is
-/// fixed, so that they grow.
+/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and each takes at least half of
+/// it.
 ///
 /// A pause takes at most half of the time left. So if contention ends 100 ms before the deadline, there is
 /// still time for another copy.

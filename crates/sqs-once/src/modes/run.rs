@@ -1,4 +1,4 @@
-//! [`run`]: one operation outside a batch.
+//! [`run`] runs one operation outside a batch.
 
 use super::{
     Mode, Operation, Outcome, Turns,
@@ -28,8 +28,8 @@ where
     run_work(mode, &Turns::default(), operation, work).await
 }
 
-/// Runs one operation outside a batch, in its turn. Inside another operation of the same turns it would wait for itself, so it
-/// does not start there.
+/// Runs one operation outside a batch, in its turn. It doesn't start inside another operation of the same turns, because it
+/// would wait for itself.
 pub(super) async fn run_work<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
@@ -55,7 +55,7 @@ where
         let work = RUNNING.scope(running, async { work(attempt).await });
         guard(clock, deadline, work)
     });
-    // Boxed, because the compiler gives up on a future that is nested too deeply.
+    // We box it, because the compiler gives up on a future that is nested too deeply.
     Box::pin(run).await
 }
 

@@ -1,4 +1,4 @@
-//! [`guard`]: runs the handler's code. [`HandlerEnd`]: how that ended.
+//! [`guard`] runs the handler's code. [`HandlerEnd`] says how that ended.
 
 use std::{
     future::poll_fn,
@@ -38,11 +38,11 @@ pub enum NoOutput {
 }
 
 impl<O> HandlerEnd<O> {
-    /// Returns what the handler returned, in a mode that has no lookup.
+    /// Returns the handler's answer, in a mode that has no lookup.
     ///
     /// # Errors
     ///
-    /// The outcome, if the handler did not run.
+    /// Returns the outcome if the handler did not run.
     pub fn answer(self) -> Result<Result<O, NoOutput>, Outcome> {
         match self {
             Self::Returned(output) | Self::Found(output) => Ok(Ok(output)),
@@ -91,7 +91,7 @@ pub(crate) fn guard<T>(
             },
             _ => Err(NoOutput::OutOfTime),
         };
-        // The end is known, even if dropping the work panics.
+        // Dropping the work may panic, but the end is already known.
         let _panic = guard_now(|| {
             work = None;
             Ok(())

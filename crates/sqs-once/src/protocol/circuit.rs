@@ -32,15 +32,15 @@ const RUNS_AT_EACH: u32 = 10;
 pub enum Circuit {
     /// Messages run.
     Closed {
-        /// Keys of the handlers that failed since the last one that did not.
+        /// Keys of the latest calls, which all failed.
         failed: VecDeque<Key>,
     },
     /// Most messages must wait.
     Open {
         /// No probe starts before this pause ends.
         pause: Pause,
-        /// Whether the called system asked for the pause. If so, until it ends first receives don't run either, and no success
-        /// closes the circuit.
+        /// True if the called system asked for the pause. Until it ends, first receives don't run either, and a success doesn't
+        /// close the circuit.
         is_asked: bool,
     },
 }
@@ -90,7 +90,7 @@ impl Circuit {
     ///
     /// # Errors
     ///
-    /// The time of the next probe, if the message must not run.
+    /// Returns the time of the next probe if the message must not run.
     pub fn admit(&mut self, now: Timestamp, receive_count: u32) -> Result<(), Timestamp> {
         match self {
             Self::Open { pause, is_asked } if *is_asked || !runs_while_open(receive_count) => {
@@ -152,7 +152,7 @@ impl Circuit {
         }
     }
 
-    /// Returns until when the called system refuses everybody.
+    /// Returns when the called system's refusal ends. `None` if it doesn't refuse now.
     fn refused_until(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Open {
@@ -181,7 +181,7 @@ mod tests {
         Key::new(&Namespace::new("ns").unwrap(), [name.to_string().as_str()]).unwrap()
     }
 
-    /// Ends this many handlers at `NOW`, each with another key.
+    /// Ends this many handlers at `NOW`, each with a key of its own.
     fn end(circuit: &mut Circuit, handlers: usize, end: Called) -> Option<CircuitChange> {
         let ends = (0..handlers).map(|n| circuit.called(NOW, &key(n), end));
         ends.last().flatten()
@@ -223,7 +223,7 @@ mod tests {
             circuit.called(NOW, &key(n % (KEYS_TO_OPEN - 1)), Failed);
         }
         assert!(!circuit.is_open());
-        // The tenth key.
+        // The tenth key opens it.
         circuit.called(NOW, &key(KEYS_TO_OPEN), Failed);
         assert!(circuit.is_open());
     }
@@ -256,7 +256,7 @@ mod tests {
         let mut circuit = Circuit::default();
         for (wait, change) in [
             (MINUTE, Some(CircuitChange::Refused(MINUTE))),
-            // A call that began earlier, and is answered later.
+            // A call that began earlier asks for a shorter pause.
             (MINUTE / 2, None),
             (2 * MINUTE, Some(CircuitChange::Refused(2 * MINUTE))),
         ] {

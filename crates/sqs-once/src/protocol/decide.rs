@@ -1,4 +1,4 @@
-//! [`decide`]: whether a claim may replace the record that it found.
+//! [`decide`] decides whether a claim may replace the record that it found.
 
 use std::time::Duration;
 
@@ -10,38 +10,38 @@ use super::{
     record::{Owner, Record, RecordedFailure, Stamp, State, StoredResult, Timestamp},
 };
 
-/// What a worker wants to claim.
+/// A worker's request to run an operation.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Token of the claim: random, new for each claim.
+    /// Token of the claim. It is random, and every claim has a new one.
     pub owner: Owner,
     /// Fingerprint of the payload. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// Message that carries the operation.
+    /// Id of the message that asks for the operation.
     pub message_id: String,
     /// When the message was sent. `None` for work that does not come from SQS.
     pub sent_at: Option<Timestamp>,
     /// Name of the queue.
     pub source: Option<String>,
-    /// The worker's clock, read before the request is sent: a slow response only shortens the lease.
+    /// The worker's time, read before it sends the request, so that a slow response only shortens the lease.
     pub now: Timestamp,
     /// End of the lease.
     pub lease_until: Timestamp,
     /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
-    /// If there is a lookup: how long after the end of its lease an earlier attempt's request may still have its effect
-    /// (margin plus quarantine).
+    /// How long after its lease an earlier attempt's request may still have its effect (margin plus quarantine). `None` if
+    /// there is no lookup.
     pub quarantine: Option<Duration>,
 }
 
-/// What a claim does about the record that it found.
+/// How a claim treats the record that it found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// There is no record, or it has expired: the claim writes a new one.
     First,
     /// The claim replaces the record, and keeps its history.
     Over,
-    /// The record is this claim's own: the response was lost.
+    /// This claim wrote the record, but its response was lost.
     Mine,
     /// The handler must not run.
     Rejected(Rejection),
@@ -74,7 +74,7 @@ pub enum Rejection {
         /// When this worker may claim.
         until: Timestamp,
     },
-    /// An attempt with a different payload is open, and the lease of its claim has ended.
+    /// An attempt with a different payload is open, and its lease has ended.
     PayloadConflict {
         /// Claim time of the earliest open attempt.
         open_since: Option<Timestamp>,
@@ -149,7 +149,7 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
 }
 
 /// Returns what a record says about a message whose body is gone, so that nobody knows its payload. `None` if the record
-/// doesn't say whether the message was processed. Nothing may be claimed either way.
+/// doesn't say whether the message was processed. The caller must not claim the key in either case.
 ///
 /// | found | answer |
 /// | --- | --- |
@@ -201,13 +201,12 @@ impl Claim {
         }
     }
 
-    /// Returns whether the record may have this payload. It may, if one side has no fingerprint, or if the fingerprints have
-    /// two different known schemes, because then the setting changed during the record's retention.
+    /// Returns whether the record may have this payload. We rule that out only if both fingerprints are known and differ.
     fn has_payload_of(&self, record: &Record) -> bool {
         Fingerprint::may_be_same(&record.fingerprint, &self.fingerprint)
     }
 
-    /// Returns the recorded failure that answers this message. If nobody knows when the message was sent, its id decides.
+    /// Returns the recorded failure that answers this message. Without a send time, the message's id must match.
     fn failure_in<'a>(&self, record: &'a Record) -> Option<&'a RecordedFailure> {
         let is_answer = |failure: &&RecordedFailure| {
             let is_earlier = match self.sent_at {
@@ -239,10 +238,10 @@ impl Record {
         self.source.clone().filter(|_| other && is_told)
     }
 
-    /// Returns the record after a claim. `replaced` is the previous record, unless that was past `expires_at`.
+    /// Returns the record that a claim writes. `replaced` is the previous record, or `None` if that has expired.
     ///
-    /// With `alone`, the handler runs alone: the record counts the attempt in the same write, and the message rests if the
-    /// process dies.
+    /// With `alone`, the handler runs alone. The same write counts the attempt and sets a longer lease, so that the message
+    /// rests if the process dies.
     #[must_use]
     pub fn claimed(
         claim: &Claim,
@@ -258,7 +257,7 @@ impl Record {
             Some(waits) => lease_alone(exclusive_attempts, waits, claim.now, claim.lease_until),
             None => claim.lease_until,
         };
-        // The record is kept at least for as long as nobody may take over.
+        // Keep the record at least until others may take over.
         let kept_until = lease_until + claim.quarantine.unwrap_or_default();
         Self {
             stamp: Stamp {
@@ -271,7 +270,7 @@ impl Record {
             message_id: claim.message_id.clone(),
             source: claim.source.clone(),
             attempts: replaced.map_or(0, |record| record.attempts) + 1,
-            // A claim that is applied late, or by a clock that is behind, can be the earlier one.
+            // This claim can be the earlier one: it may be applied late, or its worker's clock may be behind.
             first_claimed_at: replaced
                 .and_then(|record| record.first_claimed_at)
                 .filter(|_| !flawed("the first claim's time is moved to the last"))

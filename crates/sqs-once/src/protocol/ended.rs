@@ -1,4 +1,4 @@
-//! [`Record::ended`]: what the end of an attempt writes.
+//! [`Record::ended`]: the record that a worker writes when an attempt has ended.
 
 use crate::flawed::flawed;
 
@@ -18,23 +18,23 @@ pub enum End {
     Failed {
         /// Text of the failure.
         error: String,
-        /// Whether the attempt had its effect.
+        /// Says whether the attempt had its effect.
         effect: Effect,
         /// When the message was sent, if that is known.
         sent_at: Option<Timestamp>,
         /// End of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// The attempt may have had its effect, and the operation goes on: a retryable failure, a panic, or the deadline.
+    /// The handler returned a retryable failure, panicked, or was cut off. It may have had its effect.
     Open(AttemptEnd),
     /// The attempt had no effect.
     Undone {
-        /// Whether the handler began.
+        /// True if the handler began.
         began: bool,
     },
 }
 
-/// Whether a permanently failed attempt had its effect.
+/// The effect of a permanently failed attempt, as far as we know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// It may have had its effect.
@@ -59,8 +59,8 @@ impl End {
 }
 
 impl Record {
-    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, unless that was
-    /// past `expires_at`.
+    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, or `None` if
+    /// that had expired.
     ///
     /// | end | the record becomes | the next delivery |
     /// | --- | --- | --- |
@@ -71,8 +71,8 @@ impl Record {
     /// | open | the lease ends now | is told of it |
     /// | undone | as before the claim, except for stamp, times and `attempts` | is told of attempts before this one only |
     ///
-    /// The lease ends at the worker's current time and not at 0, because a quarantine starts then. Nothing is deleted: if there
-    /// was no record before the claim, one with an ended lease and no open attempt remains.
+    /// The lease ends at the worker's current time and not at 0, because the quarantine starts there. No record is deleted: if
+    /// there was none before the claim, one with an ended lease and no open attempt stays.
     #[must_use]
     pub fn ended(&self, replaced: Option<&Self>, end: &End, version: u64, now: Timestamp) -> Self {
         let mut record = Self {

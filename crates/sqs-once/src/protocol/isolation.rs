@@ -1,9 +1,9 @@
 //! Isolation after a crash: a message whose handler may have ended its process runs alone.
 //!
-//! A handler that runs out of memory, overflows its stack or blocks until Lambda's timeout takes the other
-//! messages of its process with it. Afterwards their records show an open attempt, and nobody recorded how it
-//! ended. A message that claims such a record is a *suspect*: its handler starts only when no other handler
-//! runs. If the process dies again, we know which message did it.
+//! A handler that runs out of memory, overflows its stack or blocks past Lambda's timeout takes down the other messages of its
+//! process. Afterwards their records show an open attempt, and nobody recorded how it ended. A message that claims such a
+//! record is a *suspect*: its handler starts only when no other handler runs. If the process dies again, we know which message
+//! did it.
 //!
 //! 1. The claim of a suspect counts the attempt in its record (`exclusive_attempts`) and takes a lease that is much longer
 //!    than the attempt ([`CrashWaits`]).
@@ -19,8 +19,8 @@ use std::time::Duration;
 use super::record::{Record, State, Timestamp};
 use crate::flawed::flawed;
 
-/// How long a message rests each time the process dies while the message runs alone. After one more death,
-/// the message is `crashed`.
+/// How long a message rests each time the process dies while the message runs alone. A death after the last of these waits makes
+/// it `crashed`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -72,24 +72,24 @@ impl CrashWaits {
     }
 }
 
-/// How the handler of a claim may run, judging by the record that the claim replaces.
+/// How a claim's handler may run, given the record that the claim replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The handler runs beside others.
     Clear,
-    /// The handler may have ended its process, so it runs alone.
+    /// An earlier attempt may have ended its process, so the handler runs alone.
     Suspect {
         /// How many earlier attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
-    /// The handler does not run, because the process died once more often than there are waits.
+    /// The handler does not run, because the process died more often than there are waits.
     Crashed {
         /// How many attempts ran alone without a recorded end.
         exclusive_attempts: u64,
     },
 }
 
-/// Decides how the handler of a claim over `replaced` runs: over an `IN_PROGRESS` record without `last_end` it is a suspect.
+/// Decides how a claim's handler runs. It's a suspect if the claim replaces an `IN_PROGRESS` record without `last_end`.
 #[must_use]
 pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
     let Some(Record {
@@ -119,8 +119,8 @@ pub(super) fn has_last_look_up(exclusive_attempts: u64, waits: &CrashWaits) -> b
     earlier == 0 || waits.after_death(earlier).is_some()
 }
 
-/// Returns the end of the lease for the n-th attempt that runs alone (counted from 1), if it starts now. Never before
-/// `lease_until`, the end of an ordinary lease.
+/// Returns when the lease of the n-th attempt alone ends (n counts from 1), if the attempt starts now. An ordinary lease would
+/// end at `lease_until`, and this one never ends earlier.
 pub(super) fn lease_alone(
     n: u64,
     waits: &CrashWaits,

@@ -105,8 +105,9 @@ impl Key {
         Self(text.into())
     }
 
-    /// Returns the name under which a called system knows the operation: a UUID (RFC 9562, version 8) of 36 characters, made
-    /// from the SHA-256 of the key and `generation`, which counts the attempts that the called system
+    /// Returns the name under which a called system knows the operation: a UUID of 36 characters (RFC 9562, version 8).
+    ///
+    /// We make it from the SHA-256 of the key and `generation`, the number of attempts that the called system
     /// [declined](crate::Failure::declined).
     ///
     /// ```
@@ -120,7 +121,7 @@ impl Key {
     #[must_use]
     pub fn call_key(&self, generation: u64) -> String {
         let mut hash = Sha256::new_with_prefix(self.0.as_bytes());
-        // Its length is fixed, so no other key and generation have the same bytes.
+        // The generation's length is fixed, so no other key and generation have the same bytes.
         hash.update(generation.to_be_bytes());
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&hash.finalize()[..16]);
@@ -165,7 +166,7 @@ impl From<String> for KeyPart<'_> {
     }
 }
 
-/// A number makes the same key as the number at a JSON pointer, but not the same key as its text.
+/// The number 7 makes the same key as a 7 at a JSON pointer, but a different one than the text `7`.
 impl From<u64> for KeyPart<'_> {
     fn from(number: u64) -> Self {
         Self::Json(number.to_string())
@@ -179,7 +180,7 @@ impl From<i64> for KeyPart<'_> {
     }
 }
 
-/// Joins namespace and parts into a [`Key`]. Never keeps more than a key holds, however long the parts are.
+/// Joins namespace and parts into a [`Key`]. It never keeps more bytes than a key may have, however long the parts are.
 pub(crate) struct KeyBuilder {
     id: String,
     namespace_end: usize,
@@ -201,11 +202,7 @@ impl KeyBuilder {
         key
     }
 
-    /// Adds a part.
-    ///
-    /// # Errors
-    ///
-    /// [`KeyError::EmptyPart`], if the part is an empty string.
+    /// Adds a part. Fails if the part is an empty string.
     pub(crate) fn push(&mut self, part: &KeyPart<'_>) -> Result<(), KeyError> {
         self.append("#");
         match part {
@@ -222,11 +219,7 @@ impl KeyBuilder {
         Ok(())
     }
 
-    /// Returns the key.
-    ///
-    /// # Errors
-    ///
-    /// [`KeyError::NoParts`], if no part was added.
+    /// Returns the key. Fails if no part was added.
     pub(crate) fn finish(mut self) -> Result<Key, KeyError> {
         if self.parts == 0 {
             return Err(KeyError::NoParts);
@@ -312,7 +305,7 @@ impl Fingerprint {
         Self::of_hash(Sha256::new_with_prefix(bytes))
     }
 
-    /// Returns the fingerprint of what was hashed so far.
+    /// Returns the fingerprint of everything hashed so far.
     pub(crate) fn of_hash(hash: Sha256) -> Self {
         Self(hex(&hash.finalize()))
     }
@@ -351,7 +344,7 @@ impl Fingerprint {
         self.0.split_once(':').map(|(_, scheme)| scheme)
     }
 
-    /// Returns whether two payloads may be the same. They may, if one has no fingerprint, or if the two can't be compared.
+    /// Returns whether two payloads may be the same. We rule that out only if both fingerprints are known and differ.
     pub(crate) fn may_be_same(one: &Option<Self>, other: &Option<Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => !one.differs_from(other),
@@ -359,8 +352,8 @@ impl Fingerprint {
         }
     }
 
-    /// Returns whether the two payloads are known to differ: the hashes differ, and do not come from two
-    /// different known schemes.
+    /// Returns whether the two payloads are known to differ. Different hashes prove it, unless they come from two different
+    /// known schemes.
     ///
     /// ```
     /// use sqs_once::protocol::Fingerprint;

@@ -6,7 +6,7 @@
 //! | `record` | the record of an operation, and its limits |
 //! | `decide` | may a claim replace the record that it found, and what does it write? |
 //! | `plan` | what does a claim write, and what runs then? |
-//! | `ended` | what does the end of an attempt write? |
+//! | `ended` | what does a worker write when an attempt has ended? |
 //! | `isolation` | which messages run alone after a crash, and when |
 //!
 //! Each decision is a pure function of its arguments. You can check it against the tables in

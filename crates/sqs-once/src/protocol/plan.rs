@@ -7,12 +7,12 @@ use super::{
 };
 use crate::flawed::flawed;
 
-/// When a claim is made.
+/// How a claim's handler would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Beside others: a suspect is not claimed.
+    /// Beside other handlers. A suspect isn't claimed then.
     Beside,
-    /// In a turn of its own: the claim of a suspect counts the attempt.
+    /// In a turn of its own. The claim of a suspect counts the attempt.
     Alone,
 }
 
@@ -21,7 +21,7 @@ pub enum Start {
 pub enum Plan {
     /// Nothing is written, and nothing runs.
     Reject(Rejection),
-    /// The record is the claim's own: its swap was applied, but the response was lost.
+    /// The claim's swap was applied, but the response was lost.
     Mine,
     /// Nothing is written: the message is a suspect, and needs a turn of its own.
     Suspend {
@@ -32,9 +32,9 @@ pub enum Plan {
     Write {
         /// The record that it writes.
         to: Box<Record>,
-        /// False if it keeps nothing of the record that it found.
+        /// False if the new record keeps nothing of the one that the claim found.
         keeps: bool,
-        /// What runs once it is written.
+        /// The part that runs once the record is written.
         runs: Runs,
     },
 }
@@ -50,7 +50,7 @@ pub enum Runs {
     Nothing,
 }
 
-/// Plans the next swap of a claim. Its earlier swaps had at most this `version`.
+/// Plans the next swap of a claim. `version` is the highest version of its earlier swaps.
 ///
 /// | [`decide`] | [`standing`] | beside others | alone |
 /// | --- | --- | --- | --- |

@@ -12,10 +12,10 @@
 pub enum RequestErrorKind {
     /// No response arrived, or it could not be read. The request may have been applied.
     Unanswered,
-    /// Throttled, or in conflict with another write to the same item.
+    /// The request was throttled, or conflicted with another write to the same item.
     Contended,
-    /// Access denied, expired credentials, or no such table.
+    /// Access was denied, the credentials have expired, or there is no such table.
     Denied,
-    /// Rejected because of what the request contains: a validation error, or an item that is too large.
+    /// The request's content was rejected: it is invalid, or the item is too large.
     Invalid,
 }

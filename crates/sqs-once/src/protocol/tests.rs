@@ -1,4 +1,4 @@
-//! The rows of the protocol's tables.
+//! Tests every row of the protocol's tables.
 
 use std::time::Duration;
 
@@ -119,7 +119,7 @@ fn record_of_this_message_answers_without_its_body() {
     for (found, of_own, of_other) in [
         (Some(completed()), Some(duplicate), None),
         (Some(failed(NOW)), Some(declined.clone()), None),
-        // Whatever the clocks of SQS and the worker say.
+        // The clocks of SQS and the worker don't matter.
         (Some(failed(ago(MINUTE))), Some(declined), None),
         (Some(live.clone()), Some(conflict(NOW)), Some(conflict(NOW))),
         (Some(in_progress(ago(SECOND))), None, None),
@@ -202,7 +202,7 @@ fn completed_operation_is_a_duplicate_of_the_same_payload() {
     let mut after_failure = completed();
     after_failure.failures = failed(NOW).failures;
     assert_eq!(rejected(&after_failure, &claim()), duplicate(None));
-    // Another consumer under the same namespace.
+    // Another consumer uses the same namespace.
     let shipping = Claim {
         source: Some("shipping".into()),
         ..claim()
@@ -221,7 +221,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     let before = Rejection::FailedBefore("declined".into());
     for at in [sent, sent + SECOND] {
         assert_eq!(rejected(&failed(at), &claim()), before);
-        // Even while a later message holds the claim, or after that has ended.
+        // It still answers while a later message holds the claim, and after that claim has ended.
         for lease_until in [ago(SECOND), NOW + MINUTE] {
             let mut claimed = failed(at);
             claimed.state = State::InProgress { lease_until };
@@ -230,7 +230,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
     }
     let earlier = failed(Timestamp::from_millis(sent.as_millis() - 1));
     assert_eq!(decide(Some(&earlier), &claim()), Decision::Over);
-    // A corrected payload, which may have waited behind the one that failed.
+    // A corrected payload may have waited behind the one that failed.
     let corrected = Claim {
         fingerprint: print("2"),
         ..claim()
@@ -606,7 +606,7 @@ fn failure_keeps_or_closes_open_attempts() {
             over_nothing
         );
     }
-    // The latest of three times: now, when the message was sent, and the earlier failure's.
+    // The failure gets the latest of three times: now, when the message was sent, and the earlier failure's.
     let sent = |sent_at| {
         end(Some(&open), &fail(Effect::None, Some(sent_at)))
             .1
@@ -994,7 +994,7 @@ fn attempt_end_has_its_name_in_the_record() {
         assert_eq!(end.name(), name);
         assert_eq!(AttemptEnd::from_name(name), Some(end));
     }
-    // Never written.
+    // No record stores it.
     assert_eq!(AttemptEnd::Permanent.name(), "permanent");
     assert_eq!(AttemptEnd::from_name("permanent"), None);
     assert_eq!(AttemptEnd::from_name("unknown"), None);

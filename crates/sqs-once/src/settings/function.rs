@@ -40,7 +40,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The operating system's error, if it refuses the resources that the runtime needs.
+    /// Returns the operating system's error if it refuses the resources that the runtime needs.
     ///
     /// ```no_run
     /// use sqs_once::{Attempt, Failure, Settings, handler_fn, telemetry};
@@ -130,9 +130,9 @@ impl Settings {
     }
 }
 
-/// One of Tokio's threads waits for sockets and timers on behalf of all. If it then runs a handler that blocks it,
-/// the other threads sleep on, and nobody notices a response or a deadline (tokio issue 4730). A thread that we wake
-/// takes over.
+/// One of Tokio's threads waits for sockets and timers on behalf of all. If it then runs a handler that blocks it, the other
+/// threads sleep on, and nobody notices a response or a deadline (tokio issue 4730). So we regularly wake a thread, which takes
+/// over.
 #[expect(
     clippy::disallowed_methods,
     reason = "its task only wakes a thread, from outside the runtime"

@@ -106,7 +106,7 @@ use crate::{
 pub struct Settings {
     variables: Variables,
     config: Option<SdkConfig>,
-    /// Whether to read the table at start.
+    /// True if the consumer should read the table at start.
     warm_up: bool,
 }
 
@@ -139,7 +139,7 @@ where
     ///
     /// # Errors
     ///
-    /// A [`SettingsError`] that lists every missing or invalid variable.
+    /// Returns a [`SettingsError`] that lists every missing or invalid variable.
     ///
     /// ```no_run
     /// # use sqs_once::{Consumer, Failure, Handler};
@@ -182,9 +182,9 @@ impl Settings {
         }
     }
 
-    /// Sets the configuration for calls to AWS, which is otherwise [`aws::config`]. Where it has no time limits, retries or
-    /// HTTP client, it gets those of [`aws::config`]. If it has its own HTTP client, that stays, with a warning, because it
-    /// doesn't know that Lambda freezes the process.
+    /// Sets the configuration for calls to AWS. By default, it is [`aws::config`], which also supplies the time limits, retries
+    /// and HTTP client that yours doesn't set. If yours has its own HTTP client, connect timeout or read timeout, we keep that
+    /// and log a warning: connections that died while Lambda had the process frozen then stay in use.
     ///
     /// ```no_run
     /// # async fn main_() {
@@ -202,9 +202,8 @@ impl Settings {
         }
     }
 
-    /// Switches the read of the table at start on (the default) or off. This one read opens the connection, and
-    /// reports a missing table or permission before the first message arrives. It needs `dynamodb:GetItem`.
-    /// `item_mode` has no table to read.
+    /// Switches the read of the table at start on (the default) or off. The read opens the connection, and reports a missing
+    /// table or permission before the first message arrives. It needs `dynamodb:GetItem`. `item_mode` has no table to read.
     #[must_use]
     pub fn warm_up(self, warm_up: bool) -> Self {
         Self { warm_up, ..self }
@@ -220,7 +219,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     pub async fn consumer<M, H>(
         mut self,
         mode: M,
@@ -242,12 +241,12 @@ impl Settings {
         Ok(shared.consumer(mode, handler, concurrency, &config))
     }
 
-    /// Returns `read`, or every error so far. Logs unknown variables, because they may explain an error, but
-    /// only their names, because the values may be credentials.
+    /// Returns `read`, or every error so far. Also logs the names of unknown variables, because they may explain an error. It
+    /// doesn't log their values, which may be credentials.
     ///
     /// # Errors
     ///
-    /// The same as those of [`Variables::checked`].
+    /// Returns the errors of [`Variables::checked`].
     pub fn check<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
         for unknown in self.unknown() {
             let UnknownVariable {

@@ -26,7 +26,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     pub async fn once<H: Handler>(
         mut self,
         handler: Result<H, SettingsError>,
@@ -82,12 +82,12 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`Once`] with records in your own [`Store`] or in PostgreSQL, otherwise like
-    /// [`once`](Self::once). It reads neither `IDEMPOTENCY_TABLE_NAME` nor the other variables of the table.
+    /// Creates a consumer in the mode [`Once`] with records in your own [`Store`] or in PostgreSQL. Otherwise it is like
+    /// [`once`](Self::once), but it reads neither `IDEMPOTENCY_TABLE_NAME` nor the other variables of the table.
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Handler, Settings, store::MemoryStore};
@@ -111,11 +111,11 @@ impl Settings {
         Ok(shared.consumer(once, handler, concurrency, &config))
     }
 
-    /// Creates a consumer in the mode [`Inbox`], otherwise like [`once`](Self::once).
+    /// Creates a consumer in the mode [`Inbox`]. Otherwise it is like [`once`](Self::once).
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Done, Handler, Settings};
@@ -143,11 +143,11 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`ItemMode`], otherwise like [`once`](Self::once). It needs no table of records.
+    /// Creates a consumer in the mode [`ItemMode`]. Otherwise it is like [`once`](Self::once), but needs no table of records.
     ///
     /// # Errors
     ///
-    /// Every error in the variables of the handler and the consumer.
+    /// Returns every error in the variables of the handler and the consumer.
     ///
     /// ```no_run
     /// use sqs_once::{Change, Handler, Settings};

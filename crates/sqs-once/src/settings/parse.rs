@@ -9,10 +9,6 @@ use std::{
 use crate::{entries::entries, protocol::isolation::CrashWaits, sqs::Visibility};
 
 /// Parses `on` or `off`.
-///
-/// # Errors
-///
-/// An error if `text` is neither.
 pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
@@ -22,10 +18,6 @@ pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
 }
 
 /// Parses a duration such as `500ms`, `30s`, `5m` or `24h`.
-///
-/// # Errors
-///
-/// An error if `text` is not a duration.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|_| format!("`{text}` is not a duration such as 500ms, 30s, 5m or 24h"))
@@ -35,7 +27,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 ///
-/// An error if `text` is not a duration, or is 0.
+/// Fails if `text` is not a duration, or is 0.
 pub fn positive(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("must be more than 0".to_owned()),
@@ -53,7 +45,7 @@ pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses a value that has an effect only with the feature `s3`. Without the feature, any text but an empty one is an error.
+/// Parses a value that has an effect only with the feature `s3`. Without the feature, any value that isn't empty is an error.
 pub(crate) fn of_s3<T: Default>(
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> impl FnOnce(&str) -> Result<T, String> {

@@ -33,7 +33,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// Every error in the table's variables.
+    /// Returns every error in the table's variables.
     pub fn store(&mut self, config: &SdkConfig) -> Result<DynamoStore, SettingsError> {
         let table = self.records_table();
         let table = self.check(table)?;
@@ -69,7 +69,6 @@ fn rename(layout: Layout, text: &str) -> Result<Layout, String> {
     layout.rename(names).map_err(|error| error.to_string())
 }
 
-/// Settings of the table of records.
 #[derive(Debug)]
 pub(super) struct TableSettings {
     pub(super) name: String,

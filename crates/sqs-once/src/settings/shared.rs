@@ -57,7 +57,7 @@ impl Settings {
         if self.is_set(IDEMPOTENCY_KEY.name) {
             options.key_in_environment = self.value(IDEMPOTENCY_KEY.name);
         }
-        // If the code sets a default, that is only a hint.
+        // A value that the code sets as a default is only a hint.
         if self.is_set(CONSUMER_MIN_TIME_TO_START.name) {
             options.min_time_divisor = Some(shared.invocations.get().min(2));
         }
@@ -77,7 +77,7 @@ impl Settings {
         Ok((handler?, shared?))
     }
 
-    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless it is on only by default.
+    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless that is only the default.
     fn calls_sqs_to_copy(&mut self, values: Values) -> Result<Values, SettingsError> {
         let name = CONSUMER_DIRECT_DEAD_LETTERING.name;
         if values.dead_letter && !values.visibility && self.value(name).is_some() {
@@ -91,7 +91,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The first missing or invalid variable. Errors in the others stay in the list, as with
+    /// Returns the error of the first missing or invalid variable. Errors in the others stay in the list, as with
     /// [`Variables::required`](crate::settings::variables::Variables::required).
     pub fn metrics(&mut self) -> Result<Option<Metrics>, SettingsError> {
         self.trim("POWERTOOLS_");
@@ -129,8 +129,8 @@ impl Shared {
         Concurrency::new(self.values.concurrency.unwrap_or(LEAST))
     }
 
-    /// The same for claim mode, with outputs in the record. With `auto`, as many as an invocation's memory holds, but at
-    /// least 10 and at most 100. With outputs in S3 it is 10, because they may have any size.
+    /// The same for claim mode with outputs in the record. `auto` is as many as an invocation's memory holds, from 10 to 100.
+    /// With outputs in S3 it is 10, because they may have any size.
     pub(super) fn concurrency_of_claims(&self) -> Concurrency {
         if self.values.concurrency.is_some() || self.values.result_bucket.is_some() {
             return self.concurrency();
@@ -152,7 +152,7 @@ impl Shared {
         values.visibility || !values.s3_buckets.is_empty() || values.result_bucket.is_some()
     }
 
-    /// Where outputs are stored: in the record, or large ones in the bucket if there is one.
+    /// Returns where outputs are stored: in the record or, if they are large and there is a bucket, in S3.
     #[cfg_attr(
         not(feature = "s3"),
         expect(unused_variables, reason = "read by the feature")

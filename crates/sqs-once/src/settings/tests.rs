@@ -74,7 +74,7 @@ async fn watched_function_has_records_in_memory() {
 async fn function_on_lambda_needs_a_table() {
     let [watched, unnamed] = WATCHED;
     for variables in [
-        // Functions on AWS, even with the name `_`.
+        // These are functions on AWS, even with the name `_`.
         vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001")],
         vec![unnamed, ("AWS_LAMBDA_RUNTIME_API", "127.0.0.1:9001/_")],
         vec![
@@ -126,7 +126,7 @@ async fn watched_function_with_table_uses_it() {
     assert!(consumer.contains("Batched("), "{consumer}");
 }
 
-/// The function's name must not be the default: after a rename, everything would run again.
+/// The namespace must not default to the function's name: after a rename, every operation would run again.
 #[tokio::test]
 async fn missing_namespace_is_an_error_in_every_mode() {
     let [runtime_api, _, table] = REQUIRED;

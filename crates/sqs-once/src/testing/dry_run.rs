@@ -83,7 +83,7 @@ impl DryRun {
         }
     }
 
-    /// Runs a message in `consumer`, but with this dry run in place of its mode. It has the consumer's key, fingerprint,
+    /// Runs a message in `consumer`, but with this dry run in place of its mode. It uses the consumer's key, fingerprint,
     /// envelope and lookup, so a test sees which messages are the same operation.
     ///
     /// # Panics
@@ -148,9 +148,9 @@ impl DryRun {
         run_handler(self, called, operation, message).await
     }
 
-    /// Lets the next message find an open attempt, as if a worker had claimed its operation long ago and
-    /// crashed. This replaces any record of the operation. The handler sees a [prior
-    /// attempt](crate::Attempt::prior), and a [lookup](crate::LookUp) is called.
+    /// Lets the next message find an open attempt, as if a worker had claimed its operation long ago and crashed. This replaces
+    /// any record of the operation. The handler sees a [prior attempt](crate::Attempt::prior), and the consumer calls its
+    /// [lookup](crate::LookUp).
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message, settings};
@@ -176,16 +176,16 @@ impl DryRun {
         self.interrupted.store(true, Relaxed);
     }
 
-    /// Returns the writes that would have been made so far, in order. These are the writes of each
-    /// [`Done`](crate::Done), with a put to the table `outbox` for each group's published events, and one write
-    /// for each [`Change`](crate::Change), without the attributes in which an item remembers its keys.
+    /// Returns the writes that a real mode would have made so far, in order. A [`Done`](crate::Done) adds its writes, and one
+    /// put to the table `outbox` for each group of its events. A [`Change`](crate::Change) adds one write, without the item's
+    /// processed keys.
     #[must_use]
     pub fn writes(&self) -> Vec<PlannedWrite> {
         self.plans.writes()
     }
 
-    /// Makes a condition fail: that of the next write with this label, or to this table if the write has no
-    /// label. None of that transaction's writes is recorded. A second call makes one more condition fail.
+    /// Makes the condition of the next write with this label fail. For a write without a label, `name` is its table. The dry
+    /// run then records no write of that transaction. A second call makes one more condition fail.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message};

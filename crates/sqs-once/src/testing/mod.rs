@@ -74,7 +74,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// A [`BatchError`] if the invocation would fail.
+/// Returns a [`BatchError`] if the invocation would fail.
 ///
 /// ```
 /// use sqs_once::testing::{Message, event, process};
@@ -140,9 +140,11 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     }
 }
 
-/// Returns settings for a consumer in the namespace `test` that makes no calls when it is created, for
-/// [`DryRun::run_in`]. They are these variables, such as `IDEMPOTENCY_KEY` if the deployed function has it in its
-/// environment, and otherwise the defaults. This does not read the process's environment.
+/// Returns settings for a consumer to run with [`DryRun::run_in`]. It has the namespace `test`, and makes no calls when it is
+/// created.
+///
+/// Pass the variables that the deployed function has in its environment, such as `IDEMPOTENCY_KEY`. All others have their
+/// defaults, except that visibility timeouts and metrics are off. The process's environment is not read.
 ///
 /// ```
 /// # use sqs_once::{Attempt, Failure, handler_fn, testing::settings};

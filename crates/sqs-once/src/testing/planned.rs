@@ -1,4 +1,4 @@
-//! [`Planned`]: gives each type that a handler can return in a dry run its mode.
+//! [`Planned`]: the mode of a dry run for each type that a handler can return.
 
 use std::future::ready;
 

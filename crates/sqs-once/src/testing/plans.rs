@@ -82,12 +82,12 @@ impl Plans {
         self.state().writes.clone()
     }
 
-    /// Makes a condition fail: that of the next write with `name` as its label, or as its table if it has no label.
+    /// Makes the condition of the next write with the label `name` fail. A write without a label goes by its table.
     pub fn fail_condition(&self, name: String, item: Option<Item>) {
         self.state().failing.push_back((name, item));
     }
 
-    /// Replaces the record with that of a worker which claimed the operation long ago and crashed.
+    /// Replaces the record with that of a worker that claimed the operation long ago and crashed.
     pub fn interrupt(&self, operation: &Operation) {
         const HOUR: u64 = 3600;
         let now = Timestamp::now();

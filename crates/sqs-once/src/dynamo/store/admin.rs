@@ -1,6 +1,6 @@
 //! How an operator reads and changes records in DynamoDB, with the command-line tool `sqs-once`.
 //!
-//! An operator holds no claim. So each change has the condition that the record hasn't changed since it was read.
+//! An operator holds no claim, so each change requires that the record hasn't changed since it was read.
 
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 
@@ -14,7 +14,7 @@ use crate::{
 /// A record with its key, as read from the table.
 #[derive(Clone, Debug)]
 pub struct StoredRecord {
-    /// The key as the table has it: hashed, if it was too long for the table's key attribute.
+    /// The key as the table has it. It is a hash if it was too long for the key attribute.
     pub key: String,
     /// The record, or why the item is not a valid record.
     pub record: Result<Record, UnreadableRecord>,
@@ -32,8 +32,8 @@ pub struct UnreadableRecord {
 }
 
 impl StoredRecord {
-    /// Returns the call key of the current or next attempt. `None` if the record cannot be read, or if the table has a hash in
-    /// place of its key.
+    /// Returns the call key of the current or next attempt. `None` if the record cannot be read, or if the table has only a
+    /// hash of its key.
     #[must_use]
     pub fn call_key(&self) -> Option<String> {
         let record = self.record.as_ref().ok()?;
@@ -62,7 +62,7 @@ impl DynamoStore {
         }
     }
 
-    /// Replaces a record. If it has changed since it was read, or isn't valid, changes nothing and returns false.
+    /// Replaces a record. Returns false and changes nothing if the record has changed since it was read, or isn't valid.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl DynamoStore {
         Ok(self.swap_in(None, &swap).await? == Swapped::Applied)
     }
 
-    /// Deletes a record. If the record has changed since it was read, changes nothing and returns false.
+    /// Deletes a record. Returns false and changes nothing if the record has changed since it was read.
     ///
     /// # Errors
     ///

@@ -10,7 +10,6 @@ use crate::{
 };
 
 impl DynamoStore {
-    /// Creates the error for a request that failed for this reason.
     pub(super) fn failed(
         &self,
         kind: RequestErrorKind,

@@ -175,7 +175,6 @@ impl Layout {
         }
     }
 
-    /// Returns the primary key of the record with the key `id`.
     pub(super) fn primary_key(&self, id: &str) -> Item {
         items::owned(self.key_attributes(id))
     }
@@ -211,8 +210,8 @@ impl Layout {
     }
 }
 
-/// Returns the sort key of the record with the key `id`: a hash if the key is too long. No other key begins with the
-/// marker of a hash: see `Key`.
+/// Returns the sort key of the record with the key `id`, or a hash if the key is too long. No other key begins like a hash: see
+/// `Key`.
 fn sort_key(id: &str) -> Cow<'_, str> {
     if id.len() <= MAX_SORT_KEY_BYTES {
         id.into()

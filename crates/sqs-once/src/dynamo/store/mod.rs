@@ -25,7 +25,7 @@ use crate::{
 ///
 /// # Table
 ///
-/// Key schema: partition key `id` (string), no sort key. TTL attribute: `expires_at`.
+/// The table has the partition key `id` (a string), no sort key, and the TTL attribute `expires_at`.
 ///
 /// ```sh
 /// aws dynamodb create-table --table-name idempotency --billing-mode PAY_PER_REQUEST \
@@ -42,9 +42,9 @@ use crate::{
 ///
 /// # Requests
 ///
-/// The first write of a record is a `PutItem`, on condition that the table has none yet. Every later one is an `UpdateItem` of
-/// what differs, on condition that owner and version are as expected. If the condition fails, DynamoDB returns
-/// the record (`ReturnValuesOnConditionCheckFailure`).
+/// The first write of a record is a `PutItem`, which fails if the record already exists. Every later write is an `UpdateItem`
+/// of the attributes that differ, which fails unless owner and version are as expected. After a failed condition, DynamoDB
+/// returns the record (`ReturnValuesOnConditionCheckFailure`).
 ///
 /// # Limits
 ///
@@ -65,8 +65,8 @@ use crate::{
 ///
 /// # Guarantee
 ///
-/// DynamoDB serializes the writes to one item, so one of two claims fails, however much the workers' clocks
-/// differ. Clocks only decide when a lease expires.
+/// DynamoDB serializes the writes to one item. If two workers claim a key, one of them fails, however much their clocks differ.
+/// Clocks only decide when a lease expires.
 ///
 /// The guarantee holds within one Region. A global table with eventual consistency checks conditions in each
 /// Region separately. Let the consumers of **one Region** write to a table, and move all consumers at once. A
@@ -84,8 +84,8 @@ use crate::{
 pub struct DynamoStore {
     /// Client for reads, which the SDK retries.
     client: Client,
-    /// Client for writes, without the SDK's retries. The store sees each response, and throttled claims
-    /// cannot use up the retry quota of settlements.
+    /// Client for writes, without the SDK's retries. So the store sees each response, and throttled claims cannot use up the
+    /// retry quota of settlements.
     pub(crate) writing: Client,
     pub(crate) table: String,
     pub(crate) layout: Layout,
@@ -154,7 +154,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// An error if the table could not be read. Log it, and start the consumer anyway.
+    /// Fails if the table could not be read. Log the error, and start the consumer anyway.
     ///
     /// ```no_run
     /// # async fn run(store: sqs_once::store::DynamoStore) {

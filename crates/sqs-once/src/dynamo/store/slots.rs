@@ -7,10 +7,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of requests in flight, and so also of connections.
 const MOST: usize = 64;
-/// Number of slots among them that only completions use.
+/// How many of these slots are for completions only.
 const RESERVED: usize = 8;
 const MOST_SHARED: usize = MOST - RESERVED;
-/// Maximum number of claims among them, so that releases still go out while claims wait for a silent table.
+/// How many of them claims may use, so that releases still go out while claims wait for a silent table.
 const MOST_CLAIMS: usize = 48;
 
 /// Slots for a store's requests in flight. Clones share them.
@@ -33,7 +33,6 @@ pub(crate) struct Slot {
     _pace: Option<OwnedSemaphorePermit>,
 }
 
-/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Claim,
@@ -55,7 +54,6 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Waits for a slot.
     pub(crate) async fn take(&self, kind: Request) -> Slot {
         // The semaphores are never closed. Claims first wait for each other, so that they don't hold up other requests.
         let _claim = match kind {

@@ -101,7 +101,7 @@ impl Written {
     }
 }
 
-/// Returns the attributes of a new record, its key included.
+/// Returns the attributes of a new record, including its key.
 fn item<'a>(
     layout: &'a Layout,
     key: &'a Key,
@@ -240,7 +240,8 @@ impl Layout {
 }
 
 impl DynamoStore {
-    /// Rejects a record that is too large. A claim must leave room for the result: once the effect has happened, it must fit.
+    /// Rejects a record that is too large. A claim must leave room for the result, because that has to fit once the effect has
+    /// happened.
     pub(super) fn check_swap(&self, swap: &Swap) -> Result<(), StoreError> {
         let attributes = item(&self.layout, &swap.key, &swap.to);
         let bytes = size(attributes);
@@ -262,7 +263,7 @@ impl DynamoStore {
         })
     }
 
-    /// Reads the item in a response. Without one, there is no record.
+    /// Reads the item in a response. If the response has none, there is no record.
     pub(super) fn found(
         &self,
         key: &Key,
@@ -279,7 +280,7 @@ impl DynamoStore {
         })
     }
 
-    /// Swaps in `place`, or in the next free slot.
+    /// Sends a swap in the slot `place`, or in the next free one.
     ///
     /// The SDK's futures are 5 KB and larger, and would become a part of each message's future. So we box them.
     pub(super) async fn swap_in(
@@ -359,7 +360,7 @@ impl Store for DynamoStore {
         if with.is_empty() {
             self.swap_in(None, swap).await
         } else {
-            // Boxed, because a transaction's future is large, and every message's future would hold it.
+            // We box it, because a transaction's future is large, and every message's future would hold it.
             Box::pin(self.transact(swap, with)).await
         }
     }
@@ -369,7 +370,7 @@ impl Store for DynamoStore {
 mod tests {
     use super::*;
 
-    /// Computed by hand from the Developer Guide's rules.
+    /// We computed the sizes by hand from the Developer Guide's rules.
     #[test]
     fn item_size_matches_dynamodb_count() {
         let attributes = [

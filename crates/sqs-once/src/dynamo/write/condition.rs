@@ -1,6 +1,5 @@
 //! Joins the conditions of a write.
 
-/// Joins two conditions with `AND`.
 pub(super) fn and(first: Option<&str>, second: &str) -> String {
     let second = without_outer_parentheses(second);
     match first.map(without_outer_parentheses) {

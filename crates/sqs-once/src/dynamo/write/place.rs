@@ -6,7 +6,6 @@ use aws_sdk_dynamodb::types::{ConditionCheck, Delete, Put, TransactWriteItem, Up
 
 use super::Write;
 
-/// Returns the name of the table that an action writes to.
 pub(crate) fn table(action: &TransactWriteItem) -> &str {
     let put = action.put().map(Put::table_name);
     let update = || action.update().map(Update::table_name);

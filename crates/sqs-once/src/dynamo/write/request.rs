@@ -8,7 +8,6 @@ use aws_sdk_dynamodb::{
     types::{Put, Update},
 };
 
-/// Builds a single `PutItem` request.
 pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {
     client
         .put_item()
@@ -20,7 +19,6 @@ pub(crate) fn put_item(client: &Client, put: Put) -> PutItemFluentBuilder {
         .set_return_values_on_condition_check_failure(put.return_values_on_condition_check_failure)
 }
 
-/// Builds a single `UpdateItem` request.
 pub(crate) fn update_item(client: &Client, update: Update) -> UpdateItemFluentBuilder {
     client
         .update_item()

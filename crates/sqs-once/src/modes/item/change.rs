@@ -47,7 +47,7 @@ pub struct Change<O> {
 pub(super) type Modify =
     Box<dyn FnMut(Option<&Item>) -> Result<(Item, StoredResult), Failure> + Send>;
 
-/// What the change does, and how its result is made.
+/// A create, an update or a modification, each with its result.
 pub(crate) enum Kind {
     Create {
         put: Write<Put>,

@@ -49,9 +49,9 @@ use crate::{
 ///
 /// # Retention
 ///
-/// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item
-/// never fills up and then fails for ever. We limit the age of the keys and not their number, because otherwise a busy item
-/// could forget a message that SQS can still deliver again, and change twice.
+/// An item keeps each key for at least the [retention](Self::retention). Changes remove older keys, so an item doesn't stay
+/// full for ever. We limit the age of the keys and not their number, because otherwise a busy item could forget a message that
+/// SQS can still deliver again, and change twice.
 ///
 /// # Requirements for the handler
 ///
@@ -71,9 +71,9 @@ use crate::{
 /// | failures | a message that fails permanently runs again on each delivery |
 /// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
-/// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails
-/// permanently goes to the dead-letter queue as in the other modes. On a FIFO queue, it stops its message group until then;
-/// without direct dead-lettering, messages that are received with it use up their receives too.
+/// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails permanently goes to the
+/// dead-letter queue as in the other modes. On a FIFO queue, it stops its message group until then. Without direct
+/// dead-lettering, messages that are received with it use up their receives too.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
 /// keys.

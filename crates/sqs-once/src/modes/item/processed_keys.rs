@@ -30,7 +30,6 @@ pub(super) struct ProcessedKeys<'a> {
 }
 
 impl ProcessedKeys<'_> {
-    /// Returns whether the item has the key.
     pub(super) fn has_key(&self, item: &Item) -> bool {
         let is_key =
             |entry: &AttributeValue| entry.as_s().is_ok_and(|key| key == self.key.as_str());
@@ -118,7 +117,7 @@ impl ProcessedKeys<'_> {
         update.raw_value(":sqs_once_events", self.after(Some(found)))
     }
 
-    /// Returns the time in epoch seconds before which changes have outlived their retention by `slack`.
+    /// Returns a time in epoch seconds. Older changes have outlived their retention by `slack`.
     fn kept_since(&self, slack: Duration) -> u64 {
         let kept = if flawed("an item forgets its keys") {
             0

@@ -128,7 +128,7 @@ impl ItemRequests<'_> {
                 (WriteResponse::ConditionFailed(item), unanswered) => {
                     SentChange::ConditionFailed { item, unanswered }
                 }
-                // The item decides whether a change is valid, so the copy that got no response may still be applied.
+                // Whether a change is valid depends on the item, so the copy that got no response may still be applied.
                 (WriteResponse::Invalid(_), Some(unanswered)) => SentChange::Unknown(unanswered),
                 (WriteResponse::Invalid(why), None) => SentChange::Invalid(why),
             },

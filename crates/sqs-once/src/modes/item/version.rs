@@ -10,7 +10,6 @@ use crate::dynamo::{
 /// Name of the attribute that counts an item's changes.
 const VERSION: &str = "version";
 
-/// The condition that an item is unchanged since it was read.
 #[derive(Debug, PartialEq)]
 pub(super) enum Unchanged {
     /// No item existed.

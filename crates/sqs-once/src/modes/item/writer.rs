@@ -38,7 +38,6 @@ pub(super) struct ChangeWriter<'a> {
 type WriteResult = Result<Outcome, Refused>;
 
 impl ChangeWriter<'_> {
-    /// Writes a change.
     pub(super) async fn write(&self, kind: Kind) -> WriteResult {
         match kind {
             Kind::Create { put, key, result } => self.create(put, &key, result).await,
@@ -191,7 +190,6 @@ fn serializable<A>(write: Write<A>) -> Result<Write<A>, Refused> {
     }
 }
 
-/// Checks that the item's processed keys are readable.
 fn check_processed_keys(item: Option<&Item>) -> Result<(), Refused> {
     match item.and_then(ProcessedKeys::type_error) {
         Some(error) => Err(Refused::Invalid(error)),

@@ -88,7 +88,7 @@ pub enum Outcome {
     /// Too little time was left before the deadline, a layer held the message until then, or [`Once::run`](super::Once::run) was
     /// called inside itself. The handler did not run.
     NotStarted,
-    /// A message before this one in its message group, or on a standard queue under its key, failed. The handler did
+    /// A message before this one failed, in the same message group or (on a standard queue) under the same key. The handler did
     /// not run.
     BehindFailure,
     /// The circuit breaker is open: the last handlers of this process failed one after the other, or the called system

@@ -47,7 +47,7 @@ const COMPLETED: &str = "COMPLETED";
 const FAILED: &str = "FAILED";
 
 impl Record {
-    /// Returns the failures as the JSON that is written, if there are any.
+    /// Returns the failures as JSON for the record, if there are any.
     pub(crate) fn failures_json(&self) -> Option<String> {
         if self.failures.is_empty() {
             return None;
@@ -57,8 +57,8 @@ impl Record {
         Some(json)
     }
 
-    /// Returns the attributes as they are written, in the order of their names. Leaves out optional ones that are `None`, 0 or
-    /// empty, and `attempts` if it is 1.
+    /// Returns the attributes to write, sorted by name. Leaves out optional ones that are `None`, 0 or empty, and `attempts` if
+    /// it is 1.
     pub(crate) fn attributes(&self) -> Vec<(&'static str, RecordValue<'_>)> {
         let text = |text| Some(RecordValue::Text(Cow::Borrowed(text)));
         let number = |number| Some(RecordValue::Number(number));
@@ -78,7 +78,7 @@ impl Record {
             }
             Some(StoredResult::Omitted(why)) => omitted = text(why),
         }
-        // The first claim writes one time.
+        // If both times are equal, as after a first claim, we write only one of them.
         let updated_at =
             Some(self.updated_at).filter(|_| self.first_claimed_at != Some(self.updated_at));
         let fingerprint = self.fingerprint.as_ref();

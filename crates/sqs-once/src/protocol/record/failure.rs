@@ -1,4 +1,4 @@
-//! [`RecordedFailure`]: a permanent failure, as the record keeps it for each payload.
+//! [`RecordedFailure`]: a permanent failure of one payload, as the record keeps it.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,15 +7,15 @@ use crate::protocol::Fingerprint;
 
 /// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
-/// Maximum size of each text after the first, in bytes.
+/// Maximum size of an earlier failure's text, in bytes.
 const MAX_EARLIER_ERROR_BYTES: usize = 200;
 /// Maximum number of payloads whose failures a record keeps.
 const MOST_PAYLOADS: usize = 4;
 
-/// A permanent failure under a key. It is the answer to every message with its payload that was sent by then.
+/// A permanent failure under a key. It answers every message with the same payload that was sent at or before its time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedFailure {
-    /// The later of its own time and the `SentTimestamp` of its message.
+    /// When the failure happened, or the `SentTimestamp` of its message if that is later.
     pub at: Timestamp,
     /// The text of the failure.
     pub error: String,
@@ -27,8 +27,8 @@ pub struct RecordedFailure {
 }
 
 impl RecordedFailure {
-    /// Puts this failure in front of the others. It replaces an earlier one with the same fingerprint, and answers that
-    /// one's messages too. Others stay, even if they can't be compared: we don't know that they are for the same payload.
+    /// Puts this failure in front of the others. It replaces an earlier one with the same fingerprint, and answers that one's
+    /// messages too. Up to three others stay, even if we can't compare them, because they may be for other payloads.
     pub(crate) fn added_to(mut self, failures: &[Self]) -> Vec<Self> {
         cut(&mut self.error, MAX_ERROR_BYTES);
         let mut all = vec![self];

@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// How an attempt ended that did not settle the operation.
+/// How an attempt ended without settling the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AttemptEnd {
@@ -55,7 +55,7 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
-    /// The handler returned a permanent failure. Never written, because the record's status says it.
+    /// The handler returned a permanent failure. No record stores this value, because `status` already says it.
     Permanent,
     /// The handler had no effect, or no attempt was ever open.
     NoEffect,
@@ -96,7 +96,7 @@ pub struct Record {
     pub expires_at: u64,
     /// Fingerprint that later payloads must have. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
-    /// Message of the current or last claim.
+    /// Id of the current or last claim's message.
     pub message_id: String,
     /// Name of the queue of the current or last claim.
     pub source: Option<String>,
@@ -104,7 +104,7 @@ pub struct Record {
     pub attempts: u64,
     /// Claim time of the earliest open attempt. `None` if no attempt is open.
     pub first_claimed_at: Option<Timestamp>,
-    /// End of the last attempt. `None` if unknown, as after a crash.
+    /// How the last attempt ended. `None` if nobody knows, for example after a crash.
     pub last_end: Option<AttemptEnd>,
     /// Number of attempts in a row that ran alone and have no recorded end.
     pub exclusive_attempts: u64,
@@ -112,7 +112,7 @@ pub struct Record {
     pub failures: Vec<RecordedFailure>,
     /// How often the called system declined. The call key is made from the key and this number.
     pub generation: u64,
-    /// Whether an open attempt may have had a payload other than the record's.
+    /// True if an open attempt may have had a different payload than the record's.
     pub open_other: bool,
     /// Time of the record's last change.
     pub updated_at: Timestamp,
@@ -137,7 +137,7 @@ impl Record {
         self.failures.first().map(|failure| failure.error.as_str())
     }
 
-    /// Returns whether a claim wrote this content: its lease ends after the write.
+    /// Returns whether a claim wrote this content. No other write sets a lease that ends later than the write.
     #[must_use]
     pub fn is_claim(&self) -> bool {
         self.lease_until()
@@ -205,7 +205,7 @@ impl Record {
     }
 }
 
-/// What a swap expects of the record.
+/// The state of the record that a swap expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::large_enum_variant,
@@ -214,12 +214,12 @@ impl Record {
 pub enum Expect {
     /// There is no record.
     Absent,
-    /// The record has this one's stamp, and so the same attributes, except for `lease_until`, which an operator's release
-    /// changes.
+    /// The record has this one's stamp. Its other attributes are then the same too, except `lease_until`, which an operator may
+    /// have changed.
     Unchanged(Record),
 }
 
-/// The only write to a record: `to` replaces what is expected, or nothing changes.
+/// The only write to a record. It writes `to` if the record is as expected; otherwise it changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// Key of the operation.
@@ -242,8 +242,8 @@ impl Swap {
     }
 }
 
-/// Returns when a record that is written now expires, in seconds since the epoch: at the end of its retention, but not
-/// before `kept_until`.
+/// Returns when a record written now expires, in seconds since the epoch. That is the end of its retention, but not before
+/// `kept_until`.
 #[doc(hidden)]
 #[must_use]
 pub fn expires_at(now: Timestamp, retention: Duration, kept_until: Timestamp) -> u64 {

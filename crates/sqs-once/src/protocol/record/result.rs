@@ -110,10 +110,10 @@ impl fmt::Display for ResultPointer {
     }
 }
 
-/// The reason for a missing output, if the settings say not to store it.
+/// The reason for an output that the settings don't store.
 const NOT_WANTED: &str = "Results::none()";
 
-/// The reason for an output that is no longer in memory, but in the record.
+/// The reason for an output that we dropped from memory because the record has it.
 const IN_RECORD: &str = "the output is in the record";
 
 impl StoredResult {

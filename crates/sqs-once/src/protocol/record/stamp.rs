@@ -37,7 +37,7 @@ impl fmt::Display for Owner {
 pub struct Stamp {
     /// Token of the current or last claim.
     pub owner: Owner,
-    /// Grows with each state that a worker sends, applied or not. A worker never sends two different states with the
-    /// same version.
+    /// Grows with each state that a worker sends, whether or not the store applies it. A worker never sends two different
+    /// states with the same version.
     pub version: u64,
 }

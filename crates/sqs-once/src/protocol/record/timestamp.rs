@@ -69,8 +69,8 @@ impl Pause {
         Self { length, end }
     }
 
-    /// Returns whether the pause is on at this time. If the clock was set back to before the pause began, it is over: otherwise
-    /// it would last longer.
+    /// Returns whether the pause is on at this time. If somebody set the clock back to before the pause began, the pause is
+    /// over. Otherwise it would last too long.
     pub(crate) fn is_on(self, now: Timestamp) -> bool {
         now < self.end && now.until(self.end) <= self.length
     }

@@ -132,8 +132,8 @@ impl Variables {
         }
     }
 
-    /// Reads all variables whose names begin with `prefix` in the way that this library reads its settings: white space
-    /// at both ends is not part of the value, and a line break inside is an error.
+    /// Trims the values of all variables whose names begin with `prefix`, as this library trims its own settings. A line break
+    /// inside is an error.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -192,9 +192,8 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// An error if the variable is not set, or `parse` rejects it. The error stays in the list, so read all
-    /// variables before the first `?` to report all problems at once. The error does not contain the value,
-    /// unless `parse` puts it there.
+    /// Fails if the variable is not set, or `parse` rejects it. The error stays in the list, so read all variables before the
+    /// first `?` to report all problems at once. The error does not contain the value, unless `parse` puts it there.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -220,8 +219,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// An error if `parse` rejects the value. The error stays in the list, as with
-    /// [`required`](Self::required).
+    /// Fails if `parse` rejects the value. The error stays in the list, as with [`required`](Self::required).
     pub fn optional<T, E: fmt::Display>(
         &mut self,
         name: &str,
@@ -237,8 +235,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// An error if `parse` rejects the value. The error stays in the list, as with
-    /// [`required`](Self::required).
+    /// Fails if `parse` rejects the value. The error stays in the list, as with [`required`](Self::required).
     pub fn setting<T, E: fmt::Display>(
         &mut self,
         setting: &Setting,
@@ -251,7 +248,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// An error if the value is not a duration, or is 0. The error stays in the list, as with [`required`](Self::required).
+    /// Fails if the value is not a duration, or is 0. The error stays in the list, as with [`required`](Self::required).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -311,7 +308,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// An error if `change` rejects the value, as with [`required`](Self::required).
+    /// Fails if `change` rejects the value, as with [`required`](Self::required).
     pub fn changed<T>(
         &mut self,
         name: &str,
@@ -357,7 +354,7 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// Every error so far, if there is one.
+    /// Returns every error so far, if there are any.
     pub fn checked<T>(&self, read: Result<T, SettingsError>) -> Result<T, SettingsError> {
         if self.errors.is_empty() {
             read

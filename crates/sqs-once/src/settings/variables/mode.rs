@@ -18,6 +18,6 @@ pub struct ModeOptions {
     pub retention: Duration,
     /// Where outputs are stored, as `IDEMPOTENCY_RESULT_BUCKET` says.
     pub results: Results,
-    /// Whether to connect at start, so that problems are reported before the first message.
+    /// True if the mode should connect at start, so that problems are reported before the first message.
     pub warm_up: bool,
 }

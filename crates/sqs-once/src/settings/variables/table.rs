@@ -1,8 +1,8 @@
 //! The table of settings: one row for each variable.
 //!
-//! A row holds what the setting sets, its parser, its default and its documentation. The struct `Values`, its reader and
-//! the hint for unknown names are made from the rows, and `tests/cloud/parameters.rs` compares docs and template with them.
-//! To add a setting, add a row:
+//! A row holds what the setting sets, its parser, its default and its documentation. We make the struct `Values`, its reader
+//! and the hint for unknown names from the rows, and `tests/cloud/parameters.rs` compares docs and template with them. To add a
+//! setting, add a row:
 //!
 //! - `[options.key = str::parse]` sets a field of a consumer's `Options`, if it affects the consumer in every mode;
 //! - `(retention: Duration = positive)` is a field of `Values`, from which a mode or a client is made;

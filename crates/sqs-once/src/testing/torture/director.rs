@@ -34,21 +34,21 @@ const MOST_RECEIVES: usize = 20;
 
 /// The result of a run.
 pub(super) struct RunEnd {
-    /// For each place that a worker came to, what can go wrong there.
+    /// The faults that were possible at each place that a worker came to.
     pub(super) taken: Vec<&'static [Fault]>,
     pub(super) receives: usize,
-    /// For each freeze of a worker that held the claim, whether another worker took over.
+    /// One entry for each freeze of a worker that held the claim: true if another worker took over.
     pub(super) freezes: Vec<bool>,
     /// Where the effects happened.
     pub(super) places: Vec<&'static Location<'static>>,
 }
 
-/// Returns what the producer sends if it sends the message again: the same operation with the same fingerprint, but
-/// something else changed. The test may have `chosen` it. `None` if nothing can change.
+/// Returns the body that the producer sends the second time. It has the same key and fingerprint, but something else has
+/// changed. The test may have `chosen` it. `None` if nothing can change.
 ///
 /// # Errors
 ///
-/// A story if the test's choice is another operation or has another fingerprint.
+/// Returns a story if the test's choice is another operation or has another fingerprint.
 pub(super) fn sent_again<H: Handler>(
     body: &str,
     chosen: Option<&str>,
@@ -117,9 +117,9 @@ fn deadline() -> Deadline {
     Deadline::after(clock(), INVOCATION, Duration::from_secs(1))
 }
 
-/// Runs a message until it is done. `script` says what goes wrong at each place; after the script's end, nothing goes
-/// wrong. `again` is what the producer sends if it sends the message again. `places` says where effects happen without
-/// faults; it is empty for the run that finds this out.
+/// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing goes wrong. `again` is
+/// the body that the producer sends the second time. `places` says where effects happen without faults. It is empty in the
+/// first run, which finds them.
 pub(super) fn execute<H: Handler>(
     script: &[usize],
     (body, again): (&str, Option<&str>),
@@ -159,7 +159,7 @@ where
     })
 }
 
-/// What is in the queue after a delivery.
+/// The queue's content after a delivery.
 #[derive(PartialEq, Eq)]
 enum Left {
     Nothing,

@@ -20,13 +20,18 @@ pub use world::World;
 /// Runs your handler through every combination of a few crashes and other faults, in a test without AWS.
 ///
 /// The handler's effects go through a [`Ledger`], which stands for the system that it calls and does nothing twice under the
-/// same key. A message is delivered to your consumer again and again until it is done. Meanwhile the worker is killed before
-/// and after each effect and at each write of its record, frozen until another worker takes over, or given the message
-/// twice; answers of the called system and of the table are lost; the producer [sends the message again](Self::sent_again);
-/// and a message that failed permanently is redriven. Every combination of up to two of these is tried: hundreds of runs in
-/// less than a second.
+/// same key. Your consumer gets a message again and again until it is done. Meanwhile, these things go wrong:
 ///
-/// Three things are findings: an effect that happens twice; an effect that is lost, although the record says `COMPLETED`; and
+/// - a worker is killed before or after an effect, or before or after it writes its record;
+/// - a worker is frozen until another one takes over;
+/// - the queue delivers the message twice;
+/// - an answer of the called system or of the table is lost;
+/// - the producer [sends the message again](Self::sent_again).
+///
+/// `Torture` tries every combination of up to two of these, hundreds of runs in less than a second. If a message fails
+/// permanently, it is redriven.
+///
+/// `Torture` finds an effect that happens twice, and an effect that is lost although the record says `COMPLETED`. It also finds
 /// two attempts that send different things under the same key, because a gateway refuses a known key with another body.
 ///
 /// A handler that passes on the [call key](crate::Attempt::call_key) survives:
@@ -49,13 +54,13 @@ pub use world::World;
 /// assert!(survived.unwrap().runs > 100);
 /// ```
 ///
-/// A handler that makes a new key for each attempt does not, and the error tells the story.
+/// A handler that makes a new key for each attempt does not survive, and the error tells the story.
 ///
 /// # Limits
 ///
-/// The handler runs on a tokio runtime with paused time and without sockets, because nothing real may be killed halfway: a
-/// handler that opens a socket is refused. One message runs at a time, in claim mode. What the handler does besides its
-/// effects, such as writes to a static, is not undone.
+/// The handler runs on a tokio runtime with paused time and without sockets, because nothing real may be killed halfway. A
+/// handler that opens a socket is refused. One message runs at a time, in claim mode. `Torture` does not undo what the handler
+/// does besides its effects, such as writes to a static.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Torture {
@@ -68,11 +73,11 @@ pub struct Torture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survived {
-    /// How many runs of a message until it was done, each with different faults.
+    /// How many runs there were. Each takes one message until it is done, with different faults.
     pub runs: usize,
-    /// How many deliveries in all runs.
+    /// How many deliveries there were in all runs.
     pub receives: usize,
-    /// How often another worker took over after a worker that held the claim was frozen.
+    /// How often another worker took over because the one that held the claim was frozen.
     pub takeovers: usize,
 }
 
@@ -90,8 +95,8 @@ impl Torture {
         }
     }
 
-    /// Sets what the producer sends if it sends the message again, such as the same order with another send time. It must
-    /// have the same key and fingerprint as the message.
+    /// Sets the body that the producer sends the second time, such as the same order with another send time. It must have the
+    /// same key and fingerprint as the message.
     ///
     /// By default, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
     /// members are in another order. If the fingerprint covers the whole body, only order and white space differ. With a
@@ -115,12 +120,12 @@ impl Torture {
         }
     }
 
-    /// Tortures consumers, which `make` creates for each worker.
+    /// Tortures your consumer. `make` creates it anew for each worker.
     ///
     /// # Errors
     ///
-    /// The shortest [`Story`] of a finding, or the reason why the handler can't be tortured: it opens a socket, or in a
-    /// run without faults it does not succeed or has no effect in the ledger.
+    /// Returns the shortest [`Story`] of a finding. If the handler can't be tortured, returns the reason: it opens a socket, or
+    /// in a run without faults it doesn't succeed or has no effect in the ledger.
     ///
     /// # Panics
     ///

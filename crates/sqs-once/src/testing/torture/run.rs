@@ -1,4 +1,4 @@
-//! [`Run`]: what a run's workers share: the called system, the table, the clock, and the story so far.
+//! [`Run`] holds what a run's workers share: the called system, the table, the clock, and the story so far.
 
 use std::{
     any::Any,
@@ -57,7 +57,7 @@ pub(super) enum Place {
     Redelivery,
 }
 
-/// What goes wrong at a place.
+/// A fault at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
@@ -70,7 +70,7 @@ pub(super) enum Fault {
 }
 
 impl Place {
-    /// What may go wrong at this place. The first entry is always `None`: nothing goes wrong.
+    /// Returns what may go wrong at this place. The first entry is always `None`: nothing goes wrong.
     pub(super) const fn faults(self) -> &'static [Fault] {
         use Fault::{AnswerLost, DeliveredTwice, Frozen, Killed, None, SentAgain};
         match self {

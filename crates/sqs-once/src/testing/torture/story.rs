@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How an effect happened twice, was lost, or was requested in two ways, as a story with times. `Debug` and `Display` print it.
+/// The story of an effect that happened twice, was lost, or was requested in two ways. `Debug` and `Display` print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Story(pub(super) String);
 

@@ -23,17 +23,17 @@ use crate::{
 /// | claim over a record, completion, permanent failure | `UPDATE` of what differs, with the same condition |
 /// | release of a lease, results over 16 KB, transactions | never |
 ///
-/// If an `INSERT` finds a record, a read follows.
+/// If an `INSERT` finds a record, the store reads that record.
 ///
 /// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
 ///   no others, it goes out as an ordinary request.
-/// - Claims and completions have batches of their own. While four of a kind are in flight, a batch that is not full
-///   waits for more calls, for at most 100 ms. With less than 400 ms left, a call goes alone.
-/// - A call waits for its batch at most half of its time left. If a batch gets no response, it goes out once
+/// - Claims and completions have separate batches. While four requests of a kind are in flight, a batch that is not full waits
+///   for more calls, but at most 100 ms. With less than 400 ms left, a call goes alone.
+/// - A call waits for its batch for at most half of the time that it has left. If a batch gets no response, it goes out once
 ///   more as a batch, and after that its calls go out as ordinary requests.
-/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. If DynamoDB denies access, sends a
-///   response of an unknown form, or refuses three batches or statements in a row whose ordinary requests
-///   succeed, the store logs a warning and sends only ordinary requests for an hour.
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. The store logs a warning and sends only ordinary
+///   requests for an hour if DynamoDB denies access, sends a response of an unknown form, or refuses three batches or
+///   statements in a row but accepts their ordinary requests.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};
@@ -72,7 +72,7 @@ impl Batched {
 /// would delay the others.
 const MAX_BYTES: usize = 16 * 1024;
 
-/// Returns whether a swap may share a request. A release does not, because it is rare.
+/// Returns whether a swap may share a request. A release may not, because it is rare.
 fn shares(swap: &Swap) -> bool {
     let bytes = match &swap.to.state {
         State::InProgress { .. } if !swap.to.is_claim() => return false,

@@ -5,8 +5,8 @@
 //!                                   └── batch: applied, condition failed or failed, or else the ordinary request
 //! ```
 //!
-//! There is no dispatcher. Each call waits for a permit and a slot, and whichever gets both first sends all calls that
-//! are waiting by then. So no call depends on another one, whose caller may be dropped, or on another runtime.
+//! There is no dispatcher. Each call waits for a permit and a slot, and the first call to get both sends all calls that are
+//! waiting by then. So no call depends on another one, whose caller may be dropped, or on another runtime.
 //!
 //! Each statement makes the same write as the ordinary request, with the same or a stricter condition. To the
 //! protocol, a batched write followed by an ordinary request looks like a duplicate request, and the explorer
@@ -48,15 +48,15 @@ use crate::{
 
 /// Maximum number of statements in one `BatchExecuteStatement` (*Amazon DynamoDB API Reference*).
 const MAX_STATEMENTS: usize = 25;
-/// While this many requests with claims (or completions) are in flight, new calls wait for each other, unless they fill a batch.
+/// While this many requests of one kind are in flight, new calls of that kind wait until they fill a batch.
 const PERMITS: usize = 4;
-/// How long they wait at most, because the requests in flight may never get a response.
+/// They wait no longer than this, because the requests in flight may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
 /// With less time left, a call goes alone.
 const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
-/// How long a call waits at most for its batch: longer than the client of `aws::config` waits.
+/// Longest time that a call waits for its batch. The client of `aws::config` gives up earlier.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// Batching ends after this many refusals in a row whose ordinary requests succeeded. A single one may be an accident.
+/// Batching ends once DynamoDB has refused this many statements in a row, but accepted their ordinary requests.
 const MANY_REFUSED: u32 = 3;
 
 /// The batches of one store. Clones share them.
@@ -75,12 +75,12 @@ struct BatcherState {
     standing: Mutex<BatchingState>,
 }
 
-/// The calls of one kind, so that no completion waits behind a claim.
+/// The calls of one kind. Each kind has a lane of its own, so that no completion waits behind a claim.
 struct Lane {
     kind: Request,
     queue: Mutex<WaitingCalls>,
     permits: Arc<Semaphore>,
-    /// How many statements in a row were refused although their ordinary requests succeeded.
+    /// How many statements in a row DynamoDB refused although it accepted their ordinary requests.
     refused: AtomicU32,
 }
 
@@ -152,7 +152,7 @@ impl Batcher {
         let answer = match answered.await {
             Ok(Either::Left(Ok(answer))) => answer,
             Ok(Either::Right(place)) => return BatchResult::Ordinary(Some(place)),
-            // It is still in the queue, so it was never sent.
+            // The call is still in the queue, so it was never sent.
             Err(_elapsed) if lane.queue().remove(number).is_some() => {
                 return BatchResult::Ordinary(None);
             }
@@ -166,8 +166,8 @@ impl Batcher {
         answer
     }
 
-    /// Waits until the call may go out, and sends it with the calls that are waiting by then. Returns the slot if the
-    /// call is alone, and `None` if it is in a batch, its own or another call's.
+    /// Waits until the call may go out, and sends it with the calls that are waiting by then. Returns the slot if the call is
+    /// alone. `None` if it is in a batch, which this call or another one sent.
     async fn lead(&self, lane: &Lane, number: u64) -> Option<Slot> {
         let shared = &self.0;
         let is_full = lane.queue().waiting_with(number)? >= MAX_STATEMENTS;
@@ -186,7 +186,7 @@ impl Batcher {
         if batch.len() < shared.smallest {
             return Some(place);
         }
-        // A separate task, because this caller may be dropped while the others still need their responses. In a trace,
+        // This is a separate task, because this caller may be dropped while the others still need their responses. In a trace,
         // the batch is part of the message that started it.
         let (batcher, kind) = (self.clone(), lane.kind);
         let sent = async move {
@@ -197,7 +197,7 @@ impl Batcher {
         None
     }
 
-    /// Records that a statement was refused for this reason, but its ordinary request succeeded.
+    /// Records that DynamoDB refused a statement for this reason, but accepted its ordinary request.
     pub(super) fn refused(&self, kind: Request, why: Arc<str>, context: &RequestContext) {
         if self.0.lane(kind).refused.fetch_add(1, Relaxed) + 1 >= MANY_REFUSED {
             self.0.end(&BatchingEnd::Refused(why));

@@ -27,11 +27,11 @@ pub(super) enum BatchResult {
     ConditionFailed(Item),
     /// An `INSERT` found an item. A read must follow, because the response doesn't contain the item.
     Duplicate,
-    /// Not sent or not applied. The ordinary request follows, in this slot if the call has one. Also after a failed
-    /// condition check without an item, because there is no record, or an emulator left it out.
+    /// The statement was not sent or not applied. The caller sends the ordinary request, in this slot if there is one. A failed
+    /// condition check without an item ends here too: there is no record, or an emulator left it out.
     Ordinary(Option<Slot>),
-    /// DynamoDB did not accept the statement, because of this error. The ordinary request follows. If DynamoDB
-    /// accepts that one, the caller reports the refusal ([`Batcher::refused`](super::queue::Batcher::refused)).
+    /// DynamoDB refused the statement with this error. The caller sends the ordinary request. If DynamoDB accepts that one, the
+    /// caller reports the refusal ([`Batcher::refused`](super::queue::Batcher::refused)).
     Refused(Arc<str>),
     /// The call failed for this reason. Without a response, it may have been applied.
     Failed(RequestErrorKind, Arc<str>),
@@ -115,8 +115,8 @@ impl BatchResponse {
     }
 }
 
-/// Returns whether DynamoDB may accept a batch later that it denied with this code: once credentials are new, the
-/// clock is set, or the table exists.
+/// Returns whether DynamoDB may later accept a batch that it denied with this code, once the credentials, the clock or the
+/// table are as they should be.
 fn can_pass(code: &str) -> bool {
     const CODES: [&str; 4] = [
         "AccessDeniedException",
@@ -173,7 +173,7 @@ impl BatchResult {
                 Self::Refused(why)
             }
             (Some(Code::InternalServerError), _) => Self::Failed(RequestErrorKind::Unanswered, why),
-            // No code, or one that we don't know.
+            // There is no code, or one that we don't know.
             _ => {
                 let end = BatchingEnd::UnknownAnswer(format!("the error code {why}").into());
                 return (Self::Failed(RequestErrorKind::Unanswered, why), Some(end));

@@ -1,4 +1,4 @@
-//! [`BatchingState`]: whether writes are batched now, judging by the responses to earlier batches.
+//! [`BatchingState`] decides whether writes are batched now, judging by the responses to earlier batches.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,10 +12,9 @@ const REST: Duration = Duration::from_secs(10);
 /// How long batching pauses after a [`BatchingEnd`].
 const END: Duration = Duration::from_secs(3600);
 
-/// Decides whether writes are batched.
 #[derive(Default)]
 pub(super) struct BatchingState {
-    /// Since when no batch has got a response.
+    /// When we gave up on the first of the latest batches that got no response.
     silent_since: Option<Instant>,
     rest: Option<Pause>,
     end: Option<Pause>,
@@ -28,7 +27,7 @@ pub(super) struct BatchingState {
 pub(super) enum BatchingEnd {
     /// The role may not send statements.
     Denied,
-    /// The response has a form that DynamoDB is not known to send.
+    /// The response has a form that we don't know.
     UnknownAnswer(Arc<str>),
     /// DynamoDB refused several batches or statements with this error, but accepted their ordinary requests.
     Refused(Arc<str>),
@@ -47,7 +46,7 @@ impl BatchingState {
     /// Records that a batch sent at this time got no response.
     pub(super) fn unanswered(&mut self, sent: Instant, now: Timestamp) {
         match self.silent_since {
-            // It was sent after an earlier batch had got no response: perhaps it is the same batch again.
+            // We had given up on an earlier batch before this one was sent, so it may be the same batch again.
             Some(since) if sent >= since => self.rest = Some(Pause::new(now, REST)),
             Some(_) => {}
             None => self.silent_since = Some(system::instant()),
@@ -110,7 +109,7 @@ mod tests {
         let mut standing = BatchingState::default();
         let (sent, now) = (Instant::now(), Timestamp::from_millis(1_000_000));
         tokio::time::advance(Duration::from_secs(1)).await;
-        // Two in one turn.
+        // Two batches were sent in one turn.
         standing.unanswered(sent, now);
         standing.unanswered(sent, now);
         assert!(!standing.is_pause(now));

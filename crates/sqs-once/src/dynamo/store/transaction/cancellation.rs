@@ -22,7 +22,7 @@ pub(super) enum Cancelled {
 }
 
 impl DynamoStore {
-    /// Interprets the cancellation reasons. They have the order of the actions, so the first one is the record's.
+    /// Interprets the cancellation reasons. They are in the order of the actions, so the first one is the record's.
     pub(super) fn cancelled(
         &self,
         key: &Key,
@@ -95,7 +95,7 @@ impl ReasonKind {
             None | Some("None") => Self::NotFailed,
             Some("ConditionalCheckFailed") => Self::ConditionCheckFailed,
             Some("ValidationError" | "ItemCollectionSizeLimitExceeded") => Self::Invalid,
-            // TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that we don't know: the
+            // These are TransactionConflict, ThrottlingError, ProvisionedThroughputExceeded, and codes that we don't know. The
             // message stays in the queue.
             Some(_) => Self::Contended,
         }
