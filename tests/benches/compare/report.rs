@@ -17,7 +17,7 @@ pub(crate) fn page(results: &Results) -> String {
     let versions: Vec<_> = version("rustc").into_iter().chain(node).collect();
     let mut page = format!(
         "{INTRODUCTION}\n{}\nMeasured on {} on {}, with {}. Each figure is the median of {} rounds.\n\
-         A process has a whole core, unless a row names a memory: then it has the part of a vCPU that Lambda gives a function of that memory.\n",
+         A process has a whole core. In rows with a memory size, it has the part of a vCPU that Lambda gives such a function.\n",
         summary(results),
         today(),
         cpu(),
@@ -36,17 +36,17 @@ pub(crate) fn page(results: &Results) -> String {
 const INTRODUCTION: &str = "\
 # Speed
 
-How much time and CPU a batch takes, beside plain loops of AWS SDK calls and Powertools for TypeScript. All of them run as processes behind
-the same Lambda Runtime API on one machine, and a stub that answers after 5 ms stands in for DynamoDB. Nothing was measured on AWS.
-`make bench` writes this page, and [data files](https://github.com/sqs-once/sqs-once/blob/main/tests/benches) with what it measured besides: other
-sizes of batches, p99, bytes, connections, instructions, our goals, Powertools for Python, PostgreSQL.
+How much time and CPU does a batch take with sqs-once, with plain loops of AWS SDK calls, and with Powertools for TypeScript? Each candidate
+runs as a process behind the same Lambda Runtime API on one machine, and a stub that answers after 5 ms stands in for DynamoDB. We measured
+nothing on AWS. `make bench` writes this page and [data files](https://github.com/sqs-once/sqs-once/blob/main/tests/benches) with other batch
+sizes, p99, bytes, connections, instructions, our goals, Powertools for Python and PostgreSQL.
 
-- **raw loop** runs all messages of a batch at a time on one thread, with the shortest claim and the shortest completion. It decides and logs
-  nothing. On Lambda it couldn't run a batch of 10,000, because a function may have only 1,024 open files.
-- **raw loop, batched** makes the same writes, batched by hand: first all claims of a batch, 25 in a request, then all completions.
-- **consumer** is the release build as it ships, with no setting but the table and the gateway. It reads from its table once, in init.
+- **raw loop** runs all messages of a batch at once on one thread, with the shortest possible claim and completion. It decides and logs
+  nothing. On Lambda, it couldn't run a batch of 10,000, because a function may open only 1,024 files.
+- **raw loop, batched** batches the same writes by hand: first all claims of a batch, 25 in a request, then all completions.
+- **consumer** is the release build, with no settings but the table and the gateway. In init, it reads from its table once.
 - **consumer, single writes** has `IDEMPOTENCY_BATCHED_WRITES=off`.
-- **Powertools TypeScript** is the batch processor with the idempotency utility, as documented for SQS. It runs all messages at a time.
+- **Powertools TypeScript** is the batch processor with the idempotency utility, as documented for SQS. It runs all messages at once.
 ";
 
 fn summary(results: &Results) -> String {
