@@ -138,7 +138,7 @@ fn by_hand(begins: &str, stamp: &Stamp) -> String {
     let block = blocks.find(|block| block.starts_with(begins)).unwrap();
     let (sql, _) = block.split_once("```").unwrap();
     sql.replace("orders#o-1", key("o-1").as_str())
-        .replace("0f8fad5bd9cb469fa16570867728950e", stamp.owner.as_str())
+        .replace("D4-tW9nLRp-hZXCGdyiVDg", stamp.owner.as_str())
         .replace("version = 3", &format!("version = {}", stamp.version))
 }
 

@@ -336,3 +336,31 @@ fn duplicate_is_of_the_record_that_answered_it() {
         .chain(told());
     assert!(violates(check, &plan, &story(before)));
 }
+
+#[test]
+fn run_of_a_deleted_claim_opens_no_attempt_of_another() {
+    let mut plan = world(&[("o-0", Kind::Good), ("o-0", Kind::Good)]);
+    plan.fifo = false;
+    let repeats_after_a_run_of = |message: &str| {
+        let key = "orders#o-0".to_owned();
+        let undone = Event::Settled {
+            key: key.clone(),
+            worker: 0,
+            was: "IN_PROGRESS",
+            is: "IN_PROGRESS",
+            output: None,
+        };
+        story([
+            claimed("m-0", "o-0", 0, "nothing", 0),
+            Event::Deleted { key },
+            claimed("m-1", "o-0", 0, "nothing", 0),
+            started(message, "o-0", 0, 1),
+            undone,
+            claimed("m-1", "o-0", 1, "IN_PROGRESS", 0),
+            started("m-1", "o-0", 1, 2),
+        ])
+    };
+    let check = "P3 told of the earliest open attempt";
+    assert!(!violates(check, &plan, &repeats_after_a_run_of("m-0")));
+    assert!(violates(check, &plan, &repeats_after_a_run_of("m-1")));
+}

@@ -22,6 +22,7 @@ struct OfKey {
 }
 
 struct OfClaim {
+    message: String,
     worker: Worker,
     made_ms: u64,
     was: &'static str,
@@ -37,6 +38,7 @@ impl History {
         match event {
             Event::Claimed {
                 key,
+                message,
                 worker,
                 was,
                 made_ms,
@@ -48,6 +50,7 @@ impl History {
                 }
                 of_key.is_settled = false;
                 of_key.claims.push(OfClaim {
+                    message: message.clone(),
                     worker: *worker,
                     made_ms: *made_ms,
                     was,
@@ -74,7 +77,7 @@ impl History {
                 ..
             } => {
                 let of_key = self.keys.get_mut(key);
-                if let Some(of_key) = of_key.filter(|of| of.is_claimed_by(*worker)) {
+                if let Some(of_key) = of_key.filter(|of| of.is_claimed_for(message, *worker)) {
                     of_key.started((*run, key), *worker, *told, bench);
                     has_call_key(message, key, call_key, bench);
                 }
@@ -161,9 +164,11 @@ impl OfKey {
         }
     }
 
-    fn is_claimed_by(&self, worker: Worker) -> bool {
+    /// The run of a deleted claim may start beside another claim of its worker.
+    fn is_claimed_for(&self, message: &str, worker: Worker) -> bool {
         let last = self.claims.last();
-        last.is_some_and(|claim| claim.worker == worker) && !self.is_settled
+        last.is_some_and(|claim| claim.worker == worker && claim.message == message)
+            && !self.is_settled
     }
 }
 
