@@ -34,7 +34,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SVG = "{http://www.w3.org/2000/svg}"
 
 # Pictures whose figures stand in pages too. `make starter` compares torture.svg with what a test prints.
-QUOTED = {"speed.svg": ["speed.md", "index.md", "comparison.md"]}
+QUOTED = {"speed.svg": ["speed.md", "index.md"]}
 
 LOOK = """() => {
   const outside = [];
