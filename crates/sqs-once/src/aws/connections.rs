@@ -41,7 +41,7 @@ pub(super) struct Watched {
 }
 
 /// Connections that have had a response, by local address. A new connection may get the port of a closed one.
-/// We then take it for a rested one, which costs at most one more request.
+/// We then treat it as rested, which costs at most one more request.
 #[derive(Debug, Default)]
 struct KnownConnections(Mutex<HashMap<SocketAddr, Connection>>);
 

@@ -144,7 +144,7 @@ impl Failure {
         }
     }
 
-    /// Returns a function that makes the same failure from an error that wraps this one's.
+    /// Returns a function that makes a failure like this one from an error that wraps its error.
     pub(super) fn wrapper(&self) -> impl FnOnce(BoxError) -> Self + use<> {
         let (kind, retry_after, is_for_all) = (self.kind, self.retry_after, self.is_for_all);
         move |error| Self {

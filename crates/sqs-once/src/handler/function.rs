@@ -153,7 +153,7 @@ where
     note = "in place of `Failure`, it may return an error that implements `sqs_once::Classify`"
 )]
 pub trait CallWith<'s, S: 's, M>: Send + Sync {
-    /// What the function returns.
+    /// The return value of the function.
     type Output;
 
     /// Calls the function.

@@ -21,9 +21,9 @@ pub struct History {
 pub struct PriorAttempt {
     /// Claim time of the earliest open attempt; `None` if unknown.
     pub first_claimed_at: Option<Timestamp>,
-    /// End of the last attempt; `None` if unknown, as after a crash.
+    /// How the last attempt ended; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Whether one of them may have had another payload. A lookup asks only about this message's payload.
+    /// True if one of them may have had another payload. A lookup asks only about this message's payload.
     pub other_payload: bool,
 }
 

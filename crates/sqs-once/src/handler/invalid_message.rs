@@ -8,7 +8,7 @@ use super::without_bom;
 const MAX_NAME: usize = 64;
 /// Shortest text that looks like base64. A shorter one may be a word.
 const MIN_BASE64: usize = 16;
-/// What to do about a body that is not plain JSON.
+/// Advice for a producer or handler whose body is not plain JSON.
 const CURE: &str = "send the JSON as it is, or decode the body in your own `FromMessage`, with a key in code or from an \
      attribute (examples/own_body.rs)";
 

@@ -25,8 +25,8 @@ pub enum BatchError {
         /// Place of the message in the event, from 0.
         index: usize,
     },
-    /// The consumer has a [`LookUp`](crate::LookUp) of what an earlier attempt did, but the key changes when a
-    /// message is redriven. Then the lookup would not be called, and the effect would happen again.
+    /// The consumer has a [`LookUp`](crate::LookUp), but its key changes when a message is redriven. The consumer would then not
+    /// find the earlier attempt, so it would skip the lookup, and the effect would happen again.
     #[error(
         "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
     )]
@@ -51,7 +51,7 @@ pub enum BatchError {
     MinTimeToStart {
         /// The setting.
         setting: Duration,
-        /// The function's timeout: the longest time that an invocation of this process had.
+        /// The function's timeout, as far as the process knows: the longest time that any of its invocations had.
         timeout: Duration,
         /// The longest value that the setting may have.
         longest: Duration,

@@ -10,9 +10,9 @@ use crate::{
 /// The body of a message that is running.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// The message contains it.
+    /// In the message itself.
     OfMessage,
-    /// It was read from S3.
+    /// Read from S3.
     OfS3 { text: String, _memory: BodyMemory },
 }
 
@@ -31,7 +31,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// The message's outcome, if memory did not become free in time or S3 did not return the body.
+    /// If memory did not become free in time or S3 did not return the body, the message's outcome.
     pub(super) async fn body(
         &self,
         message: &Message,

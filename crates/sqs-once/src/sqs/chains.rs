@@ -8,7 +8,7 @@ use std::{
 
 use crate::{InvalidValue, flawed::flawed, protocol::Key};
 
-/// What a message group does after a permanent failure in its batch.
+/// Decides how a message group continues after a permanent failure in its batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;

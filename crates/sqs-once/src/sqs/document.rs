@@ -14,7 +14,7 @@ use serde_json::{Deserializer, value::RawValue};
 
 use crate::handler::without_bom;
 
-/// A body that is JSON. We never build a tree from it: a tree of tiny values takes a hundred times the size of
+/// A body that is JSON. We never build a tree from it. A tree of tiny values takes a hundred times the size of
 /// its text, so one small message could end the process.
 ///
 /// Values that nobody asks for are only skipped, so they may have any depth, numbers beyond a double, and

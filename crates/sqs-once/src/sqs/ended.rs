@@ -19,7 +19,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
-    /// True if the operation was already completed, and the outcome is what `on_duplicate` came to.
+    /// True if the operation was already completed. The outcome is then that of `on_duplicate`.
     pub(super) of_duplicate: bool,
     /// The whole text of a failure, until it is logged.
     pub(super) detail: Option<String>,
@@ -27,7 +27,7 @@ pub(super) struct Ended {
     pub(super) key: Option<Key>,
     /// Time from the start of the message to its outcome.
     pub(super) duration: Duration,
-    /// The handler's run: the last one, if another transaction was in the way.
+    /// The handler's run, or its last run if another transaction got in the way of the earlier ones.
     pub(super) handler: Option<HandlerRun>,
     /// The requests to the store.
     pub(super) requests: Readings,

@@ -12,7 +12,7 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// Options of a consumer. Its builder methods set them, and rows of the settings table do.
+/// Options of a consumer, set by its builder methods or by rows of the settings table.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) key: KeySource,
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     pub(crate) assumed_timeout: Duration,
     pub(crate) min_time_to_start: Duration,
     /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
-    /// With `None`, it is only a hint, and ignored where it is too long.
+    /// With `None`, it is only a hint, which we ignore where it is too long.
     pub(crate) min_time_divisor: Option<u32>,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) fail_when_store_unavailable: bool,
@@ -70,11 +70,11 @@ pub(crate) struct Concurrency {
     memory: usize,
 }
 
-/// How many messages run at a time whatever memory they need, unless a setting allows fewer.
+/// How many messages run at a time however much memory they need, unless a setting allows fewer.
 pub(crate) const LEAST: NonZeroUsize = NonZeroUsize::new(10).unwrap();
 
 /// Memory that a message may need for its output while it runs, in bytes. The largest output that fits into a record has
-/// 400 KB, and several copies of it exist at a time.
+/// nearly 400 KB, and several copies of it exist at a time.
 pub(super) const MEMORY_OF_OUTPUT: usize = 3 << 19;
 
 impl Concurrency {

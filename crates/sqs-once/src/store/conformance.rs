@@ -313,7 +313,7 @@ pub async fn all_or_nothing<S: Store>(
     assert_eq!(applied().await, 2);
 }
 
-/// Checks that of several concurrent swaps exactly one is applied.
+/// Checks that exactly one of several concurrent swaps is applied.
 ///
 /// # Panics
 ///

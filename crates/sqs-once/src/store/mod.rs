@@ -65,15 +65,16 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A [`StoreError`]. An item that is not a valid record isn't treated as absent, but is [`StoreError::Unreadable`].
+    /// A [`StoreError`]. An item that is not a valid record is [`StoreError::Unreadable`], and doesn't look like a missing record.
     fn get(
         &self,
         key: &Key,
         context: &RequestContext,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Writes [`Swap::to`] together with `with`, all or nothing, if the record is as [`Swap::expect`] says. A swap that is sent
-    /// twice is applied once, and so is what commits with it.
+    /// Writes [`Swap::to`] together with `with`, all or nothing, if the record is as [`Swap::expect`] says. If the caller sends a
+    /// swap
+    /// twice, the store applies it and `with` only once.
     ///
     /// # Errors
     ///
@@ -160,7 +161,7 @@ pub enum StoreError {
     /// The store is unreachable, or it throttled or rejected the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Whether the request was applied, and whether a retry may help.
+        /// The kind of failure: it says whether the request was applied, and whether a retry may help.
         #[doc(hidden)]
         kind: RequestErrorKind,
         /// The request, as a verb.
