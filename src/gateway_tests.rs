@@ -358,7 +358,7 @@ async fn refusing() -> String {
 
 const BODY: &str = r#"{"orderId":"o-1","amount":1,"currency":"EUR"}"#;
 
-/// Reads until the body, which comes last, has arrived.
+/// Reads until the body has arrived, which comes last.
 async fn read_request(connection: &mut TcpStream) {
     let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
     while !request.ends_with(BODY.as_bytes()) {
@@ -457,7 +457,7 @@ async fn repetition_that_cannot_connect_is_retryable() {
     assert_eq!(failure.kind(), FailureKind::Retryable, "{failure:?}");
 }
 
-/// What happens to a frozen process's connections.
+/// How a frozen process's connections die.
 #[derive(Clone, Copy, Debug)]
 enum Frozen {
     /// Reset at the next byte.

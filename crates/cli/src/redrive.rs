@@ -92,7 +92,7 @@ enum Fate {
     Moved,
     /// Sent, but SQS has not confirmed the deletion.
     SentNotDeleted,
-    /// SQS rejected the copy, or the message was not tried, because an earlier one of its message group stays or the command ended.
+    /// SQS rejected the copy, or we did not try, because an earlier message of its group stays or the command ended.
     NotSent,
     /// SQS did not respond to the send, so the message may have been sent. It stays in the dead-letter queue.
     Unknown,
@@ -154,9 +154,9 @@ struct OneRedrive<'a> {
     stopped: HashSet<String>,
     /// How many messages arrived after the start.
     arrived: usize,
-    /// How many messages in the queue were not received, counted at the end.
+    /// How many messages in the queue we did not receive, counted at the end.
     unseen: usize,
-    /// No more messages are sent, because the next one would end in the same way, or nobody would know how it ended.
+    /// True if we send no more messages, because the next one would end in the same way, or nobody would know how it ended.
     is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,
@@ -254,7 +254,7 @@ impl Redrive {
         config: &SdkConfig,
         from: &NamedQueue,
     ) -> Result<NamedQueue, Error> {
-        // Without retries: the SDK could send a message twice, and would return only the last error.
+        // Without retries, because the SDK could send a message twice, and would return only the last error.
         let builder = config.to_builder();
         let config = &builder.retry_config(RetryConfig::disabled()).build();
         if let Some(name) = &self.to {
@@ -427,9 +427,9 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays, because
-    /// if the consumer is faster, this command would never end. If the message had no room for the dead letter's id, we go
-    /// by its send time.
+    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays. If we moved it
+    /// again, and the consumer is faster than we are, this command would never end. If the message had no room for the dead
+    /// letter's id, we go by its send time.
     fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {
         let moved = dead_letter.redrive_of.as_ref();
         let moved = moved.and_then(|of| self.selected.get(of));

@@ -47,7 +47,7 @@ pub(crate) struct Rounds {
     stop: Instant,
     /// If an event was published before this time and fails, it goes to the dead-letter queue.
     pub(crate) oldest: Option<Timestamp>,
-    /// Targets that did not respond in time. Another call would take as long again, while other targets wait.
+    /// Targets that did not respond in time. Another call would take just as long, while other targets wait.
     silent: BTreeSet<Target>,
 }
 

@@ -309,8 +309,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
                 // A message that overtakes does so only to end the attempt that blocks the key. The message that waited for this
-                // runs before
-                // any other.
+                // runs before any other.
                 let stops = behind.overtakes || self.stops(&ended, behind.is_fifo_group);
                 if waits_for_other {
                     behind.overtakes = behind.is_fifo_group;

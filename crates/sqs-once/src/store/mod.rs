@@ -73,8 +73,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
     /// Writes [`Swap::to`] together with `with`, all or nothing, if the record is as [`Swap::expect`] says. If the caller sends a
-    /// swap
-    /// twice, the store applies it and `with` only once.
+    /// swap twice, the store applies it and `with` only once.
     ///
     /// # Errors
     ///

@@ -143,8 +143,7 @@ impl Visibility {
     /// different content, or if there was no time. If the copy would have more than ten attributes or more bytes than the queue
     /// takes, the consumer shortens `SqsOnceError`, then leaves out the error, the key and the reason, in this order. It makes no
     /// copy only if the key is made from `SqsOnceDeduplicationId` and even that does not fit. The metric `DeadLettersNotSent`
-    /// counts
-    /// messages without a copy, and a process warns once of a missing queue or permission. After a crash between copy and
+    /// counts messages without a copy, and a process warns once of a missing queue or permission. After a crash between copy and
     /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
