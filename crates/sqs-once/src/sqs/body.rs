@@ -31,7 +31,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// If memory did not become free in time or S3 did not return the body, the message's outcome.
+    /// The message's outcome, if S3 did not return the body or memory did not become free in time.
     pub(super) async fn body(
         &self,
         message: &Message,

@@ -51,10 +51,10 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// consumer.check()?;
     /// lambda_runtime::run(service_fn(|event| consumer.invoke(event))).await
     /// # }
-    /// Deadline, request id and log lines are as with [`run`](crate::run). There is one difference: a message that doesn't fit into
-    /// an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. With the
-    /// [`Service`], which takes the raw event, only that message fails.
-    /// an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. With the
+    /// ```
+    ///
+    /// Deadline, request id and log lines are as with [`run`](crate::run). There is one difference: a message that doesn't fit
+    /// into an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. With the
     /// [`Service`], which takes the raw event, only that message fails.
     ///
     /// # Errors

@@ -62,7 +62,7 @@ pub(super) struct Suspect {
     span: Span,
 }
 
-/// Why a message doesn't run any further now.
+/// Why a message goes no further.
 enum Stop {
     Ended(Outcome),
     Suspect(u64),

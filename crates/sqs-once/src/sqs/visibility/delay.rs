@@ -115,8 +115,8 @@ pub(super) struct Rule {
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a lookup. A failed message that came back earlier would only conflict and use up a
-    /// receive.
+    /// Quarantine of a handler with a lookup. A failed message that came back before its end would only conflict and
+    /// use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
@@ -160,7 +160,7 @@ impl Rule {
                 .max(self.after_quarantine()),
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             Retry::Backoff if flawed("waits do not grow") => self.backoff.seconds(1, self.jitter),
-            // This is also for a conflict with a lease that has ended: the record stays as it is until another
+            // A conflict with a lease that has ended gets a backoff too: the record stays as it is until another
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),
         };
