@@ -62,14 +62,13 @@ impl Handler for PlaceOrder {
         let item = json!({ "orderId": id, "customerId": customer, "products": products });
         // The order stays in its table longer than its record is kept. A message that comes back after its record has expired must
         // not take from the stock again.
-        // #~71 the condition also fails if the product doesn't exist
         let put = Write::put(&self.orders, item)
             .when("attribute_not_exists(orderId)")
             .label("order");
         let take = products.iter().map(|(product, pieces)| {
             Write::update(&self.stock, "SET quantity = quantity - :pieces")
                 .key("product", product)
-                .when("quantity >= :pieces") // nor is it met by a product that is not there
+                .when("quantity >= :pieces") // fails too if there is no such product
                 .value(":pieces", pieces)
                 .label(format!("stock/{product}"))
         });

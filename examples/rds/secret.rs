@@ -16,7 +16,7 @@ use aws_sdk_secretsmanager::Client;
 use serde::Deserialize;
 use sqlx::postgres::PgConnectOptions;
 
-/// The fields that we use of a secret that RDS created.
+/// The fields of an RDS secret that we use.
 #[derive(Deserialize)]
 struct Login {
     username: String,

@@ -29,7 +29,7 @@ const UNSUPPORTED: [&str; 4] = [
     "UnsupportedOperation",
 ];
 
-/// The move of all messages of a queue. Where SQS can't make it, the error is [`Error::Negative`].
+/// A move of all messages of a queue. If SQS can't make it, the error is [`Error::Negative`].
 pub(crate) struct Move<'a> {
     pub(crate) from: &'a NamedQueue,
     /// The queue's attributes at the start.

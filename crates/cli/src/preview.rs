@@ -86,7 +86,7 @@ impl Preview {
     ///
     /// # Errors
     ///
-    /// An error if the table did not respond.
+    /// Returns an error if the table did not respond.
     pub(crate) async fn next(
         &self,
         known: Option<&(DynamoStore, Rules)>,

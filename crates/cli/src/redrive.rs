@@ -94,7 +94,7 @@ enum Fate {
     SentNotDeleted,
     /// SQS rejected the copy, or we did not try, because an earlier message of its group stays or the command ended.
     NotSent,
-    /// SQS did not respond to the send, so the message may have been sent. It stays in the dead-letter queue.
+    /// SQS did not respond, so the message may have been sent. It stays in the dead-letter queue.
     Unknown,
 }
 
@@ -141,7 +141,7 @@ struct OneRedrive<'a> {
     from: &'a NamedQueue,
     to: &'a NamedQueue,
     at_start: &'a Depth,
-    /// True if nothing is moved.
+    /// True if this moves no messages.
     is_dry: bool,
     records: Option<&'a (DynamoStore, Rules)>,
     started: Timestamp,
@@ -362,8 +362,8 @@ impl OneRedrive<'_> {
         !self.has_all_named()
     }
 
-    /// Returns about how many messages were not received. Another receiver may hide them, or more than 120,000 are hidden, and
-    /// SQS then returns none.
+    /// Returns roughly how many messages we did not receive. Another receiver may hide them. If more than 120,000 messages are
+    /// hidden, SQS returns none.
     async fn unseen(&mut self) -> usize {
         match self.from.depth().await {
             Ok(depth) if self.received < self.at_start.messages => {

@@ -72,7 +72,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// An error if `dead_letters` is not a URL.
+    /// Returns an error if `dead_letters` is not a URL.
     pub fn new(
         config: &SdkConfig,
         targets: Targets,

@@ -17,7 +17,7 @@ use sqs_once::internal::{Published, flawed, unanswered};
 /// How many entries all three services allow in one call.
 pub(crate) const MAX_ENTRIES: usize = 10;
 
-/// Largest call: what SNS takes by default. SQS and EventBridge take more.
+/// Largest call, in bytes. SNS takes no more by default, but SQS and EventBridge do.
 pub(crate) const MAX_CALL_BYTES: usize = 256 * 1024;
 
 /// Room for an event's attributes.
@@ -263,7 +263,8 @@ impl Sender {
     }
 }
 
-/// Returns the detail of an EventBridge entry. It contains the metadata because an entry has no attributes, and must be an object.
+/// Returns the detail of an EventBridge entry. It must be an object, and it contains the metadata because an entry has no
+/// attributes.
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)

@@ -113,9 +113,9 @@ const POOLER: &str = "a pooler such as PgBouncer or RDS Proxy could give the ses
     server's own address and port; if that opens too many connections, lower the function's maximum concurrency \
     or the pool's `max_connections`";
 
-/// The server function that reports a prepared statement whose columns have changed: "cached plan must not
-/// change result type". Recognized by its name, because its code, 0A000, stands for all unsupported features.
-/// sqlx prepares a statement once per connection.
+/// The server function that reports a prepared statement whose columns have changed: "cached plan must not change result type". We
+/// recognize it by its name, because its code, 0A000, stands for all unsupported features. sqlx prepares a statement once per
+/// connection.
 const STALE_PLAN: &str = "RevalidateCachedQuery";
 
 /// Returns the row for an error from the server.

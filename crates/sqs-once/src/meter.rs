@@ -1,4 +1,4 @@
-//! [`Meter`]: measures one message while it runs: the latency of its store requests, for example, and the handler's own
+//! [`Meter`]: measures one message while it runs, for example the latency of its store requests, and collects the handler's own
 //! metrics.
 
 use std::{

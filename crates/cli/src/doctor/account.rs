@@ -312,7 +312,7 @@ impl Account {
     ///
     /// # Errors
     ///
-    /// An error if AWS did not respond, or denied the request.
+    /// Returns an error if AWS did not respond, or denied the request.
     pub(super) async fn has_target(&self, target: &str) -> Result<bool, Error> {
         if target.starts_with("http") {
             let read = self
@@ -335,7 +335,7 @@ impl Account {
     ///
     /// # Errors
     ///
-    /// An error if IAM did not respond, or the caller may not ask.
+    /// Returns an error if IAM did not respond, or the caller may not ask.
     pub(super) async fn denied(
         &self,
         role: &str,

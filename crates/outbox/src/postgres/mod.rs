@@ -25,8 +25,8 @@ use sqs_once_postgres::{
 
 /// Time reserved for deleting the rows of sent events and for the response.
 const RESERVE: Duration = Duration::from_secs(2);
-/// Longest round of sending: a call's time limit in [`aws::config`](sqs_once::aws::config). With less time
-/// left, a round could be cut off, and its events would fail.
+/// How long a round of sending may take: as long as a call in [`aws::config`](sqs_once::aws::config). With less time left, a round
+/// could be cut off, and its events would fail.
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
 /// Maximum number of rows in a transaction. If there are few groups, they share these rows.
 const MAX_ROWS: usize = 500;
@@ -108,7 +108,7 @@ impl PostgresRelay {
     ///
     /// # Errors
     ///
-    /// An error if PostgreSQL fails. Some events may already have been sent.
+    /// Returns an error if PostgreSQL fails. Some events may already have been sent.
     pub async fn send_due(&self, deadline: Deadline) -> Result<Relayed, RelayError> {
         self.send_all_due(deadline, None).await
     }

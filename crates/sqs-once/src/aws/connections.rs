@@ -92,7 +92,7 @@ impl HttpConnector for Watched {
                 Err(_late) if known.is_rested(&used, sent) => {
                     Err(ConnectorError::timeout(NoResponse.into()))
                 }
-                // A new connection, or one in use a moment ago: the client's usual time limits apply.
+                // The connection is new, or was in use a moment ago, so the client's usual time limits apply.
                 Err(_late) => answer.await,
             };
             if answer.is_ok() {

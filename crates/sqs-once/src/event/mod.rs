@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn id_that_sqs_rejects_is_hashed() {
         for (key, hashed) in [
-            ("x".repeat(118), false), // orders# and #07 are 10
+            ("x".repeat(118), false), // `orders#` and `#07` take 10
             ("x".repeat(119), true),
             ("o 1".to_owned(), true),
             ("Bestellung für Ada".to_owned(), true),

@@ -160,7 +160,7 @@ impl<'j> Writer<'j> {
         Some(all)
     }
 
-    /// Reads the next value, a string. `None` if it has half of a surrogate pair.
+    /// Reads the next value, which must be a string. `None` if it has half of a surrogate pair.
     fn string(&mut self) -> Option<String> {
         let mut strings = serde_json::Deserializer::from_str(self.rest).into_iter();
         let text = strings.next()?.ok()?;

@@ -49,7 +49,7 @@ impl FromStr for FifoAfterPermanent {
 pub(super) struct Chain {
     pub(super) messages: VecDeque<usize>,
     pub(super) is_fifo_group: bool,
-    /// An earlier message of the group waits for an attempt with another payload to end.
+    /// True if an earlier message of the group waits for an attempt with another payload to end.
     pub(super) overtakes: bool,
 }
 

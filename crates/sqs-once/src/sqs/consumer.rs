@@ -53,7 +53,7 @@ pub struct Consumer<M, H> {
     /// The lookup and the quarantine before it.
     pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
     pub(super) replay: Option<OnDuplicate<H>>,
-    /// Shared by clones, and so by the invocations of a process.
+    /// Clones share this, and so do the invocations of a process.
     pub(super) process: Arc<Process>,
     pub(super) options: Options,
 }

@@ -65,8 +65,8 @@ impl<M, H> Consumer<M, H> {
     /// send a reply again. By default the consumer only acknowledges the message.
     ///
     /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key under
-    /// which the operation was completed. If the message can't be decoded, for example because a newer build sent it, the message
-    /// is still a duplicate. The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
+    /// which the operation was completed. If the message can't be decoded, for example by a newer build, it is still a duplicate.
+    /// The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
     ///
     /// It runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to the queue,
     /// the record stays unchanged, and messages behind it in its message group or under its key do not run. It is cut

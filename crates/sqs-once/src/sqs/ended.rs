@@ -116,7 +116,7 @@ impl Ended {
     /// Writes one log line, without payload.
     pub(super) fn log(&mut self, message: &Message) {
         let detail = self.detail.take();
-        // Only for an attempt that may have called another system.
+        // We log it only for an attempt that may have called another system.
         let call_key = || {
             let (run, key) = self.handler.as_ref().zip(self.key.as_ref())?;
             Some(key.call_key(run.history.generation))

@@ -120,8 +120,8 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    /// Makes the key in code. The function returns the parts of the key in their order: texts, or whole numbers of 64 bits.
-    /// A part makes the same key as the same text or number in the body does; a number and its text make two keys.
+    /// Makes the key in code. The function returns the parts of the key in their order: texts, or whole numbers of 64 bits. A part
+    /// makes the same key as the same string or number in the body. A number and its text make two different keys.
     ///
     /// The function runs before the handler, and again for each delivery. It must return the same parts each
     /// time, so it must not use the receive count or a receive time. It must also be quick, because the
@@ -266,7 +266,7 @@ impl KeySource {
             };
         }
         if value.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
-            // By its digits, so that it isn't rounded.
+            // We parse the number by its digits, so that it isn't rounded.
             let number = serde_json::from_str::<Number>(&value).ok();
             return match number.filter(|number| number.is_i64() || number.is_u64()) {
                 Some(number) => Ok(KeyPart::Json(number.to_string())),

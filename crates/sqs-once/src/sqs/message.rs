@@ -127,8 +127,8 @@ impl Message {
         self.delivery.facts_mut().request_id = request_id.cloned();
     }
 
-    /// Finds out what the body is, and with [`Envelope::Auto`] removes its envelopes. With `reads_s3`, a pointer to S3
-    /// is kept for later reading; otherwise it is an error.
+    /// Finds out what the body is, and with [`Envelope::Auto`] removes its envelopes. With `reads_s3`, keeps a pointer to S3 for
+    /// later. Without it, such a pointer is an error.
     pub(super) fn open(&mut self, envelope: Envelope, reads_s3: bool) {
         if self.identity.is_none()
             && let Err(why) = self.look_inside(envelope, reads_s3)

@@ -317,7 +317,7 @@ pub async fn all_or_nothing<S: Store>(
 ///
 /// # Panics
 ///
-/// Panics if not exactly one is applied.
+/// Panics if none or more than one is applied.
 pub async fn one_of_several_is_applied<S: Store>(store: &S) {
     for over in [None, Some(full(1))] {
         let key_of = key(if over.is_some() {

@@ -46,7 +46,7 @@ impl Metrics {
     ///
     /// # Errors
     ///
-    /// An error if CloudWatch would reject one of the two, for example because it is empty or has more than 255 characters.
+    /// Returns an error if CloudWatch would reject one of the two, for example because it is empty or has more than 255 characters.
     ///
     /// ```
     /// use sqs_once::telemetry::Metrics;

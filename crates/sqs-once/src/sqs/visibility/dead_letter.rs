@@ -206,8 +206,8 @@ impl DeadLetters<'_> {
 }
 
 impl<'a> MessageCopy<'a> {
-    /// Creates the copy. Where the message has no room for our own attributes, we shorten the error, then drop
-    /// it, then the key, then the reason.
+    /// Creates the copy. If the message has no room for our own attributes, we shorten the error, then drop it, then the key, then
+    /// the reason.
     fn of(
         of: &MessageOutcome<'a>,
         outcome: &Outcome,

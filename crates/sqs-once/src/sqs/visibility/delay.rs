@@ -61,7 +61,7 @@ pub const LEAST_OUTAGE: Duration = Duration::from_secs(12 * 3600);
 
 /// Returns how long an outage every message of a queue survives: the shortest time from its first receive to its last.
 ///
-/// `backoff` is the first wait and the longest. A failed message waits for at least half of its backoff, and one whose worker
+/// `backoff` holds the first wait and the longest. A failed message waits for at least half of its backoff, and one whose worker
 /// dies waits for the queue's visibility timeout. A message that isn't started at its first receive is visible again at once.
 #[doc(hidden)]
 #[must_use]
@@ -109,7 +109,7 @@ impl Receive {
     }
 }
 
-/// How long failed messages wait.
+/// Decides how long failed messages wait.
 pub(super) struct Rule {
     pub(super) now: Timestamp,
     /// When the invocation began.
@@ -255,7 +255,7 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     stopping
 }
 
-/// A message whose visibility timeout is to be changed.
+/// A change of one message's visibility timeout.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimeoutChange<'a> {
     pub(super) message_id: &'a MessageId,

@@ -48,9 +48,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// warns once of a queue without a dead-letter queue, and of a queue whose messages don't survive an outage of
 /// twelve hours.
 ///
-/// The role needs `sqs:ChangeMessageVisibility`, and `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which are
-/// rarely called. A queue in another account must allow them. For a queue in another Region, the consumer calls
-/// SQS there.
+/// The role needs `sqs:ChangeMessageVisibility`, and also `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which the consumer rarely
+/// calls. A queue in another account must allow them. For a queue in another Region, the consumer calls SQS there.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
@@ -124,10 +123,9 @@ impl Visibility {
         }
     }
 
-    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each message
-    /// that failed permanently to its queue's dead-letter queue, and acknowledges the message as soon as SQS
-    /// has confirmed the copy. When it is off, the message is received until the queue's `maxReceiveCount` is
-    /// reached, at a write unit each time.
+    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each message that failed
+    /// permanently to its queue's dead-letter queue, and acknowledges the message as soon as SQS has confirmed the copy. When it is
+    /// off, SQS delivers the message until the queue's `maxReceiveCount` is reached, and each receive costs a write unit.
     ///
     /// The copy has the same body and message attributes, plus these attributes:
     ///

@@ -44,7 +44,7 @@ pub(super) struct Queues {
 #[derive(Debug, Default)]
 struct Endpoints {
     queues: BTreeMap<String, Queue>,
-    /// By Region. No call goes to an endpoint during its pause.
+    /// The pauses of endpoints, by Region. No call goes to an endpoint during its pause.
     paused: BTreeMap<String, Pause>,
 }
 
