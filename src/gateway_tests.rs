@@ -26,7 +26,6 @@ fn of_status(status: u16) -> Failure {
     of_response(status, "x-none", "")
 }
 
-/// Returns the failure for a response with this header.
 fn of_response(status: u16, name: &str, value: &str) -> Failure {
     let response = http::Response::builder().status(status).header(name, value);
     refused(&response.body("").unwrap().into(), true)

@@ -53,7 +53,6 @@ impl Http {
     }
 }
 
-/// Returns the URL of an order's charges.
 fn charges_of(mut charges: Url, order_id: &str) -> Url {
     charges.query_pairs_mut().append_pair("orderId", order_id);
     // The query is encoded like a form, with `+` for a space. Only some servers decode that.

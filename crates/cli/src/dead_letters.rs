@@ -48,7 +48,6 @@ pub(crate) struct Depth {
     pub(crate) hidden: usize,
 }
 
-/// A queue.
 pub(crate) struct NamedQueue {
     pub(crate) client: Client,
     pub(crate) url: String,
@@ -70,10 +69,6 @@ impl NamedQueue {
     }
 
     /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Doesn't check whether a URL exists.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if SQS did not respond.
     pub(crate) async fn find_existing(
         config: &SdkConfig,
         name: &str,
@@ -132,10 +127,6 @@ impl NamedQueue {
     }
 
     /// Receives up to `most` messages, at most ten, and hides them from other receivers for `hide`.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if SQS did not respond.
     pub(crate) async fn receive(&self, most: usize, hide: Duration) -> Result<Vec<Message>, Error> {
         let received = self
             .client
@@ -154,10 +145,6 @@ impl NamedQueue {
     }
 
     /// Reads the ARN of the queue, and how many messages it has.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if SQS did not respond.
     pub(crate) async fn depth(&self) -> Result<Depth, Error> {
         let (visible, hidden) = (
             QueueAttributeName::ApproximateNumberOfMessages,
@@ -214,10 +201,6 @@ impl NamedQueue {
     }
 
     /// Deletes a message.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if SQS did not confirm.
     pub(crate) async fn delete(&self, dead_letter: &DeadLetter) -> Result<(), Error> {
         self.client
             .delete_message()
@@ -230,7 +213,6 @@ impl NamedQueue {
     }
 }
 
-/// Returns the name of the queue with this URL.
 pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }

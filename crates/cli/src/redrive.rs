@@ -146,7 +146,6 @@ struct OneRedrive<'a> {
     records: Option<&'a (DynamoStore, Rules)>,
     started: Timestamp,
     received: usize,
-    /// The selected messages, by id.
     selected: BTreeMap<String, Selected>,
     /// Received messages that stay. They are hidden for now.
     left: Vec<DeadLetter>,

@@ -42,7 +42,6 @@ impl StopSignal {
         *self.0.borrow()
     }
 
-    /// Waits for a signal.
     pub(crate) async fn wait(&mut self) {
         // This can't fail, because the sender lives as long as this receiver.
         let _stopped = self.0.wait_for(|is_set| *is_set).await;

@@ -79,7 +79,6 @@ impl Connections {
         }
     }
 
-    /// Takes a connection from the pool.
     pub(super) async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
         let proven = || self.log_in(|| prove_direct(self.pool.connect_options()));
         self.is_direct.get_or_try_init(proven).await?;

@@ -118,7 +118,6 @@ const POOLER: &str = "a pooler such as PgBouncer or RDS Proxy could give the ses
 /// connection.
 const STALE_PLAN: &str = "RevalidateCachedQuery";
 
-/// Returns the row for an error from the server.
 fn state_of(error: &PgDatabaseError) -> SqlState {
     // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = error.code();

@@ -113,7 +113,6 @@ impl DeliveryMetadata {
         }
     }
 
-    /// Returns the name of the queue.
     pub(crate) fn queue_name(&self) -> Option<&str> {
         self.queue_arn.as_deref()?.rsplit(':').next()
     }

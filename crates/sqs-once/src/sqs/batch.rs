@@ -270,7 +270,6 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         self.continue_chain(true, running.chain);
     }
 
-    /// Starts the task of a message.
     fn start<F>(
         &mut self,
         index: usize,
@@ -335,7 +334,6 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Notes which handlers have begun.
     fn note_began(&mut self) {
         while let Ok(began) = self.began.try_recv() {
             if let Some(running) = self.running.get_mut(&began.index) {

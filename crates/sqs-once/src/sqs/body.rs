@@ -7,7 +7,6 @@ use crate::{
     system::{self, Instant, timeout_at},
 };
 
-/// The body of a message that is running.
 #[derive(Debug)]
 pub(super) enum Body {
     /// In the message itself.

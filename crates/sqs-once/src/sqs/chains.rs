@@ -63,7 +63,6 @@ pub(super) struct ChainInputs<'a> {
 }
 
 impl Chain {
-    /// Returns the message that runs next.
     pub(super) fn next(&self) -> Option<usize> {
         self.messages.front().copied()
     }

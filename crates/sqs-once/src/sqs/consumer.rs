@@ -93,13 +93,11 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Returns the handler and its lookup.
     pub(crate) fn called(&self) -> (&H, Option<&dyn AnyLookUp<H>>) {
         let look_up = self.asks.as_ref().map(|(look_up, _)| &**look_up);
         (&self.handler, look_up)
     }
 
-    /// Returns the quarantine of the lookup, if there is one.
     pub(crate) fn quarantine(&self) -> Option<Duration> {
         let quarantine = self.asks.as_ref().map(|(_, quarantine)| *quarantine);
         if flawed("nobody waits for a late request") {

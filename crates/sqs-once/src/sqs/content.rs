@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 
 use crate::handler::{Attribute, EnvelopeMetadata};
 
-/// The content of an envelope.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) body: String,

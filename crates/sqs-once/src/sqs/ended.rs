@@ -23,13 +23,11 @@ pub(super) struct Ended {
     pub(super) of_duplicate: bool,
     /// The whole text of a failure, until it is logged.
     pub(super) detail: Option<String>,
-    /// The key; `None` if the message has none.
     pub(super) key: Option<Key>,
     /// Time from the start of the message to its outcome.
     pub(super) duration: Duration,
     /// The handler's run, or its last run if another transaction got in the way of the earlier ones.
     pub(super) handler: Option<HandlerRun>,
-    /// The requests to the store.
     pub(super) requests: Readings,
 }
 

@@ -13,7 +13,6 @@ use crate::{
     protocol::{Fingerprint, Key, Namespace},
 };
 
-/// The key and the fingerprint of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) key: Key,

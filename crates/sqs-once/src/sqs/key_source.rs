@@ -28,7 +28,6 @@ const AMBIGUOUS: &str =
 type MakeKey =
     dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
 
-/// Why a message has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoKey {
     /// The message is invalid, so it won't have a key at a later receive either.

@@ -233,7 +233,6 @@ impl Message {
         (!needs_body).then(|| sources.identity("", "", self.delivery.facts()))
     }
 
-    /// Returns the outcome of a message without a key.
     pub(crate) fn without_key(&self, why: NoKey) -> Outcome {
         match why {
             NoKey::Invalid(InvalidMessage(why)) => self.invalid(&why),

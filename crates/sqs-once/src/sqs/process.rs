@@ -60,7 +60,6 @@ impl Default for Process {
 pub(super) struct BodyMemory(OwnedSemaphorePermit);
 
 impl Process {
-    /// Returns the same process with this circuit breaker.
     pub(super) fn with_breaker(&self, breaker: Option<CircuitBreaker>) -> Self {
         Self {
             turns: self.turns.clone(),
@@ -144,7 +143,6 @@ impl CircuitBreaker {
         }
     }
 
-    /// Returns whether the circuit is open.
     pub(super) fn is_open(&self) -> bool {
         self.circuit().is_open()
     }

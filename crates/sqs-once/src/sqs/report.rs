@@ -88,7 +88,6 @@ pub(crate) struct BatchReport {
 }
 
 impl BatchReport {
-    /// Creates the report of a batch that was received at `started`.
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
             started,

@@ -62,7 +62,6 @@ pub(super) struct Suspect {
     span: Span,
 }
 
-/// Why a message goes no further.
 enum Stop {
     Ended(Outcome),
     Suspect(u64),
@@ -80,7 +79,6 @@ pub(super) struct OfBatch {
     pub(super) index: usize,
     /// Tells the batch that the handler has begun.
     pub(super) began: UnboundedSender<Began>,
-    /// True while a suspect waits.
     pub(super) suspects_wait: Arc<AtomicBool>,
     pub(super) half: Instant,
 }

@@ -75,7 +75,6 @@ impl KnownQueue {
 /// The attributes of a queue that the consumer needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The ARN of its dead-letter queue.
     pub(super) dead_letter_queue: Option<String>,
     /// The longest message that the queue accepts, in bytes. A dead-letter queue rarely has a lower limit.
     pub(super) max_bytes: Option<usize>,

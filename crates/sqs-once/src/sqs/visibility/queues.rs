@@ -116,7 +116,6 @@ impl Queues {
         }
     }
 
-    /// Returns the wall-clock time.
     pub(super) fn now(&self) -> Timestamp {
         (self.clock)()
     }

@@ -94,7 +94,6 @@ fn retryable() -> Outcome {
     Outcome::RetryableFailure("busy".into())
 }
 
-/// Returns the function timeouts that the template allows.
 fn timeouts() -> Vec<String> {
     let template = Template::with(&[]);
     template.parameter("FunctionTimeout")["AllowedValues"]
