@@ -50,7 +50,7 @@ pub async fn store(
     Ok(serde_dynamo::from_item(item)?)
 }
 
-/// Sends an order's message. Each time it has the same key.
+/// Sends an order's message, each time with the same key.
 pub async fn send(
     sqs: &aws_sdk_sqs::Client,
     queue_url: &str,

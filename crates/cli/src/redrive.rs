@@ -37,7 +37,7 @@ use crate::{
 const MAX_ATTRIBUTES: usize = 10;
 /// Messages that stay are hidden for at least this long if the command is killed.
 const HIDE: Duration = Duration::from_secs(600);
-/// The same for a command that only looks.
+/// How long a command that only looks hides them in that case.
 const HIDE_FROM_PREVIEW: Duration = Duration::from_secs(60);
 /// Pauses before a throttled message is sent again, in milliseconds.
 const PAUSES: [u64; 5] = [500, 1000, 2000, 4000, 8000];

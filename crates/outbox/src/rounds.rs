@@ -81,7 +81,7 @@ pub(crate) struct Unsent {
 }
 
 impl Relay {
-    /// Sends groups side by side, and the events of each group one after the other. Returns the groups that still have events.
+    /// Sends groups in parallel, and the events of each group one after the other. Returns the groups that still have events.
     pub(crate) async fn send_groups(
         &self,
         mut groups: Vec<Group>,

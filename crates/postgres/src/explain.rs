@@ -179,7 +179,7 @@ pub(crate) fn is_contended(error: &Error) -> bool {
     matches!(code(error), Some(SERIALIZATION_FAILURE | DEADLOCK))
 }
 
-/// Returns whether the transaction can succeed if it runs again at once: after contention, or on another connection.
+/// Returns whether the transaction can succeed if it runs again at once, because only contention or the connection made it fail.
 pub(crate) fn can_run_again(error: &Error) -> bool {
     is_contended(error) || is_connection_useless(error)
 }

@@ -44,9 +44,8 @@ use sqs_once::{
 ///
 /// # Statements
 ///
-/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an
-/// `UPDATE` with the condition that owner and version are as expected. If it wrote no row, a `SELECT` reads
-/// the record that is there.
+/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an `UPDATE` with the
+/// condition that owner and version are as expected. If it wrote no row, a `SELECT` reads the current record.
 ///
 /// # Retention
 ///

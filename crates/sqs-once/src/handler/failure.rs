@@ -123,9 +123,9 @@ impl Failure {
     /// Creates a permanent failure after the called system has answered that it did nothing for this attempt's
     /// [call key](crate::Attempt::call_key) and never will: a declined card, for example.
     ///
-    /// Use it only for a system that got the call key and honours it: it would have answered with an earlier success, so no
-    /// attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, under which the
-    /// system decides anew.
+    /// Use it only for a system that got the call key and honours it. Such a system would have answered with an earlier success, so
+    /// no attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, so the system
+    /// decides again.
     ///
     /// ```
     /// let failure = sqs_once::Failure::declined("the gateway answered 402: card declined");

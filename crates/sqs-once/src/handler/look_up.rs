@@ -27,8 +27,8 @@ use super::{Attempt, Failure, Handler};
 ///
 /// # Quarantine
 ///
-/// A request that an attempt sent just before it died may arrive later. So nobody takes over or calls the lookup
-/// until the lease of that attempt, the lease margin and the quarantine have passed. The effect happens once if:
+/// A request that an attempt sent just before it died may arrive later. So no worker takes over or calls the lookup until the lease
+/// of that attempt, the lease margin and the quarantine have passed. The effect happens once if:
 ///
 /// - an attempt sends nothing after its lease has ended: no task or thread outlives the handler;
 /// - once the attempt or its lease has ended, whichever is first, the lookup sees its request within the quarantine, or the
@@ -109,9 +109,9 @@ pub trait LookUp<M, O>: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the
-    /// queue after a backoff. Return an error unless the called system clearly said yes or no: after a 404,
-    /// for example, nobody knows whether the effect or the path is missing.
+    /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the queue after a
+    /// backoff. Return an error unless the called system clearly said yes or no: after a 404, for example, you don't know whether
+    /// the effect or the path is missing.
     fn look_up(
         &self,
         message: &M,
@@ -213,7 +213,7 @@ where
     }
 }
 
-/// A lookup for the handler `H`, as a consumer keeps it.
+/// A consumer's lookup, for the handler `H`.
 ///
 /// Its parameter is the handler `H`, not the handler's two types. Otherwise, to see that a consumer of a closure is `Send`, the
 /// compiler would have to know what the closure returns.

@@ -66,8 +66,8 @@ use crate::{protocol::StoredResult, store::Results};
 /// attempt sees this one as its prior attempt.
 ///
 /// The consumer can't cut off code that blocks its thread, or tasks that the handler spawned (`tokio::spawn`, `spawn_blocking`).
-/// They must end within [`Attempt::time_left`], or they may run beside the next attempt. If handlers block every thread of the
-/// runtime, Lambda gets no response in time.
+/// They must end within [`Attempt::time_left`], or they may still run during the next attempt. If handlers block every thread of
+/// the runtime, Lambda gets no response in time.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
     label = "not a handler",

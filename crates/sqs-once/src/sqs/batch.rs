@@ -176,7 +176,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         true
     }
 
-    /// Returns whether the next chain may start its message beside others.
+    /// Returns whether the next chain may start its message while others run.
     fn may_start_next(&self) -> bool {
         let Some(next) = self.ready.front().and_then(Chain::next) else {
             return false;

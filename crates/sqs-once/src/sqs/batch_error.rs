@@ -43,8 +43,8 @@ pub enum BatchError {
         /// The value of `IDEMPOTENCY_KEY`.
         environment: String,
     },
-    /// `CONSUMER_MIN_TIME_TO_START` is more than ten seconds longer than the function's timeout, or than half of it where the
-    /// process runs several invocations at once. Most messages would never start.
+    /// `CONSUMER_MIN_TIME_TO_START` is more than ten seconds longer than the function's timeout, or than half of it if the process
+    /// runs several invocations at once. Most messages would never start.
     #[error(
         "CONSUMER_MIN_TIME_TO_START is {setting:?}, and with the function's timeout of {timeout:?} it may be at most {longest:?} (half of the timeout if AWS_LAMBDA_MAX_CONCURRENCY is above 1): lower it, or raise the timeout; nothing was processed"
     )]

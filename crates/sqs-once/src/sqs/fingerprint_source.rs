@@ -19,10 +19,10 @@ use crate::{InvalidValue, handler::without_bom, protocol::Fingerprint};
 /// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource); if none of them finds a value, the whole body |
 /// | `off` | nothing |
 ///
-/// JSON of at most 64 KiB is compared by its values: the order of members and white space do not matter, and numbers
-/// are equal if their exact decimal values are (`1`, `1.0` and `1e0`; an exponent of more than nine digits is compared
-/// as text). Everything else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or
-/// with half of a surrogate pair. A byte-order mark before the body is ignored.
+/// JSON of at most 64 KiB is compared by its values. The order of members and white space don't matter, and numbers are equal if
+/// their exact decimal values are (`1`, `1.0` and `1e0`). Only numbers with an exponent of more than nine digits are compared as
+/// text. Everything else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or with half of a
+/// surrogate pair. A byte-order mark before the body is ignored.
 ///
 /// If no pointer finds a value in a message, the process logs one warning with the pointers, because one may be misspelt.
 ///

@@ -26,8 +26,8 @@ pub(crate) struct Options {
     pub(crate) reserve_per_message: Duration,
     pub(crate) assumed_timeout: Duration,
     pub(crate) min_time_to_start: Duration,
-    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
-    /// With `None`, it is only a hint, which we ignore where it is too long.
+    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this. With `None`, it is
+    /// only a hint, which we ignore if it is too long.
     pub(crate) min_time_divisor: Option<u32>,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) fail_when_store_unavailable: bool,
@@ -96,7 +96,7 @@ impl Concurrency {
         self.most().min(fit.max(LEAST.get()))
     }
 
-    /// Returns whether one more message may run beside `running` others, if together they would need this much memory.
+    /// Returns whether one more message may run while `running` others do, if together they would need this much memory.
     pub(crate) const fn admits(self, running: usize, memory: usize) -> bool {
         running < self.most() && (running < LEAST.get() || memory <= self.memory)
     }

@@ -28,7 +28,7 @@ const PERMIT: u32 = 1 << 10;
 /// State that the invocations of a process share. Clones of a consumer share it too.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// The handlers' turns: they run side by side, or a suspect runs alone.
+    /// The handlers' turns: either they run in parallel, or a suspect runs alone.
     pub(super) turns: Turns,
     /// The circuit breaker. If it is `None`, every message runs.
     pub(super) breaker: Option<CircuitBreaker>,

@@ -94,7 +94,7 @@ struct Notes {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Runs a message beside others.
+    /// Runs a message while others run.
     pub(super) async fn run_beside(
         &self,
         message: &Message,
@@ -375,7 +375,7 @@ impl OfBatch {
         }
     }
 
-    /// Returns the latest time at which a message may start beside others. While a suspect waits, that is at most halfway to the
+    /// Returns the latest time at which a message may start while others run. While a suspect waits, that is at most halfway to the
     /// deadline.
     pub(super) fn start_by(&self, deadline: Deadline) -> Instant {
         if self.suspects_wait.load(Relaxed) {

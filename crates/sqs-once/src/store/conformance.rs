@@ -151,7 +151,7 @@ pub async fn all<S: Store>(store: &S) {
             expect,
             to: content.clone(),
         });
-        // Late copies of every swap so far, including this one, find the record.
+        // A late copy of any swap so far, including this one, finds the record.
         for late in &earlier {
             let found = store
                 .swap(late, &S::With::default(), &RequestContext::default())

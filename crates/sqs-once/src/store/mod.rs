@@ -77,8 +77,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A [`StoreError`]. The swap may have been applied nevertheless: see
-    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
+    /// A [`StoreError`]. The swap may still have been applied: see [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn swap(
         &self,
         swap: &Swap,

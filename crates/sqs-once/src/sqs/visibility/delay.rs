@@ -230,7 +230,8 @@ fn is_behind(of: &MessageOutcome<'_>) -> bool {
     matches!(of.outcome, Outcome::BehindFailure)
 }
 
-/// Names the chain of a message: its message group on a FIFO queue, else its key. A message with its body in S3 has its own chain.
+/// Names the chain of a message: its message group on a FIFO queue, otherwise its key. A message with its body in S3 has its own
+/// chain.
 fn chain<'a>(of: &MessageOutcome<'a>) -> Option<&'a str> {
     let message: &'a Message = of.message;
     message

@@ -61,8 +61,8 @@ pub(super) struct Queue {
 pub(super) enum Bound {
     /// Until this time: for calls that the response to Lambda waits for.
     Until(Instant),
-    /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process meanwhile,
-    /// so a missing response proves nothing about the endpoint.
+    /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process in the meantime, so a missing
+    /// response proves nothing about the endpoint.
     Background,
 }
 
