@@ -1,6 +1,6 @@
-"""Asks before `make deploy` drops an overlay of the running stack. If messages wait in the queues, it also asks before the
-deployment changes how a consumer recognizes them, their table, or the key or receives of the queues, and before it replaces
-the queues. Stops if a program in `.aws-sam/build` was built for another processor than its function has.
+"""Asks before `make deploy` drops an overlay of the running stack. If messages wait in the queues, it also asks before
+the deployment changes how a consumer recognizes them, their table, or the key or receives of the queues, and before it
+replaces the queues. Stops if a program in `.aws-sam/build` was built for another processor than its function has.
 
     python tools/before_deploy.py [PARAMETER=VALUE ...]     takes the parameters of `sam deploy`, besides samconfig.toml
 
@@ -65,7 +65,7 @@ BUILD = Path(".aws-sam/build")
 # The function's architecture for each `e_machine` of a program.
 PROCESSORS = {0x3E: "x86_64", 0xB7: "arm64"}
 
-# The settings by which a consumer finds and compares a message's record: the default of each, and the effect of a change.
+# The settings by which a consumer finds and compares a message's record: their defaults, and the effect of a change.
 SETTINGS = {
     "IDEMPOTENCY_TABLE_NAME": ("", NOT_FOUND),
     "IDEMPOTENCY_KEY": ("message-id", NOT_FOUND),
@@ -164,7 +164,7 @@ def planned(template: Json, function: Json, parameters: dict[str, str]) -> dict[
 
 
 def check_processors(template: Json, parameters: dict[str, str]) -> None:
-    """Compares each built program with its function. With a wrong program, the stack deploys but the function never starts."""
+    """Compares each built program with its function. With a wrong one, the stack deploys, but nothing starts."""
     for name, function in template["Resources"].items():
         if function["Type"] != "AWS::Serverless::Function":
             continue
@@ -282,7 +282,7 @@ def target() -> tuple[Aws, str]:
 
 
 def warning(words: list[str]) -> str:
-    """The warning before a deployment that drops an overlay, or changes the meaning of messages. Empty if there is none."""
+    """The warning before a deployment that drops an overlay or changes the meaning of messages, or an empty string."""
     aws, stack = target()
     try:
         template = yaml.load((BUILD / "template.yaml").read_text(), Loader=Template)

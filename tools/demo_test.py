@@ -38,7 +38,7 @@ def orders_of(case: Case) -> list[str | None]:
 
 
 def evidence_of(stack: Stack, loser: int) -> Evidence:
-    """The evidence of a run. Of two messages with one order number, the gateway refused the one at the place `loser`."""
+    """The evidence of a run. Of two messages with one order number, the gateway refused number `loser`."""
     dead, records = [], []
     for case in stack.cases:
         for order in orders_of(case):

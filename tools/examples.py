@@ -70,7 +70,7 @@ def function(example: str) -> Function:
 
 @contextlib.contextmanager
 def filling(example: str) -> Iterator[Callable[[Stack], None]]:
-    """Yields a function that fills the empty tables of an example. Starts a PostgreSQL server if the example needs one."""
+    """Yields a function that fills an example's empty tables. Starts a PostgreSQL server if the example needs it."""
     if example != ON_POSTGRES:
         yield lambda stack: put_items(example, stack)
         return

@@ -152,7 +152,7 @@ class Layer:
 
     @cached_property
     def sound(self) -> tuple[set[str], float]:
-        """The tests that fail without a flaw, such as those that need a cloud, and how many seconds a run of all takes."""
+        """The tests that fail without a flaw, such as those that need a cloud, and the seconds that all tests take."""
         start = time.monotonic()
         failed = {test.name for test in self.failures("", [], 10 * PATIENCE)}
         return failed, time.monotonic() - start
