@@ -2,10 +2,10 @@
 //! `processed_events`.
 //!
 //! Try it on this machine: `make dev EXAMPLE=add_order_item` sends `events/add-order-item.json`. Press Enter to send it
-//! again; then every message is a duplicate.
+//! again. Every message is then a duplicate.
 //!
-//! Deploy it for a queue and a table that you have, as README.md says: `ORDERS_TABLE_NAME` is a table with the
-//! partition key `orderId`, where an order has a string `status`. The role needs `dynamodb:UpdateItem` on it.
+//! Deploy it for a queue and a table of yours, as README.md says. `ORDERS_TABLE_NAME` names a table with the
+//! partition key `orderId`, in which each order has a string `status`. The role needs `dynamodb:UpdateItem` on it.
 
 use serde::{Deserialize, Serialize};
 use sqs_once::{
@@ -24,7 +24,7 @@ struct AddItem {
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Item {
-    /// Chosen by the sender, so that two pieces of one product are two items.
+    /// The sender chooses it, so that two pieces of one product are two items.
     item_id: String,
     product: String,
     quantity: u32,
@@ -38,8 +38,7 @@ impl Handler for AddToOrder {
     type Message = AddItem;
     type Output = Change<()>;
 
-    /// Plans the update; `sqs_once` adds the condition that the order has not seen this message's
-    /// key.
+    /// Plans the update. `sqs_once` adds the condition that the order has not seen this message's key.
     async fn handle(&self, add: AddItem, _: Attempt) -> Result<Change<()>, Failure> {
         if add.order_id.is_empty() || add.item.quantity == 0 {
             return Err(Failure::permanent(
@@ -62,21 +61,21 @@ impl Handler for AddToOrder {
                 .and_then(|write| write.item.as_ref());
             Err(match order {
                 Some(_) => Failure::permanent("the order is not open any more"),
-                // Messages may overtake each other: the one that makes it may be on its way.
+                // Messages may overtake each other, so the one that creates the order may still be on its way.
                 None => Failure::retryable("the order is not there, or not there yet"),
             })
         }))
     }
 }
 
-/// The consumer, with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "order-items");
-    // An item that was sent twice has two message ids, and one item id.
+    // An item that is sent twice has two message ids, but one item id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId,/itemId");
-    // It would need permissions that the function's role does not have.
+    // Setting visibility timeouts would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings

@@ -1,10 +1,10 @@
-//! Orders that their producer compresses: gzip in base64, because a queue carries text. The key is in a message
-//! attribute, so nobody has to decompress a body to find it.
+//! Orders that the producer compresses with gzip and then encodes in base64, because a queue carries text. A message attribute
+//! holds the key, so nobody has to decompress a body to find it.
 //!
 //! Try it on this machine: `make dev EXAMPLE=gzip` sends `events/gzip.json`. Press Enter to send it
-//! again; then every message is a duplicate.
+//! again. Every message is then a duplicate.
 //!
-//! Deploy it for a queue and a table that you have, as README.md says: `ORDERS_TABLE_NAME` is a table with the
+//! Deploy it for a queue and a table of yours, as README.md says. `ORDERS_TABLE_NAME` names a table with the
 //! partition key `orderId`. The role needs `dynamodb:PutItem` on it.
 
 use std::io::Read as _;
@@ -17,11 +17,11 @@ use sqs_once::{
     ItemMode, Settings, SettingsError, Write, telemetry,
 };
 
-/// Longest JSON, in bytes. All messages that run may have such bodies, and gzip expands a message of 1 MB up to a
-/// gigabyte.
+/// Longest JSON that we accept, in bytes. Every message in progress may have such a body, and gzip can expand a message of 1 MB
+/// to a gigabyte.
 const MAX_BYTES: u64 = 1024 * 1024;
 
-/// A body of JSON in gzip and base64.
+/// A body that is JSON in gzip and base64.
 struct Gzip<T>(T);
 
 impl<T: DeserializeOwned + Send> FromMessage for Gzip<T> {
@@ -37,7 +37,7 @@ impl<T: DeserializeOwned + Send> FromMessage for Gzip<T> {
             return Err(format!("the body has more than {MAX_BYTES} bytes").into());
         }
         let value = serde_json::from_slice(&json);
-        // Serde's own text may quote the body; this one does not.
+        // serde's own error may quote the body. This one doesn't.
         value
             .map(Self)
             .map_err(|error| InvalidMessage::json(&error))
@@ -66,13 +66,13 @@ impl Handler for KeepOrder {
     }
 }
 
-/// The consumer, with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
     settings.set_default("IDEMPOTENCY_KEY", "attribute:orderId");
-    // It would need permissions that the function's role does not have.
+    // Setting visibility timeouts would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings

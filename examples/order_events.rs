@@ -1,15 +1,15 @@
-//! Several types of messages on one queue: a serde enum, told apart by the field `type`.
+//! Several types of messages on one queue: a serde enum, which the field `type` tells apart.
 //!
-//! A message of another type is a permanent failure, whose log line names that type and the known
-//! types. Deploy a consumer that knows a new type before the producer that sends it.
+//! A message of an unknown type is a permanent failure. The log line names its type and the known types. When you add a type,
+//! deploy the consumer before the producer.
 //!
 //! The queue is a FIFO queue whose message group is the order, so an order is placed before it is
-//! shipped. On a standard queue the later event may come first, and is repeated.
+//! shipped. On a standard queue, the later event may come first. It then fails, and is retried.
 //!
 //! Try it on this machine: `make dev EXAMPLE=order_events` sends `events/order-events.json`. Press Enter to send it
-//! again; then every known message is a duplicate.
+//! again. Every known message is then a duplicate.
 //!
-//! Deploy it for a FIFO queue and a table that you have, as README.md says: `ORDERS_TABLE_NAME` is a table with the
+//! Deploy it for a FIFO queue and a table of yours, as README.md says. `ORDERS_TABLE_NAME` names a table with the
 //! partition key `orderId`. The role needs `dynamodb:PutItem` and `dynamodb:UpdateItem` on it.
 
 use serde::Deserialize;
@@ -19,7 +19,7 @@ use sqs_once::{
     telemetry,
 };
 
-/// The types of messages. Fields that the handler does not need are left out.
+/// The types of messages, without the fields that the handler does not need.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all_fields = "camelCase")]
 enum OrderEvent {
@@ -39,7 +39,7 @@ struct TrackOrders {
 }
 
 impl TrackOrders {
-    /// Plans the end of an order that is placed.
+    /// Plans an update that ends a placed order.
     fn end(&self, order_id: String, status: &str, detail: String) -> Change<()> {
         let update = Write::update(&self.orders, "SET #status = :status, detail = :detail")
             .key("orderId", order_id)
@@ -63,8 +63,7 @@ impl Handler for TrackOrders {
     type Message = OrderEvent;
     type Output = Change<()>;
 
-    /// Plans one change of the order; `sqs_once` adds the condition that the order does not have this
-    /// message's key.
+    /// Plans one change of the order. `sqs_once` adds the condition that the order does not have this message's key.
     async fn handle(&self, event: OrderEvent, _: Attempt) -> Result<Change<()>, Failure> {
         Ok(match event {
             OrderEvent::Placed {
@@ -84,14 +83,14 @@ impl Handler for TrackOrders {
     }
 }
 
-/// The consumer, with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<ItemMode, impl Handler<Output = Change<()>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "order-events");
-    // Each type has the producer's id of the event.
+    // The producer gives each event an id, whatever its type.
     settings.set_default("IDEMPOTENCY_KEY", "body:/eventId");
-    // It would need permissions that the function's role does not have.
+    // Setting visibility timeouts would need permissions that the function's role does not have.
     settings.set_default("CONSUMER_VISIBILITY", "off");
     let orders = settings.required("ORDERS_TABLE_NAME", "table of the orders", str::parse);
     settings

@@ -2,12 +2,12 @@
 //! record. An order for more than the stock is declined.
 //!
 //! Try it on this machine: `make dev EXAMPLE=place_order` sends `events/place-order.json`. Press Enter to send it
-//! again; then every message is a duplicate.
+//! again. Every message is then a duplicate.
 //!
-//! Deploy it with its queue, its role and its tables; of these you fill the stock: `{product, quantity}`.
+//! Deploy it with its queue, its role and its tables. You fill the table of the stock yourself: `{product, quantity}`.
 //!
-//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`. A stack name and a
-//! `--config-env` of its own keep this stack from replacing that of the sample.
+//! `make` installs cargo-lambda into `.venv/bin`: `export PATH="$PWD/.venv/bin:$PATH"`. With its own stack name and
+//! `--config-env`, this stack doesn't replace the sample's.
 //!
 //! ```sh
 //! cargo lambda build --release --arm64 --package programs --bin place_order
@@ -29,7 +29,7 @@ use sqs_once::{
 struct Order {
     order_id: String,
     customer_id: String,
-    /// How many pieces of each; an order of none or of less is malformed.
+    /// How many pieces of each product. An order for 0 pieces can't be decoded.
     products: BTreeMap<String, NonZeroU32>,
 }
 
@@ -53,22 +53,22 @@ impl Handler for PlaceOrder {
     type Message = Order;
     type Output = Done<Value>;
 
-    /// Plans the writes; `sqs_once` makes all of them once, or none.
+    /// Plans the writes. `sqs_once` makes all of them, once, or none.
     async fn handle(&self, order: Order, _: Attempt) -> Result<Done<Value>, Failure> {
         let (id, customer, products) = (order.order_id, order.customer_id, order.products);
         if products.is_empty() {
             return Err(Failure::permanent("the order has no products"));
         }
         let item = json!({ "orderId": id, "customerId": customer, "products": products });
-        // The order is kept longer than its record. A message that returns after the record expired
-        // must not take from the stock again.
+        // The order stays in its table longer than its record is kept. A message that comes back after its record has expired must
+        // not take from the stock again.
         let put = Write::put(&self.orders, item)
             .when("attribute_not_exists(orderId)")
             .label("order");
         let take = products.iter().map(|(product, pieces)| {
             Write::update(&self.stock, "SET quantity = quantity - :pieces")
                 .key("product", product)
-                .when("quantity >= :pieces") // nor is it met by a product that is not there
+                .when("quantity >= :pieces") // fails too if there is no such product
                 .value(":pieces", pieces)
                 .label(format!("stock/{product}"))
         });
@@ -84,9 +84,9 @@ impl Handler for PlaceOrder {
                 let short: Vec<_> = labels
                     .flat_map(|label| label.strip_prefix("stock/"))
                     .collect();
-                // A declined order is an answer too: it is recorded as COMPLETED, and the message is done with.
-                // Where somebody has to look at such an order, fail, and the message goes to the
-                // dead-letter queue: `Err(Failure::permanent("out of stock"))`.
+                // Declining an order is an answer too, so the record says COMPLETED and the message is deleted. If somebody has to
+                // look at such an order, return `Err(Failure::permanent("out of stock"))`, and the message goes to the dead-letter
+                // queue.
                 Ok(Done::new(
                     json!({ "status": "declined", "outOfStock": short }),
                 ))
@@ -94,15 +94,15 @@ impl Handler for PlaceOrder {
     }
 }
 
-/// The consumer, with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<Inbox<DynamoStore>, impl Handler<Output = Done<Value>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
-    // An order that was sent twice has two message ids, and one order id.
+    // An order that is sent twice has two message ids, but one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
     let handler = PlaceOrder::read(&mut settings);
-    // A first read would need a permission that the function's role does not have.
+    // The read at the start would need a permission that the function's role does not have.
     settings.warm_up(false).inbox(handler).await
 }
 

@@ -1,7 +1,7 @@
 //! Places an order in PostgreSQL: inserts the order, takes its products from the stock, and publishes the
 //! event `order-placed`, in one transaction with the record. An order for more than the stock is declined.
 //!
-//! The tables, beside those of records and events (crates/postgres/migrations/1_sqs_once.sql):
+//! It needs these tables besides those for records and events (crates/postgres/migrations/1_sqs_once.sql):
 //!
 //! ```sql
 //! CREATE TABLE stock (product text PRIMARY KEY, quantity bigint NOT NULL CHECK (quantity >= 0));
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! `DATABASE_URL` names the database. The consumer logs in by IAM (`rds/iam.rs`), unless the server accepts the
-//! password of the URL or of `PGPASSWORD`. For a secret that is rotated, use `rds/secret.rs` instead.
+//! password in the URL or in `PGPASSWORD`. For a rotated secret, use `rds/secret.rs` instead.
 //!
-//! `make dev EXAMPLE=place_order_postgres` runs it on this machine. To deploy it beside a database in RDS, in the root of
+//! `make dev EXAMPLE=place_order_postgres` runs it on this machine. To deploy it beside a database in RDS, run in the root of
 //! the clone:
 //!
 //! ```sh
@@ -25,11 +25,10 @@
 //!     --template-file examples/place_order_postgres.template.yaml
 //! ```
 //!
-//! docs/effects-in-postgresql.md has the privileges of the database user. The handler needs `INSERT` on
+//! docs/effects-in-postgresql.md lists the privileges that the database user needs. The handler also needs `INSERT` on
 //! `orders` and `order_lines`, and `SELECT` and `UPDATE` on `stock`.
 //!
-//! The events stay in the table `sqs_once_outbox` until a relay sends them: docs/outbox.md has its
-//! deployment.
+//! The events stay in the table `sqs_once_outbox` until a relay sends them. docs/outbox.md says how to deploy the relay.
 
 #[path = "rds/iam.rs"]
 mod rds_iam;
@@ -49,7 +48,7 @@ use sqs_once_postgres::{InTransaction, PostgresMode, Transaction};
 struct Order {
     order_id: String,
     customer_id: String,
-    /// Pieces of each product.
+    /// How many pieces of each product.
     products: BTreeMap<String, NonZeroU32>,
 }
 
@@ -72,10 +71,10 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, 
         return Err(Failure::permanent("the order has no products"));
     }
     let mut tx = Transaction::of(&attempt)?;
-    // A savepoint: a declined order leaves no writes, and its answer is recorded.
+    // Because of this savepoint, a declined order leaves no writes, but its answer is recorded.
     let mut writes = tx.begin().await?;
-    // The order is kept longer than its record. A message that returns after the record expired must
-    // not take from the stock again.
+    // The order stays in its table longer than its record is kept. A message that comes back after its record has expired must not
+    // take from the stock again.
     let insert = "INSERT INTO orders VALUES ($1, $2) ON CONFLICT DO NOTHING";
     let inserted = sqlx::query(insert)
         .bind(&order.order_id)
@@ -83,7 +82,7 @@ async fn place(order: Order, attempt: Attempt) -> Result<InTransaction<Answer>, 
     if inserted.execute(&mut *writes).await?.rows_affected() == 0 {
         return Err(Failure::permanent("an order with this id is there already"));
     }
-    // In the order of the map, so that two orders for the same products cannot deadlock.
+    // We follow the order of the map, so that two orders for the same products can't deadlock.
     for (product, pieces) in &order.products {
         let pieces = i64::from(pieces.get());
         if !take(&mut writes, &order.order_id, product, pieces).await? {
@@ -122,22 +121,22 @@ async fn take(
 
 fn pool(url: &str) -> Result<PgPool, &'static str> {
     PgPoolOptions::new()
-        // One for each running handler. Its first statement tests the connection.
+        // One connection for each running handler. Its first statement tests the connection.
         .max_connections(10)
         .test_before_acquire(false)
         .idle_timeout(None)
         .max_lifetime(None)
         .connect_lazy(url)
-        // The error of the parser could quote the URL, and so a password.
+        // The parser's error could quote the URL, and with it a password.
         .map_err(|_| "is not a URL such as postgres://user@host/database")
 }
 
-/// The consumer, with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<PostgresMode, impl Handler<Output = InTransaction<Answer>>>, SettingsError> {
     settings.set_default("IDEMPOTENCY_NAMESPACE", "orders");
-    // An order that was sent twice has two message ids, and one order id.
+    // An order that is sent twice has two message ids, but one order id.
     settings.set_default("IDEMPOTENCY_KEY", "body:/orderId");
     let pool = settings.required("DATABASE_URL", "database of the orders", pool)?;
     let config = settings.config().await;

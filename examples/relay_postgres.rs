@@ -1,8 +1,8 @@
-//! The relay of an outbox in PostgreSQL: a schedule invokes it once a minute, and it sends the events that
-//! consumers have published. docs/outbox.md has its deployment.
+//! The relay of an outbox in PostgreSQL. A schedule invokes it once a minute, and it sends the events that
+//! consumers have published. docs/outbox.md says how to deploy it.
 //!
-//! `DATABASE_URL` names the database. It logs in by IAM (`rds/iam.rs`), unless the server accepts the password of
-//! the URL or of `PGPASSWORD`.
+//! `DATABASE_URL` names the database. The relay logs in by IAM (`rds/iam.rs`), unless the server accepts the password in
+//! the URL or in `PGPASSWORD`.
 
 #[path = "rds/iam.rs"]
 mod rds_iam;
@@ -20,11 +20,11 @@ fn pool(url: &str) -> Result<PgPool, &'static str> {
         .idle_timeout(None)
         .max_lifetime(None)
         .connect_lazy(url)
-        // The error of the parser could quote the URL, and so a password.
+        // The parser's error could quote the URL, and with it a password.
         .map_err(|_| "is not a URL such as postgres://user@host/database")
 }
 
-/// The relay, with these settings.
+/// Creates the relay from these settings.
 pub async fn relay(mut settings: Settings) -> Result<PostgresRelay, lambda_runtime::Error> {
     let pool = settings.required("DATABASE_URL", "database of the events", pool)?;
     let config = settings.config().await;

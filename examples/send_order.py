@@ -1,7 +1,7 @@
 """Sends orders to SQS once: a producer for a consumer with IDEMPOTENCY_KEY=attribute:idempotencyKey.
 
-The key of a message is stored with the message, in the producer's own database, before the message is sent. After a
-crash or a lost answer the message is sent again with the same key, so that the consumer recognizes a duplicate.
+The producer stores a message with its key in its own database before it sends the message. After a crash or a lost
+response, it sends the message again with the same key, so that the consumer recognizes a duplicate.
 
     QUEUE_URL=https://sqs... python examples/send_order.py o-1 9999
 """
@@ -25,7 +25,7 @@ def uuid7() -> str:
 
 
 def place(db: sqlite3.Connection, order_id: str, cents: int) -> None:
-    """Stores the order and its message in one transaction. Does nothing for an order that is stored."""
+    """Stores the order and its message in one transaction. Does nothing if the order is already stored."""
     body = json.dumps({"orderId": order_id, "amountCents": cents, "currency": "EUR"})
     with db:
         if db.execute("INSERT OR IGNORE INTO orders VALUES (?, ?)", (order_id, cents)).rowcount:

@@ -1,7 +1,7 @@
 //! Sends an order to SQS once: a producer for a consumer with `IDEMPOTENCY_KEY=attribute:idempotencyKey`.
 //!
-//! The key of the message is stored with the order, before the message is sent. After a crash or a lost answer the
-//! order is sent again with the same key, so that the consumer recognizes a duplicate.
+//! It stores the message's key with the order before it sends the message. After a crash or a lost response, it sends the
+//! order again with the same key, so that the consumer recognizes a duplicate.
 //!
 //! ```sh
 //! ORDERS_TABLE_NAME=orders QUEUE_URL=https://sqs... cargo run --example send_order -- o-1 9999
@@ -15,19 +15,19 @@ use serde::Deserialize;
 use serde_json::json;
 use uuid::Uuid;
 
-/// An order's item, with the key that each message of the order has.
+/// An order's item, with the key that all messages of the order have.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pending {
     /// Partition key of the item, and message group on a FIFO queue.
     pub order_id: String,
-    /// Body of the message, as it was stored first.
+    /// Body of the message, as first stored.
     pub body: String,
-    /// UUIDv7 of the operation.
+    /// The operation's key: a UUIDv7.
     pub idempotency_key: String,
 }
 
-/// Stores an order with its own key. For an order that is stored, returns the stored body and key.
+/// Stores an order with a new key. If the order is already stored, returns the stored body and key.
 pub async fn store(
     orders: &aws_sdk_dynamodb::Client,
     table: &str,
@@ -36,7 +36,7 @@ pub async fn store(
 ) -> anyhow::Result<Pending> {
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let update = orders.update_item().table_name(table);
-    // A UUIDv7 begins with its time: keys sort by the time of their orders.
+    // A UUIDv7 begins with its time, so keys sort by the time of their orders.
     let stored = update
         .key("orderId", text(order_id))
         .update_expression(
@@ -50,7 +50,7 @@ pub async fn store(
     Ok(serde_dynamo::from_item(item)?)
 }
 
-/// Sends the message of an order. Each repetition has the same key.
+/// Sends an order's message, each time with the same key.
 pub async fn send(
     sqs: &aws_sdk_sqs::Client,
     queue_url: &str,
@@ -72,7 +72,7 @@ pub async fn send(
     Ok(())
 }
 
-/// Marks an order as sent. A producer sends all others again when it starts.
+/// Marks an order as sent. When a producer starts, it sends all other orders again.
 pub async fn mark_as_sent(
     orders: &aws_sdk_dynamodb::Client,
     table: &str,

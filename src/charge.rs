@@ -10,7 +10,7 @@ use sqs_once::{
 use crate::{gateway::Gateway, order::Order};
 
 /// Charges an order. All attempts at one order send the same key, so the gateway recognizes a repeated request.
-/// If the gateway can't, we look for the charge before we repeat it.
+/// If the gateway has no idempotency keys, we look for the charge before we repeat it.
 #[derive(Clone)]
 pub(crate) struct Charge(Arc<Gateway>);
 

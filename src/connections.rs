@@ -8,7 +8,7 @@ use std::{
 use reqwest::{Client, Request, Response, header::HeaderMap, redirect::Policy};
 use sqs_once::{Failure, SettingsError};
 
-/// An HTTP client that throws its connection pool away when a request gets no answer.
+/// An HTTP client that throws away its connection pool when a request gets no response.
 ///
 /// Gateways, and networks on the way, close idle connections. The client can't notice that while Lambda has frozen the
 /// process, and its pool's clock stands still. So after a freeze every connection in the pool may be dead, and each would
@@ -21,7 +21,7 @@ pub(crate) struct Connections {
 
 struct Pool {
     client: Client,
-    /// How many pools there were before this one.
+    /// How many pools came before this one.
     number: u64,
 }
 
@@ -45,7 +45,7 @@ impl Connections {
     ///
     /// # Errors
     ///
-    /// A failure without an effect if it could not connect, because nothing was sent then. Otherwise a retryable failure.
+    /// A failure without an effect if it could not connect, because then nothing was sent. Otherwise a retryable failure.
     pub(crate) async fn send(
         &self,
         request: Request,
@@ -54,7 +54,7 @@ impl Connections {
         let copy = request.try_clone().filter(|_| may_repeat);
         let (client, number) = self.current();
         let start = Instant::now();
-        // Without the URL, because errors are logged.
+        // We remove the URL, because errors are logged.
         let error = match client.execute(request).await {
             Ok(response) => return Ok(response),
             Err(error) => error.without_url(),
@@ -68,7 +68,7 @@ impl Connections {
             Some(mut copy) if !error.is_timeout() => {
                 tracing::info!(%error, "the connection to the payment gateway was lost: sending the request again");
                 *copy.timeout_mut() = Some(left);
-                // Even without a connection now, the first request may have had its effect.
+                // Even if we can't connect now, the first request may have had its effect.
                 let again = self.current().0.execute(copy).await;
                 again.map_err(|error| Failure::retryable(error.without_url()))
             }
@@ -105,7 +105,7 @@ fn client(headers: &HeaderMap, timeout: Duration) -> reqwest::Result<Client> {
         .default_headers(headers.clone())
         // We don't shorten this to the time left: if the deadline ends a charge, the record must say so.
         .timeout(timeout)
-        // Shorter, so that a slow connection attempt ends as a failure to connect, which had no effect.
+        // This is shorter, so that a slow connection attempt ends as a failure to connect, which had no effect.
         .connect_timeout(timeout / 2)
         // A redirected POST could charge somewhere else.
         .redirect(Policy::none())

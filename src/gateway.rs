@@ -31,7 +31,7 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// The payment token that the sandbox declines.
 const DECLINED: &str = "tok_chargeDeclined";
 
-/// Only under this key do we know that a charge of the order is the charge of this operation.
+/// With any other key, a charge of the order need not be the charge of this operation.
 const KEY_OF_ORDER: &str = "body:/orderId";
 
 pub(crate) enum Gateway {
@@ -43,7 +43,7 @@ pub(crate) enum Gateway {
 pub(crate) struct Http {
     pub(crate) connections: Connections,
     pub(crate) charges: Url,
-    /// How long after its lease an attempt may still charge. `None` if the gateway has idempotency keys.
+    /// How long after its lease has ended an attempt may still charge. `None` if the gateway has idempotency keys.
     reconcile_after: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ impl Gateway {
         })))
     }
 
-    /// Returns how long after its lease an attempt may still charge, if the gateway has no idempotency keys.
+    /// Returns how long after its lease has ended an attempt may still charge, if the gateway has no idempotency keys.
     pub(crate) fn reconcile_after(&self) -> Option<Duration> {
         match self {
             Self::Sandbox => None,
@@ -161,7 +161,7 @@ fn left_out(key: &str, fingerprint: &str) -> Vec<&'static str> {
     all.iter().copied().filter(is_free).collect()
 }
 
-/// Reads whether the gateway lacks idempotency keys, and if so, how long a charge may be on its way.
+/// Reads whether the gateway lacks idempotency keys, and if so, how long it may take until a charge arrives.
 fn reconcile_after(
     settings: &mut Settings,
     timeout: Option<Duration>,
@@ -226,8 +226,8 @@ fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     Ok(Some(url))
 }
 
-/// Returns the failure for a status other than 2xx. A 4xx is permanent, because it concerns the order, except
-/// for those that concern the API key, the URL or the moment. `has_keys` says whether the gateway got the call
+/// Returns the failure for a status other than 2xx. A 4xx is permanent, because the fault is in the order, except
+/// for the statuses that blame the API key, the URL or the moment. `has_keys` says whether the gateway got the call
 /// key.
 fn refused(response: &Response, has_keys: bool) -> Failure {
     let (status, headers) = (response.status(), response.headers());

@@ -26,7 +26,6 @@ fn of_status(status: u16) -> Failure {
     of_response(status, "x-none", "")
 }
 
-/// Returns the failure for a response with this header.
 fn of_response(status: u16, name: &str, value: &str) -> Failure {
     let response = http::Response::builder().status(status).header(name, value);
     refused(&response.body("").unwrap().into(), true)
@@ -358,7 +357,7 @@ async fn refusing() -> String {
 
 const BODY: &str = r#"{"orderId":"o-1","amount":1,"currency":"EUR"}"#;
 
-/// Reads until the body, which comes last, has arrived.
+/// Reads until the body has arrived, which comes last.
 async fn read_request(connection: &mut TcpStream) {
     let (mut request, mut buffer) = (Vec::new(), [0; 1024]);
     while !request.ends_with(BODY.as_bytes()) {
@@ -457,7 +456,7 @@ async fn repetition_that_cannot_connect_is_retryable() {
     assert_eq!(failure.kind(), FailureKind::Retryable, "{failure:?}");
 }
 
-/// What happens to a frozen process's connections.
+/// How a frozen process's connections die.
 #[derive(Clone, Copy, Debug)]
 enum Frozen {
     /// Reset at the next byte.

@@ -17,9 +17,8 @@ impl Http {
     ///
     /// # Errors
     ///
-    /// Everything that is neither yes nor no: no response, a status other than 200, a body that is not an
-    /// array, or a charge that does not match the order. A 404 doesn't mean no either, because a wrong path
-    /// gives one too.
+    /// Anything but a clear yes or no: no response, a status other than 200, a body that is not an array, or a charge that does not
+    /// match the order. A 404 is no clear answer either, because a wrong path gives one too.
     pub(crate) async fn look_up(
         &self,
         key: &Key,
@@ -42,7 +41,7 @@ impl Http {
         while let Some(chunk) = response
             .chunk()
             .await
-            // Without the URL, because errors are logged, and it has the order's id.
+            // We remove the URL, because errors are logged, and the URL has the order's id.
             .map_err(reqwest::Error::without_url)?
         {
             if body.len() + chunk.len() > crate::gateway::MAX_BODY {
@@ -54,7 +53,6 @@ impl Http {
     }
 }
 
-/// Returns the URL of an order's charges.
 fn charges_of(mut charges: Url, order_id: &str) -> Url {
     charges.query_pairs_mut().append_pair("orderId", order_id);
     // The query is encoded like a form, with `+` for a space. Only some servers decode that.

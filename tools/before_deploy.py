@@ -1,8 +1,8 @@
-"""Asks before `make deploy` leaves out an overlay of the running stack, and before it changes how a consumer recognizes
-messages, their table, the key or receives of its queues, or replaces these, while they hold some. Stops if a program of
-`.aws-sam/build` was built for another processor than that of its function.
+"""Asks before `make deploy` drops an overlay of the running stack. If messages wait in the queues, it also asks before
+the deployment changes how a consumer recognizes them, their table, or the key or receives of the queues, and before it
+replaces the queues. Stops if a program in `.aws-sam/build` was built for another processor than its function has.
 
-    python tools/before_deploy.py [PARAMETER=VALUE ...]     the parameters as for `sam deploy`, beside samconfig.toml
+    python tools/before_deploy.py [PARAMETER=VALUE ...]     takes the parameters of `sam deploy`, besides samconfig.toml
 
 It prints nothing if there is no stack yet, or if nothing of that kind changes. Without a terminal, the deployment stops
 here, unless MESSAGES_MAY_RUN_AGAIN is set. `sam deploy` alone does not run this check.
@@ -62,10 +62,10 @@ CodeDeploy would refuse to move it from there, and this deployment would fail an
 COMPUTED = "a value that CloudFormation computes"
 
 BUILD = Path(".aws-sam/build")
-# `e_machine` of a program, as the function's architecture.
+# The function's architecture for each `e_machine` of a program.
 PROCESSORS = {0x3E: "x86_64", 0xB7: "arm64"}
 
-# The settings with which a consumer finds and compares the record of a message: default, and effect of a change.
+# The settings by which a consumer finds and compares a message's record: their defaults, and the effect of a change.
 SETTINGS = {
     "IDEMPOTENCY_TABLE_NAME": ("", NOT_FOUND),
     "IDEMPOTENCY_KEY": ("message-id", NOT_FOUND),
@@ -78,7 +78,7 @@ SETTINGS = {
 }
 
 
-# Names that need not be kept: of no overlay, and of one that each deployment chooses anew.
+# Names that a deployment may drop: the one for no overlay, and the one that each deployment chooses anew.
 FREE = {"none", "gradual"}
 
 
@@ -134,7 +134,7 @@ def given(words: list[str]) -> dict[str, str]:
 
 
 def text(value: Any, template: Json, parameters: dict[str, str]) -> str:
-    """A value of the template, with these values of the parameters, and of the stack's resources."""
+    """A value of the template as text, with these values of the parameters and of the stack's resources."""
     match value:
         case {"Ref": "AWS::NoValue"}:
             return ""
@@ -164,7 +164,7 @@ def planned(template: Json, function: Json, parameters: dict[str, str]) -> dict[
 
 
 def check_processors(template: Json, parameters: dict[str, str]) -> None:
-    """Compares each built program with its function: a function with another program never starts, in a green stack."""
+    """Compares each built program with its function. With a wrong one, the stack deploys, but nothing starts."""
     for name, function in template["Resources"].items():
         if function["Type"] != "AWS::Serverless::Function":
             continue
@@ -197,7 +197,7 @@ def changes(aws: Aws, name: str, planned: dict[str, str]) -> list[str]:
 
 
 def count(attributes: dict[str, str]) -> int:
-    """The messages in a queue, also in flight or delayed."""
+    """How many messages a queue has, including those in flight or delayed."""
     return sum(int(attributes[f"ApproximateNumberOfMessages{state}"]) for state in ("", "NotVisible", "Delayed"))
 
 
@@ -261,7 +261,7 @@ def moved_alias(aws: Aws, resources: list[Json], template: Json) -> list[str]:
 
 
 def other_kind(resources: list[Json], template: Json) -> list[str]:
-    """The queues that would become FIFO queues, or be none any more."""
+    """The queues that would become FIFO queues, or would no longer be FIFO queues."""
     names = []
     for resource in resources:
         planned = template["Resources"].get(resource["LogicalResourceId"])
@@ -282,7 +282,7 @@ def target() -> tuple[Aws, str]:
 
 
 def warning(words: list[str]) -> str:
-    """The warning before a deployment that drops an overlay, or changes the meaning of messages; else an empty text."""
+    """The warning before a deployment that drops an overlay or changes the meaning of messages, or an empty string."""
     aws, stack = target()
     try:
         template = yaml.load((BUILD / "template.yaml").read_text(), Loader=Template)

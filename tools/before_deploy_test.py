@@ -133,7 +133,7 @@ class BeforeDeploy(unittest.TestCase):
     def check(
         self, *words: str, stdin: int = subprocess.DEVNULL, but: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """The exit status and the output of the check, in an environment `but` for these variables."""
+        """Runs the check in an environment that `but` changes. Returns its exit status and output."""
         command = [sys.executable, str(ROOT / "tools" / "before_deploy.py"), *words]
         environment = self.cloud.environment()
         environment.pop(before_deploy.ALLOW, None)
@@ -142,7 +142,7 @@ class BeforeDeploy(unittest.TestCase):
         return ended.returncode, ended.stdout + ended.stderr
 
     def answered(self, answer: str) -> tuple[int, str]:
-        """The check with a new key on a terminal where this answer is typed."""
+        """Runs the check with a new key on a terminal, and types this answer."""
         master, slave = pty.openpty()
         os.write(master, f"{answer}\n".encode())
         try:
@@ -175,7 +175,7 @@ class BeforeDeploy(unittest.TestCase):
         assert self.check(NEW_KEY) == (0, "")
 
     def test_same_settings_are_silent(self) -> None:
-        # A parameter that is left out keeps its deployed value, and quotes are those of SAM CLI.
+        # A parameter that is left out keeps its deployed value, and SAM CLI removes the quotes.
         for words in ([], ["IdempotencyKey=body:/orderId"], ["'IdempotencyKey=body:/orderId' MemorySize=512"]):
             assert self.check(*words) == (0, ""), words
 
@@ -275,7 +275,7 @@ class BeforeDeploy(unittest.TestCase):
         assert status == 1, output
         assert f"IDEMPOTENCY_TABLE_NAME is '{table}', and would be 'another'" in output, output
         assert f"{STACK}-orders holds about 3 of these messages." in output, output
-        # The same table as an existing one: the stack gives it up, and the records stay.
+        # The stack then uses its table as an existing one. It gives the table up, and the records stay.
         assert self.check(f"ExistingTableName={table}", "IdempotencyNamespace=payments") == (0, "")
 
     def test_stack_that_gets_a_table_of_its_own_stops(self) -> None:
@@ -361,7 +361,7 @@ class BeforeDeploy(unittest.TestCase):
             for machine, built, other in ((0x3E, "x86_64", "arm64"), (0xB7, "arm64", "x86_64")):
                 self.program(machine)
                 assert self.check(f"Architecture={built}") == (0, "")
-                # The last value counts, as for SAM CLI. No answer allows it.
+                # The last value counts, as in SAM CLI. No answer allows the deployment.
                 words = (f"Architecture={built}", f"Architecture={other}")
                 status, output = self.check(*words, but={before_deploy.ALLOW: "1"})
                 assert status == 1, output
@@ -471,7 +471,7 @@ class BeforeDeploy(unittest.TestCase):
 
 
 class Pages(unittest.TestCase):
-    """The recipes of docs/deploying.md, read."""
+    """Reads the recipes in docs/deploying.md."""
 
     def test_commands_are_those_of_the_aws_cli(self) -> None:
         page = (ROOT / "docs/deploying.md").read_text()

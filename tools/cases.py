@@ -13,11 +13,11 @@ WAVES = (0.0, 1.5, 3.0, 5.0)
 
 @dataclass
 class Message:
-    name: str  # a message attribute, by which a copy in the dead-letter queue is known
-    order: str | None  # `None`: the body cannot be decoded
+    name: str  # a message attribute, by which we recognize a copy in the dead-letter queue
+    order: str | None  # `None` if the body can't be decoded
     body: str
     wave: int
-    dies: bool = False  # ends in the dead-letter queue; of an order's messages, so many do: SQS gives no order
+    dies: bool = False  # ends in the dead-letter queue; of an order's messages any may, but this many do
     redriven: bool = False  # is redriven from the dead-letter queue, once
     ids: list[str] = field(default_factory=list)  # given by SQS; a redrive adds another
 

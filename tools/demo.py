@@ -25,9 +25,9 @@ KEY = "body:/orderId"
 # Short times: SQS delivers the messages of a killed worker again after this visibility timeout, in seconds.
 VISIBILITY_TIMEOUT = 12
 PARAMETERS = {"FunctionTimeout": "10"}  # so that a lease ends before the visibility timeout does
-# A worker that misses its timeout while a message runs alone looks like a crash: the message rests for 20 minutes.
+# If a worker misses its timeout while a message runs alone, that looks like a crash: the message waits for 20 minutes.
 VARIABLES = {"CONSUMER_CRASH_ISOLATION": "off"}
-# Seconds without any progress after which the demo counts what there is. All waits for SQS are far shorter.
+# Seconds without any progress after which the demo counts what there is. SQS never makes it wait nearly so long.
 STUCK_AFTER = 180.0
 BUILT = ROOT / ".aws-sam" / "build" / "template.yaml"
 

@@ -1,4 +1,4 @@
-"""Tests of what `make demo` reports: it holds for each order in which SQS may deliver, and on a machine that stalls.
+"""Tests the report of `make demo`, which must be right for every order in which SQS may deliver, and on a slow machine.
 
 python tools/demo_test.py [-v] [TEST...]     a part of `make test`
 """
@@ -38,7 +38,7 @@ def orders_of(case: Case) -> list[str | None]:
 
 
 def evidence_of(stack: Stack, loser: int) -> Evidence:
-    """The evidence of a run, in which of two messages with one order number the one at this place is refused."""
+    """The evidence of a run. Of two messages with one order number, the gateway refused number `loser`."""
     dead, records = [], []
     for case in stack.cases:
         for order in orders_of(case):

@@ -60,7 +60,7 @@ def of_type(template: Json, kind: str) -> Iterator[Json]:
 def adapt(built: Path, visibility_timeout: int | None = None, variables: Json | None = None) -> list[str]:
     """Changes a template, as `sam build` wrote it, for MiniStack. Returns what it changed; on AWS nothing is changed.
 
-    With a visibility timeout in seconds, that of the queues is replaced too; functions get these variables.
+    With a visibility timeout in seconds, also replaces the queues' own. Functions get these variables.
     """
     template = yaml.safe_load(built.read_text())
     changed = []
@@ -123,13 +123,13 @@ def depths(cloud: Cloud, queue: str, dead_letters: str) -> tuple[int, int, int]:
     while True:
         dead, _ = depth(cloud, dead_letters)
         waiting, in_flight = depth(cloud, queue)
-        # Reads again if a message was moved between the two reads: it would be counted twice or not at all.
+        # If a message was moved between the two reads, we read again, because we would count it twice or not at all.
         if depth(cloud, dead_letters)[0] == dead:
             return waiting, in_flight, dead
 
 
 def received(cloud: Cloud, queue: str) -> Iterator[Json]:
-    """All messages of a queue. The caller decides on each; at the end, those that are left are visible again."""
+    """All messages of a queue. The caller may delete each. Those that it leaves are visible again at the end."""
     sqs = cloud.client("sqs")
     receipts: list[str] = []
     options = {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600, "MessageAttributeNames": ["All"]}
@@ -155,7 +155,7 @@ def dead_letters(cloud: Cloud, queue: str) -> Counter[str]:
 
 
 def take(cloud: Cloud, queue: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
-    """Names and bodies of the wanted messages. Each is deleted after its use; the others stay in the queue."""
+    """Names and bodies of the wanted messages. Each is deleted after its use, and the others stay in the queue."""
     for message in received(cloud, queue):
         if (name := name_of(message)) in wanted:
             yield name, message["Body"]

@@ -70,7 +70,7 @@ def function(example: str) -> Function:
 
 @contextlib.contextmanager
 def filling(example: str) -> Iterator[Callable[[Stack], None]]:
-    """What fills the empty tables of an example, in a PostgreSQL server if the example needs one."""
+    """Yields a function that fills an example's empty tables. Starts a PostgreSQL server if the example needs it."""
     if example != ON_POSTGRES:
         yield lambda stack: put_items(example, stack)
         return
@@ -89,7 +89,7 @@ def put_items(example: str, stack: Stack) -> None:
 
 
 def sql_of_tables() -> str:
-    """The migration, and the tables of the example on PostgreSQL, from its documentation."""
+    """The migration, and the tables of the PostgreSQL example, from its documentation."""
     lines = (ROOT / f"examples/{ON_POSTGRES}.rs").read_text().splitlines()
     tables = [line.removeprefix("//! ") for line in lines if line.startswith("//! CREATE TABLE")]
     return "\n".join([(ROOT / "crates/postgres/migrations/1_sqs_once.sql").read_text(), *tables])

@@ -5,7 +5,7 @@
     python tools/flaws.py --search all      finds them again for every flaw; or for the one that is named
 
 A search runs the suites of one layer after another with the flaw, and stops at the lowest layer in which a test fails.
-Of several it names the one that the page has, or the one that fails for the fewest flaws.
+If several tests fail, it names the one that the page has, or the one that fails for the fewest flaws.
 """
 
 import os
@@ -36,7 +36,7 @@ LAYERS = {
 EXCLUDED = ("pages", "simulated", "simulated-outbox", "simulation", "sqs-once-postgres", "support")
 # Tests of the compiler's messages.
 SKIPPED = "--skip=mistakes"
-# Seconds until a test hangs.
+# Seconds after which we take a test to hang.
 PATIENCE = 60.0
 AT_ONCE = 2
 
@@ -152,13 +152,13 @@ class Layer:
 
     @cached_property
     def sound(self) -> tuple[set[str], float]:
-        """The tests that fail without a flaw, such as those that need a cloud, and the seconds of a run of all."""
+        """The tests that fail without a flaw, such as those that need a cloud, and the seconds that all tests take."""
         start = time.monotonic()
         failed = {test.name for test in self.failures("", [], 10 * PATIENCE)}
         return failed, time.monotonic() - start
 
     def found(self, flaw: Flaw) -> set[Test]:
-        """The test of the page if it fails with a flaw, or the tests of the layer that fail with it and not without."""
+        """The page's test if it fails with the flaw. Otherwise the tests of the layer that fail only with the flaw."""
         if flaw.test and flaw.test.layer == self.name:
             of_page = self.failures(flaw.name, [flaw.test.name], PATIENCE)
             if flaw.test in of_page:
@@ -201,7 +201,7 @@ def search(named: str, known: list[Flaw]) -> list[Flaw]:
 
 
 def check(known: list[Flaw]) -> bool:
-    """Whether each flaw fails the test that the page names for it, which passes without."""
+    """Returns True if the test that the page names for each flaw fails with the flaw, and passes without it."""
     by_layer = layers()
     named = {layer: [flaw.test.name for flaw in known if flaw.test and flaw.test.layer == layer] for layer in by_layer}
     broken = {

@@ -47,7 +47,7 @@ class Gateway:
         self._lock = threading.Lock()
 
     def plan(self, order: str, *troubles: Trouble) -> None:
-        """Plans one fault for each of the first calls for this order. A refusal is for each further call."""
+        """Plans one fault for each of the first calls for this order. A refusal also applies to all later calls."""
         self._troubles[order].extend(troubles)
 
     def accept(self, order: str) -> None:
@@ -120,7 +120,7 @@ class Gateway:
     def _kill(self, caller: tuple[str, int], order: str, trouble: Trouble) -> None:
         """Kills the worker at the other end of the connection, with SIGKILL.
 
-        On a slow machine the worker may have hung up before. Then the next call for the order is its end.
+        On a slow machine the worker may already have hung up. The next call for the order then kills its worker.
         """
         with contextlib.suppress(psutil.Error):
             for worker in psutil.Process(self._workers_of).children(recursive=True):

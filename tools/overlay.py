@@ -22,7 +22,7 @@ from cloud import ROOT, Json, Template
 
 
 def computed(value: Any) -> bool:
-    """Whether CloudFormation computes this value: {"Ref": "A"} has no members to merge."""
+    """Returns True if CloudFormation computes this value: {"Ref": "A"} has no members to merge."""
     return isinstance(value, dict) and len(value) == 1 and ("Ref" in value or next(iter(value)).startswith("Fn::"))
 
 

@@ -2,7 +2,7 @@
 
 python tools/policies_test.py [-v] [TEST...]     a part of `make test`
 
-What CloudFormation needs for a resource is in the schemas of cfn-lint, as the services publish it.
+The schemas of cfn-lint, which the services publish, say what CloudFormation needs for a resource.
 """
 
 import fnmatch
@@ -23,7 +23,7 @@ from botocore import xform_name
 from cloud import ROOT, Json
 
 DATA = Path(cfnlint.__file__).parent / "data"
-# Actions of properties that the template does not set, or that its resources outlive.
+# Actions for properties that the template doesn't set, or for the deletion of resources that outlive the stack.
 NOT_NEEDED = {
     "tables imported, replicated or streamed": r"dynamodb:(DescribeImport|ImportTable|(Create|Associate)TableReplica"
     r"|(Enable|Disable|Update)KinesisStreamingDestination|UpdateContributorInsights|(Put|Delete)ResourcePolicy|Scan|Query"

@@ -35,7 +35,7 @@ READY = re.compile("database system is ready to accept (read-only )?connections"
 PR_SET_PDEATHSIG = 1
 STOP_WITHIN = 5.0
 
-# The data is deleted at the end, so nothing is synced to disk. It survives a killed server nevertheless.
+# The data is deleted at the end, so nothing is synced to disk. A killed server doesn't lose it, though.
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",

@@ -225,7 +225,7 @@ def beginnings(stack: Stack) -> dict[str, tuple[str, Callable[[], bool]]]:
 
 
 def environment(cloud: Cloud, programs: Path) -> dict[str, str]:
-    """With `sqs-once`, the AWS CLI of .venv, and the endpoint of the local cloud."""
+    """The environment of the commands, with `sqs-once`, the AWS CLI of .venv, and the endpoint of the local cloud."""
     # For SQS, the AWS CLI ignores AWS_ENDPOINT_URL.
     cli = Path(sys.executable).parent / "aws"
     (programs / "aws").write_text(f'#!/bin/sh\nexec "{cli}" --endpoint-url "$AWS_ENDPOINT_URL" "$@"\n')
@@ -251,7 +251,7 @@ def shell(
 
 
 def variables_of(block: Block, directory: Path, variables: dict[str, str]) -> str:
-    """The shell's own text for the variables and functions that a block defines."""
+    """The variables and functions that a block defines, as the shell prints them."""
     names = re.findall(r"^(?:export )?(\w+)=", block.text, re.MULTILINE)
     ended = shell(f"{block.text}\ndeclare -p {' '.join(names)}\ndeclare -f", directory, variables)
     if ended.returncode:

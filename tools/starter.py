@@ -44,7 +44,7 @@ VARIANTS = (
     Variant("register_users", "item", "message-id", "no"),
 )
 
-# The first own handler: it reserves seats in place of charging cards. File, text before, text after.
+# A user's first handler, which reserves seats instead of charging cards: file, text before, text after.
 OWN_HANDLER = (
     ("events/orders.json", r"\"cents\":1250", r"\"seats\":2"),
     ("events/rejected.json", r"\"cents\":0", r"\"seats\":0"),
@@ -159,7 +159,7 @@ def check_readme(folder: Path, lock: Path) -> None:
     path = shlex.quote(str(ROOT / "crates/sqs-once"))
     command("sh", "-ec", commands.replace(FROM_GIT, f"--path {path}"), cwd=folder)
     project = folder / "demo"
-    # With the same versions, and without debug information, all dependencies are compiled already.
+    # The project has the same versions, and no debug information, so all dependencies are already compiled.
     shutil.copy(lock, project)
     variables = environment() | {"CARGO_PROFILE_DEV_DEBUG": "false"}
     handler = block(page, "rust,no_run")
@@ -186,7 +186,7 @@ def check_readme(folder: Path, lock: Path) -> None:
 
 
 def edit(project: Path) -> int:
-    """Writes the own handler. Returns the number of changed lines."""
+    """Writes the user's handler. Returns the number of changed lines."""
     changed = 0
     for name in dict.fromkeys(name for name, _, _ in OWN_HANDLER):
         file = project / name
@@ -206,7 +206,7 @@ def files(project: Path) -> set[str]:
 
 
 def drive(project: Path, since: float) -> list[str]:
-    """`make dev`: cold, with an own handler, and once built. Returns the measured times."""
+    """Runs `make dev` cold, with the user's handler, and once everything is built. Returns the measured times."""
     first = {"completed": 2, "duplicate": 1, "permanent_failure": 1}
     again = {"duplicate": 3, "permanent_failure": 1}
     before = files(project)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from cloud import ROOT, Unavailable, cloud, unwind_on_signals
 
-# Suites that compute run side by side, so that the last long test of one leaves no processor idle. The others wait for
-# most of their time, but for timeouts of some hundred milliseconds: they run three at a time, and have the higher
-# priority. Longest first in both.
+# Suites that compute run side by side, so that the last long test of one leaves no processor idle. The others mostly
+# wait, but for timeouts of some hundred milliseconds, so they run three at a time with the higher priority. In both
+# lists, the longest come first.
 COMPUTING = ("model", "simulation")
 WAITING_AT_ONCE = 3
 LONGEST = ("process", "wire", "postgres", "cli", "outbox", "cloud")

@@ -26,7 +26,7 @@ ARNS = {
     # Terraform's ARN lacks the end that stands for the log streams.
     "ConsumerLogGroup": "${aws_cloudwatch_log_group.consumer.arn}:*",
 }
-# Who an alarm is about, by its dimension: a resource of the template, a subject of main.tf, what names it there.
+# What an alarm watches, by its dimension: a resource of the template, a subject of main.tf, and its name there.
 DIMENSIONS = {
     ("QueueName", "OrdersQueue"): ("queue", "${aws_sqs_queue.orders.name}"),
     ("QueueName", "OrdersDeadLetterQueue"): ("dead_letters", "${aws_sqs_queue.dead_letters.name}"),
@@ -58,7 +58,7 @@ def block(kind: str, *labels: str) -> Json:
 
 
 def first(parsed: Json) -> Json:
-    """The attributes of a block, and its inner blocks that there is one of."""
+    """The attributes of a block, and the inner blocks that occur once."""
     return {name: values[0] for name, values in parsed.items() if not name.startswith("__")}
 
 

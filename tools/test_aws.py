@@ -83,7 +83,7 @@ def services(account: str, region: str) -> Iterator[Cloud]:
 def deployed(cloud: Cloud, run: str) -> list[str]:
     """Deploys the template, sends orders, and returns how their outcomes differ from the expected ones.
 
-    Not to an emulator at AWS_ENDPOINT_URL: it may run functions in containers, for which this build may be too new.
+    Skips an emulator at AWS_ENDPOINT_URL, because it may run functions in containers that are too old for this build.
     """
     say("deploying template.yaml, and sending orders")
     if isinstance(cloud, Aws):
@@ -129,7 +129,7 @@ def deployed(cloud: Cloud, run: str) -> list[str]:
 
 
 def with_tool(cloud: Cloud, stack: str, outputs: dict[str, str]) -> list[str]:
-    """Where the tool does not find what is there."""
+    """Returns where the tool fails to find what is there."""
     say("running sqs-once doctor, dlq list and dlq redrive --dry-run")
     # MiniStack ignores TTL in a template, and does not know whose dead-letter queue a queue is.
     skipped, to = ((), ()) if isinstance(cloud, Aws) else (("--skip", "ttl"), ("--to", outputs["QueueUrl"]))
@@ -146,7 +146,7 @@ def with_tool(cloud: Cloud, stack: str, outputs: dict[str, str]) -> list[str]:
 
 
 def paused(cloud: Cloud, stack: str, outputs: dict[str, str]) -> list[str]:
-    """Whether a deployment that changes the mapping resumes a consumer that somebody has paused."""
+    """Returns an error if a deployment that changes the mapping resumes a consumer that somebody has paused."""
     say("pausing the consumer, and deploying another MaximumConcurrency")
     functions, mapping = cloud.client("lambda"), outputs["EventSourceMappingId"]
     functions.update_event_source_mapping(UUID=mapping, Enabled=False)

@@ -23,7 +23,7 @@ from driven_dev import Dev, started
 from output import Output
 
 PATIENCE = 60.0  # reached only when a test fails
-# Other `make dev` of this checkout do not matter.
+# We ignore any other `make dev` of this checkout.
 OWN_STATE = STATE / "watch-test"
 NEW_ORDERS = "events/new-orders.json"
 THREE = ["completed"] * 3
@@ -50,7 +50,7 @@ class Terminal(Output):
             assert not any(words in line for line in self.lines), "\n".join(self.lines)
 
     def outcomes(self, count: int) -> list[str]:
-        """Waits for the outcomes of so many messages. Removes all output until now."""
+        """Waits for this many outcomes. Removes all output so far."""
         outcomes = self._wait_for(self._outcomes, count, f"{count} outcomes")
         with self.arrived:
             self.lines.clear()
@@ -115,7 +115,7 @@ class PlainWatch(unittest.TestCase):
     def test_function_with_name_needs_settings(self) -> None:
         with (
             self.watch() as (watch, invoke),
-            # Never answered, since the consumer exits.
+            # Lambda never answers this, because the consumer exits.
             terminal([*invoke, "consumer", "--data-file", NEW_ORDERS], without_settings()),
         ):
             error = watch.line("could not start")

@@ -1,8 +1,8 @@
-//! Logs in to PostgreSQL in RDS or Aurora by IAM: each password is a token that the function's role signs.
+//! Logs in to PostgreSQL in RDS or Aurora by IAM. Each password is a token that the function's role signs.
 //!
-//! The user of the database needs the role `rds_iam`, and the function's role `rds-db:connect` on that user. No
-//! request is sent for a token. RDS accepts it for 15 minutes, and then rejects new connections until the mode
-//! asks for the next one. `place_order_postgres.rs` and `relay_postgres.rs` use this module.
+//! The database user needs the role `rds_iam`, and the function's role needs `rds-db:connect` on that user. We sign a token
+//! without a request. RDS accepts it for 15 minutes, and then rejects new connections until the mode asks for the next
+//! token. `place_order_postgres.rs` and `relay_postgres.rs` use this module.
 
 use std::{
     error::Error,
@@ -21,7 +21,7 @@ use url::Url;
 /// How long RDS accepts a token (*Amazon RDS User Guide*, "IAM database authentication").
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
 
-/// The options with a new token, for `PostgresMode::password`.
+/// Returns the options with a new token, for `PostgresMode::password`.
 pub(crate) async fn with_token(
     config: SdkConfig,
     options: PgConnectOptions,
@@ -35,7 +35,7 @@ pub(crate) async fn with_token(
     Ok(options.password(&token))
 }
 
-/// A signed URL of the database without `https://`.
+/// Returns a token: a signed URL of the database, without `https://`.
 pub(crate) fn token(
     options: &PgConnectOptions,
     region: &str,

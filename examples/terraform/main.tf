@@ -1,6 +1,6 @@
 # The consumer with Terraform: queue, dead-letter queue, idempotency table, function and alarms. Values and permissions are
-# those of template.yaml, and so are the names of the outputs, which docs/runbook.md reads. Left out: overlays, a KMS key, an existing
-# table, producers that are services, the gateway's API key (docs/settings.md).
+# those of template.yaml, and so are the names of the outputs, which docs/runbook.md reads. It leaves out overlays, a KMS key, an
+# existing table, services as producers, and the gateway's API key (docs/settings.md).
 #
 #     make dist      # builds the function's zip
 #     cd examples/terraform && terraform init && terraform apply -var payment_gateway_url=sandbox      # for a first try
@@ -50,7 +50,7 @@ variable "alarm_email" {
 }
 
 locals {
-  # By function timeout; template.yaml says why. In seconds, and `long_duration` in milliseconds.
+  # The values for each function timeout, in seconds (`long_duration` in milliseconds). template.yaml explains them.
   of_timeout = {
     "10"  = { visibility_timeout = 420, max_receive_count = 130, backoff_cap = "15m", long_duration = 8000 }
     "30"  = { visibility_timeout = 420, max_receive_count = 130, backoff_cap = "15m", long_duration = 24000 }
@@ -304,8 +304,8 @@ locals {
     function     = { namespace = "AWS/Lambda", dimensions = { FunctionName = aws_lambda_function.consumer.function_name } }
     consumer     = { namespace = "sqs-once", dimensions = { service = aws_lambda_function.consumer.function_name } }
   }
-  # An alarm begins when `breaching` of `minutes` are above the threshold. Without `all_clear`, its end notifies nobody: it's about a
-  # single event, such as a crash, and its end a minute later repairs nothing.
+  # An alarm begins when `breaching` of `minutes` are above the threshold. Without `all_clear`, nobody is notified when it ends:
+  # it is about a single event, such as a crash, and its end a minute later repairs nothing.
   alarms = {
     # SQS reports nothing for an idle queue, so without data the alarm keeps its state.
     DeadLettersArriving = {

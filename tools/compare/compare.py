@@ -1,4 +1,4 @@
-"""Tries known failures of other libraries on those, and on sqs-once.
+"""Tries known failures of other libraries on these libraries, and on sqs-once.
 
     python -B tools/compare/compare.py
 

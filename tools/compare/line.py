@@ -42,12 +42,12 @@ class Line:
             yield line
 
     def silence(self) -> None:
-        """Silences the open connections, as a NAT does that has forgotten them. New connections work."""
+        """Silences the open connections, as a NAT that has forgotten them does. New connections work."""
         for connection in self.connections:
             connection.silent = True
 
     def close(self) -> None:
-        """Closes the open connections, as a server does that found them idle. New connections work."""
+        """Closes the open connections, as a server that found them idle does. New connections work."""
         for connection in self.connections:
             connection.close()
 

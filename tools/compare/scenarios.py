@@ -1,4 +1,4 @@
-"""The scenarios, and the test in which sqs-once is in the same situation."""
+"""The scenarios, each with the test that puts sqs-once in the same situation."""
 
 import json
 import time

@@ -15,7 +15,7 @@ use crate::output::Error;
 ///
 /// # Errors
 ///
-/// An error if no Region is set.
+/// Returns an error if no Region is set.
 pub(crate) async fn config() -> Result<SdkConfig, Error> {
     let config = sqs_once::aws::config().await;
     if config.region().is_none() {

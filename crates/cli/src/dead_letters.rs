@@ -28,7 +28,8 @@ pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
 
 /// How many messages SQS allows in a request.
 const BATCH: usize = 10;
-/// Time to download or move a message. SQS hides messages for this long, times the number that a command may receive.
+/// Time that a command needs to download or move one message. SQS hides messages for this long, times the number that the command
+/// may receive.
 const HIDE_EACH: Duration = Duration::from_millis(250);
 /// The longest visibility timeout that SQS allows.
 const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);
@@ -47,7 +48,6 @@ pub(crate) struct Depth {
     pub(crate) hidden: usize,
 }
 
-/// A queue.
 pub(crate) struct NamedQueue {
     pub(crate) client: Client,
     pub(crate) url: String,
@@ -58,7 +58,7 @@ impl NamedQueue {
     ///
     /// # Errors
     ///
-    /// An error if there is no such queue, or SQS did not respond.
+    /// Returns an error if there is no such queue, or SQS did not respond.
     pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
         let found = Self::find_existing(config, name).await?;
         found.ok_or_else(|| {
@@ -69,10 +69,6 @@ impl NamedQueue {
     }
 
     /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Doesn't check whether a URL exists.
-    ///
-    /// # Errors
-    ///
-    /// An error if SQS did not respond.
     pub(crate) async fn find_existing(
         config: &SdkConfig,
         name: &str,
@@ -117,7 +113,7 @@ impl NamedQueue {
         name_in(&self.url)
     }
 
-    /// Returns whether both have the same name in the same account. A queue can have several URLs with different hosts.
+    /// Returns whether both queues have the same name in the same account. A queue can have several URLs with different hosts.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let path = |queue: &Self| {
             let mut parts = queue.url.rsplit('/').map(str::to_owned);
@@ -131,10 +127,6 @@ impl NamedQueue {
     }
 
     /// Receives up to `most` messages, at most ten, and hides them from other receivers for `hide`.
-    ///
-    /// # Errors
-    ///
-    /// An error if SQS did not respond.
     pub(crate) async fn receive(&self, most: usize, hide: Duration) -> Result<Vec<Message>, Error> {
         let received = self
             .client
@@ -153,10 +145,6 @@ impl NamedQueue {
     }
 
     /// Reads the ARN of the queue, and how many messages it has.
-    ///
-    /// # Errors
-    ///
-    /// An error if SQS did not respond.
     pub(crate) async fn depth(&self) -> Result<Depth, Error> {
         let (visible, hidden) = (
             QueueAttributeName::ApproximateNumberOfMessages,
@@ -213,10 +201,6 @@ impl NamedQueue {
     }
 
     /// Deletes a message.
-    ///
-    /// # Errors
-    ///
-    /// An error if SQS did not confirm.
     pub(crate) async fn delete(&self, dead_letter: &DeadLetter) -> Result<(), Error> {
         self.client
             .delete_message()
@@ -229,7 +213,6 @@ impl NamedQueue {
     }
 }
 
-/// Returns the name of the queue with this URL.
 pub(crate) fn name_in(url: &str) -> &str {
     url.rsplit('/').next().unwrap_or_default()
 }

@@ -73,7 +73,7 @@ impl DlqCommand {
 impl List {
     async fn run(self, format: Format) -> Result<CommandEnd, Error> {
         let queue = NamedQueue::find(&aws::config().await?, &self.queue).await?;
-        // By id, to keep the latest receipt handle, because SQS may deliver a message twice.
+        // SQS may deliver a message twice, so we keep the messages by id, each with its latest receipt handle.
         let mut dead_letters = BTreeMap::new();
         let (mut rest, mut end) = (self.max as usize, Ok(()));
         let stop = StopSignal::listen();

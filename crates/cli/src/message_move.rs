@@ -21,7 +21,7 @@ use crate::{
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// How often we read the progress of a completed move again. On AWS, the number of moved messages may lag behind the status.
 const SETTLING: u32 = 10;
-/// SQS's error codes where it doesn't know the action, or doesn't support it for this queue.
+/// SQS's error codes if it doesn't know the action, or doesn't support it for this queue.
 const UNSUPPORTED: [&str; 4] = [
     "InvalidAction",
     "InvalidParameterValue",
@@ -29,14 +29,14 @@ const UNSUPPORTED: [&str; 4] = [
     "UnsupportedOperation",
 ];
 
-/// The move of all messages of a queue. Where SQS can't make it, the error is [`Error::Negative`].
+/// A move of all messages of a queue. If SQS can't make it, the error is [`Error::Negative`].
 pub(crate) struct Move<'a> {
     pub(crate) from: &'a NamedQueue,
     /// The queue's attributes at the start.
     pub(crate) at_start: &'a Depth,
     /// Messages per second.
     pub(crate) rate: u16,
-    /// When the previous move started. SQS may still name that one for a moment after this one has started.
+    /// When the previous move started. For a moment after this one has started, SQS may still return the previous one.
     pub(crate) before: Option<i64>,
 }
 
@@ -63,7 +63,7 @@ impl Move<'_> {
             .destination_arn(to.depth().await?.arn)
             .max_number_of_messages_per_second(self.rate.into());
         match start.send().await {
-            // The response to a first request may have been lost; then there is a move.
+            // The response to the first request may have been lost. In that case, the move has started.
             Err(error) if self.task().await?.is_none() => Err(refusal(
                 "start the move",
                 "sqs:StartMessageMoveTask",
@@ -178,7 +178,7 @@ impl Move<'_> {
         }
     }
 
-    /// Reads the progress. `None` if SQS does not name this move.
+    /// Reads the progress. `None` if SQS does not return this move.
     async fn task(&self) -> Result<Option<Task>, Error> {
         let task = newest(self.from, &self.at_start.arn).await?;
         Ok(task.filter(|task| Some(task.started_timestamp()) != self.before))

@@ -92,7 +92,7 @@ impl New {
     ///
     /// # Errors
     ///
-    /// An error if the folder exists or can't be written. Nothing is left of the project then.
+    /// Returns an error if the folder exists or can't be written. Then it leaves no part of the project behind.
     pub(crate) fn run(self) -> Result<PathBuf, NewError> {
         if COMMIT.is_empty() && !matches!(self.source, Source::Checkout(_)) {
             return Err(NewError::NoCommit);

@@ -55,7 +55,7 @@ impl Rules {
     }
 }
 
-/// Tells what a message would do that is sent now, judging by the record under its key. Ignores the fingerprint.
+/// Tells what a message would do if it were sent now, judging by the record under its key. Ignores the fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NextDelivery {
     /// The handler runs.

@@ -11,7 +11,7 @@ use serde_json::Value;
 #[cfg(feature = "aws")]
 use sqs_once::protocol::Timestamp;
 
-/// The form of the output on standard output.
+/// The format of a command's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     // For people. It may change between versions.
@@ -159,7 +159,7 @@ pub(crate) fn can_ask() -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// An error if there is no terminal to ask on, or the answer is not `yes` or `y`.
+/// Returns an error if there is no terminal to ask on, or the answer is not `yes` or `y`.
 pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
     if yes {
         return Ok(());

@@ -83,10 +83,6 @@ impl Preview {
     }
 
     /// Returns what the redriven message will do. `key` is [its key](Self::key).
-    ///
-    /// # Errors
-    ///
-    /// An error if the table did not respond.
     pub(crate) async fn next(
         &self,
         known: Option<&(DynamoStore, Rules)>,

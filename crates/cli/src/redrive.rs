@@ -37,7 +37,7 @@ use crate::{
 const MAX_ATTRIBUTES: usize = 10;
 /// Messages that stay are hidden for at least this long if the command is killed.
 const HIDE: Duration = Duration::from_secs(600);
-/// The same for a command that only looks.
+/// How long a command that only looks hides them in that case.
 const HIDE_FROM_PREVIEW: Duration = Duration::from_secs(60);
 /// Pauses before a throttled message is sent again, in milliseconds.
 const PAUSES: [u64; 5] = [500, 1000, 2000, 4000, 8000];
@@ -92,9 +92,9 @@ enum Fate {
     Moved,
     /// Sent, but SQS has not confirmed the deletion.
     SentNotDeleted,
-    /// SQS rejected the copy, or the message was not tried, because an earlier one of its message group stays or the command ended.
+    /// SQS rejected the copy, or we did not try, because an earlier message of its group stays or the command ended.
     NotSent,
-    /// SQS did not respond to the send, so the message may have been sent. It stays in the dead-letter queue.
+    /// SQS did not respond, so the message may have been sent. It stays in the dead-letter queue.
     Unknown,
 }
 
@@ -141,12 +141,11 @@ struct OneRedrive<'a> {
     from: &'a NamedQueue,
     to: &'a NamedQueue,
     at_start: &'a Depth,
-    /// True if nothing is moved.
+    /// True if this moves no messages.
     is_dry: bool,
     records: Option<&'a (DynamoStore, Rules)>,
     started: Timestamp,
     received: usize,
-    /// The selected messages, by id.
     selected: BTreeMap<String, Selected>,
     /// Received messages that stay. They are hidden for now.
     left: Vec<DeadLetter>,
@@ -154,9 +153,9 @@ struct OneRedrive<'a> {
     stopped: HashSet<String>,
     /// How many messages arrived after the start.
     arrived: usize,
-    /// How many messages in the queue were not received, counted at the end.
+    /// How many messages in the queue we did not receive, counted at the end.
     unseen: usize,
-    /// No more messages are sent, because the next one would end in the same way, or nobody would know how it ended.
+    /// True if we send no more messages, because the next one would end in the same way, or nobody would know how it ended.
     is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,
@@ -254,7 +253,7 @@ impl Redrive {
         config: &SdkConfig,
         from: &NamedQueue,
     ) -> Result<NamedQueue, Error> {
-        // Without retries: the SDK could send a message twice, and would return only the last error.
+        // Without retries, because the SDK could send a message twice, and would return only the last error.
         let builder = config.to_builder();
         let config = &builder.retry_config(RetryConfig::disabled()).build();
         if let Some(name) = &self.to {
@@ -362,8 +361,8 @@ impl OneRedrive<'_> {
         !self.has_all_named()
     }
 
-    /// Returns about how many messages were not received. Another receiver may hide them, or more than 120,000 are hidden, and
-    /// SQS then returns none.
+    /// Returns roughly how many messages we did not receive. Another receiver may hide them. If more than 120,000 messages are
+    /// hidden, SQS returns none.
     async fn unseen(&mut self) -> usize {
         match self.from.depth().await {
             Ok(depth) if self.received < self.at_start.messages => {
@@ -427,9 +426,9 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays, because
-    /// if the consumer is faster, this command would never end. If the message had no room for the dead letter's id, we go
-    /// by its send time.
+    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays. If we moved it
+    /// again, and the consumer is faster than we are, this command would never end. If the message had no room for the dead
+    /// letter's id, we go by its send time.
     fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {
         let moved = dead_letter.redrive_of.as_ref();
         let moved = moved.and_then(|of| self.selected.get(of));

@@ -1,5 +1,5 @@
-//! For commands that take long: shows their progress, and listens for SIGINT and SIGTERM, after which a command finishes its
-//! current step, reports, and ends.
+//! Shows the progress of commands that take long, and listens for SIGINT and SIGTERM. After such a signal, a command finishes
+//! its current step, reports, and ends.
 
 use std::{io, time::Duration};
 
@@ -22,7 +22,7 @@ impl ProgressLine {
     }
 }
 
-/// Whether SIGINT or SIGTERM has arrived.
+/// Tells whether SIGINT or SIGTERM has arrived.
 pub(crate) struct StopSignal(watch::Receiver<bool>);
 
 impl StopSignal {
@@ -42,9 +42,8 @@ impl StopSignal {
         *self.0.borrow()
     }
 
-    /// Waits for a signal.
     pub(crate) async fn wait(&mut self) {
-        // Can't fail, because the sender lives as long as this receiver.
+        // This can't fail, because the sender lives as long as this receiver.
         let _stopped = self.0.wait_for(|is_set| *is_set).await;
     }
 }

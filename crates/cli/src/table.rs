@@ -26,7 +26,7 @@ impl TableArgs {
     ///
     /// # Errors
     ///
-    /// An error if no table is named, or an option is invalid.
+    /// Returns an error if no table is named, or an option is invalid.
     pub(crate) async fn open(&self) -> Result<DynamoStore, Error> {
         if !self.is_named() {
             return Err(Error::usage(

@@ -38,7 +38,7 @@ pub enum RelayError {
 ///
 /// # Errors
 ///
-/// An error if the Lambda Runtime API can't be reached.
+/// Returns an error if the Lambda Runtime API can't be reached.
 ///
 /// ```no_run
 /// use sqs_once::Settings;

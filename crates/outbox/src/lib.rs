@@ -16,7 +16,7 @@
 //! | `settings` | turns environment variables into a relay |
 //! | `report` | the log line of a batch |
 //!
-//! Events are published by [`Done::publish`](sqs_once::Done::publish) and `InTransaction::publish`.
+//! Handlers publish events with [`Done::publish`](sqs_once::Done::publish) and `InTransaction::publish`.
 //! [Outbox](https://github.com/sqs-once/sqs-once/blob/main/docs/outbox.md) has the guarantees, the deployment and the settings.
 //!
 //! If an event matches no rule of its bus, EventBridge confirms it and drops it. To the relay, that event was sent.

@@ -9,7 +9,7 @@ use sqs_once::internal::flawed;
 
 use crate::stream::Group;
 
-/// Maximum number of records to remember. When other processes take over the shards, nobody removes their records here.
+/// Maximum number of records to remember. When other processes take over the shards, their records stay here.
 const MAX_RECORDS: usize = 1000;
 
 /// How many events at the start of a record have been sent or dead-lettered, by the record's sequence number.

@@ -30,8 +30,8 @@ const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 ///
 /// # Order
 ///
-/// Events of one group are sent one after the other, in the order of the stream. If an event can't be sent, no
-/// later event of its group is sent in this batch. Groups are sent side by side.
+/// Events of one group are sent one after the other, in the order of the stream. If an event can't be sent, no later event of its
+/// group is sent in this batch. Groups are sent in parallel.
 ///
 /// # Failures
 ///
@@ -72,7 +72,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// An error if `dead_letters` is not a URL.
+    /// Returns an error if `dead_letters` is not a URL.
     pub fn new(
         config: &SdkConfig,
         targets: Targets,

@@ -19,7 +19,6 @@ pub(crate) struct RelayReport {
 }
 
 impl RelayReport {
-    /// Creates the report of a batch that was received at `started`.
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
             started,
@@ -53,7 +52,6 @@ impl RelayReport {
         self.failed += events as u64;
     }
 
-    /// Writes the log line.
     pub(crate) fn log(self, metrics: Option<&Metrics>, request_id: Option<&str>) {
         match metrics.filter(|metrics| metrics.writes()) {
             Some(metrics) => metrics.write_line(LINE, &self.metrics(), request_id),

@@ -47,7 +47,7 @@ pub(crate) struct Rounds {
     stop: Instant,
     /// If an event was published before this time and fails, it goes to the dead-letter queue.
     pub(crate) oldest: Option<Timestamp>,
-    /// Targets that did not respond in time. Another call would take as long again, while other targets wait.
+    /// Targets that did not respond in time. Another call would take just as long, while other targets wait.
     silent: BTreeSet<Target>,
 }
 
@@ -61,8 +61,8 @@ impl Rounds {
         }
     }
 
-    /// Returns whether an event that failed goes to the dead-letter queue. It does not if the target throttles,
-    /// because a target that throttles works, or if the target was not called for this event.
+    /// Returns whether an event that failed goes to the dead-letter queue. It does not if we did not call the target for this
+    /// event. It does not if the target throttles either, because a target that throttles works.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);
@@ -76,12 +76,12 @@ impl Rounds {
 #[derive(Debug)]
 pub(crate) struct Unsent {
     pub(crate) events: Group,
-    /// False if there was only no time for another round.
+    /// False if the only reason is that no time was left for another round.
     pub(crate) has_failed: bool,
 }
 
 impl Relay {
-    /// Sends groups side by side, and the events of each group one after the other. Returns the groups that still have events.
+    /// Sends groups in parallel, and the events of each group one after the other. Returns the groups that still have events.
     pub(crate) async fn send_groups(
         &self,
         mut groups: Vec<Group>,

@@ -17,7 +17,7 @@ use sqs_once::internal::{Published, flawed, unanswered};
 /// How many entries all three services allow in one call.
 pub(crate) const MAX_ENTRIES: usize = 10;
 
-/// Largest call: what SNS takes by default. SQS and EventBridge take more.
+/// Largest call, in bytes. SNS takes no more by default, but SQS and EventBridge do.
 pub(crate) const MAX_CALL_BYTES: usize = 256 * 1024;
 
 /// Room for an event's attributes.
@@ -32,7 +32,7 @@ const REASON: &str = "SqsOnceReason";
 /// A dead letter's message attribute with the event's group.
 const GROUP: &str = "eventGroup";
 
-/// Error codes with which a target rejects an event's contents, however often it is sent. An error that is in
+/// Error codes by which a target says that it will always reject an event's contents. An error that is in
 /// neither list may come from a missing permission or an outage, so the event is sent again.
 const REFUSED_CONTENTS: [&str; 6] = [
     "InvalidMessageContents",
@@ -43,7 +43,7 @@ const REFUSED_CONTENTS: [&str; 6] = [
     "MalformedDetail",
 ];
 
-/// Error codes with which a target rejects an entry or the whole call. SNS returns `InvalidParameter` both for
+/// Error codes by which a target rejects an entry or the whole call. SNS returns `InvalidParameter` both for
 /// a topic's ARN in another Region and for a message's text.
 const REFUSED_VALUES: [&str; 6] = [
     "InvalidParameterValue",
@@ -263,14 +263,15 @@ impl Sender {
     }
 }
 
-/// Returns the detail of an EventBridge entry. It contains the metadata because an entry has no attributes, and must be an object.
+/// Returns the detail of an EventBridge entry. It must be an object, and it contains the metadata because an entry has no
+/// attributes.
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
 }
 
 /// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or
-/// topic we leave that out, because fair queues would take each event for a tenant.
+/// topic we leave that out, because fair queues would treat each event as a tenant.
 fn message_group(event: &Published, fifo: bool) -> Option<String> {
     (fifo || event.group != event.id).then(|| event.group.clone())
 }

@@ -78,7 +78,6 @@ pub(crate) fn groups(records: Vec<EventRecord>) -> Vec<Group> {
     groups.into_values().collect()
 }
 
-/// Returns the events of a record.
 fn pending(position: i64, record: EventRecord) -> Vec<Pending> {
     let change = record.change;
     let image = serde_dynamo::from_item::<_, Image>(change.new_image).ok();

@@ -41,7 +41,6 @@ pub(crate) enum Target {
 }
 
 impl Targets {
-    /// Returns the target of events with this name.
     pub(crate) fn of(&self, name: &str) -> Option<&Target> {
         self.0.get(name).or_else(|| self.0.get(ANY))
     }

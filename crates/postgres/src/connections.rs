@@ -79,14 +79,13 @@ impl Connections {
         }
     }
 
-    /// Takes a connection from the pool.
     pub(super) async fn acquire(&self) -> Result<PoolConnection<Postgres>, Error> {
         let proven = || self.log_in(|| prove_direct(self.pool.connect_options()));
         self.is_direct.get_or_try_init(proven).await?;
         self.log_in(|| self.idle_or_new()).await
     }
 
-    /// Takes an idle connection, or opens one. The limit is ours, because sqlx tests an idle connection (unless
+    /// Takes an idle connection, or opens one. We set our own limit, because sqlx tests an idle connection (unless
     /// the user has switched that off) without one, and a connection that died in a freeze may be silent.
     async fn idle_or_new(&self) -> Result<PoolConnection<Postgres>, Error> {
         if self.pool.num_idle() > 0 {
@@ -123,7 +122,7 @@ impl Connections {
         let current = self.pool.connect_options();
         if Arc::ptr_eq(used, &current) {
             tracing::info!("PostgreSQL rejected the login; asking for the next password");
-            // As an I/O error, because nothing was sent, so the request can be retried.
+            // We report this as an I/O error, because nothing was sent, so the request can be retried.
             let failed = |error| Error::Io(io::Error::other(format!("no password: {error}")));
             let asked = password(PgConnectOptions::clone(&current)).await;
             let next = asked.map_err(failed)?;

@@ -113,12 +113,11 @@ const POOLER: &str = "a pooler such as PgBouncer or RDS Proxy could give the ses
     server's own address and port; if that opens too many connections, lower the function's maximum concurrency \
     or the pool's `max_connections`";
 
-/// The server function that reports a prepared statement whose columns have changed: "cached plan must not
-/// change result type". Recognized by its name, because its code, 0A000, stands for all unsupported features.
-/// sqlx prepares a statement once per connection.
+/// The server function that reports a prepared statement whose columns have changed: "cached plan must not change result type". We
+/// recognize it by its name, because its code, 0A000, stands for all unsupported features. sqlx prepares a statement once per
+/// connection.
 const STALE_PLAN: &str = "RevalidateCachedQuery";
 
-/// Returns the row for an error from the server.
 fn state_of(error: &PgDatabaseError) -> SqlState {
     // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = error.code();
@@ -180,7 +179,7 @@ pub(crate) fn is_contended(error: &Error) -> bool {
     matches!(code(error), Some(SERIALIZATION_FAILURE | DEADLOCK))
 }
 
-/// Returns whether the transaction can succeed if it runs again at once: after contention, or on another connection.
+/// Returns whether the transaction can succeed if it runs again at once, because only contention or the connection made it fail.
 pub(crate) fn can_run_again(error: &Error) -> bool {
     is_contended(error) || is_connection_useless(error)
 }

@@ -17,7 +17,7 @@ const MIGRATION: &str = include_str!("../migrations/1_sqs_once.sql");
 ///
 /// # Errors
 ///
-/// An error if the connection fails or a privilege is missing.
+/// Returns an error if the connection fails or a privilege is missing.
 ///
 /// ```no_run
 /// # async fn main_() -> Result<(), sqlx::Error> {

@@ -71,7 +71,7 @@ pub const MAX_BYTES: usize = 8 * 1024 * 1024;
 ///
 /// # Errors
 ///
-/// An error if PostgreSQL fails.
+/// Returns an error if PostgreSQL fails.
 pub async fn oldest(connection: &mut PgConnection) -> Result<Option<Timestamp>, Error> {
     const OLDEST: &str = "SELECT published_at FROM sqs_once_outbox ORDER BY sequence LIMIT 1";
     let oldest: Option<i64> = sqlx::query_scalar(OLDEST)
@@ -96,7 +96,7 @@ fn published_at(millis: i64) -> Timestamp {
 ///
 /// # Errors
 ///
-/// An error if PostgreSQL fails.
+/// Returns an error if PostgreSQL fails.
 pub async fn lock_due(
     connection: &mut PgConnection,
     groups: Option<&[String]>,
@@ -157,7 +157,7 @@ pub async fn lock_due(
 ///
 /// # Errors
 ///
-/// An error if PostgreSQL fails.
+/// Returns an error if PostgreSQL fails.
 pub async fn settle(
     connection: &mut PgConnection,
     done: &[i64],

@@ -1,4 +1,4 @@
-//! A function that you have, with its own `main`, subscriber and SDK configuration: the handler is new, and one line calls it.
+//! A function that already has its own `main`, subscriber and SDK configuration. Only the handler is new, and one line calls it.
 
 use aws_config::BehaviorVersion;
 use lambda_runtime::{Error, run, service_fn};
@@ -17,7 +17,7 @@ pub(crate) async fn charge(order: Order, attempt: Attempt) -> Result<String, Fai
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    // In place of your `fmt` layer, or each line is there twice. Other layers stand beside it.
+    // Use this in place of your `fmt` layer, or each line appears twice. You can keep other layers.
     tracing_subscriber::registry()
         .with(telemetry::layer())
         .init();

@@ -1,12 +1,12 @@
-//! The key in code: of a small struct, of pointers, of an attribute. Test it: `DryRun::run_in` shows which messages are the
-//! same operation.
+//! Makes the key in code: from a small struct, by JSON pointers, or from an attribute. In a test, `DryRun::run_in` shows which
+//! messages are the same operation.
 
 use serde::Deserialize;
 use sqs_once::{
     Attempt, Consumer, Failure, Handler, Mode, Settings, SettingsError, handler_fn, telemetry,
 };
 
-/// The members that name an order, and nothing else: this is decoded before the claim.
+/// Only the members that name an order, because the consumer decodes this before the claim.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct OrderKey {

@@ -1,4 +1,4 @@
-//! Layers of `tower` around each message: a time limit, a span, and a metric of one's own in the line of the batch.
+//! `tower` layers around each message: a time limit, a span, and your own metric in the batch's log line.
 
 use std::time::Duration;
 

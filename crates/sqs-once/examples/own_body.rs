@@ -1,5 +1,5 @@
-//! A body that is not JSON: Protocol Buffers in base64, since a queue carries text. The message is declared in Rust, so no
-//! compiler of Protocol Buffers is needed.
+//! A body that is not JSON: Protocol Buffers in base64, because a queue carries text. The message is declared in Rust, so you don't
+//! need the Protocol Buffers compiler.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost::Message as _;
@@ -21,7 +21,7 @@ impl FromMessage for StockMoved {
         let bytes = BASE64_STANDARD
             .decode(body)
             .map_err(|_| "the body is not base64")?;
-        // Without prost's text, which may quote the body.
+        // We leave out prost's error, which may quote the body.
         Self::decode(&*bytes).map_err(|_| "the body is not a StockMoved".into())
     }
 }

@@ -1,4 +1,4 @@
-//! Errors of your own that know their class. `?` works on them as anywhere: on `thiserror`'s and `anyhow`'s.
+//! Your own errors, which know what kind of failure they are. `?` works as usual, with `thiserror` and `anyhow`.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub(crate) async fn charge(order: Order, _: Attempt) -> Result<u64, ChargeError>
     Ok(order.cents)
 }
 
-/// What the gateway answers.
+/// Returns the gateway's answer.
 fn answer(card: &str) -> Result<(), ChargeError> {
     match card {
         "expired" => Err(ChargeError::Declined),

@@ -21,12 +21,12 @@ async fn price(state: &State, order: Order, _: Attempt) -> Result<u64, Failure> 
     Ok(cents * order.pieces)
 }
 
-/// By reference.
+/// The function borrows the state.
 pub(crate) fn borrowing(state: State) -> impl Handler<Message = Order, Output = u64> {
     handler_with(state, price)
 }
 
-/// By a closure that captures.
+/// The closure captures a clone of the state.
 #[allow(dead_code, reason = "one of the two is enough")]
 pub(crate) fn capturing(state: Arc<State>) -> impl Handler<Message = Order, Output = u64> {
     handler_fn(move |order: Order, attempt: Attempt| {

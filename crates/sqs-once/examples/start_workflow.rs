@@ -36,7 +36,7 @@ impl Workflow {
         let request = self.client.describe_state_machine();
         let machine = request
             .state_machine_arn(&self.state_machine)
-            // Without its definition, which may be encrypted.
+            // We don't read the definition, which may be encrypted.
             .included_data(IncludedData::MetadataOnly);
         match machine.send().await?.r#type {
             StateMachineType::Standard => Ok(()),
@@ -44,8 +44,8 @@ impl Workflow {
         }
     }
 
-    /// Returns the execution that has the name already, if an earlier attempt started it for this order. One that another payload
-    /// has started may have outlived the record of its key.
+    /// Returns the execution that already has the name, if an earlier attempt started it for this order. An execution that was
+    /// started for another payload may have outlived its key's record.
     async fn started(&self, execution: String, input: &str) -> Result<String, Failure> {
         let request = self.client.describe_execution().execution_arn(&execution);
         match request.send().await?.input() {

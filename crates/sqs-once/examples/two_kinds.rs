@@ -1,5 +1,5 @@
-//! Two kinds of message in one queue, told apart by a message attribute. (By a member of the body, a tagged enum of serde
-//! does it.)
+//! Two kinds of message in one queue, told apart by a message attribute. (If a member of the body tells them apart, use a tagged
+//! enum of serde.)
 
 use serde::Deserialize;
 use sqs_once::{

@@ -1,6 +1,6 @@
-//! [`flawed`]: a place at which the product behaves wrongly on demand, so that tests prove that they find that. The
-//! simulation switches flaws on by a feature, and `make flaws` in all other tests by `--cfg flaws`. Without both it is
-//! `false`, and the compiler drops what depends on it.
+//! [`flawed`]: makes the product misbehave at one place on demand, to prove that tests notice it. In the simulation, a feature
+//! switches flaws on; in all other tests, `make flaws` does so by `--cfg flaws`. Otherwise `flawed` is `false`, and the compiler
+//! drops the code behind it.
 
 #[cfg(feature = "simulation")]
 use std::cell::Cell;
@@ -34,7 +34,7 @@ pub const fn flawed(_: &str) -> bool {
     false
 }
 
-/// Makes the product behave wrongly at one place on this thread, or nowhere.
+/// Switches one flaw on for this thread, or all of them off.
 #[cfg(feature = "simulation")]
 pub fn set_flaw(flaw: Option<&'static str>) {
     FLAW.set(flaw);

@@ -32,8 +32,8 @@
 //!
 //! # Eight programs
 //!
-//! Those in [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples) fit on one screen
-//! each, and tests run them.
+//! The programs in [`crates/sqs-once/examples`](https://github.com/sqs-once/sqs-once/tree/main/crates/sqs-once/examples) fit on
+//! one screen each, and tests run them.
 //!
 //! | program | shows |
 //! | --- | --- |

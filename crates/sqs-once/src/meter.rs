@@ -1,4 +1,5 @@
-//! [`Meter`] measures one message while it runs: for example, the latency of its store requests and the handler's own metrics.
+//! [`Meter`]: measures one message while it runs, for example the latency of its store requests, and collects the handler's own
+//! metrics.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},

@@ -1,7 +1,7 @@
 //! A function whose messages are traced: see `traces.rs`.
 //!
-//! The collector is at `OTEL_EXPORTER_OTLP_ENDPOINT`, by default `http://localhost:4318`, where a Lambda layer
-//! with a collector listens. `OTEL_SERVICE_NAME` names the service.
+//! It sends the traces to the collector at `OTEL_EXPORTER_OTLP_ENDPOINT`, by default `http://localhost:4318`, where a Lambda
+//! layer with a collector listens. `OTEL_SERVICE_NAME` names the service.
 //!
 //! ```sh
 //! cargo lambda build --release --arm64 --package opentelemetry-example

@@ -1,5 +1,5 @@
-//! [`run`], in place of `sqs_once::run`: sends the span of each message to an OpenTelemetry collector before the response to
-//! Lambda, with a link to the span of its producer. Copy this file, and the dependencies of Cargo.toml.
+//! [`run`], which replaces `sqs_once::run`: sends the span of each message to an OpenTelemetry collector before the response to
+//! Lambda, with a link to the producer's span. Copy this file, and the dependencies in Cargo.toml.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -24,7 +24,7 @@ const LONGEST_FLUSH: Duration = Duration::from_millis(400);
 pub(crate) async fn run<M: Mode<H::Output>, H: Handler>(
     consumer: impl Future<Output = Result<Consumer<M, H>, SettingsError>>,
 ) -> Result<(), Error> {
-    // For a collector at https: the provider of cryptography that the AWS SDK uses.
+    // A collector at https needs a cryptography provider. We install the one that the AWS SDK uses.
     let _already_set = rustls::crypto::ring::default_provider().install_default();
     let exporter = SpanExporter::builder()
         .with_http()
@@ -33,7 +33,7 @@ pub(crate) async fn run<M: Mode<H::Output>, H: Handler>(
     let provider = SdkTracerProvider::builder()
         .with_batch_exporter(exporter)
         .build();
-    // Below INFO, spans and events of the SDK hold payload. The runtime's span ends after the response.
+    // Below INFO, the SDK's spans and events hold payload. The runtime's span ends only after the response.
     let filter = Targets::new()
         .with_default(LevelFilter::INFO)
         .with_target("lambda_runtime", LevelFilter::OFF);
@@ -62,13 +62,13 @@ fn message_span(delivery: &DeliveryMetadata) -> Span {
         key = Empty,
         outcome = Empty,
     );
-    // A link, because the messages of one invocation have many producers.
+    // We use a link, because the messages of one invocation have many producers.
     span.add_link(producer(delivery));
     span
 }
 
-/// Returns the span that sent the message: from the message attribute `traceparent`, which OpenTelemetry sets, or from
-/// the system attribute `AWSTraceHeader`, which X-Ray sets. Not valid if there is neither.
+/// Returns the span that sent the message. It comes from the message attribute `traceparent`, which OpenTelemetry sets, or from
+/// the system attribute `AWSTraceHeader`, which X-Ray sets. If the message has neither, the span is not valid.
 fn producer(delivery: &DeliveryMetadata) -> SpanContext {
     let w3c = delivery.attribute("traceparent").map(str::to_owned);
     let xray = || traceparent(delivery.trace_header.as_deref()?);
@@ -78,7 +78,7 @@ fn producer(delivery: &DeliveryMetadata) -> SpanContext {
     context.span().span_context().clone()
 }
 
-/// Writes `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1` as a `traceparent`.
+/// Converts `Root=1-5759e988-bd862e3fe1be46a994272793;Parent=53995c3f42cd8ad8;Sampled=1` to a `traceparent`.
 fn traceparent(xray: &str) -> Option<String> {
     let part = |name| {
         xray.split(';')
@@ -89,7 +89,7 @@ fn traceparent(xray: &str) -> Option<String> {
     Some(format!("00-{trace}-{}-0{sampled}", part("Parent=")?))
 }
 
-/// Returns the response when the spans that ended are sent, because Lambda freezes the process after it.
+/// Returns the response once the ended spans are sent, because Lambda freezes the process after the response.
 async fn after_flush<R>(provider: SdkTracerProvider, response: R) -> R {
     if let Err(error) = flush(provider).await {
         tracing::warn!(%error, "spans were not sent");
@@ -97,7 +97,7 @@ async fn after_flush<R>(provider: SdkTracerProvider, response: R) -> R {
     response
 }
 
-/// Sends the spans that have ended. `force_flush` blocks its thread.
+/// Sends the spans that have ended. Runs on another thread, because `force_flush` blocks.
 async fn flush(provider: SdkTracerProvider) -> Result<(), Error> {
     let sent = spawn_blocking(move || provider.force_flush());
     Ok(timeout(LONGEST_FLUSH, sent).await???)

@@ -1,4 +1,4 @@
-//! The example behind a Runtime API, with a collector of OTLP over HTTP.
+//! Runs the example behind a Runtime API, with a collector for OTLP over HTTP.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -31,7 +31,7 @@ const SPAN: &str = "00f067aa0ba902b7";
 
 type Spans = Arc<Mutex<Vec<Span>>>;
 
-/// Starts a collector. Returns its address, and the spans that it gets.
+/// Starts a collector. Returns its address and the spans that it has received.
 async fn collector() -> (String, Spans) {
     let spans = Spans::default();
     let traces = post(collect).with_state(Arc::clone(&spans));
@@ -40,7 +40,7 @@ async fn collector() -> (String, Spans) {
 }
 
 async fn collect(State(spans): State<Spans>, body: Bytes) {
-    // So that spans which nobody waits for arrive after the response.
+    // Makes the spans arrive after the response, unless the example waits for them.
     sleep(Duration::from_millis(50)).await;
     let request = ExportTraceServiceRequest::decode(body).unwrap();
     let scopes = request.resource_spans.into_iter();
@@ -59,7 +59,7 @@ fn hex(id: &[u8]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Attributes of a span that are text.
+/// Returns a span's attributes that are strings.
 fn attributes(span: &Span) -> HashMap<String, String> {
     let attributes = span.attributes.iter().filter_map(|attribute| {
         match attribute.value.as_ref()?.value.as_ref()? {

@@ -19,7 +19,6 @@ use crate::{
     output::Error,
 };
 
-/// A function of the stack.
 #[derive(Default)]
 pub(crate) struct Function {
     pub(crate) name: String,
@@ -51,7 +50,6 @@ impl Function {
         spans.next().unwrap_or_default()
     }
 
-    /// Creates a function with these variables.
     #[cfg(test)]
     pub(crate) fn with<const N: usize>(variables: [(&str, &str); N]) -> Self {
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -97,7 +95,6 @@ pub(super) fn reports_failures(mapping: &Mapping) -> bool {
     types.contains(&FunctionResponseType::ReportBatchItemFailures)
 }
 
-/// The attributes of a queue.
 #[derive(Default)]
 pub(super) struct QueueAttributes(HashMap<QueueAttributeName, String>);
 
@@ -120,7 +117,6 @@ impl QueueAttributes {
     }
 }
 
-/// The AWS clients that read a stack.
 pub(crate) struct Account {
     config: SdkConfig,
     cloudformation: aws_sdk_cloudformation::Client,
@@ -309,10 +305,6 @@ impl Account {
     }
 
     /// Returns whether an event target exists. It is a queue's URL, or the ARN of a topic or an event bus.
-    ///
-    /// # Errors
-    ///
-    /// An error if AWS did not respond, or denied the request.
     pub(super) async fn has_target(&self, target: &str) -> Result<bool, Error> {
         if target.starts_with("http") {
             let read = self
@@ -335,7 +327,7 @@ impl Account {
     ///
     /// # Errors
     ///
-    /// An error if IAM did not respond, or the caller may not ask.
+    /// Returns an error if IAM did not respond, or the caller may not ask.
     pub(super) async fn denied(
         &self,
         role: &str,

@@ -80,7 +80,7 @@ pub(super) async fn consumer(
     Ok(needed)
 }
 
-/// Notes if nobody gets a topic's messages. Alarms may go to this topic.
+/// Adds a note if nobody gets a topic's messages, because alarms may go there.
 pub(super) async fn topic(account: &Account, topic: &str, findings: &mut Findings) {
     match account.subscriptions(topic).await {
         Ok(0) => findings.note(
@@ -91,7 +91,7 @@ pub(super) async fn topic(account: &Account, topic: &str, findings: &mut Finding
     }
 }
 
-/// Notes if a mapping is disabled or could not deliver.
+/// Adds a note if a mapping is disabled or could not deliver.
 fn deliveries(mapping: &Mapping, findings: &mut Findings) {
     let id = mapping.uuid().unwrap_or_default();
     if !is_enabled(mapping) {

@@ -32,7 +32,7 @@ const PUT: &str = "dynamodb:PutItem";
 /// A role that may put records can do without these in inbox mode.
 const CLAIMS: [&str; 2] = ["dynamodb:UpdateItem", "dynamodb:GetItem"];
 
-/// Returns what a consumer's claims need on the table of records.
+/// Returns the permissions that a consumer's claims need on the table of records.
 pub(super) fn of_records(function: &Function, table: &str) -> Needed {
     let mut actions = vec![PUT, CLAIMS[0], CLAIMS[1]];
     if function.is_on("IDEMPOTENCY_BATCHED_WRITES") {
@@ -45,7 +45,7 @@ pub(super) fn of_records(function: &Function, table: &str) -> Needed {
     )
 }
 
-/// Returns what a consumer needs on the buckets for large bodies and outputs.
+/// Returns the permissions that a consumer needs on the buckets for large bodies and outputs.
 pub(super) fn of_buckets(function: &Function) -> Vec<Needed> {
     let partition = function.arn.split(':').nth(1).unwrap_or("aws");
     let arn = |name: &str| format!("arn:{partition}:s3:::{name}");
@@ -101,7 +101,7 @@ pub(super) fn arn_of_target(function: &Function, target: &str) -> Option<String>
     Some(format!("arn:{partition}:sqs:{region}:{account}:{name}"))
 }
 
-/// Asks IAM whether the role has all that it needs. If IAM does not say, that isn't a finding.
+/// Asks IAM whether the role may do everything that it needs to. If IAM doesn't answer, that isn't a finding.
 pub(super) async fn check(
     account: &Account,
     function: &Function,

@@ -43,7 +43,6 @@ impl Part {
     }
 }
 
-/// A record as the commands show it.
 pub(super) struct View<'a> {
     stored: &'a StoredRecord,
     next_delivery: NextDelivery,

@@ -25,8 +25,8 @@ use sqs_once_postgres::{
 
 /// Time reserved for deleting the rows of sent events and for the response.
 const RESERVE: Duration = Duration::from_secs(2);
-/// Longest round of sending: a call's time limit in [`aws::config`](sqs_once::aws::config). With less time
-/// left, a round could be cut off, and its events would fail.
+/// How long a round of sending may take: as long as a call in [`aws::config`](sqs_once::aws::config). With less time left, a round
+/// could be cut off, and its events would fail.
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
 /// Maximum number of rows in a transaction. If there are few groups, they share these rows.
 const MAX_ROWS: usize = 500;
@@ -55,8 +55,8 @@ const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 /// 1. Lock the first row of each group whose next attempt is due, unless another relay has locked it, for up to
 ///    100 groups. Read ten rows of each group, or more if there are few groups, up to 500 rows with 8 MB of
 ///    bodies.
-/// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups side by side,
-///    and rejected events to the dead-letter queue.
+/// 2. Send these events as [`Relay`] does: the events of a group one after the other, groups in parallel, and rejected events to
+///    the dead-letter queue.
 /// 3. Delete the rows of sent and dead-lettered events. If an event failed, postpone its group by 5 seconds
 ///    to 5 minutes.
 /// 4. `COMMIT` and start again, until no group is due or the time is up. For five seconds, only groups that
@@ -81,7 +81,7 @@ pub struct Relayed {
     pub sent: u64,
     /// Events that the dead-letter queue confirmed.
     pub dead_lettered: u64,
-    /// Events that will be sent again: those that failed, and those that were read after them in their groups.
+    /// Events that will be sent again: those that failed, and those behind them in their groups.
     pub failed: u64,
 }
 
@@ -108,7 +108,7 @@ impl PostgresRelay {
     ///
     /// # Errors
     ///
-    /// An error if PostgreSQL fails. Some events may already have been sent.
+    /// Returns an error if PostgreSQL fails. Some events may already have been sent.
     pub async fn send_due(&self, deadline: Deadline) -> Result<Relayed, RelayError> {
         self.send_all_due(deadline, None).await
     }

@@ -30,7 +30,6 @@ const ENDED_BY_HANDLER: &str = "the handler ended the transaction itself (COMMIT
     that could not begin), so its writes are not part of the record's transaction: return `tx.done(output)`, or \
     the error of `begin()`";
 
-/// One attempt at an operation.
 pub(crate) struct PostgresRun<'a> {
     pub(crate) records: &'a Records<PostgresStore>,
     pub(crate) operation: &'a Operation,
@@ -112,7 +111,6 @@ impl PostgresRun<'_> {
         replace_locked(tx, self.key(), &ended, transaction).await
     }
 
-    /// Commits the transaction.
     async fn commit(&self, tx: &mut TransactionConnection) -> Result<(), Outcome> {
         let error = match self.in_time(tx.commit()).await {
             Some(Ok(())) => return Ok(()),

@@ -44,9 +44,8 @@ use sqs_once::{
 ///
 /// # Statements
 ///
-/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an
-/// `UPDATE` with the condition that owner and version are as expected. If it wrote no row, a `SELECT` reads
-/// the record that is there.
+/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an `UPDATE` with the
+/// condition that owner and version are as expected. If it wrote no row, a `SELECT` reads the current record.
 ///
 /// # Retention
 ///
@@ -64,7 +63,7 @@ const DELETION_PERIOD: u64 = 50;
 /// How many records are deleted at a time. Each completion creates one record that will expire, so with twice
 /// as many deletions the table stops growing under steady load.
 const MAX_DELETED: u64 = 2 * DELETION_PERIOD;
-/// How many seconds after its expiry a record may be deleted. Not earlier, because another worker's clock may be behind.
+/// How many seconds after its expiry a record may be deleted. We wait because another worker's clock may be behind.
 const DELETED_AFTER: u64 = 60;
 const MAX_DELETION_TIME: Duration = Duration::from_secs(1);
 
@@ -134,7 +133,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// An error if no server opens a transaction in time.
+    /// Returns an error if no server opens a transaction in time.
     pub async fn begin_until(
         &self,
         limits: Limits,

@@ -61,7 +61,6 @@ const INSERT_OR_LOCK: &str = concat!(
 );
 const UPDATE_LOCKED: &str = concat!(update!(), " AND pg_current_xact_id()::text = $10");
 
-/// Reads a record.
 pub(super) async fn read(
     connection: &mut PgConnection,
     key: &Key,
@@ -132,7 +131,6 @@ fn bind(sql: &'static str, key: &Key, record: &Record) -> Statement<'static> {
     query.bind(Value::Object(attributes).to_string())
 }
 
-/// Binds the owner and the version.
 fn bind_stamp<'a>(query: Statement<'a>, stamp: &Stamp) -> Statement<'a> {
     let owner = text(stamp.owner.as_str());
     query.bind(owner).bind(int(stamp.version))

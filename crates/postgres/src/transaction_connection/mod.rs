@@ -80,7 +80,7 @@ impl TransactionConnection {
     ///
     /// # Errors
     ///
-    /// An error if PostgreSQL fails.
+    /// Returns an error if PostgreSQL fails.
     pub async fn open(&mut self, limits: Limits) -> Result<(), Error> {
         self.is_idle = false;
         let begin = limits.begin(self.connection.server_version_num());
@@ -91,7 +91,7 @@ impl TransactionConnection {
     ///
     /// # Errors
     ///
-    /// An error if PostgreSQL fails.
+    /// Returns an error if PostgreSQL fails.
     pub async fn commit(&mut self) -> Result<(), Error> {
         PgTransactionManager::commit(&mut self.connection).await?;
         self.is_idle = true;
@@ -102,7 +102,7 @@ impl TransactionConnection {
     ///
     /// # Errors
     ///
-    /// An error if PostgreSQL fails.
+    /// Returns an error if PostgreSQL fails.
     pub async fn roll_back(&mut self) -> Result<(), Error> {
         if self.depth() == 0 && !self.is_lost {
             // If a savepoint could not begin, sqlx sends a `ROLLBACK` with the next request.

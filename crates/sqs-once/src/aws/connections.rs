@@ -41,7 +41,7 @@ pub(super) struct Watched {
 }
 
 /// Connections that have had a response, by local address. A new connection may get the port of a closed one.
-/// We then take it for a rested one, which costs at most one more request.
+/// We then treat it as rested, which costs at most one more request.
 #[derive(Debug, Default)]
 struct KnownConnections(Mutex<HashMap<SocketAddr, Connection>>);
 
@@ -92,7 +92,7 @@ impl HttpConnector for Watched {
                 Err(_late) if known.is_rested(&used, sent) => {
                     Err(ConnectorError::timeout(NoResponse.into()))
                 }
-                // A new connection, or one in use a moment ago: the client's usual time limits apply.
+                // The connection is new, or was in use a moment ago, so the client's usual time limits apply.
                 Err(_late) => answer.await,
             };
             if answer.is_ok() {

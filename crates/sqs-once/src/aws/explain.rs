@@ -16,7 +16,7 @@ pub(crate) struct NoResponse;
 /// Explains a failed request: the code of the service's error with `advice`, and the request id. The text leaves out
 /// request and response, which contain payload.
 ///
-/// `advice` gets the code, and may say what to do. If AWS refused the signature, this function does so itself.
+/// `advice` gets the code, and may say what to do. If AWS rejected the signature, this function gives its own advice.
 pub(crate) fn explain<E>(
     error: &SdkError<E>,
     advice: impl FnOnce(&str, &E) -> Option<String>,
@@ -56,7 +56,7 @@ pub fn unanswered<E: Error + 'static>(error: &SdkError<E>) -> String {
     format!("{advice} ({cause})")
 }
 
-/// Returns what to do about a request whose signature was refused, or `None` for other codes.
+/// Returns what to do about a request whose signature AWS rejected, or `None` for other codes.
 pub(crate) fn refused_signature(code: &str) -> Option<&'static str> {
     const CODES: [&str; 4] = [
         "InvalidSignatureException",

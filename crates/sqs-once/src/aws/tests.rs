@@ -1,4 +1,4 @@
-//! A thaw, and a slow table: the real SDK talks to a server whose connections die while this process is idle.
+//! Thaws and slow tables: the real SDK talks to a server whose connections die while this process is idle.
 
 use std::{
     cell::Cell,
@@ -294,8 +294,8 @@ async fn call_to_sqs_after_a_thaw_is_answered() {
     }
 }
 
-/// A table that is slower than the limit for a rested connection, at a fifth of the real times: ten batches, back
-/// to back.
+/// Runs ten batches, back to back, on a table that is slower than the limit for a rested connection. All times are a fifth of the
+/// real ones.
 #[tokio::test]
 async fn slow_table_gets_two_requests_a_message() {
     let (server, address) = Server::start();

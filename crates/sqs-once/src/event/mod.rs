@@ -87,7 +87,7 @@ impl Event {
     /// Sets the group, such as the customer or the account. The relay sends the events of one group in the
     /// order of their commits. Events without a group have no order.
     ///
-    /// On queues and topics, the group is the `MessageGroupId`. On standard queues, that is the tenant for fair queues.
+    /// On queues and topics, the group becomes the `MessageGroupId`. A standard queue with fair queues treats it as the tenant.
     /// If an event has no group, a FIFO queue or topic gets one that no other event shares.
     #[must_use]
     pub fn group(self, group: impl Into<String>) -> Self {
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn id_that_sqs_rejects_is_hashed() {
         for (key, hashed) in [
-            ("x".repeat(118), false), // orders# and #07 are 10
+            ("x".repeat(118), false), // `orders#` and `#07` take 10
             ("x".repeat(119), true),
             ("o 1".to_owned(), true),
             ("Bestellung für Ada".to_owned(), true),

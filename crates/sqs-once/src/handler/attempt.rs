@@ -55,9 +55,9 @@ impl Attempt {
         Self { meter, ..self }
     }
 
-    /// Adds a value to a metric in the batch's log line, from which CloudWatch makes a metric like the consumer's own. Leaves
-    /// out values that aren't finite. By convention, the name is in PascalCase and always has the same unit. A batch has room
-    /// for 40 names; any others, and names that the consumer itself uses, are left out with a warning. Has no effect outside a
+    /// Adds a value to your own metric in the batch's log line, from which CloudWatch reads it like the consumer's metrics. By
+    /// convention, a name is in PascalCase and always has the same unit. Values that aren't finite are left out. A batch has room
+    /// for 40 names. The consumer leaves out any others, and names that it uses itself, and logs a warning. Has no effect outside a
     /// batch, or if the consumer writes no metrics.
     ///
     /// ```

@@ -50,8 +50,8 @@ pub trait FromMessage: Sized + Send {
     /// Creates the value from the body, without its envelope, and from the delivery with its message attributes.
     ///
     /// This is part of the attempt: it happens after the claim, and if it panics or ends the process, the message
-    /// is retried and the next attempt sees the prior one. Only this code itself can limit the time and memory that it
-    /// takes. An error is final, so the same message must always give the same result: don't ask another system here.
+    /// is retried and the next attempt sees the prior one. Nothing limits its time and memory but your own code. An error is final,
+    /// so the same message must always give the same result: don't ask another system here.
     ///
     /// # Errors
     ///

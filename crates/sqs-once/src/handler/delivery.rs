@@ -42,7 +42,7 @@ pub struct DeliveryMetadata {
     /// After `sqs-once dlq redrive`, the attribute `SqsOnceRedriveOf` holds the id that the message had in the dead-letter
     /// queue.
     pub dead_letter_source_arn: Option<String>,
-    /// The facts of the envelope that was removed (`CONSUMER_ENVELOPE=auto`), of the innermost if there were several. `None`
+    /// The facts of the removed envelope (`CONSUMER_ENVELOPE=auto`), or of the innermost if there were several. `None`
     /// if there was no envelope.
     pub envelope: Option<EnvelopeMetadata>,
     /// The request id of the Lambda invocation, which its messages share, for the handler's own logs and requests. `None`
@@ -113,7 +113,6 @@ impl DeliveryMetadata {
         }
     }
 
-    /// Returns the name of the queue.
     pub(crate) fn queue_name(&self) -> Option<&str> {
         self.queue_arn.as_deref()?.rsplit(':').next()
     }

@@ -123,9 +123,9 @@ impl Failure {
     /// Creates a permanent failure after the called system has answered that it did nothing for this attempt's
     /// [call key](crate::Attempt::call_key) and never will: a declined card, for example.
     ///
-    /// Use it only for a system that got the call key and honours it: it would have answered with an earlier success, so no
-    /// attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, under which the
-    /// system decides anew.
+    /// Use it only for a system that got the call key and honours it. Such a system would have answered with an earlier success, so
+    /// no attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, so the system
+    /// decides again.
     ///
     /// ```
     /// let failure = sqs_once::Failure::declined("the gateway answered 402: card declined");
@@ -144,7 +144,7 @@ impl Failure {
         }
     }
 
-    /// Returns a function that makes the same failure from an error that wraps this one's.
+    /// Returns a function that makes a failure like this one from an error that wraps its error.
     pub(super) fn wrapper(&self) -> impl FnOnce(BoxError) -> Self + use<> {
         let (kind, retry_after, is_for_all) = (self.kind, self.retry_after, self.is_for_all);
         move |error| Self {

@@ -44,7 +44,7 @@ where
 
 /// Turns an async function that borrows its state (clients, a connection pool, settings) into a [`Handler`].
 ///
-/// Like [`handler_fn`], but the function takes a reference to the state first. All messages share the state.
+/// This is like [`handler_fn`], but the function's first argument is a reference to the state. All messages share the state.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, handler_with};
@@ -153,7 +153,7 @@ where
     note = "in place of `Failure`, it may return an error that implements `sqs_once::Classify`"
 )]
 pub trait CallWith<'s, S: 's, M>: Send + Sync {
-    /// What the function returns.
+    /// The return value of the function.
     type Output;
 
     /// Calls the function.

@@ -16,14 +16,14 @@ pub struct History {
     pub generation: u64,
 }
 
-/// A prior attempt, or several, that may have had an effect without a record of it.
+/// One or several prior attempts that may have had an effect without a record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorAttempt {
     /// Claim time of the earliest open attempt; `None` if unknown.
     pub first_claimed_at: Option<Timestamp>,
-    /// End of the last attempt; `None` if unknown, as after a crash.
+    /// How the last attempt ended; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// Whether one of them may have had another payload. A lookup asks only about this message's payload.
+    /// True if one of them may have had another payload. A lookup asks only about this message's payload.
     pub other_payload: bool,
 }
 

@@ -8,11 +8,11 @@ use super::without_bom;
 const MAX_NAME: usize = 64;
 /// Shortest text that looks like base64. A shorter one may be a word.
 const MIN_BASE64: usize = 16;
-/// What to do about a body that is not plain JSON.
+/// Advice for a producer or handler whose body is not plain JSON.
 const CURE: &str = "send the JSON as it is, or decode the body in your own `FromMessage`, with a key in code or from an \
      attribute (examples/own_body.rs)";
 
-/// Why a message can never be processed, without any of its payload. `?` converts a string to it.
+/// Why a message can never be processed. The text contains none of the payload. `?` converts a string to it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidMessage(pub(crate) String);
@@ -38,9 +38,9 @@ impl InvalidMessage {
 
     /// Creates the error for a body that is not the JSON that the handler takes.
     ///
-    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field,
-    /// where they quote the handler's type. A path would quote payload too: the keys of a map. The only value
-    /// that we quote is the name of an unknown variant, if it looks like a name.
+    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field, where they quote
+    /// the handler's type. A path would quote payload too, because the keys of a map are payload. The only value that we quote is
+    /// the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
         Self(format!(
             "the body can't be read: {}",

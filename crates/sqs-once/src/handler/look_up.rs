@@ -19,7 +19,7 @@ use super::{Attempt, Failure, Handler};
 /// | `Ok(`[`LookedUp::NotFound`]`)` | calls the handler |
 /// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt calls the lookup again |
 ///
-/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have ended its process,
+/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have killed its process,
 /// its lookup runs alone too.
 ///
 /// Only the claim mode, [`Once`](crate::Once), has a lookup. The other modes need none, because their effects commit
@@ -27,12 +27,12 @@ use super::{Attempt, Failure, Handler};
 ///
 /// # Quarantine
 ///
-/// A request that an attempt sent just before it died may arrive later. So nobody takes over or calls the lookup
-/// until the lease of that attempt, the lease margin and the quarantine have passed. The effect happens once if:
+/// A request that an attempt sent just before it died may arrive later. So no worker takes over or calls the lookup until the lease
+/// of that attempt, the lease margin and the quarantine have passed. The effect happens once if:
 ///
 /// - an attempt sends nothing after its lease has ended: no task or thread outlives the handler;
-/// - its request is visible to the lookup within the quarantine after the attempt or its lease has ended, whichever
-///   is first, or it never takes effect. So the quarantine must be longer than the time limit of the call;
+/// - once the attempt or its lease has ended, whichever is first, the lookup sees its request within the quarantine, or the
+///   request never takes effect. So the quarantine must be longer than the time limit of the call;
 /// - the lookup finds the effect *of this operation*. So the key must name the operation, and not the
 ///   message: `message-id` and `deduplication-id` change when a message is redriven, and a function with such
 ///   a key does not start;
@@ -104,14 +104,14 @@ use super::{Attempt, Failure, Handler};
     note = "or write `sqs_once::look_up_fn(function)` with `async fn function(message: &{M}, attempt: &Attempt) -> Result<LookedUp<{O}>, Failure>`"
 )]
 pub trait LookUp<M, O>: Send + Sync + 'static {
-    /// Looks up whether an earlier attempt had its effect. [`Attempt::prior`] says since when an attempt is
-    /// open.
+    /// Looks up whether an earlier attempt had its effect. [`Attempt::prior`] says when the first open attempt
+    /// was claimed.
     ///
     /// # Errors
     ///
-    /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the
-    /// queue after a backoff. Return an error unless the called system clearly said yes or no: after a 404,
-    /// for example, nobody knows whether the effect or the path is missing.
+    /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the queue after a
+    /// backoff. Return an error unless the called system clearly said yes or no: after a 404, for example, you don't know whether
+    /// the effect or the path is missing.
     fn look_up(
         &self,
         message: &M,
@@ -213,10 +213,10 @@ where
     }
 }
 
-/// A lookup for the handler `H`, as a consumer keeps it.
+/// A consumer's lookup, for the handler `H`.
 ///
-/// Its parameter is any `H`, not the handler's two types: to see that a consumer of a closure is `Send`, the compiler
-/// must not ask what the closure returns.
+/// Its parameter is the handler `H`, not the handler's two types. Otherwise, to see that a consumer of a closure is `Send`, the
+/// compiler would have to know what the closure returns.
 pub trait AnyLookUp<H>: Send + Sync {
     /// Calls the lookup. None of the application's code runs before the first poll.
     fn ask<'a>(

@@ -42,7 +42,7 @@ pub fn to_output<O: Serialize>(output: &O) -> StoredResult {
 pub struct Answer<W: With> {
     /// Output of any length.
     pub output: StoredResult,
-    /// What commits with the record.
+    /// The writes that commit with the record.
     pub with: W,
     /// Asks the handler for another answer if the store refuses `with`.
     pub on_refused: Box<dyn FnOnce(W::Refused) -> Result<Self, Failure> + Send>,

@@ -1,4 +1,4 @@
-//! [`Turns`]: lets the handlers of a process run side by side, and a suspect alone.
+//! [`Turns`]: lets the handlers of a process run in parallel, and a suspect alone.
 
 use std::sync::Arc;
 

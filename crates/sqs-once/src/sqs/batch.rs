@@ -36,17 +36,17 @@ use crate::{
     system::{self, Instant, timeout_at},
 };
 
-/// How many messages that did not start are logged and named one by one. A batch may have ten thousand of them,
-/// and Lambda waits for our response.
+/// How many unstarted messages we log and name one by one. A batch may have ten thousand of them, and Lambda waits for our
+/// response.
 const NAMED: usize = 100;
 /// From this receive on, a suspect may start with less than the minimum time left. Otherwise handlers that last
 /// nearly as long as the invocation could starve it.
 const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
 
-/// The messages of one invocation, with everything that changes. A message's task returns how it ended. All that it
-/// sees of the others is whether a suspect waits.
+/// The messages of one invocation, and how far each has come. A message's task returns how the message ended. It can see
+/// nothing of the others, except whether a suspect waits.
 ///
-/// 1. Every chain runs beside the others. A chain that meets a suspect stops there.
+/// 1. The chains run in parallel. A chain that meets a suspect stops there.
 /// 2. The suspects run alone, one after the other. The rest of their chains then starts again at step 1.
 pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     consumer: Arc<Consumer<M, H>>,
@@ -59,7 +59,7 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     /// Chains whose next message may start.
     ready: VecDeque<Chain>,
     suspects: Vec<Waiting>,
-    /// What the task of each message sees of the batch.
+    /// The part of the batch that the task of each message can see.
     shown: OfBatch,
     /// Tells which handlers began, in case we never learn how they end.
     began: UnboundedReceiver<Began>,
@@ -176,7 +176,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         true
     }
 
-    /// Returns whether the next chain may start its message beside others.
+    /// Returns whether the next chain may start its message while others run.
     fn may_start_next(&self) -> bool {
         let Some(next) = self.ready.front().and_then(Chain::next) else {
             return false;
@@ -193,8 +193,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
             && system::instant() < self.shown.start_by(self.deadline)
     }
 
-    /// Starts the first message of the next chain. It gets its turn before it claims, so that a message which waits behind a
-    /// suspect holds nothing if that suspect kills the process.
+    /// Starts the first message of the next chain. The message gets its turn before it claims. If it waits behind a suspect that
+    /// kills the process, it then holds no claim.
     fn start_next(&mut self, turn: Turn) {
         let Some((index, chain)) = self.ready.pop_front().and_then(Chain::split) else {
             return;
@@ -257,7 +257,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         self.shown.suspects_wait.store(false, Relaxed);
     }
 
-    /// Ends a suspect that does not run in this batch.
+    /// Ends a suspect that doesn't run in this batch.
     fn not_started(&mut self, suspect: Waiting) {
         let Waiting {
             index,
@@ -270,7 +270,6 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         self.continue_chain(true, running.chain);
     }
 
-    /// Starts the task of a message.
     fn start<F>(
         &mut self,
         index: usize,
@@ -308,8 +307,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
                 }
                 let mut behind = running.chain;
                 let waits_for_other = matches!(ended.outcome, Outcome::PayloadConflict { .. });
-                // A message overtakes only to end the attempt that is in the way. The message that waits for this comes before
-                // the rest.
+                // A message that overtakes does so only to end the attempt that blocks the key. The message that waited for this
+                // runs before any other.
                 let stops = behind.overtakes || self.stops(&ended, behind.is_fifo_group);
                 if waits_for_other {
                     behind.overtakes = behind.is_fifo_group;
@@ -335,7 +334,6 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Notes which handlers have begun.
     fn note_began(&mut self) {
         while let Ok(began) = self.began.try_recv() {
             if let Some(running) = self.running.get_mut(&began.index) {
@@ -344,8 +342,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Ends the messages of a chain that have a key other than this. An attempt with another payload is in the way of this
-    /// key, and a message behind may be the only one that can end it.
+    /// Keeps only the chain's messages with this key, and ends the others. An attempt with another payload blocks the key, and
+    /// perhaps only a message further back can end that attempt.
     fn keep_key(&mut self, chain: &mut Chain, key: Option<&Key>) {
         let behind = mem::take(&mut chain.messages).into_iter();
         let (of_key, others) = behind.partition(|index| self.messages[*index].key() == key);
@@ -395,8 +393,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         self.ended[index] = Some(ended);
     }
 
-    /// Ends the messages that have not ended, and names those that the deadline ended in one log line. The handlers of
-    /// `blocking` messages did not yield, so they could not be cut off.
+    /// Ends the messages that have not ended, and names those that ran out of time in one log line. The handlers of `blocking`
+    /// messages did not yield, so they could not be cut off.
     fn close(mut self) -> Vec<Ended> {
         self.tasks.abort_all();
         self.note_began();

@@ -25,8 +25,8 @@ pub enum BatchError {
         /// Place of the message in the event, from 0.
         index: usize,
     },
-    /// The consumer has a [`LookUp`](crate::LookUp) of what an earlier attempt did, but the key changes when a
-    /// message is redriven. Then the lookup would not be called, and the effect would happen again.
+    /// The consumer has a [`LookUp`](crate::LookUp), but its key changes when a message is redriven. The consumer would then not
+    /// find the earlier attempt, so it would skip the lookup, and the effect would happen again.
     #[error(
         "the consumer has a lookup, but the key `{key}` changes when a message is redriven, and then nobody looks up: set IDEMPOTENCY_KEY to what names the operation, such as `body:/orderId`; nothing was processed"
     )]
@@ -43,15 +43,15 @@ pub enum BatchError {
         /// The value of `IDEMPOTENCY_KEY`.
         environment: String,
     },
-    /// `CONSUMER_MIN_TIME_TO_START` is more than ten seconds longer than the function's timeout, or than half of it where the
-    /// process runs several invocations at once. Most messages would never start.
+    /// `CONSUMER_MIN_TIME_TO_START` is more than ten seconds longer than the function's timeout, or than half of it if the process
+    /// runs several invocations at once. Most messages would never start.
     #[error(
         "CONSUMER_MIN_TIME_TO_START is {setting:?}, and with the function's timeout of {timeout:?} it may be at most {longest:?} (half of the timeout if AWS_LAMBDA_MAX_CONCURRENCY is above 1): lower it, or raise the timeout; nothing was processed"
     )]
     MinTimeToStart {
         /// The setting.
         setting: Duration,
-        /// The function's timeout: the longest time that an invocation of this process had.
+        /// The function's timeout, as far as the process knows: the longest time that any of its invocations had.
         timeout: Duration,
         /// The longest value that the setting may have.
         longest: Duration,

@@ -7,12 +7,11 @@ use crate::{
     system::{self, Instant, timeout_at},
 };
 
-/// The body of a message that is running.
 #[derive(Debug)]
 pub(super) enum Body {
-    /// The message contains it.
+    /// In the message itself.
     OfMessage,
-    /// It was read from S3.
+    /// Read from S3.
     OfS3 { text: String, _memory: BodyMemory },
 }
 
@@ -31,7 +30,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// The message's outcome, if memory did not become free in time or S3 did not return the body.
+    /// The message's outcome, if S3 did not return the body or memory did not become free in time.
     pub(super) async fn body(
         &self,
         message: &Message,

@@ -8,28 +8,28 @@ use serde::de::IgnoredAny;
 pub(super) const MAX_CANONICAL_BYTES: usize = 64 * 1024;
 /// How deep lists and objects may be nested in a canonical form. The limit bounds the stack.
 const MAX_LEVELS: usize = 127;
-/// Most digits of an exponent that we calculate with.
+/// Longest exponent that we calculate with, in digits.
 const MAX_EXPONENT_DIGITS: usize = 9;
-/// Most digits of a whole number that we write without an exponent: enough for all below 2^53.
+/// Longest whole number that we write without an exponent, in digits. Every number below 2^53 fits.
 const MAX_PLAIN_DIGITS: usize = 16;
 
 /// A JSON value in canonical form.
 ///
-/// Texts and the order of members are as in RFC 8785. Numbers are not, because the RFC takes them for doubles: here a
-/// number keeps its exact decimal value, as its digits without zeros at either end, and an exponent.
+/// Strings and the order of members follow RFC 8785. Numbers don't, because the RFC treats them as doubles. Here a number keeps
+/// its exact decimal value: its digits without zeros at either end, and an exponent.
 #[derive(Debug)]
 pub(super) struct Canonical {
     pub(super) text: String,
     pub(super) content: JsonContent,
 }
 
-/// What a key needs to know about a JSON value.
+/// Facts about a JSON value that decide whether it can be part of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonContent {
     /// True if every number is a whole number below 2^53, written without fraction and exponent. Programs that read numbers
     /// as doubles can tell such numbers apart.
     pub(super) is_exact: bool,
-    /// True if the value consists of nothing but null, empty texts, and lists and objects of them.
+    /// True if the value consists of nothing but null, empty strings, and lists and objects of them.
     pub(super) is_empty: bool,
 }
 
@@ -160,7 +160,7 @@ impl<'j> Writer<'j> {
         Some(all)
     }
 
-    /// Reads the next value, a string. `None` if it has half of a surrogate pair.
+    /// Reads the next value, which must be a string. `None` if it has half of a surrogate pair.
     fn string(&mut self) -> Option<String> {
         let mut strings = serde_json::Deserializer::from_str(self.rest).into_iter();
         let text = strings.next()?.ok()?;
@@ -180,7 +180,7 @@ impl<'j> Writer<'j> {
         self.rest.bytes().next()
     }
 
-    /// Skips white space, and this character if it comes next. Returns whether it does.
+    /// Skips white space, and then `next` if it follows. Returns whether it did.
     fn skip(&mut self, next: char) -> bool {
         self.peek();
         let rest = self.rest.strip_prefix(next);
@@ -206,7 +206,7 @@ impl<'j> Writer<'j> {
     }
 }
 
-/// Appends a JSON number, so that two numbers have the same text exactly if their decimal values are equal.
+/// Appends a JSON number. Two numbers get the same text if and only if their decimal values are equal.
 ///
 /// The number is never written out, so `1e1000000` stays short. A number whose exponent has more than nine digits stays as it is.
 fn push_decimal(text: &mut String, number: &str) -> Option<()> {

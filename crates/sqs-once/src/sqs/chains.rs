@@ -8,7 +8,7 @@ use std::{
 
 use crate::{InvalidValue, flawed::flawed, protocol::Key};
 
-/// What a message group does after a permanent failure in its batch.
+/// Decides how a message group continues after a permanent failure in its batch.
 ///
 /// ```
 /// use sqs_once::sqs::FifoAfterPermanent;
@@ -49,7 +49,7 @@ impl FromStr for FifoAfterPermanent {
 pub(super) struct Chain {
     pub(super) messages: VecDeque<usize>,
     pub(super) is_fifo_group: bool,
-    /// An earlier message of the group waits for an attempt with another payload to end.
+    /// True if an earlier message of the group waits for an attempt with another payload to end.
     pub(super) overtakes: bool,
 }
 
@@ -63,7 +63,6 @@ pub(super) struct ChainInputs<'a> {
 }
 
 impl Chain {
-    /// Returns the message that runs next.
     pub(super) fn next(&self) -> Option<usize> {
         self.messages.front().copied()
     }

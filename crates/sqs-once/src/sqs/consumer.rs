@@ -15,7 +15,7 @@ use crate::{
     telemetry::millis,
 };
 
-/// By how much a process may underestimate its function's timeout, because its first invocation reaches it late.
+/// How far a process may underestimate its function's timeout, because its first invocation can reach it late.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Processes batches of SQS messages, each message once.
@@ -53,7 +53,7 @@ pub struct Consumer<M, H> {
     /// The lookup and the quarantine before it.
     pub(super) asks: Option<(Arc<dyn AnyLookUp<H>>, Duration)>,
     pub(super) replay: Option<OnDuplicate<H>>,
-    /// Shared by clones, and so by the invocations of a process.
+    /// Clones share this, and so do the invocations of a process.
     pub(super) process: Arc<Process>,
     pub(super) options: Options,
 }
@@ -93,13 +93,11 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Returns what a message calls: the handler and its lookup.
     pub(crate) fn called(&self) -> (&H, Option<&dyn AnyLookUp<H>>) {
         let look_up = self.asks.as_ref().map(|(look_up, _)| &**look_up);
         (&self.handler, look_up)
     }
 
-    /// Returns the quarantine of the lookup, if there is one.
     pub(crate) fn quarantine(&self) -> Option<Duration> {
         let quarantine = self.asks.as_ref().map(|(_, quarantine)| *quarantine);
         if flawed("nobody waits for a late request") {
@@ -112,10 +110,10 @@ impl<M, H> Consumer<M, H> {
     /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of
     /// every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
     ///
-    /// It calls neither SQS nor CloudWatch: messages come back at the queue's visibility timeout instead of a backoff, a
-    /// permanent failure waits for the queue's redrive policy, and there are no metrics. On AWS, build the consumer from
-    /// [`Settings`](crate::Settings), which adds all that; [`Settings::from_vars`](crate::Settings::from_vars) takes the
-    /// values from code.
+    /// It calls neither SQS nor CloudWatch. Failed messages come back after the queue's visibility timeout, without a backoff.
+    /// Permanent failures stay in the queue until its redrive policy moves them, and there are no metrics. On AWS, build the
+    /// consumer from [`Settings`](crate::Settings), which adds all that. [`Settings::from_vars`](crate::Settings::from_vars) takes
+    /// the values from code.
     pub fn without_aws(mode: M, namespace: Namespace, handler: H) -> Self
     where
         M: Mode<H::Output>,
@@ -165,9 +163,9 @@ impl<M, H> Consumer<M, H> {
         deadline.min_time_to_start(self.options.min_time_to_start)
     }
 
-    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. Only invocations show us the function's
-    /// timeout, which is in whole seconds, and a process's first invocation may reach it late. If the setting is longer than
-    /// the time that this invocation has, no message starts.
+    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. We learn the function's timeout, which is in whole
+    /// seconds, only from the time that an invocation has, and the first invocation may reach the process late. If this invocation
+    /// has less time than the setting, no message starts.
     ///
     /// # Errors
     ///

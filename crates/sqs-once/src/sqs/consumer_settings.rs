@@ -22,10 +22,9 @@ impl<S, H: Handler> Consumer<Once<S>, H> {
     /// [`LookUp`]. By default there is none.
     ///
     /// The `quarantine` is how long a request of an earlier attempt may still take effect after that attempt's lease
-    /// has ended. Choose more than the call's time limit; 30 seconds suit a call of at most 20. With `None`, the
-    /// lookup is never called: for a system that turns out to have idempotency keys. With a lookup, a consumer whose
-    /// key is `message-id` or `deduplication-id` does not start
-    /// ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
+    /// has ended. Choose more than the call's time limit: if a call takes at most 20 seconds, choose 30. If the system turns out to
+    /// have idempotency keys, pass `None`, and the lookup is never called. A consumer with a lookup does not start if its key is
+    /// `message-id` or `deduplication-id` ([`BatchError::KeyChangesOnRedrive`](crate::BatchError)).
     ///
     /// ```
     /// use std::time::Duration;
@@ -65,9 +64,9 @@ impl<M, H> Consumer<M, H> {
     /// Calls `on_duplicate` for each duplicate (a message whose operation is already completed), for example to
     /// send a reply again. By default the consumer only acknowledges the message.
     ///
-    /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key
-    /// under which the operation was completed. If the message can't be decoded, say by a newer build, it is still a duplicate:
-    /// `on_duplicate` is not called, and a warning names the key.
+    /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key under
+    /// which the operation was completed. If the message can't be decoded, for example by a newer build, it is still a duplicate.
+    /// The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
     ///
     /// It runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to the queue,
     /// the record stays unchanged, and messages behind it in its message group or under its key do not run. It is cut
@@ -150,7 +149,7 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Reads bodies from S3 that the Amazon SQS Extended Client stored there: `S3Bodies` of the feature `s3`.
+    /// Lets the consumer read bodies that the Amazon SQS Extended Client stored in S3. Pass an `S3Bodies`, from the feature `s3`.
     /// By default, a message with a pointer to such a body is a permanent failure.
     #[must_use]
     pub fn s3_bodies(mut self, s3_bodies: impl ReadBodies + 'static) -> Self {
@@ -265,7 +264,7 @@ impl<M, H> Consumer<M, H> {
     /// Fails the invocation if every message of the batch failed because the store could not be reached, denied
     /// access or has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so
     /// that Lambda's Errors metric shows it. On by default. Throttling alone does not fail an invocation. The
-    /// consumer sets the visibility timeouts first, so the messages come back when they otherwise would.
+    /// consumer sets the visibility timeouts first, so the messages don't come back any sooner or later.
     ///
     /// ```
     /// # use sqs_once::{Consumer, Handler, Mode};
@@ -282,8 +281,8 @@ impl<M, H> Consumer<M, H> {
     /// Switches the circuit breaker on or off. On by default.
     ///
     /// After 20 handlers of this process failed in a row, for at least 10 keys, the circuit opens. Messages then
-    /// return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)), except at
-    /// their first and every tenth receive, because they may call another system. After 5 seconds one message
+    /// return to the queue without a claim ([`Outcome::CircuitOpen`](crate::Outcome::CircuitOpen)). Only the first and every tenth
+    /// receive of a message still run, because that message may call another system. After 5 seconds one message
     /// runs as a probe, the next after 10 more seconds, then after 20, and so on up to 60. A handler that
     /// succeeds or fails permanently closes the circuit.
     ///
@@ -307,7 +306,7 @@ impl<M, H> Consumer<M, H> {
         }
     }
 
-    /// Sets the visibility timeouts of failed messages. Without it, they come back when the
+    /// Sets the visibility timeouts of failed messages. Without this, they come back when the
     /// queue's own visibility timeout is over.
     #[must_use]
     pub fn visibility(mut self, visibility: impl Into<Option<Visibility>>) -> Self {
@@ -332,7 +331,7 @@ impl<M, H> Consumer<M, H> {
     }
 
     /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before the
-    /// response. By default nothing is called.
+    /// response. By default the consumer calls nothing.
     ///
     /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you'll
     /// find it in the record. It contains the first 4 KB of an error's text.
@@ -366,9 +365,9 @@ impl<M, H> Consumer<M, H> {
     /// Sets the `tracing` span of each message, which is open while the message is claimed, handled and
     /// recorded. Log lines and spans of the handler are inside it.
     ///
-    /// By default it is `message`, with the fields `message_id`, `key`, `receive_count` and `requestId`, at a
-    /// level that every log level shows. In your own span, the consumer records `key` and `outcome` if it has
-    /// these fields. The outcome is [`Outcome::name`](crate::Outcome::name).
+    /// By default the span is `message`, with the fields `message_id`, `key`, `receive_count` and `requestId`, at a
+    /// level that every log level shows. In your own span, the consumer records `key` and `outcome`
+    /// ([`Outcome::name`](crate::Outcome::name)) if it has these fields.
     ///
     /// `make_span` sees the message's attributes, so it can link the span to the producer's, as
     /// `examples/opentelemetry` does. If it panics, the message gets the default span.

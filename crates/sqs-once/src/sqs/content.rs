@@ -1,4 +1,4 @@
-//! [`Content`]: what an envelope holds. Its members are read as text, because nobody needs most of them.
+//! [`Content`]: what is inside an envelope. Its members stay unparsed JSON, because we never need most of them.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 
 use crate::handler::{Attribute, EnvelopeMetadata};
 
-/// The content of an envelope.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) body: String,
@@ -19,13 +18,13 @@ pub(super) struct Content {
 /// A member of an object, as its text. `None` if the object lacks it.
 pub(super) type Raw<'a> = Option<&'a RawValue>;
 
-/// Parses an object. Checked here, because serde would take the elements of a list for the members of a struct.
+/// Parses a JSON object, and rejects a list, because serde would take the list's elements for the members of a struct.
 pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
     json.starts_with('{')
         .then(|| serde_json::from_str(json).ok())?
 }
 
-/// Parses a text. `None` if the member is missing or isn't a text.
+/// Parses a string. `None` if the member is missing or isn't a string.
 pub(super) fn text(member: Raw<'_>) -> Option<String> {
     serde_json::from_str(member?.get()).ok()
 }

@@ -14,11 +14,10 @@ use serde_json::{Deserializer, value::RawValue};
 
 use crate::handler::without_bom;
 
-/// A body that is JSON. We never build a tree from it: a tree of tiny values takes a hundred times the size of
+/// A body that is JSON. We never build a tree from it. A tree of tiny values takes a hundred times the size of
 /// its text, so one small message could end the process.
 ///
-/// Values that nobody asks for are only skipped, so they may have any depth, numbers beyond a double, and
-/// halves of surrogate pairs.
+/// We only skip values that nobody asks for, so they may have any depth, numbers beyond a double, and halves of surrogate pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Document<'a>(&'a str);
 

@@ -19,17 +19,15 @@ use crate::{
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
-    /// True if the operation was already completed, and the outcome is what `on_duplicate` came to.
+    /// True if the operation was already completed. The outcome is then that of `on_duplicate`.
     pub(super) of_duplicate: bool,
     /// The whole text of a failure, until it is logged.
     pub(super) detail: Option<String>,
-    /// The key; `None` if the message has none.
     pub(super) key: Option<Key>,
     /// Time from the start of the message to its outcome.
     pub(super) duration: Duration,
-    /// The handler's run: the last one, if another transaction was in the way.
+    /// The handler's run, or its last run if another transaction got in the way of the earlier ones.
     pub(super) handler: Option<HandlerRun>,
-    /// The requests to the store.
     pub(super) requests: Readings,
 }
 
@@ -116,7 +114,7 @@ impl Ended {
     /// Writes one log line, without payload.
     pub(super) fn log(&mut self, message: &Message) {
         let detail = self.detail.take();
-        // Only for an attempt that may have called another system.
+        // We log it only for an attempt that may have called another system.
         let call_key = || {
             let (run, key) = self.handler.as_ref().zip(self.key.as_ref())?;
             Some(key.call_key(run.history.generation))

@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 8;
 /// How many attributes an SNS notification may have.
 const MAX_ATTRIBUTES: usize = 100;
 
-/// Whether the consumer removes the JSON that a service put around a message.
+/// Decides whether the consumer removes the JSON that a service put around a message.
 ///
 /// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, even one
 /// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so a queue can hold both kinds.

@@ -23,14 +23,15 @@ struct MappingEvent<'a> {
     records: Vec<&'a RawValue>,
 }
 
-/// The same, if all its messages have the shape that SQS sends. Then the event is read once.
+/// The same event, if all its messages have the shape that SQS sends. Then we parse it only once.
 #[derive(Deserialize)]
 struct OrdinaryEvent {
     #[serde(rename = "Records")]
     records: Vec<Ordinary>,
 }
 
-/// A message of the shape that SQS sends, unless it has no id. serde would take the elements of a list for the members of a struct.
+/// A message of the shape that SQS sends. `None` if it has no id. Rejects a list, because serde would take the list's elements
+/// for the members of a struct.
 struct Ordinary(Option<Message>);
 
 impl<'de> Deserialize<'de> for Ordinary {
@@ -55,7 +56,7 @@ impl<'de> Deserialize<'de> for Ordinary {
 /// Members of an object, each as its text. If a name occurs twice, the last one wins.
 type Members<'a> = BTreeMap<Name, &'a RawValue>;
 
-/// The name of a member. Empty if it isn't Unicode (half of a surrogate pair, say), because nobody asks for such a member.
+/// The name of a member. Empty if it isn't Unicode (half of a surrogate pair, say), because we never look for such a member.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Name(String);
 
@@ -123,7 +124,7 @@ fn read_one(json: &RawValue) -> Option<Message> {
     }
 }
 
-/// Reads those members of an odd message that the response, the visibility timeout and a copy need.
+/// Reads only the members of an odd message that the response, the visibility timeout and a copy need.
 fn readable(members: &Members<'_>) -> SqsMessage {
     let text = |name| parsed::<String>(members.get(name)?);
     let mut sqs = SqsMessage::default();
@@ -191,7 +192,7 @@ fn fault(members: &Members<'_>) -> InvalidMessage {
     })
 }
 
-/// Parses a text. Takes a whole number too, so that a message with a receive count written as a number keeps it.
+/// Parses a string, or a whole number, because some senders write the receive count as a number.
 fn text_or_digits(value: &RawValue) -> Option<String> {
     let digits = value.get();
     let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());

@@ -19,12 +19,12 @@ use crate::{InvalidValue, handler::without_bom, protocol::Fingerprint};
 /// | `body:/amount,/currency` | the values at these pointers, which work as in [`KeySource`](super::KeySource); if none of them finds a value, the whole body |
 /// | `off` | nothing |
 ///
-/// JSON of at most 64 KiB is compared by its values: the order of members and white space do not matter, and numbers
-/// are equal if their exact decimal values are (`1`, `1.0` and `1e0`; an exponent of more than nine digits is compared
-/// as text). Everything else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or
-/// with half of a surrogate pair. A byte-order mark before the body is ignored.
+/// JSON of at most 64 KiB is compared by its values. The order of members and white space don't matter, and numbers are equal if
+/// their exact decimal values are (`1`, `1.0` and `1e0`). Only numbers with an exponent of more than nine digits are compared as
+/// text. Everything else is compared byte by byte: longer JSON, other text, and JSON with more than 127 levels or with half of a
+/// surrogate pair. A byte-order mark before the body is ignored.
 ///
-/// If no pointer finds a value in a message, a warning names the pointers, once per process, because one may be misspelt.
+/// If no pointer finds a value in a message, the process logs one warning with the pointers, because one may be misspelt.
 ///
 /// ```
 /// use sqs_once::sqs::FingerprintSource;
@@ -52,7 +52,7 @@ impl FingerprintSource {
     /// Longest scheme that names its pointers, in bytes. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
 
-    /// Returns the fingerprint of a message. `whole` is hashed where the whole body is asked for. `warned` remembers
+    /// Returns the fingerprint of a message. If it covers the whole body, we hash `whole`. `warned` remembers
     /// whether this process has already warned of pointers that find nothing.
     pub(super) fn of(&self, body: &str, whole: &str, warned: &Once) -> Option<Fingerprint> {
         let hash = Fingerprint::of_hash(self.hash(body, without_bom(whole), warned)?);

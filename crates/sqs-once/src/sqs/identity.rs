@@ -13,26 +13,25 @@ use crate::{
     protocol::{Fingerprint, Key, Namespace},
 };
 
-/// The key and the fingerprint of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) key: Key,
     pub(crate) fingerprint: Option<Fingerprint>,
 }
 
-/// Where the identity of a message comes from.
+/// The namespace and settings from which we make the identity of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdentitySources<'a> {
     pub(crate) namespace: &'a Namespace,
     pub(crate) key: &'a KeySource,
     pub(crate) fingerprint: &'a FingerprintSource,
-    /// Whether this process has already warned of fingerprint pointers that find nothing.
+    /// Makes this process warn only once of fingerprint pointers that find nothing.
     pub(crate) warned: &'a Once,
 }
 
 impl IdentitySources<'_> {
-    /// Makes the identity of a message. For all bodies in progress together, this takes at most four times the
-    /// size of the largest, and some MB. `whole` is what a fingerprint of the whole body covers.
+    /// Makes the identity of a message. However many bodies are in progress, this takes at most four times the
+    /// size of the largest, plus some MB. A fingerprint of the whole body covers `whole`.
     pub(super) fn identity(
         &self,
         body: &str,
@@ -50,8 +49,8 @@ impl IdentitySources<'_> {
     }
 }
 
-/// Returns the key of a message whose envelope is removed, for the tool, which reads dead-letter queues. `texts` are the
-/// message attributes.
+/// Returns the key of a message whose envelope is removed. The command-line tool calls this when it reads dead-letter queues.
+/// `texts` are the message attributes.
 ///
 /// # Errors
 ///

@@ -31,13 +31,13 @@ impl<M, H> Consumer<M, H> {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch outside an invocation, and returns the batch item failures, which are the messages that go back to the
-    /// queue. In a Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. This returns before
-    /// `deadline` even if a handler does not; on a runtime with one thread, a handler that blocks this thread delays it.
+    /// Processes a batch outside an invocation. Returns the batch item failures: the messages that go back to the queue. In a
+    /// Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. This returns before `deadline`
+    /// even if a handler doesn't, unless the handler blocks the only thread of the runtime.
     ///
     /// # Errors
     ///
-    /// [`BatchError::NoMessageId`] if a message has no id, and the errors of [`check`](Self::check): nothing
+    /// [`BatchError::NoMessageId`] if a message has no id, and the errors of [`check`](Self::check); nothing
     /// was processed then. [`BatchError::StoreUnavailable`] if every message failed because of the store.
     pub async fn process(
         &self,
@@ -107,7 +107,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Reads the bodies. Those that we get to in the first half of the time get their keys here.
+    /// Opens the messages. Makes keys only during the first half of the time; later messages get their keys when they run.
     async fn read(
         &self,
         mut messages: Vec<Message>,

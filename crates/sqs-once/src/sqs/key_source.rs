@@ -28,7 +28,6 @@ const AMBIGUOUS: &str =
 type MakeKey =
     dyn Fn(&str, &DeliveryMetadata) -> Result<Vec<KeyPart<'static>>, String> + Send + Sync;
 
-/// Why a message has no key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoKey {
     /// The message is invalid, so it won't have a key at a later receive either.
@@ -75,16 +74,16 @@ impl From<InvalidMessage> for NoKey {
 /// at the message inside the envelope. With `Envelope::None` they can lead through it: `body:/Message/orderId` for a
 /// message from SNS, `body:/detail/orderId` for an EventBridge event.
 ///
-/// A text is used as it is. Every other JSON value becomes `\json:` and its canonical form. So the number 7 and
-/// the text `"7"` are two keys, and `0` and `false` are keys.
+/// A string is used as it is. Every other JSON value becomes `\json:` and its canonical form. So the number 7 and
+/// the string `"7"` are two keys, and `0` and `false` are keys.
 ///
 /// A message without a key fails permanently. It has no key if a pointer finds:
 ///
-/// - no value, `null`, or an empty text;
+/// - no value, `null`, or an empty string;
 /// - a list or object with nothing but these, such as `{}`, `[]`, `[null]` and `{"id":""}`;
 /// - a list or object of more than 64 KiB, or with more than 127 levels;
 /// - a number that could collide with another one when rounded to a double: a fraction, or a number beyond 2^53
-///   in a list or object. Send such numbers as text.
+///   in a list or object. Send such numbers as strings.
 ///
 /// White space around a pointer is not part of it, and a pointer cannot name a member whose name ends with a comma.
 ///
@@ -120,8 +119,8 @@ pub enum KeySource {
 }
 
 impl KeySource {
-    /// Makes the key in code. The function returns the parts of the key in their order: texts, or whole numbers of 64 bits.
-    /// A part makes the same key as the same text or number in the body does; a number and its text make two keys.
+    /// Makes the key in code. The function returns the parts of the key in their order: texts, or whole numbers of 64 bits. A part
+    /// makes the same key as the same string or number in the body. A number and its text make two different keys.
     ///
     /// The function runs before the handler, and again for each delivery. It must return the same parts each
     /// time, so it must not use the receive count or a receive time. It must also be quick, because the
@@ -154,11 +153,10 @@ impl KeySource {
         })))
     }
 
-    /// Makes the key in code, from your own struct, into which the consumer decodes the JSON body before the claim. Give the
-    /// struct only the members that name the operation: members that it does not name are skipped, and take no memory. Don't
-    /// use `serde_json::Value`, `#[serde(flatten)]` or tagged enums here: they keep everything that they read. One body is
-    /// decoded at a time. The function returns the parts of the key in their order; [`from_fn`](Self::from_fn) says what
-    /// holds for them.
+    /// Makes the key in code, from your own struct. The consumer decodes the JSON body into it before the claim. Give the struct
+    /// only the members that name the operation: other members are skipped, and take no memory. Don't use `serde_json::Value`,
+    /// `#[serde(flatten)]` or tagged enums here, because they keep everything that they read. Only one body is decoded at a time.
+    /// The function returns the parts of the key in order, by the rules of [`from_fn`](Self::from_fn).
     ///
     /// A message fails permanently if its body doesn't decode to that type or has a member twice, or if a part of
     /// the key is empty. If you change the key or its source, every message in the queue becomes a new operation. If
@@ -267,7 +265,7 @@ impl KeySource {
             };
         }
         if value.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
-            // By its digits, so that it isn't rounded.
+            // We parse the number by its digits, so that it isn't rounded.
             let number = serde_json::from_str::<Number>(&value).ok();
             return match number.filter(|number| number.is_i64() || number.is_u64()) {
                 Some(number) => Ok(KeyPart::Json(number.to_string())),

@@ -10,8 +10,8 @@ const LONGEST_POLL: Duration = Duration::from_millis(100);
 
 /// Runs a handler, and logs a warning at its first poll of more than [`LONGEST_POLL`].
 ///
-/// While a handler blocks its thread, the other messages on this thread neither run nor record their
-/// outcomes, and deadlines are not kept.
+/// While a handler blocks its thread, the other messages on this thread can't run or record their
+/// outcomes, and deadlines pass unnoticed.
 pub(super) async fn warn_of_long_polls<T>(mut handler: Pin<&mut impl Future<Output = T>>) -> T {
     let mut warned = false;
     poll_fn(|context| {

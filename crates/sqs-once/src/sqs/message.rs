@@ -29,13 +29,13 @@ pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(super) id: MessageId,
-    /// Key and fingerprint, or why there are none. `None` if they will be made when the message runs, because its body
+    /// Key and fingerprint, or why there are none. `None` if we make them only when the message runs, because its body
     /// is in S3 or time was short.
     pub(super) identity: Option<Result<Identity, NoKey>>,
     /// The body as it is in the queue. A copy must carry it unchanged.
     pub(super) sent_body: Option<String>,
     opened: Opened,
-    /// Whether S3 sent the message to test its notifications.
+    /// True if S3 sent the message to test its notifications.
     pub(super) is_s3_test: bool,
     /// Where in S3 the body is, if the consumer reads it there.
     pub(super) s3_pointer: Option<S3Pointer>,
@@ -44,21 +44,21 @@ pub(crate) struct Message {
     _held: HeldBytes,
 }
 
-/// What kind of body the message has in the queue.
+/// The kind of body that the message has in the queue.
 #[derive(Debug)]
 enum Opened {
     /// The message itself.
     Bare,
-    /// An envelope, which the handler gets as it is. The field is the innermost message.
+    /// An envelope that the handler gets as it is. The field is the innermost message.
     Envelope(String),
-    /// An envelope, which was removed. The delivery has both its attributes and those that were sent to the queue.
+    /// An envelope that was removed. The delivery has both its attributes and those that were sent to the queue.
     Removed {
         inside: String,
         sent_attributes: HashMap<String, Attribute>,
     },
 }
 
-/// The id that names a message in the response. It is never empty.
+/// The id by which the response names a message. It is never empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MessageId(String);
 
@@ -114,7 +114,7 @@ impl Message {
         })
     }
 
-    /// Makes sure that no handler gets the message: its outcome is [`Outcome::Invalid`].
+    /// Makes sure that no handler gets the message. Its outcome is [`Outcome::Invalid`].
     pub(super) fn refused(self, why: InvalidMessage) -> Self {
         Self {
             identity: Some(Err(why.into())),
@@ -127,8 +127,8 @@ impl Message {
         self.delivery.facts_mut().request_id = request_id.cloned();
     }
 
-    /// Finds out what the body is, and with [`Envelope::Auto`] removes its envelopes. With `reads_s3`, a pointer to S3
-    /// is kept for later reading; otherwise it is an error.
+    /// Finds out what the body is, and with [`Envelope::Auto`] removes its envelopes. With `reads_s3`, keeps a pointer to S3 for
+    /// later. Without it, such a pointer is an error.
     pub(super) fn open(&mut self, envelope: Envelope, reads_s3: bool) {
         if self.identity.is_none()
             && let Err(why) = self.look_inside(envelope, reads_s3)
@@ -183,7 +183,7 @@ impl Message {
     }
 
     /// Returns the message group on a FIFO queue, where the messages of a group run in order, one at a time. On
-    /// a standard queue, message groups are for fairness and order nothing.
+    /// a standard queue, message groups only make the queue fair, and say nothing about order.
     pub(crate) fn fifo_group(&self) -> Option<&str> {
         let facts = self.delivery.facts();
         let queue = facts.queue_arn.as_deref()?;
@@ -212,7 +212,7 @@ impl Message {
         sources: &IdentitySources<'_>,
     ) -> Result<Identity, NoKey> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
-        // An envelope gets a new id and time whenever the message is published.
+        // An envelope gets a new id and time whenever the message is published, so it isn't part of the fingerprint.
         let whole = match &self.opened {
             Opened::Envelope(inside) => inside,
             Opened::Bare | Opened::Removed { .. } => body,
@@ -233,7 +233,6 @@ impl Message {
         (!needs_body).then(|| sources.identity("", "", self.delivery.facts()))
     }
 
-    /// Returns the outcome of a message without a key.
     pub(crate) fn without_key(&self, why: NoKey) -> Outcome {
         match why {
             NoKey::Invalid(InvalidMessage(why)) => self.invalid(&why),
@@ -266,7 +265,7 @@ impl Message {
         })
     }
 
-    /// Creates the span in which the message runs. The handler's log lines have its fields too. Ours is open at
+    /// Creates the span in which the message runs. The handler's log lines have its fields too. Our default span is enabled at
     /// every log level, and names the request id as the Lambda runtime's span does.
     pub(crate) fn span(&self, make_span: Option<&Callback<MakeSpan>>) -> Span {
         let made = make_span.and_then(|span| span.call(|make| make(self.delivery.facts())));
@@ -285,7 +284,7 @@ impl Message {
         )
     }
 
-    /// Records the key in a span that began before the key was known, if the span has a field for it.
+    /// Records the key in a span that was created before the key was known, if the span has a field for it.
     pub(crate) fn add_key_to(span: &Span, key: &Key) {
         span.record("key", key.as_str());
     }

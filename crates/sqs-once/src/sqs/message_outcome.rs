@@ -16,8 +16,8 @@ use crate::{
 /// A function that sees the result of each message.
 pub(super) type Observe = dyn Fn(&MessageOutcome<'_>) + Send + Sync;
 
-/// The result of one message of a batch, for [`Consumer::on_outcome`](crate::Consumer::on_outcome). The
-/// response, the visibility timeouts and the metrics are made from it too.
+/// The result of one message of a batch, for [`Consumer::on_outcome`](crate::Consumer::on_outcome). The consumer
+/// also makes the response, the visibility timeouts and the metrics from it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MessageOutcome<'a> {

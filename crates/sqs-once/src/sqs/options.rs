@@ -12,7 +12,7 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// Options of a consumer. Its builder methods set them, and rows of the settings table do.
+/// Options of a consumer, set by its builder methods or by rows of the settings table.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) key: KeySource,
@@ -26,8 +26,8 @@ pub(crate) struct Options {
     pub(crate) reserve_per_message: Duration,
     pub(crate) assumed_timeout: Duration,
     pub(crate) min_time_to_start: Duration,
-    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this.
-    /// With `None`, it is only a hint, and ignored where it is too long.
+    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this. With `None`, it is
+    /// only a hint, which we ignore if it is too long.
     pub(crate) min_time_divisor: Option<u32>,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) fail_when_store_unavailable: bool,
@@ -70,11 +70,11 @@ pub(crate) struct Concurrency {
     memory: usize,
 }
 
-/// How many messages run at a time whatever memory they need, unless a setting allows fewer.
+/// How many messages run at a time however much memory they need, unless a setting allows fewer.
 pub(crate) const LEAST: NonZeroUsize = NonZeroUsize::new(10).unwrap();
 
 /// Memory that a message may need for its output while it runs, in bytes. The largest output that fits into a record has
-/// 400 KB, and several copies of it exist at a time.
+/// nearly 400 KB, and several copies of it exist at a time.
 pub(super) const MEMORY_OF_OUTPUT: usize = 3 << 19;
 
 impl Concurrency {
@@ -96,7 +96,7 @@ impl Concurrency {
         self.most().min(fit.max(LEAST.get()))
     }
 
-    /// Returns whether one more message may run beside `running` others, if together they would need this much memory.
+    /// Returns whether one more message may run while `running` others do, if together they would need this much memory.
     pub(crate) const fn admits(self, running: usize, memory: usize) -> bool {
         running < self.most() && (running < LEAST.get() || memory <= self.memory)
     }

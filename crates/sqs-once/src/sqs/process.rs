@@ -25,17 +25,17 @@ const S3_BODIES: u32 = 20 << 20;
 /// How many bytes a permit stands for.
 const PERMIT: u32 = 1 << 10;
 
-/// What the invocations of a process share. Clones of a consumer share it too.
+/// State that the invocations of a process share. Clones of a consumer share it too.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// The handlers' turns: they run side by side, or a suspect runs alone.
+    /// The handlers' turns: either they run in parallel, or a suspect runs alone.
     pub(super) turns: Turns,
-    /// The circuit breaker. With `None`, every message runs.
+    /// The circuit breaker. If it is `None`, every message runs.
     pub(super) breaker: Option<CircuitBreaker>,
     s3_bodies: Arc<Semaphore>,
-    /// Whether the process has already warned about its build.
+    /// Makes the process warn about its build only once.
     pub(super) has_warned: Once,
-    /// Whether the process has already warned of fingerprint pointers that find nothing.
+    /// Makes the process warn only once of fingerprint pointers that find nothing.
     pub(super) has_named_pointers: Once,
     /// The longest time that an invocation has had, in seconds. As far as the process knows, this is the function's timeout.
     longest: AtomicU64,
@@ -55,12 +55,11 @@ impl Default for Process {
     }
 }
 
-/// Memory of a body from S3. Dropping it gives the memory back.
+/// Memory for a body from S3. Dropping this gives the memory back.
 #[derive(Debug)]
 pub(super) struct BodyMemory(OwnedSemaphorePermit);
 
 impl Process {
-    /// Returns the same process with this circuit breaker.
     pub(super) fn with_breaker(&self, breaker: Option<CircuitBreaker>) -> Self {
         Self {
             turns: self.turns.clone(),
@@ -98,8 +97,8 @@ impl BodyMemory {
     }
 }
 
-/// The circuit breaker of a process. Messages read the clock under its lock, because a time earlier than the last one
-/// would look like a clock that was set back.
+/// The circuit breaker of a process. We read the clock under its lock. Otherwise two messages could report their times in the
+/// wrong order, which would look like a clock that was set back.
 #[derive(Debug, Default)]
 pub(super) struct CircuitBreaker(Mutex<Circuit>);
 
@@ -144,12 +143,11 @@ impl CircuitBreaker {
         }
     }
 
-    /// Returns whether the circuit is open.
     pub(super) fn is_open(&self) -> bool {
         self.circuit().is_open()
     }
 
-    /// No panic can interrupt a change of the circuit, so a poisoned lock is harmless.
+    /// A poisoned lock is harmless, because no panic can interrupt a change of the circuit.
     fn circuit(&self) -> MutexGuard<'_, Circuit> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

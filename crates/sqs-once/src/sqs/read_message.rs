@@ -19,7 +19,7 @@ impl Consumer<(), ()> {
 }
 
 impl<M, H> Consumer<M, H> {
-    /// Reads the operation of a message, and its body as a `T`. A lookup's quarantine is taken to be over.
+    /// Reads the operation of a message, and its body as a `T`. Assumes that a lookup's quarantine is over.
     ///
     /// # Errors
     ///

@@ -64,7 +64,7 @@ const TAKEN: [&str; 43] = [
     "xrayTraceId",
 ];
 
-/// Outcome counters that are in every line. The others are rare, so a line has them only where they are above 0.
+/// Outcome counters that are in every line. The others are rare, so a line has them only if they are above 0.
 const FREQUENT: [&str; 2] = ["Completed", "Duplicates"];
 
 /// Sums of one batch, for its log line.
@@ -88,7 +88,6 @@ pub(crate) struct BatchReport {
 }
 
 impl BatchReport {
-    /// Creates the report of a batch that was received at `started`.
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
             started,
@@ -270,7 +269,7 @@ mod tests {
     #[test]
     fn telemetry_page_lists_metrics_with_units() {
         let page = include_str!("../../../../docs/telemetry.md");
-        // It has the metrics that count outcomes.
+        // The runbook has the metrics that count outcomes.
         let runbook = include_str!("../../../../docs/runbook.md");
         let metrics = full().metrics(true);
         for Metric { name, unit, .. } in &metrics {

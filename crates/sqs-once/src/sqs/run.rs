@@ -43,17 +43,17 @@ use crate::{
 /// Pauses between a message's tries while another transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a suspect may wait for its body from S3. It is short, because the messages of all invocations wait with it.
+/// How long a suspect may wait for its body from S3. It is short, because the messages of all invocations wait for the suspect.
 const S3_ALONE: Duration = Duration::from_secs(5);
 
-/// What became of a message that began to run.
+/// The result of running a message.
 #[derive(Debug)]
 pub(super) enum Ran {
     Ended(Ended),
     Suspect(Suspect),
 }
 
-/// A message that waits to run alone. Nothing is claimed.
+/// A message that waits to run alone. It holds no claim.
 #[derive(Debug)]
 pub(super) struct Suspect {
     pub(super) exclusive_attempts: u64,
@@ -62,7 +62,6 @@ pub(super) struct Suspect {
     span: Span,
 }
 
-/// Why a message stops here.
 enum Stop {
     Ended(Outcome),
     Suspect(u64),
@@ -74,18 +73,17 @@ impl From<Outcome> for Stop {
     }
 }
 
-/// The batch, as a running message sees it.
+/// The part of the batch that a running message can see.
 #[derive(Clone, Debug)]
 pub(super) struct OfBatch {
     pub(super) index: usize,
     /// Tells the batch that the handler has begun.
     pub(super) began: UnboundedSender<Began>,
-    /// True while a suspect waits.
     pub(super) suspects_wait: Arc<AtomicBool>,
     pub(super) half: Instant,
 }
 
-/// What is noted while a message runs.
+/// Facts that we collect while a message runs.
 struct Notes {
     of_batch: OfBatch,
     span: Span,
@@ -96,7 +94,7 @@ struct Notes {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Runs a message beside others.
+    /// Runs a message while others run.
     pub(super) async fn run_beside(
         &self,
         message: &Message,
@@ -137,7 +135,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         start: Start,
         notes: &mut Notes,
     ) -> Result<Outcome, Stop> {
-        // The messages of all invocations wait with a suspect.
+        // The messages of all invocations wait for a suspect.
         let latest = match start {
             Start::Beside => deadline.start_by(),
             Start::Alone => deadline.start_by().min(system::instant() + S3_ALONE),
@@ -167,7 +165,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 }
                 Claimed::Ended(outcome) => outcome,
             };
-            // If another transaction is in the way, it runs again as long as there is time.
+            // If another transaction got in the way, the message runs again as long as there is time.
             let is_contended = matches!(outcome, Outcome::Contended(_));
             if !is_contended || system::instant() + pause > notes.of_batch.start_by(deadline) {
                 if start == Start::Alone && flawed("a duplicate is not replayed in a turn") {
@@ -181,7 +179,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Returns the outcome of a message whose body is gone, from its record if the key needs no body. Claims nothing.
+    /// Returns the outcome of a message whose body is gone. If the key needs no body, the outcome comes from the record. Claims
+    /// nothing.
     async fn without_body(
         &self,
         message: &Message,
@@ -258,7 +257,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Returns what the end of a call tells us about the called system.
+    /// Returns what the end of a call tells the circuit breaker about the called system.
     fn sign(&self, end: &HandlerEnd<H::Output>) -> Called {
         match end {
             HandlerEnd::Returned(_) | HandlerEnd::Found(_) | HandlerEnd::EffectNotFound => {
@@ -279,7 +278,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Asks whether a message may run now.
+    /// Checks whether a message may run now. If not, returns its outcome as the error.
     fn admit(&self, message: &Message) -> Result<(), Outcome> {
         if message.is_s3_test {
             return Err(Outcome::Ignored);
@@ -368,7 +367,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 }
 
 impl OfBatch {
-    /// Returns the same for another message.
+    /// Returns the same for the message at `index`.
     pub(super) fn at(&self, index: usize) -> Self {
         Self {
             index,
@@ -376,7 +375,8 @@ impl OfBatch {
         }
     }
 
-    /// Returns until when a message may start beside others. While a suspect waits, that is only the first half of the time.
+    /// Returns the latest time at which a message may start while others run. While a suspect waits, that is at most halfway to the
+    /// deadline.
     pub(super) fn start_by(&self, deadline: Deadline) -> Instant {
         if self.suspects_wait.load(Relaxed) {
             deadline.start_by().min(self.half)
@@ -476,7 +476,7 @@ mod tests {
         protocol::{Namespace, Timestamp},
     };
 
-    /// Always finds another transaction in the way. Notes when each claim began.
+    /// A mode in which another transaction is always in the way. It notes when each claim began.
     #[derive(Default)]
     struct Rivals(Arc<Mutex<Vec<Instant>>>);
 

@@ -13,7 +13,8 @@ use crate::{
     s3::{Bucket, ReadError, client},
 };
 
-/// Ten bodies of this size are read at a time. They and what handlers make of them fit into the memory that template.yaml sets.
+/// The consumer reads ten bodies of this size at a time. These, and what handlers make of them, fit into the memory that
+/// template.yaml sets.
 const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() };
 
 /// Reads the body of a message from S3, if the message is a pointer like those that the Amazon SQS Extended Client sends:

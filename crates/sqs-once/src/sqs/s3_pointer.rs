@@ -97,7 +97,7 @@ impl S3Pointer {
         )
     }
 
-    /// Creates the error of a pointer that the consumer does not follow. No handler must get the pointer as if it were the message.
+    /// Creates the error of a pointer that the consumer does not follow, so that no handler takes the pointer for the message.
     pub(super) fn not_read() -> InvalidMessage {
         "the body is in S3, where an Amazon SQS extended client put it: set CONSUMER_S3_BUCKETS, which \
          needs the feature `s3`"

@@ -151,7 +151,7 @@ pub async fn all<S: Store>(store: &S) {
             expect,
             to: content.clone(),
         });
-        // Late copies of every swap so far, including this one, find the record.
+        // A late copy of any swap so far, including this one, finds the record.
         for late in &earlier {
             let found = store
                 .swap(late, &S::With::default(), &RequestContext::default())
@@ -313,11 +313,11 @@ pub async fn all_or_nothing<S: Store>(
     assert_eq!(applied().await, 2);
 }
 
-/// Checks that of several concurrent swaps exactly one is applied.
+/// Checks that exactly one of several concurrent swaps is applied.
 ///
 /// # Panics
 ///
-/// Panics if not exactly one is applied.
+/// Panics if none or more than one is applied.
 pub async fn one_of_several_is_applied<S: Store>(store: &S) {
     for over in [None, Some(full(1))] {
         let key_of = key(if over.is_some() {

@@ -23,7 +23,7 @@ pub struct RequestContext {
 }
 
 impl RequestContext {
-    /// Creates the context of a request that the caller drops at `limit`, measured by `meter`.
+    /// Creates the context of a request that `meter` measures and the caller drops at `limit`.
     #[must_use]
     pub fn until(limit: Instant, meter: &Meter) -> Self {
         Self {

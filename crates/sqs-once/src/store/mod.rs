@@ -65,20 +65,19 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A [`StoreError`]. An item that is not a valid record isn't treated as absent, but is [`StoreError::Unreadable`].
+    /// A [`StoreError`]. An item that is not a valid record is [`StoreError::Unreadable`], and doesn't look like a missing record.
     fn get(
         &self,
         key: &Key,
         context: &RequestContext,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Writes [`Swap::to`] together with `with`, all or nothing, if the record is as [`Swap::expect`] says. A swap that is sent
-    /// twice is applied once, and so is what commits with it.
+    /// Writes [`Swap::to`] together with `with`, all or nothing, if the record is as [`Swap::expect`] says. If the caller sends a
+    /// swap twice, the store applies it and `with` only once.
     ///
     /// # Errors
     ///
-    /// A [`StoreError`]. The swap may have been applied nevertheless: see
-    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
+    /// A [`StoreError`]. The swap may still have been applied: see [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn swap(
         &self,
         swap: &Swap,
@@ -160,7 +159,7 @@ pub enum StoreError {
     /// The store is unreachable, or it throttled or rejected the request.
     #[error("could not {action} key `{key}` in {store}: {reason}")]
     Unavailable {
-        /// Whether the request was applied, and whether a retry may help.
+        /// The kind of failure: it says whether the request was applied, and whether a retry may help.
         #[doc(hidden)]
         kind: RequestErrorKind,
         /// The request, as a verb.

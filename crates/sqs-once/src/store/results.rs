@@ -41,7 +41,7 @@ pub struct Results(ResultPlace);
 enum ResultPlace {
     Nowhere,
     InRecord,
-    /// For outputs over the limit, which is in bytes. Shorter ones are in the record.
+    /// Outputs over the limit (in bytes) go here. Shorter ones are in the record.
     Outside {
         outputs: Arc<dyn ResultStore>,
         inline_limit: usize,

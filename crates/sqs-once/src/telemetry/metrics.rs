@@ -46,7 +46,7 @@ impl Metrics {
     ///
     /// # Errors
     ///
-    /// An error if CloudWatch would reject one of the two, for example because it is empty or has more than 255 characters.
+    /// Returns an error if CloudWatch would reject one of the two, for example because it is empty or has more than 255 characters.
     ///
     /// ```
     /// use sqs_once::telemetry::Metrics;
@@ -74,7 +74,7 @@ impl Metrics {
         }
     }
 
-    /// Returns whether lines with metrics are written: not if standard output is a terminal.
+    /// Returns whether lines with metrics are written. They aren't if standard output is a terminal.
     #[must_use]
     pub fn writes(&self) -> bool {
         self.writes
@@ -200,7 +200,7 @@ pub enum Value {
     Several(Vec<f64>),
 }
 
-/// Returns the metrics that have [several](Value::Several) values, with those for the line of this number.
+/// Returns the metrics that have [several](Value::Several) values, each with its values for the line `number`.
 fn values_of_line(metrics: &[Metric], number: usize) -> Vec<Metric> {
     let several = metrics.iter().filter_map(|metric| match &metric.value {
         Value::Several(values) => Some((metric, values.chunks(MAX_VALUES).nth(number)?)),

@@ -54,7 +54,7 @@ pub fn init() {
 ///
 /// # Errors
 ///
-/// An error if a subscriber is already set. The panic hook then stays as it is.
+/// Returns an error if a subscriber is already set. The panic hook then stays as it is.
 ///
 /// ```
 /// use sqs_once::telemetry;
@@ -106,7 +106,7 @@ where
     let lines = if std::io::stdout().is_terminal() {
         fmt::layer().boxed()
     } else {
-        // Flat, so that a metric filter can read `$.outcome`.
+        // The JSON is flat, so that a metric filter can read `$.outcome`.
         let json = fmt::layer().json().flatten_event(true);
         json.with_span_list(false).and_then(InheritFields).boxed()
     };

@@ -31,12 +31,12 @@ pub(super) struct Attributes {
     pub(super) queues: Queues,
     /// How long records are kept. A queue that keeps messages longer causes a warning.
     record_retention: Option<Duration>,
-    /// By ARN. A channel, because dead-lettering waits for a read in the background.
+    /// The queues by ARN. They are in a channel, so that dead-lettering can wait for a read in the background.
     known: watch::Sender<BTreeMap<String, KnownQueue>>,
     warned_of_retention: Once,
 }
 
-/// What we know about one queue.
+/// A queue's attributes, and the state of the latest read.
 #[derive(Debug)]
 struct KnownQueue {
     /// The attributes from the last read that succeeded.
@@ -56,10 +56,10 @@ enum Read {
     Ended(Option<Pause>),
 }
 
-/// A warning that is given once for each queue.
+/// A warning that we log once for each queue.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Warning {
-    /// SQS refused to return the attributes. Given again if a read succeeded in between.
+    /// SQS refused to return the attributes. We log this again if a read succeeded in between.
     Refused,
     NoDeadLetterQueue,
     /// The role may not send copies to the dead-letter queue, or the queue is missing.
@@ -75,9 +75,8 @@ impl KnownQueue {
 /// The attributes of a queue that the consumer needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The ARN of its dead-letter queue.
     pub(super) dead_letter_queue: Option<String>,
-    /// The queue's own limit for the bytes of a message. A dead-letter queue rarely has a lower one.
+    /// The longest message that the queue accepts, in bytes. A dead-letter queue rarely has a lower limit.
     pub(super) max_bytes: Option<usize>,
     retention: Option<Duration>,
     /// Receives after which SQS moves a message to the dead-letter queue.
@@ -109,7 +108,7 @@ impl Attributes {
 
     /// Returns whether a permanently failed message of this queue ends in a dead-letter queue.
     ///
-    /// Assumes so while the first read is in flight, because the batch that starts this read rarely sees the
+    /// While the first read is in flight, we assume that it does, because the batch that starts this read rarely sees the
     /// response, and each receive may go to a new worker. If the queue has no dead-letter queue, that costs one
     /// early receive per worker.
     pub(super) fn may_have_dead_letter_queue(&self, arn: &str) -> bool {
@@ -122,7 +121,7 @@ impl Attributes {
 
     /// Starts to read a queue's attributes, unless they are known or being read. Returns at once, so the
     /// response to Lambda does not wait. Lambda may freeze the process before SQS responds. The next invocation
-    /// then finds the response, or the SDK repeats the request.
+    /// then finds the response, or the SDK retries the request.
     ///
     /// After the first read, warns if messages with this `backoff` become dead letters too soon.
     pub(super) fn read_in_background(self: &Arc<Self>, arn: &str, backoff: Backoff) {
@@ -156,7 +155,7 @@ impl Attributes {
     }
 
     /// Returns the attributes of a queue as last read. Waits until `until` for a background read to end. `None`
-    /// if SQS refuses to return them; that read has warned of it.
+    /// if SQS refuses to return them, which that read has logged.
     pub(super) async fn wait(
         &self,
         arn: &str,
@@ -204,7 +203,7 @@ impl Attributes {
             .ok_or_else(|| CallError::Refused("SQS sent a redrive policy without a queue".into()))
     }
 
-    /// Keeps what a read returned, and warns of what is wrong with the queue.
+    /// Keeps what a read returned, and warns of problems with the queue.
     fn store(&self, arn: &str, read: Result<Facts, CallError>, backoff: Backoff) {
         let pause = match &read {
             Ok(_) => Some(VALID),

@@ -43,7 +43,7 @@ impl Changes<'_> {
             Ok(queue) => queue,
             Err(error) => return not_changed(arn, changes.len(), &error),
         };
-        // Here, because the queue's URL is known by now, which saves a request.
+        // We start this read here because the queue's URL is now known, which saves a request.
         self.attributes.read_in_background(arn, self.backoff);
         let unchanged = Mutex::new((0, None));
         stream::iter(changes.chunks(PER_CALL))

@@ -121,7 +121,7 @@ impl DeadLetters<'_> {
         failed: &[&MessageOutcome<'a>],
         confirmed: &mut HashSet<&'a MessageId>,
     ) -> Result<(), CallError> {
-        // The read of the attributes has already warned if it was rejected, or if there is no dead-letter queue.
+        // If SQS rejected the read, or if there is no dead-letter queue, the read has already logged a warning.
         let Some(facts) = self.attributes.wait(arn, self.until).await? else {
             return Ok(());
         };
@@ -153,7 +153,7 @@ impl DeadLetters<'_> {
                 ),
             }
         }
-        // One call after the other, so that a message group keeps its order.
+        // We send the calls one after the other, so that a message group keeps its order.
         let mut calls = VecDeque::from(calls(copies));
         while let Some(call) = calls.pop_front() {
             match (self.call(&queue, &call, confirmed).await, &*call) {
@@ -163,7 +163,7 @@ impl DeadLetters<'_> {
                     error,
                     "the message is reported as failed: the dead-letter queue did not take its copy"
                 ),
-                // One copy may be the reason, and must not hold up the others, so we send each alone.
+                // A single copy may be the reason, and must not hold up the others, so we send each alone.
                 (Err(CallError::Refused(_)), _) => {
                     let alone = call.into_iter().rev().map(|copy| vec![copy]);
                     alone.for_each(|call| calls.push_front(call));
@@ -206,8 +206,8 @@ impl DeadLetters<'_> {
 }
 
 impl<'a> MessageCopy<'a> {
-    /// Creates the copy. Where the message has no room for our own attributes, we shorten the error, then drop
-    /// it, then the key, then the reason.
+    /// Creates the copy. If the message has no room for our own attributes, we shorten the error, then drop it, then the key, then
+    /// the reason.
     fn of(
         of: &MessageOutcome<'a>,
         outcome: &Outcome,

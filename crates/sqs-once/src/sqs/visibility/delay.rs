@@ -22,7 +22,7 @@ pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
 
 /// Seconds to add to another worker's lease, because the next worker's clock may be behind ours.
 const CLOCKS: u64 = 1;
-/// Up to this many random seconds are added, so that messages which wait for the same lease don't all come back at once.
+/// We add up to this many random seconds, so that messages which wait for the same lease don't all come back at once.
 const SPREAD: u64 = 2;
 
 /// Waits between the receives of a message whose failure is retryable.
@@ -61,7 +61,7 @@ pub const LEAST_OUTAGE: Duration = Duration::from_secs(12 * 3600);
 
 /// Returns how long an outage every message of a queue survives: the shortest time from its first receive to its last.
 ///
-/// `backoff` is the first wait and the longest. A failed message waits for at least half of its backoff, and one whose worker
+/// `backoff` holds the first wait and the longest. A failed message waits for at least half of its backoff, and one whose worker
 /// dies waits for the queue's visibility timeout. A message that isn't started at its first receive is visible again at once.
 #[doc(hidden)]
 #[must_use]
@@ -77,10 +77,10 @@ pub fn survived_outage(
 }
 
 /// Up to this receive, a permanently failed message is visible again at once if it can go to a dead-letter
-/// queue. Not longer: each receive costs a write unit, and a queue may allow more than a hundred.
+/// queue. After that it waits, because each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
-/// Longest wait after those receives on a FIFO queue, in seconds, because the message group waits too. After a retryable failure,
-/// the wait is a [`Backoff`] instead.
+/// Longest wait after those receives on a FIFO queue, in seconds. It is short, because the message group waits too. After a
+/// retryable failure, the wait is a [`Backoff`] instead.
 const LONGEST_AFTER_PERMANENT_ON_FIFO: u64 = 30;
 
 /// One receive of a message, and its queue.
@@ -89,7 +89,7 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// How long the failed message before it in its chain waits, if that is still in the queue.
+    /// How long the failed message before it in its chain waits, if that message is still in the queue.
     ahead: Option<u16>,
     /// True if messages behind it in its message group did not run because of it.
     stops_group: bool,
@@ -109,14 +109,14 @@ impl Receive {
     }
 }
 
-/// How long failed messages wait.
+/// Decides how long failed messages wait.
 pub(super) struct Rule {
     pub(super) now: Timestamp,
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a lookup. If a failed message came back before it is over, that would be a
-    /// conflict and use up a receive.
+    /// Quarantine of a handler with a lookup. A failed message that came back before its end would only conflict and
+    /// use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
@@ -160,7 +160,7 @@ impl Rule {
                 .max(self.after_quarantine()),
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             Retry::Backoff if flawed("waits do not grow") => self.backoff.seconds(1, self.jitter),
-            // Also for a conflict with a lease that has ended: the record stays as it is until another
+            // A conflict with a lease that has ended gets a backoff too: the record stays as it is until another
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),
         };
@@ -203,7 +203,7 @@ impl Rule {
                 stops_group: stop.contains(&of.message.id),
             };
             let wait = (self.seconds(of.outcome, receive)).filter(|_| !of.dead_lettered);
-            // After a permanent failure, the next message of a key runs.
+            // After a permanent failure, the next message with the key runs.
             let stops = is_in_group || !of.outcome.is_permanent();
             if let (Some(chain), Some(wait)) = (chain.filter(|_| stops), wait) {
                 let of_chain = of_chain.entry(chain).or_insert(wait);
@@ -230,7 +230,8 @@ fn is_behind(of: &MessageOutcome<'_>) -> bool {
     matches!(of.outcome, Outcome::BehindFailure)
 }
 
-/// Names the chain of a message: its message group on a FIFO queue, else its key. A message with its body in S3 has its own chain.
+/// Names the chain of a message: its message group on a FIFO queue, otherwise its key. A message with its body in S3 has its own
+/// chain.
 fn chain<'a>(of: &MessageOutcome<'a>) -> Option<&'a str> {
     let message: &'a Message = of.message;
     message
@@ -255,7 +256,7 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     stopping
 }
 
-/// A message whose visibility timeout is to be changed.
+/// A change of one message's visibility timeout.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimeoutChange<'a> {
     pub(super) message_id: &'a MessageId,
@@ -500,7 +501,7 @@ mod tests {
             .collect()
     }
 
-    /// What direct dead-lettering did with a message.
+    /// The result of direct dead-lettering for a message.
     #[derive(PartialEq, Eq)]
     enum Is {
         NotCopied,

@@ -30,8 +30,8 @@ use crate::{
     system::{self, Instant},
 };
 
-/// Time for all calls of a batch, however much of the invocation is left. It is enough for one attempt without
-/// a response ([`crate::aws::config`]) and a second one.
+/// Time for all calls of a batch, however much of the invocation is left. It is enough for a first attempt that gets no
+/// response ([`crate::aws::config`]) and a retry.
 const BUDGET: Duration = Duration::from_secs(2);
 
 /// Sets the visibility timeout of each failed message according to its outcome. Without this, the queue's own
@@ -48,9 +48,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// warns once of a queue without a dead-letter queue, and of a queue whose messages don't survive an outage of
 /// twelve hours.
 ///
-/// The role needs `sqs:ChangeMessageVisibility`, and `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which are
-/// rarely called. A queue in another account must allow them. For a queue in another Region, the consumer calls
-/// SQS there.
+/// The role needs `sqs:ChangeMessageVisibility`, and also `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which the consumer rarely
+/// calls. A queue in another account must allow them. For a queue in another Region, the consumer calls SQS there.
 ///
 /// ```no_run
 /// use sqs_once::{Consumer, Handler, Mode, sqs::Visibility};
@@ -124,10 +123,9 @@ impl Visibility {
         }
     }
 
-    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each message
-    /// that failed permanently to its queue's dead-letter queue, and acknowledges the message as soon as SQS
-    /// has confirmed the copy. When it is off, the message is received until the queue's `maxReceiveCount` is
-    /// reached, at a write unit each time.
+    /// Switches direct dead-lettering on (the default) or off. When it is on, the consumer copies each message that failed
+    /// permanently to its queue's dead-letter queue, and acknowledges the message as soon as SQS has confirmed the copy. When it is
+    /// off, SQS delivers the message until the queue's `maxReceiveCount` is reached, and each receive costs a write unit.
     ///
     /// The copy has the same body and message attributes, plus these attributes:
     ///
@@ -138,14 +136,13 @@ impl Visibility {
     /// | `SqsOnceKey` | the idempotency key, if there is one; its SHA-256 if it has characters that SQS rejects |
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
-    /// If no copy can be made, the message is reported as failed, as with `false`. That happens if the queue
-    /// has no dead-letter queue or we don't know it, if the role may not send to it, if the batch has another
-    /// message with the same id and different content, or if there was no time. If the copy would have more
-    /// than ten attributes or more bytes than the queue takes, it has a shorter `SqsOnceError`, or lacks error,
-    /// key and reason, in this order. There is no copy only if the key is made from `SqsOnceDeduplicationId`
-    /// and even that does not fit. The metric `DeadLettersNotSent` counts messages without a copy, and a
-    /// process warns once of a missing queue or permission. After a crash between copy and acknowledgement, the
-    /// dead-letter queue gets the message twice, but never loses it.
+    /// If the consumer can't make a copy, it reports the message as failed, as with `false`. That happens if the queue has no
+    /// dead-letter queue or we don't know it, if the role may not send to it, if the batch has another message with the same id and
+    /// different content, or if there was no time. If the copy would have more than ten attributes or more bytes than the queue
+    /// takes, the consumer shortens `SqsOnceError`, then leaves out the error, the key and the reason, in this order. It makes no
+    /// copy only if the key is made from `SqsOnceDeduplicationId` and even that does not fit. The metric `DeadLettersNotSent`
+    /// counts messages without a copy, and a process warns once of a missing queue or permission. After a crash between copy and
+    /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
     /// with `StartMessageMoveTask` or the console, name the source queue as the destination.
@@ -189,8 +186,8 @@ impl Visibility {
 
     /// Sends messages that failed permanently to their dead-letter queues, if that is switched on, and marks
     /// those whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until
-    /// `answer`. With `needs_deduplication_id`, a FIFO queue's copy must carry the message's deduplication id,
-    /// because its key is made from it.
+    /// `answer`. If keys are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the
+    /// message's own.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],

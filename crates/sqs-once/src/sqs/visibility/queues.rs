@@ -19,7 +19,7 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// After this long without a response, we take the endpoint to be unreachable. The first attempt
+/// After this long without a response, we treat the endpoint as unreachable. The first attempt
 /// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
 /// attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);
@@ -27,7 +27,7 @@ const NO_ANSWER: Duration = Duration::from_millis(1500);
 /// SQS endpoint would use up the whole budget.
 const PAUSE: Duration = Duration::from_secs(5 * 60);
 
-/// Pause before we repeat a call whose signature was refused.
+/// Pause before we retry a call whose signature SQS rejected.
 const AFTER_REFUSED_SIGNATURE: Duration = Duration::from_millis(250);
 
 /// Time limit of a background call, for an SDK client without timeouts.
@@ -44,7 +44,7 @@ pub(super) struct Queues {
 #[derive(Debug, Default)]
 struct Endpoints {
     queues: BTreeMap<String, Queue>,
-    /// By Region. No call goes to an endpoint during its pause.
+    /// The pauses of endpoints, by Region. No call goes to an endpoint during its pause.
     paused: BTreeMap<String, Pause>,
 }
 
@@ -61,8 +61,8 @@ pub(super) struct Queue {
 pub(super) enum Bound {
     /// Until this time: for calls that the response to Lambda waits for.
     Until(Instant),
-    /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process meanwhile,
-    /// so a missing response proves nothing about the endpoint.
+    /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process in the meantime, so a missing
+    /// response proves nothing about the endpoint.
     Background,
 }
 
@@ -72,7 +72,7 @@ pub(super) enum CallError {
     /// The role may not make the call, or there is no such queue. Every later call would fail in the same way.
     #[error("{0}")]
     Denied(String),
-    /// SQS rejected this call, or the SDK did so before it was sent.
+    /// SQS rejected this call, or the SDK refused to send it.
     #[error("{0}")]
     Refused(String),
     /// The endpoint did not respond, and is not called again for [`PAUSE`].
@@ -92,7 +92,7 @@ pub(super) enum CallError {
 }
 
 impl CallError {
-    /// Creates the error of a request that lacks a member which SQS requires.
+    /// Creates the error for a request that lacks a required member.
     #[expect(clippy::needless_pass_by_value, reason = "passed by `map_err`")]
     pub(super) fn not_made(error: BuildError) -> Self {
         Self::Refused(error.to_string())
@@ -116,7 +116,6 @@ impl Queues {
         }
     }
 
-    /// Returns the wall-clock time.
     pub(super) fn now(&self) -> Timestamp {
         (self.clock)()
     }
@@ -170,7 +169,7 @@ impl Queues {
         Ok(queue)
     }
 
-    /// Sends a call to the endpoint of `region`, which needs `permission`. `send` must be safe to repeat.
+    /// Sends a call to the endpoint of `region`. The call needs `permission`, and `send` must be safe to retry.
     pub(super) async fn call<T, E, F>(
         &self,
         region: &str,
@@ -194,8 +193,7 @@ impl Queues {
             return Err(CallError::OutOfTime);
         }
         let mut answer = timeout_at(until, send()).await;
-        // After a freeze, a process may sign once with an old clock or old credentials. SQS then doesn't apply the call, so we
-        // repeat it.
+        // After a freeze, a process may sign once with an old clock or old credentials. SQS then rejects the call, so we retry it.
         if let Ok(Err(error)) = &answer
             && is_signed_with_old(error)
             && until.saturating_duration_since(system::instant()) > AFTER_REFUSED_SIGNATURE
@@ -210,7 +208,7 @@ impl Queues {
                 Some(cause) => cause,
                 None => return Err(rejection(&error, permission)),
             },
-            // That is too soon to say anything about the endpoint.
+            // We waited too briefly to say anything about the endpoint.
             Err(_elapsed) if system::elapsed(sent) < NO_ANSWER => return Err(CallError::OutOfTime),
             Err(_elapsed) => format!("no answer within {:?}", system::elapsed(sent)),
         };
@@ -238,7 +236,7 @@ fn no_answer<E>(error: &SdkError<E>) -> Option<String> {
     }
 }
 
-/// Returns whether a call was refused because it was signed with an old clock or old credentials.
+/// Returns whether SQS rejected a call because it was signed with an old clock or old credentials.
 fn is_signed_with_old<E: ProvideErrorMetadata>(error: &SdkError<E>) -> bool {
     let code = error.as_service_error().and_then(E::code);
     code.is_some_and(|code| refused_signature(code).is_some() || code.contains("ExpiredToken"))

@@ -15,7 +15,7 @@ mod template;
 use template::Template;
 
 const SECOND: u64 = 1000;
-/// Least time from the first receive to the dead-letter queue, in seconds.
+/// Shortest allowed time from the first receive to the dead-letter queue, in seconds.
 const SHORTEST: u64 = LEAST_OUTAGE.as_secs();
 
 /// The values of the queue and its consumer in a template.
@@ -37,7 +37,7 @@ fn queue(template: &Template) -> QueueValues {
     }
 }
 
-/// The values of a queue and its consumer. Times are in seconds where they are numbers.
+/// The values of a queue and its consumer. Plain numbers are in seconds.
 #[derive(Clone, Debug)]
 struct QueueValues {
     timeout: u64,
@@ -80,7 +80,7 @@ impl QueueValues {
         survived_outage((base, cap), self.receives, visibility_timeout).as_secs()
     }
 
-    /// Returns the time after which a message has certainly used up its receives, if it never waits for an invocation.
+    /// Returns the time by which a message has certainly used up its receives, if it never waits for an invocation.
     fn longest(&self, window: u64) -> u64 {
         let failed = retryable();
         let failing = |count| self.wait(&failed, count, most) + self.timeout + window;
@@ -94,7 +94,6 @@ fn retryable() -> Outcome {
     Outcome::RetryableFailure("busy".into())
 }
 
-/// Returns the function timeouts that the template allows.
 fn timeouts() -> Vec<String> {
     let template = Template::with(&[]);
     template.parameter("FunctionTimeout")["AllowedValues"]
@@ -207,7 +206,7 @@ fn operations_page_has_the_values_and_their_bounds() {
 // ---- many copies of one key ----------------------------------------------------------------------
 
 /// Returns how many copies of one message use up their receives within twelve hours, if their handler takes
-/// this many seconds and fails. Each batch is received at once, and has copies of this key only.
+/// this many seconds and fails. Each batch is received at once, and contains only copies of this message.
 fn dead_copies(queue: &QueueValues, copies: usize, handler: u64) -> usize {
     fastrand::seed(10);
     let jitter = |most| fastrand::u64(..=most);
