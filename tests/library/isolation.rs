@@ -590,6 +590,7 @@ async fn redriven_crashed_message_runs_after_the_fix() {
         failed.first_claimed_at.is_some(),
         "the attempts may have had their effect"
     );
+    assert_eq!(failed.last_end, None, "no handler has returned");
     advance(HOUR);
     // The redriven message starts anew. The same bug kills again, and then it runs alone.
     for deaths_alone in [0, 1] {

@@ -15,8 +15,8 @@ use crate::{
 /// The longest work of a handler, so that a batch of ten has enough time on one environment.
 const LONGEST_WORK: Duration = seconds(600);
 const MIB: usize = 1 << 20;
-/// Payloads whose failures a record keeps.
-const MOST_PAYLOADS: usize = 4;
+/// More than the four payloads whose failures a record keeps apart.
+const DECLINED_PAYLOADS: usize = 6;
 
 /// Numbers of one draw. In a crowded world, what is rare is likely.
 struct Draw {
@@ -151,7 +151,7 @@ impl Plan {
                 id: format!("declined-{n}"),
                 order: "o-declined".to_owned(),
                 kind: Kind::Declined,
-                payload: dice.below(MOST_PAYLOADS) as u32,
+                payload: dice.below(DECLINED_PAYLOADS) as u32,
                 sent: first.sent + dice.between(Duration::ZERO, HOUR),
                 in_other_queue: false,
                 ..first.clone()

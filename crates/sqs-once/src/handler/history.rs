@@ -2,7 +2,7 @@
 
 use crate::{
     flawed::flawed,
-    protocol::{AttemptEnd, Record, State, Timestamp},
+    protocol::{AttemptEnd, Record, Timestamp},
 };
 
 /// The earlier attempts in the record.
@@ -49,7 +49,7 @@ impl History {
         self.prior.is_some()
     }
 
-    /// Returns whether the last open attempt ended in a crash, in a panic or at the deadline, and not with a failure
+    /// Returns whether the last attempt ended in a crash, in a panic or at the deadline, and not with a failure
     /// that the handler returned.
     pub fn is_takeover(&self) -> bool {
         let returned = [
@@ -72,10 +72,7 @@ impl History {
         let open_since = (record.first_claimed_at).filter(|_| !flawed("the handler is not told"));
         let prior = open_since.map(|since| PriorAttempt {
             first_claimed_at: Some(since),
-            last_end: match record.state {
-                State::Failed => Some(AttemptEnd::Permanent),
-                State::InProgress { .. } | State::Completed { .. } => record.last_end,
-            },
+            last_end: record.last_end,
             other_payload: claimed.open_other,
         });
         Self {

@@ -38,9 +38,9 @@ pub(crate) async fn call<H: Handler>(
     deadline: Deadline,
     message: H::Message,
     attempt: Attempt,
-    runs_handler: bool,
+    only_looks_up: bool,
 ) -> HandlerEnd<H::Output> {
-    let mut end = (!runs_handler).then_some(HandlerEnd::EffectNotFound);
+    let mut end = only_looks_up.then_some(HandlerEnd::EffectNotFound);
     if let Some(look_up) = look_up
         && attempt.history().may_have_effect()
         && !flawed("nothing is looked up")

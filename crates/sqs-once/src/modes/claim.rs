@@ -137,7 +137,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                         let mine = sent
                             .into_iter()
                             .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
-                        return self.held(operation, mine, version).await;
+                        return self.prepare(operation, mine, version).await;
                     }
                     // We also look at what the last swap found, because it may be this claim.
                     Plan::Write { .. } if sent.len() == MOST_SWAPS => break,
@@ -167,7 +167,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                 answered => self.answer(answered, deadline)?,
             };
             match answered {
-                Swapped::Applied => return self.held(operation, Some(this), version).await,
+                Swapped::Applied => return self.prepare(operation, Some(this), version).await,
                 Swapped::Found(record) => found = record,
                 // A claim has no writes that the store could refuse.
                 Swapped::Refused(_) => break,
@@ -207,7 +207,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// Prepares what follows a successful claim. If the process died too often while the message ran alone, nothing runs.
     ///
     /// The rare ends are boxed, so that the future of every other message is smaller.
-    async fn held(
+    async fn prepare(
         &self,
         operation: &Operation,
         sent: Option<SentSwap>,
@@ -228,9 +228,10 @@ impl<S: Store, L: Lease> Once<S, L> {
             let mut held = Held::Leased(held);
             return Err(Box::pin(self.crashed(operation, &mut held, false)).await);
         }
-        // A lookup doesn't need the call key.
+        // The handler may call the system until the invocation ends. A lookup doesn't need the call key.
+        let last_request = operation.deadline.invocation_end() + self.lease_margin;
         if operation.quarantine.is_none()
-            && let Some(since) = held.open_too_long(self.call_key_lifetime)
+            && let Some(since) = held.open_too_long(self.call_key_lifetime, last_request)
         {
             let call_key = operation.key.call_key(held.record.generation);
             let mut held = Held::Leased(held);
@@ -246,7 +247,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         Ok(Claimed::Run {
             history: held.history(),
             claim: Held::Leased(held),
-            runs_handler: runs == Runs::Handler,
+            only_looks_up: runs == Runs::LookUp,
         })
     }
 

@@ -239,7 +239,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             "too old to repeat: look by hand. An attempt since {open_since} may have had its effect, and the called system may have forgotten its call key {call_key} (CONSUMER_CALL_KEY_LIFETIME). If you find no effect, `sqs-once record decline {}` lets a redrive run",
             operation.key
         );
-        self.fail(operation, held, error, Effect::None).await
+        self.fail(operation, held, error, Effect::NotCalled).await
     }
 
     /// Records that the process died every time this message ran alone.
@@ -264,7 +264,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         if flawed("a message that is given up is not recorded") {
             return Outcome::Crashed(error);
         }
-        match self.fail(operation, held, error, Effect::Possible).await {
+        match self.fail(operation, held, error, Effect::NotCalled).await {
             Outcome::PermanentFailure(error) => Outcome::Crashed(error),
             other => other,
         }

@@ -90,9 +90,13 @@ impl HeldClaim {
         replaced.map_or(0, |record| record.exclusive_attempts)
     }
 
-    /// Returns when the earliest open attempt began, if that is longer ago than `lifetime`.
-    pub(super) fn open_too_long(&self, lifetime: Option<Duration>) -> Option<Timestamp> {
-        open_too_long(self.replaced.as_ref()?, lifetime, self.record.updated_at)
+    /// Returns when the earliest open attempt began, if at `end` that is longer ago than `lifetime`.
+    pub(super) fn open_too_long(
+        &self,
+        lifetime: Option<Duration>,
+        end: Timestamp,
+    ) -> Option<Timestamp> {
+        open_too_long(self.replaced.as_ref()?, lifetime, end)
     }
 
     /// Returns what the handler is told about earlier attempts.

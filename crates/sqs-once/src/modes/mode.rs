@@ -86,8 +86,8 @@ pub enum Claimed<C> {
         claim: C,
         /// The earlier attempts.
         history: History,
-        /// False if the process died too often, so that only the lookup runs.
-        runs_handler: bool,
+        /// True if the process died so often that the lookup runs, but no handler.
+        only_looks_up: bool,
     },
     /// An earlier attempt may have ended its process, so the message needs a turn of its own. Nothing was written.
     Suspect {
@@ -104,7 +104,7 @@ impl<C> Claimed<C> {
         Self::Run {
             claim,
             history,
-            runs_handler: true,
+            only_looks_up: false,
         }
     }
 }

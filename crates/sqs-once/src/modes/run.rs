@@ -71,13 +71,13 @@ pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
         mode,
         &Turns::default(),
         operation,
-        |attempt, runs_handler| call(called, clock, deadline, message, attempt, runs_handler),
+        |attempt, only_looks_up| call(called, clock, deadline, message, attempt, only_looks_up),
     )
     .await
 }
 
-/// Claims an operation, runs `work` and records its end. `work` gets the attempt, and whether the handler may run
-/// after a lookup.
+/// Claims an operation, runs `work` and records its end. `work` gets the attempt, and whether only the lookup
+/// may run.
 async fn run<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
@@ -97,12 +97,12 @@ where
         }
         claimed = mode.claim(&operation, Start::Alone).await;
     }
-    let (claim, history, runs_handler) = match claimed {
+    let (claim, history, only_looks_up) = match claimed {
         Claimed::Run {
             claim,
             history,
-            runs_handler,
-        } => (claim, history, runs_handler),
+            only_looks_up,
+        } => (claim, history, only_looks_up),
         // Without a handler to run, we need no turn.
         Claimed::Ended(outcome) => return outcome,
         Claimed::Suspect { .. } => return Outcome::NotStarted,
@@ -114,7 +114,7 @@ where
         .as_ref()
         .and_then(|_| begin(mode, &operation, &claim, &history));
     let end = match attempt {
-        Some(attempt) => work(attempt, runs_handler).await.into(),
+        Some(attempt) => work(attempt, only_looks_up).await.into(),
         None => HandlerEnd::NotStarted(Outcome::NotStarted),
     };
     mode.finish(&operation, claim, end).await

@@ -43,6 +43,8 @@ pub enum Effect {
     None,
     /// The called system has answered that it did nothing for this call key and never will.
     Declined,
+    /// The handler wasn't called, because of earlier attempts. Their effects stay as unknown as they are.
+    NotCalled,
 }
 
 impl End {
@@ -67,6 +69,7 @@ impl Record {
     /// | completed | `COMPLETED`, without history | is a duplicate |
     /// | failed | `FAILED`; open attempts stay open, including this one | a later message is told of them |
     /// | failed without effect | the same, but this attempt is not open | is told of earlier attempts only |
+    /// | failed without a call | the same, and `last_end` is that of the attempt before | is told of earlier attempts only |
     /// | declined | the same, no attempt is open, and `generation` grows | is told of nothing, and has a new call key |
     /// | open | the lease ends now | is told of it |
     /// | undone | as before the claim, except for stamp, times and `attempts` | is told of attempts before this one only |
@@ -116,8 +119,13 @@ impl Record {
                 record.expires_at = *expires_at;
                 record.failures = failure.added_to(&self.failures);
                 record.exclusive_attempts = 0;
+                record.last_end = Some(AttemptEnd::Permanent);
                 match effect {
                     Effect::Possible => {}
+                    Effect::NotCalled => {
+                        record.first_claimed_at = open_before;
+                        record.last_end = replaced.and_then(|record| record.last_end);
+                    }
                     Effect::None => record.first_claimed_at = open_before,
                     Effect::Declined => {
                         record.first_claimed_at = (record.first_claimed_at)

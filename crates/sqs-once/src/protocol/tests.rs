@@ -409,6 +409,7 @@ fn claim_over_an_open_attempt_of_another_payload_says_so() {
         (fail(Effect::Possible), true),
         (fail(Effect::None), true),
         (fail(Effect::Declined), false),
+        (fail(Effect::NotCalled), true),
         (End::Open(AttemptEnd::Retryable), true),
         (End::Undone { began: true }, false),
     ] {
@@ -579,6 +580,7 @@ fn failure_keeps_or_closes_open_attempts() {
         ),
         (Effect::None, open.first_claimed_at, None, None, 2),
         (Effect::Declined, None, None, None, 3),
+        (Effect::NotCalled, open.first_claimed_at, None, None, 2),
     ] {
         let (mine, ended) = end(Some(&open), &fail(effect, None));
         assert_eq!(ended.state, State::Failed);
@@ -589,6 +591,11 @@ fn failure_keeps_or_closes_open_attempts() {
         // It replaces the earlier failure of its payload.
         assert_eq!((ended.failures.len(), ended.failures[0].at), (1, now));
         assert_eq!(ended.exclusive_attempts, 0);
+        let last_end = match effect {
+            Effect::NotCalled => open.last_end,
+            _ => Some(AttemptEnd::Permanent),
+        };
+        assert_eq!(ended.last_end, last_end);
         assert_eq!(
             (ended.generation, ended.first_claimed_at),
             (generation, over_open)
@@ -639,17 +646,19 @@ fn long_error_is_cut() {
 }
 
 #[test]
-fn four_payloads_keep_their_failures() {
+fn oldest_of_four_failures_answers_for_all_older_ones() {
     let mut failures = Vec::new();
-    for payload in ["1", "2", "3", "4", "5", "2"] {
+    for (minute, payload) in ["2", "3", "1", "4", "5", "3"].into_iter().enumerate() {
         let long = RecordedFailure {
             error: "é".repeat(4096),
-            ..failure(NOW, payload)
+            ..failure(NOW + MINUTE * minute as u32, payload)
         };
         failures = long.added_to(&failures);
     }
     let kept: Vec<_> = failures.iter().map(|one| one.fingerprint.clone()).collect();
-    assert_eq!(kept, ["2", "5", "4", "3"].map(print));
+    assert_eq!(kept, [print("3"), print("5"), print("4"), None]);
+    let times: Vec<_> = failures.iter().map(|one| NOW.until(one.at)).collect();
+    assert_eq!(times, [5, 4, 3, 2].map(|minutes| MINUTE * minutes));
     let sizes: Vec<_> = failures.iter().map(|one| one.error.len()).collect();
     assert_eq!(sizes, [4096, 200, 200, 200]);
 }
@@ -989,14 +998,12 @@ fn attempt_end_has_its_name_in_the_record() {
         (AttemptEnd::Retryable, "retryable"),
         (AttemptEnd::Panic, "panic"),
         (AttemptEnd::Deadline, "deadline"),
+        (AttemptEnd::Permanent, "permanent"),
         (AttemptEnd::NoEffect, "no_effect"),
     ] {
         assert_eq!(end.name(), name);
         assert_eq!(AttemptEnd::from_name(name), Some(end));
     }
-    // No record stores it.
-    assert_eq!(AttemptEnd::Permanent.name(), "permanent");
-    assert_eq!(AttemptEnd::from_name("permanent"), None);
     assert_eq!(AttemptEnd::from_name("unknown"), None);
 }
 

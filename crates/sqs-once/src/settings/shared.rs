@@ -12,9 +12,12 @@ use crate::{
     handler::Handler,
     modes::{Mode, Once},
     protocol::Namespace,
-    settings::variables::table::{
-        CONSUMER_DIRECT_DEAD_LETTERING, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START,
-        IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE, Values,
+    settings::variables::{
+        table::{
+            CONSUMER_DIRECT_DEAD_LETTERING, CONSUMER_METRICS, CONSUMER_MIN_TIME_TO_START,
+            IDEMPOTENCY_KEY, IDEMPOTENCY_NAMESPACE,
+        },
+        values::Values,
     },
     sqs::{Concurrency, Consumer, LEAST, Options, Visibility},
     store::{Results, Store},

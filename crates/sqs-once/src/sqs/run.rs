@@ -154,9 +154,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
                 Claimed::Run {
                     claim,
                     history,
-                    runs_handler,
+                    only_looks_up,
                 } => {
-                    let told = (history, runs_handler);
+                    let told = (history, only_looks_up);
                     self.attempt(message, &body, &operation, claim, told, notes)
                         .await
                 }
@@ -207,7 +207,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         body: &Body,
         operation: &Operation,
         claim: M::Claim,
-        (history, runs_handler): (History, bool),
+        (history, only_looks_up): (History, bool),
         notes: &mut Notes,
     ) -> Outcome {
         let deadline = operation.deadline;
@@ -228,7 +228,14 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         let end = match decoded {
             Ok(Ok(decoded)) => {
                 let (asked, clock) = (self.called(), || self.mode.now());
-                let call = pin!(call(asked, clock, deadline, decoded, attempt, runs_handler));
+                let call = pin!(call(
+                    asked,
+                    clock,
+                    deadline,
+                    decoded,
+                    attempt,
+                    only_looks_up
+                ));
                 let end = warn_of_long_polls(call).await;
                 called = Some(self.sign(&end));
                 end

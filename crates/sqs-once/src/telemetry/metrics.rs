@@ -147,7 +147,7 @@ impl Metrics {
             target: module_path!(),
             span: request_id.map(|request_id| Span { request_id }),
             service: &self.service,
-            values: Values(metrics),
+            values: MetricValues(metrics),
             aws: Aws {
                 timestamp: now.as_millis(),
                 directives: [Directive {
@@ -226,7 +226,7 @@ struct Line<'a> {
     span: Option<Span<'a>>,
     service: &'a str,
     #[serde(flatten)]
-    values: Values<'a>,
+    values: MetricValues<'a>,
     #[serde(rename = "_aws")]
     aws: Aws<'a>,
 }
@@ -264,9 +264,9 @@ struct Directive<'a> {
 }
 
 /// The values of the metrics, as members of the line.
-struct Values<'a>(&'a [Metric]);
+struct MetricValues<'a>(&'a [Metric]);
 
-impl Serialize for Values<'_> {
+impl Serialize for MetricValues<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut values = serializer.serialize_map(Some(self.0.len()))?;
         for Metric { name, value, .. } in self.0 {

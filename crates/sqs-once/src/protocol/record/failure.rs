@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Timestamp;
-use crate::protocol::Fingerprint;
+use crate::{flawed::flawed, protocol::Fingerprint};
 
 /// Maximum size of a failure's text in a record, in bytes. Longer texts are cut.
 pub const MAX_ERROR_BYTES: usize = 4 * 1024;
@@ -28,7 +28,8 @@ pub struct RecordedFailure {
 
 impl RecordedFailure {
     /// Puts this failure in front of the others. It replaces an earlier one with the same fingerprint, and answers that one's
-    /// messages too. Up to three others stay, even if we can't compare them, because they may be for other payloads.
+    /// messages too. Up to three others stay, even if we can't compare them, because they may be for other payloads. The oldest of
+    /// four then stands for all older ones: it answers every payload.
     pub(crate) fn added_to(mut self, failures: &[Self]) -> Vec<Self> {
         cut(&mut self.error, MAX_ERROR_BYTES);
         let mut all = vec![self];
@@ -40,6 +41,11 @@ impl RecordedFailure {
                 let mut earlier = earlier.clone();
                 cut(&mut earlier.error, MAX_EARLIER_ERROR_BYTES);
                 all.push(earlier);
+            } else if let Some(oldest) = all.last_mut()
+                && !flawed("a fifth payload makes a failure forgotten")
+            {
+                oldest.at = oldest.at.max(earlier.at);
+                oldest.fingerprint = None;
             }
         }
         all

@@ -55,7 +55,7 @@ pub enum AttemptEnd {
     Panic,
     /// The handler was cut off at the deadline.
     Deadline,
-    /// The handler returned a permanent failure. No record stores this value, because `status` already says it.
+    /// The handler returned a permanent failure.
     Permanent,
     /// The handler had no effect, or no attempt was ever open.
     NoEffect,
@@ -77,8 +77,14 @@ impl AttemptEnd {
     /// Parses a value of the attribute `last_end`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        let written = [Self::Retryable, Self::Panic, Self::Deadline, Self::NoEffect];
-        written.into_iter().find(|end| end.name() == name)
+        let all = [
+            Self::Retryable,
+            Self::Panic,
+            Self::Deadline,
+            Self::Permanent,
+            Self::NoEffect,
+        ];
+        all.into_iter().find(|end| end.name() == name)
     }
 }
 

@@ -3,6 +3,7 @@
 mod mode;
 pub mod table;
 mod unknown;
+pub(crate) mod values;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
