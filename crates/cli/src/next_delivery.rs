@@ -32,6 +32,11 @@ impl Rules {
         self.0.is_on(setting.name).then(|| self.0.span(setting))
     }
 
+    /// Returns whether an invocation that begins now may end after the lifetime of the record's call key.
+    fn are_too_late(&self, record: &Record, now: Timestamp) -> bool {
+        open_too_long(record, self.call_key_lifetime(), now + self.0.timeout).is_some()
+    }
+
     fn crash_waits(&self) -> CrashWaits {
         if self.0.is_on(CONSUMER_CRASH_ISOLATION.name) {
             CrashWaits::default()
@@ -93,9 +98,7 @@ impl NextDelivery {
             Decision::First | Decision::Mine => Self::Runs,
             Decision::Over => match standing(Some(record), &rules.crash_waits()) {
                 Standing::Crashed { .. } => Self::Crashed,
-                _ if open_too_long(record, rules.call_key_lifetime(), now).is_some() => {
-                    Self::TooOld
-                }
+                _ if rules.are_too_late(record, now) => Self::TooOld,
                 _ if record.first_claimed_at.is_some() => Self::RunsWithPriorAttempt,
                 _ => Self::Runs,
             },

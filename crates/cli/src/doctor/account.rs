@@ -24,7 +24,7 @@ pub(crate) struct Function {
     pub(crate) name: String,
     pub(super) arn: String,
     pub(super) role: String,
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     variables: HashMap<String, String>,
 }
 

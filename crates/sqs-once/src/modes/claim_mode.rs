@@ -140,8 +140,8 @@ impl<S: Store> Once<S> {
     /// Sets how long the called system remembers a [call key](crate::Attempt::call_key). `None` means for ever. The default of
     /// 20 hours suits gateways that forget after 24.
     ///
-    /// If the earliest open attempt is older, the handler does not run, because the called system would take its request for
-    /// a new operation. The message fails permanently with "too old to repeat". If the handler has a
+    /// If the earliest open attempt will be older when the invocation ends, the handler does not run, because the called
+    /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the handler has a
     /// [lookup](crate::LookUp), the consumer calls that instead.
     ///
     /// ```

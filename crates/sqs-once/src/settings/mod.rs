@@ -90,7 +90,7 @@ use crate::{
 /// | `CONSUMER_DIRECT_DEAD_LETTERING` | `on` | copies a permanently failed message to the dead-letter queue after one receive. With `CONSUMER_VISIBILITY=off`, the default is `off`, and `on` is an error |
 /// | `CONSUMER_FIFO_AFTER_PERMANENT` | `continue` | after a recorded permanent failure, `continue` runs the rest of the FIFO group, and `stop` reports it as failed |
 /// | `CONSUMER_CIRCUIT_BREAKER` | `on` | after 20 failures in a row, for at least 10 keys, messages return without a claim until a probe succeeds |
-/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the downstream system remembers a call key (`off`: forever). If an attempt has been open for longer, the message fails permanently, unless there is a lookup |
+/// | `CONSUMER_CALL_KEY_LIFETIME` | `20h`; in claim mode only | how long the downstream system remembers a call key (`off`: forever). If an attempt has been open for longer by the end of the invocation, the message fails permanently, unless there is a lookup |
 /// | `CONSUMER_CRASH_ISOLATION` | `on`; in claim mode only | after a crash, each message that may have caused it runs alone, and waits after each further crash |
 /// | `CONSUMER_METRICS` | `on` | adds metrics to the log line of each batch |
 ///

@@ -110,7 +110,7 @@ macro_rules! rows {
                 "after a crash, each message that may have caused it [runs alone](operations.md#isolation-after-a-crash), and waits after each further crash"
 
                 CONSUMER_CALL_KEY_LIFETIME (call_key_lifetime: Option<Duration> = lifetime): Consumer, "20h", "; in claim mode only";
-                "how long the downstream system remembers a [call key](keys.md#call-keys) (`off`: forever). If an attempt has been open for longer, the message fails permanently, unless there is a lookup"
+                "how long the downstream system remembers a [call key](keys.md#call-keys) (`off`: forever). If an attempt has been open for longer by the end of the invocation, the message fails permanently, unless there is a lookup"
 
                 CONSUMER_CIRCUIT_BREAKER (circuit_breaker: bool = on_or_off): Consumer, "on";
                 "after 20 failures in a row, for at least 10 keys, messages return without a claim until [a probe succeeds](operations.md#the-circuit-breaker)"
