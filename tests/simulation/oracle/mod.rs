@@ -71,6 +71,7 @@ pub const CHECKS: &[&str] = &[
     "P7 answer in time",
     "P7 everything ends",
     "P7 progress",
+    "P7 no worker waits for its own claim",
     "P7 no dead letter without a cause",
     "a dead letter names its reason",
     "a copy has its message's attributes",

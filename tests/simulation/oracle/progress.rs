@@ -31,6 +31,8 @@ pub(super) struct Progress {
     declined: BTreeSet<String>,
     /// Batches of each message.
     batches: BTreeMap<String, Vec<usize>>,
+    /// Live claims by key: the worker, the message, and since when.
+    claims: HashMap<String, (Worker, String, Duration)>,
 }
 
 impl Progress {
@@ -84,6 +86,25 @@ impl Progress {
                     self.declined.insert(message.clone());
                 }
             }
+            Event::Claimed {
+                key,
+                worker,
+                message,
+                ..
+            } => {
+                let claim = (*worker, message.clone(), at);
+                self.claims.insert(key.clone(), claim);
+            }
+            Event::Settled { key, .. }
+            | Event::Released { key }
+            | Event::Deleted { key }
+            | Event::Forgotten { key } => drop(self.claims.remove(key)),
+            Event::Outcome {
+                message,
+                outcome: "conflict",
+                worker,
+                ..
+            } => self.conflict(message, *worker, bench),
             Event::GatewayRefused { run }
             | Event::GatewaySilent { run }
             | Event::HandlerEnded {
@@ -149,6 +170,27 @@ impl Progress {
     }
 
     /// Notes that something went wrong for the batches of a worker.
+    /// A worker whose claim is applied, and the answer lost, finds the claim and goes on.
+    fn conflict(&self, message: &String, worker: Worker, bench: &mut Bench<'_>) {
+        let key = bench.key(&bench.messages[message]);
+        let mut at_work = bench.at_work.of(worker, message);
+        let (Some((_, began, batch)), None) = (at_work.next(), at_work.next()) else {
+            return;
+        };
+        let is_once = batch.messages.iter().filter(|id| *id == message).count() == 1;
+        let own = self.claims.get(&key).filter(|(of, id, since)| {
+            is_once && *of == worker && id == message && *since >= began
+        });
+        let is_own = own.is_some();
+        drop(at_work);
+        bench.check(
+            "P7 no worker waits for its own claim",
+            !is_own,
+            &[&key, message],
+            || format!("worker {worker} answered {message} with a conflict, and holds {key} itself"),
+        );
+    }
+
     fn trouble(&mut self, worker: Worker) {
         let of_worker = self.at_work.iter().filter(|(of, _)| *of == worker);
         self.troubled.extend(of_worker.map(|(_, batch)| *batch));
