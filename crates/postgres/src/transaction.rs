@@ -27,8 +27,8 @@ use sqs_once::{Attempt, Event, Failure, internal::HandlerOutput};
 ///
 /// # Panics
 ///
-/// If a `begin()` has ended the transaction, the next use panics, so that the attempt fails without having written anything. Code
-/// that still holds a `&mut PgConnection` gets no panic.
+/// If a `begin()` has ended the transaction, the next use panics, so that the attempt fails without having written anything.
+/// Code that already holds a `&mut PgConnection` doesn't panic.
 #[derive(Debug)]
 pub struct Transaction {
     tx: OwnedMutexGuard<TransactionConnection>,

@@ -60,8 +60,8 @@ pub enum FailureKind {
     /// Every attempt with this message would fail, for example because the called system refuses its data. This attempt, or
     /// an earlier one, may have had its effect.
     Permanent,
-    /// Every attempt with this message would fail, and this one certainly had no effect, for example a
-    /// validation error before the request.
+    /// Every attempt with this message would fail, and this one certainly had no effect, for example because validation
+    /// failed before the request.
     PermanentNoEffect,
     /// The called system has answered that it did nothing for this [call key](crate::Attempt::call_key) and never will,
     /// for example because the card was declined.

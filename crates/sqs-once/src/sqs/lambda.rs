@@ -336,7 +336,7 @@ mod tests {
         }
     }
 
-    /// Returns the ids that the response to this event names, and how often the handler ran.
+    /// Returns the ids that the response to this event names, and how many times the handler ran.
     async fn failed(payload: &serde_json::Value) -> Result<(Vec<String>, usize), BatchError> {
         let consumer = consumer();
         let response = consumer.clone().oneshot(event(payload)).await?;

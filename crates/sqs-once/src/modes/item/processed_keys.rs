@@ -117,7 +117,7 @@ impl ProcessedKeys<'_> {
         update.raw_value(":sqs_once_events", self.after(Some(found)))
     }
 
-    /// Returns a time in epoch seconds. Older changes have outlived their retention by `slack`.
+    /// Returns the time, in epoch seconds, before which a change is past its retention by more than `slack`.
     fn kept_since(&self, slack: Duration) -> u64 {
         let kept = if flawed("an item forgets its keys") {
             0

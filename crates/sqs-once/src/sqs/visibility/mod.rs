@@ -136,13 +136,19 @@ impl Visibility {
     /// | `SqsOnceKey` | the idempotency key, if there is one; its SHA-256 if it has characters that SQS rejects |
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
-    /// If the consumer can't make a copy, it reports the message as failed, as with `false`. That happens if the queue has no
-    /// dead-letter queue or we don't know it, if the role may not send to it, if the batch has another message with the same id and
-    /// different content, or if there was no time. If the copy would have more than ten attributes or more bytes than the queue
-    /// takes, the consumer shortens `SqsOnceError`, then leaves out the error, the key and the reason, in this order. It makes no
-    /// copy only if the key is made from `SqsOnceDeduplicationId` and even that does not fit. The metric `DeadLettersNotSent`
-    /// counts messages without a copy, and a process warns once of a missing queue or permission. After a crash between copy and
-    /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
+    /// If the copy would have more than ten attributes or more bytes than the queue takes, the consumer shortens
+    /// `SqsOnceError`, then leaves out the error, the key and the reason, in this order.
+    ///
+    /// If the consumer can't make a copy, it reports the message as failed, as with `false`. This happens if:
+    /// - the queue has no dead-letter queue, or we don't know it;
+    /// - the role may not send to the dead-letter queue;
+    /// - the batch has another message with the same id and different content;
+    /// - keys are made from deduplication ids, and `SqsOnceDeduplicationId` doesn't fit into the copy;
+    /// - there was no time.
+    ///
+    /// The metric `DeadLettersNotSent` counts messages without a copy, and a process warns once of a missing queue or
+    /// permission. After a crash between copy and acknowledgement, the dead-letter queue gets the message twice, but never
+    /// loses it.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
     /// with `StartMessageMoveTask` or the console, name the source queue as the destination.
@@ -224,8 +230,8 @@ impl Visibility {
         ids.len() - confirmed.len()
     }
 
-    /// Changes the visibility timeouts of a batch while there is time until `answer`, except for messages that
-    /// are in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
+    /// Changes the visibility timeouts of a batch's messages, for two seconds at most and not past `answer`. Skips messages
+    /// that are already in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
     /// invocation began at `begun`.
     pub(super) async fn apply(
         &self,
