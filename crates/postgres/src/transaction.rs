@@ -40,7 +40,7 @@ impl Transaction {
     ///
     /// # Errors
     ///
-    /// A permanent failure if the attempt runs in another mode, or if the transaction is in use. A retryable
+    /// Returns a permanent failure if the attempt runs in another mode, or if the transaction is in use. Returns a retryable
     /// failure if the attempt has ended.
     pub fn of(attempt: &Attempt) -> Result<Self, Failure> {
         let taken = match attempt.extension::<OpenTransaction>() {

@@ -90,7 +90,7 @@ impl HeldClaim {
         replaced.map_or(0, |record| record.exclusive_attempts)
     }
 
-    /// Returns when the earliest open attempt began, if at `end` that is longer ago than `lifetime`.
+    /// Returns when the earliest open attempt began, if that will be longer ago than `lifetime` at `end`.
     pub(super) fn open_too_long(
         &self,
         lifetime: Option<Duration>,

@@ -170,6 +170,6 @@ macro_rules! explain_wrong_output {
 /// Seals [`Mode`]: only this project implements it.
 #[doc(hidden)]
 pub(crate) mod sealed {
-    /// Implemented beside each mode.
+    /// Each mode implements this in its own module.
     pub trait Sealed {}
 }

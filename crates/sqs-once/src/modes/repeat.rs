@@ -115,7 +115,7 @@ impl Patience {
 ///
 /// # Errors
 ///
-/// [`GivenUp`] if retrying can't help, or when the patience ends.
+/// Returns [`GivenUp`] if retrying can't help, or when the patience ends.
 pub(crate) async fn repeat<T, F>(
     patience: Patience,
     context: &RequestContext,

@@ -303,7 +303,8 @@ impl KeySource {
 
 /// Returns the producer's deduplication id. `None` for messages of standard queues.
 ///
-/// In a dead-letter queue, the message's own deduplication id differs, whether SQS moved the message or the consumer copied it.
+/// In a dead-letter queue, the message itself has a different deduplication id, whether SQS moved it or the consumer copied
+/// it.
 fn deduplication_id(delivery: &DeliveryMetadata) -> Option<&str> {
     let current = delivery.deduplication_id.as_deref()?;
     let original = delivery.attribute(ORIGINAL_DEDUPLICATION_ID);

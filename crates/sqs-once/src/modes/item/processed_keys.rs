@@ -13,7 +13,7 @@ use crate::{
     protocol::{Key, Timestamp},
 };
 
-/// List of the item's changes, the oldest first. Each is the time in epoch seconds, and then the key.
+/// List of the item's changes, the oldest first. Each change has two entries: its time in epoch seconds, then its key.
 const EVENTS: &str = "processed_events";
 
 /// An update removes old keys once the oldest is this long past its retention, so a busy item needs the second

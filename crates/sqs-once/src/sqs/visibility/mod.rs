@@ -106,7 +106,7 @@ impl Visibility {
     }
 
     /// Sets how long records are kept (see [`Once::retention`](crate::Once::retention)), so that the consumer
-    /// can warn of a queue that keeps its messages longer.
+    /// can warn about a queue that keeps its messages longer.
     ///
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
@@ -146,7 +146,7 @@ impl Visibility {
     /// - keys are made from deduplication ids, and `SqsOnceDeduplicationId` doesn't fit into the copy;
     /// - there was no time.
     ///
-    /// The metric `DeadLettersNotSent` counts messages without a copy, and a process warns once of a missing queue or
+    /// The metric `DeadLettersNotSent` counts messages without a copy, and a process warns once about a missing queue or
     /// permission. After a crash between copy and acknowledgement, the dead-letter queue gets the message twice, but never
     /// loses it.
     ///
