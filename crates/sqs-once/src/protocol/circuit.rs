@@ -152,7 +152,7 @@ impl Circuit {
         }
     }
 
-    /// Returns until when the called system has asked everybody to wait. `None` if it hasn't, or if that time is over.
+    /// Returns the time until which the called system refuses all requests. `None` if it doesn't refuse them now.
     fn refused_until(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Open {

@@ -127,7 +127,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if
+    /// Returns [`InvalidValue`] if:
     ///
     /// - `name` is empty, longer than 255 bytes, or the name of another attribute;
     /// - `partition` is empty or longer than 2048 bytes.

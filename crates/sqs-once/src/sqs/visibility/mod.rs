@@ -44,9 +44,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// a half, the consumer does not call it again for five minutes of wall-clock time.
 ///
 /// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout. It reads
-/// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer
-/// warns once of a queue without a dead-letter queue, and of a queue whose messages don't survive an outage of
-/// twelve hours.
+/// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer warns once if
+/// a queue has no dead-letter queue, or if its messages don't survive an outage of twelve hours.
 ///
 /// The role needs `sqs:ChangeMessageVisibility`, and also `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which the consumer rarely
 /// calls. A queue in another account must allow them. For a queue in another Region, the consumer calls SQS there.
@@ -89,8 +88,9 @@ impl Visibility {
     /// and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half of each wait is
     /// fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// Every message survives an outage that lasts half as long as all waits between its receives together. The
-    /// number of waits is one less than the queue's `maxReceiveCount`.
+    /// Every message survives an outage that lasts half as long as the sum of its waits, without the wait after the first
+    /// receive: a message that isn't started at its first receive is visible again at once. The number of waits is one less
+    /// than the queue's `maxReceiveCount`.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
         Self {
