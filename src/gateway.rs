@@ -43,7 +43,7 @@ pub(crate) enum Gateway {
 pub(crate) struct Http {
     pub(crate) connections: Connections,
     pub(crate) charges: Url,
-    /// How long after its lease has ended an attempt may still charge. `None` if the gateway has idempotency keys.
+    /// How long an attempt may still charge after its lease has ended. `None` if the gateway has idempotency keys.
     reconcile_after: Option<Duration>,
 }
 

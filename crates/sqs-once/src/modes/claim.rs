@@ -284,7 +284,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         let nothing = S::With::default();
         let answer = if is_counted {
             // Without this undo, it looks as if the process died while the message ran alone, and the message waits for a long
-            // time. But no other handler of the process runs while we retry.
+            // time. We limit the retries, because no other handler of the process runs meanwhile.
             let end = until.min(system::instant() + LONGEST_UNDO);
             let context = RequestContext::until(end, meter);
             let send = || self.records.store.swap(undo, &nothing, &context);

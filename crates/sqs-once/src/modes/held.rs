@@ -105,8 +105,8 @@ impl HeldClaim {
     }
 }
 
-/// Returns when the earliest open attempt of `record` began, if at `now` that is longer ago than `lifetime`. The called system
-/// may have forgotten the call key by then.
+/// Returns when the earliest open attempt of `record` began, if that is longer ago than `lifetime` at `now`. The called
+/// system may have forgotten the call key by then.
 pub fn open_too_long(
     record: &Record,
     lifetime: Option<Duration>,

@@ -64,10 +64,10 @@ impl Record {
     /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, or `None` if
     /// that had expired.
     ///
-    /// | end | the record becomes | the next claim |
+    /// | end | the record becomes | the next delivery |
     /// | --- | --- | --- |
     /// | completed | `COMPLETED`, without history | is a duplicate |
-    /// | failed | `FAILED`; open attempts stay open, including this one | is rejected if it is for the failed message; one for a later message is told of them |
+    /// | failed | `FAILED`; open attempts stay open, including this one | ends as failed before; a later message runs, and is told of them |
     /// | failed without effect | the same, but this attempt is not open | the same, but a later message is told of earlier attempts only |
     /// | failed without a call | the same, and `last_end` is that of the attempt before | the same |
     /// | declined | the same, no attempt is open, and `generation` grows | the same, but a later message is told of nothing, and has a new call key |

@@ -147,8 +147,8 @@ impl Visibility {
     /// - there was no time.
     ///
     /// The metric `DeadLettersNotSent` counts messages without a copy, and a process warns once about a missing queue or
-    /// permission. After a crash between copy and acknowledgement, the dead-letter queue gets the message twice, but never
-    /// loses it.
+    /// permission. If the process crashes between copy and acknowledgement, the dead-letter queue gets the message twice,
+    /// but no message is lost.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
     /// with `StartMessageMoveTask` or the console, name the source queue as the destination.
