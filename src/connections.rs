@@ -45,7 +45,8 @@ impl Connections {
     ///
     /// # Errors
     ///
-    /// A failure without an effect if it could not connect, because then nothing was sent. Otherwise a retryable failure.
+    /// Returns a failure without an effect if it could not connect, because then nothing was sent. Otherwise returns a
+    /// retryable failure.
     pub(crate) async fn send(
         &self,
         request: Request,

@@ -43,7 +43,7 @@ pub(crate) enum Gateway {
 pub(crate) struct Http {
     pub(crate) connections: Connections,
     pub(crate) charges: Url,
-    /// How long after its lease has ended an attempt may still charge. `None` if the gateway has idempotency keys.
+    /// How long an attempt may still charge after its lease has ended. `None` if the gateway has idempotency keys.
     reconcile_after: Option<Duration>,
 }
 
@@ -77,7 +77,7 @@ impl Gateway {
         })))
     }
 
-    /// Returns how long after its lease has ended an attempt may still charge, if the gateway has no idempotency keys.
+    /// Returns how long an attempt may still charge after its lease has ended, if the gateway has no idempotency keys.
     pub(crate) fn reconcile_after(&self) -> Option<Duration> {
         match self {
             Self::Sandbox => None,
@@ -226,9 +226,8 @@ fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     Ok(Some(url))
 }
 
-/// Returns the failure for a status other than 2xx. A 4xx is permanent, because the fault is in the order, except
-/// for the statuses that blame the API key, the URL or the moment. `has_keys` says whether the gateway got the call
-/// key.
+/// Returns the failure for a status other than 2xx. A 4xx is permanent, because the order is at fault. The exceptions are
+/// statuses about the API key, the URL or timing. `has_keys` says whether the gateway got the call key.
 fn refused(response: &Response, has_keys: bool) -> Failure {
     let (status, headers) = (response.status(), response.headers());
     let mut answered = format!("the payment gateway answered {status}");

@@ -17,8 +17,9 @@ impl Http {
     ///
     /// # Errors
     ///
-    /// Anything but a clear yes or no: no response, a status other than 200, a body that is not an array, or a charge that does not
-    /// match the order. A 404 is no clear answer either, because a wrong path gives one too.
+    /// Returns an error for anything but a clear yes or no: no response, a status other than 200, a body that is not an
+    /// array, or a charge that does not match the order. A 404 is no clear answer either, because a wrong path gives one
+    /// too.
     pub(crate) async fn look_up(
         &self,
         key: &Key,
@@ -77,10 +78,10 @@ fn found(key: &Key, order: &Order, body: &[u8]) -> Result<LookedUp<Box<RawValue>
     })
 }
 
-/// Returns whether a charge has the order's id, amount and currency, if it names them.
+/// Returns whether a charge has the order's id, amount and currency, as far as it names them.
 fn is_of_order(charge: &RawValue, order: &Order) -> bool {
     let Ok(fields) = serde_json::from_str::<HashMap<String, &RawValue>>(charge.get()) else {
-        // A bare id names none of them.
+        // A bare id has no fields to compare.
         return charge.get() != "null";
     };
     let text = |named: &RawValue| serde_json::from_str::<String>(named.get()).ok();

@@ -28,8 +28,8 @@ pub(crate) const MOVED_BY_SQS: &str = "moved_by_sqs";
 
 /// How many messages SQS allows in a request.
 const BATCH: usize = 10;
-/// Time that a command needs to download or move one message. SQS hides messages for this long, times the number that the command
-/// may receive.
+/// Time that a command needs to download or move one message. SQS hides each message for this time multiplied by the number
+/// of messages that the command may receive.
 const HIDE_EACH: Duration = Duration::from_millis(250);
 /// The longest visibility timeout that SQS allows.
 const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);

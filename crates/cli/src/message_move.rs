@@ -19,7 +19,8 @@ use crate::{
 
 /// Shortest and longest time between two reads of the progress.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
-/// How often we read the progress of a completed move again. On AWS, the number of moved messages may lag behind the status.
+/// How many times we read the progress of a completed move again. On AWS, the number of moved messages may lag behind the
+/// status.
 const SETTLING: u32 = 10;
 /// SQS's error codes if it doesn't know the action, or doesn't support it for this queue.
 const UNSUPPORTED: [&str; 4] = [

@@ -38,7 +38,7 @@ pub(crate) struct Preview {
     table: TableArgs,
 }
 
-/// Tells what a redriven message will do: one word, for JSON and tables, and the reason.
+/// The fate of a redriven message: a one-word name for JSON and tables, then an explanation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Next(pub(crate) &'static str, pub(crate) &'static str);
 

@@ -253,7 +253,7 @@ impl Redrive {
         config: &SdkConfig,
         from: &NamedQueue,
     ) -> Result<NamedQueue, Error> {
-        // Without retries, because the SDK could send a message twice, and would return only the last error.
+        // This client makes no retries, because the SDK could send a message twice, and would return only the last error.
         let builder = config.to_builder();
         let config = &builder.retry_config(RetryConfig::disabled()).build();
         if let Some(name) = &self.to {

@@ -1,5 +1,5 @@
-//! Shows the progress of commands that take long, and listens for SIGINT and SIGTERM. After such a signal, a command finishes
-//! its current step, reports, and ends.
+//! Shows the progress of commands that take long, and listens for SIGINT and SIGTERM. After such a signal, a command
+//! finishes its current step, reports what it did, and exits.
 
 use std::{io, time::Duration};
 

@@ -19,7 +19,7 @@
 //! Handlers publish events with [`Done::publish`](sqs_once::Done::publish) and `InTransaction::publish`.
 //! [Outbox](https://github.com/sqs-once/sqs-once/blob/main/docs/outbox.md) has the guarantees, the deployment and the settings.
 //!
-//! If an event matches no rule of its bus, EventBridge confirms it and drops it. To the relay, that event was sent.
+//! If an event matches no rule of its bus, EventBridge confirms it and drops it. The relay counts such an event as sent.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Tests may read the clock. The library reads it only in its own module `system`.

@@ -61,8 +61,8 @@ impl Rounds {
         }
     }
 
-    /// Returns whether an event that failed goes to the dead-letter queue. It does not if we did not call the target for this
-    /// event. It does not if the target throttles either, because a target that throttles works.
+    /// Returns whether an event that failed goes to the dead-letter queue. It must be old, and we must have called its
+    /// target. If the target throttled the call, the event stays, because a target that throttles works.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);

@@ -34,7 +34,7 @@ impl RelaySettings {
     ///
     /// # Errors
     ///
-    /// The first missing or invalid variable. Errors in the others stay in the list, as with
+    /// Returns the error of the first missing or invalid variable. Errors in the others stay in the list, as with
     /// [`Variables::required`](sqs_once::Variables::required).
     pub fn read(settings: &mut Settings) -> Result<Self, SettingsError> {
         let targets = settings.required(
@@ -70,7 +70,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// An error that lists every missing or invalid variable.
+    /// Returns an error that lists every missing or invalid variable.
     ///
     /// ```no_run
     /// use sqs_once::Settings;

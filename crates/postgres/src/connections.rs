@@ -85,8 +85,8 @@ impl Connections {
         self.log_in(|| self.idle_or_new()).await
     }
 
-    /// Takes an idle connection, or opens one. We set our own limit, because sqlx tests an idle connection (unless
-    /// the user has switched that off) without one, and a connection that died in a freeze may be silent.
+    /// Takes an idle connection, or opens one. Unless the user has switched it off, sqlx tests an idle connection, but
+    /// without a time limit. We set one, because a connection that died in a freeze may be silent.
     async fn idle_or_new(&self) -> Result<PoolConnection<Postgres>, Error> {
         if self.pool.num_idle() > 0 {
             if let Ok(tested) = timeout(MAX_TEST, self.pool.acquire()).await {

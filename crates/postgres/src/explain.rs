@@ -27,11 +27,11 @@ struct SqlState {
 /// The state of the connection after an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionState {
-    /// It goes back to the pool.
+    /// The connection goes back to the pool.
     Kept,
-    /// It is closed. The server did nothing, so the request is retried on another connection, where it may succeed.
+    /// The connection is closed. The server did nothing, so the request is retried on another one, where it may succeed.
     Useless,
-    /// It is closed, and the request may have been executed.
+    /// The connection is closed, and the request may have been executed.
     Lost,
 }
 

@@ -27,8 +27,8 @@ use sqs_once::{Attempt, Event, Failure, internal::HandlerOutput};
 ///
 /// # Panics
 ///
-/// If a `begin()` has ended the transaction, the next use panics, so that the attempt fails without having written anything. Code
-/// that still holds a `&mut PgConnection` gets no panic.
+/// If a `begin()` has ended the transaction, the next use panics, so that the attempt fails without having written anything.
+/// Code that already holds a `&mut PgConnection` doesn't panic.
 #[derive(Debug)]
 pub struct Transaction {
     tx: OwnedMutexGuard<TransactionConnection>,
@@ -40,7 +40,7 @@ impl Transaction {
     ///
     /// # Errors
     ///
-    /// A permanent failure if the attempt runs in another mode, or if the transaction is in use. A retryable
+    /// Returns a permanent failure if the attempt runs in another mode, or if the transaction is in use. Returns a retryable
     /// failure if the attempt has ended.
     pub fn of(attempt: &Attempt) -> Result<Self, Failure> {
         let taken = match attempt.extension::<OpenTransaction>() {

@@ -149,7 +149,7 @@ impl Deadline {
 
     /// Sets how much time must be left for a handler to start.
     ///
-    /// Has no effect if less than `needed` is left already: otherwise no handler could ever start.
+    /// Has no effect if less than `needed` is left when you call it, because then no handler could ever start.
     ///
     /// ```
     /// use std::time::Duration;

@@ -56,7 +56,7 @@ pub struct Readings {
     pub batches_ended: bool,
     /// True if a message from another queue completed the operation.
     pub other_queue: bool,
-    /// For a duplicate: how often the operation was claimed until it was completed.
+    /// For a duplicate: how many times the operation was claimed until it was completed.
     pub attempts: u64,
     /// For a duplicate: the generation of the call key under which the operation was completed.
     pub generation: u64,

@@ -26,7 +26,8 @@ use crate::output::{Error, in_words};
 /// The visibility timeout that AWS recommends, as a multiple of the function timeout (*AWS Lambda Developer
 /// Guide*, "Using Lambda with Amazon SQS").
 const TIMEOUTS: u32 = 6;
-/// Where to find values with which messages survive an outage, but reach the dead-letter queue before the retention ends.
+/// The section with values that fit together: messages survive an outage, and still reach the dead-letter queue before their
+/// retention ends.
 const VALUES: &str = "docs/operations.md#outages-that-messages-survive";
 
 /// Checks a consumer, its queues and its tables. Returns what its role needs.
@@ -292,7 +293,7 @@ fn receives(
     }
 }
 
-/// Returns how long an outage every message survives, and the longest that a message can take to reach the
+/// Returns the longest outage that every message survives, and the longest time that a message takes to reach the
 /// dead-letter queue if it never waits for an invocation.
 fn ways(
     function: &Function,

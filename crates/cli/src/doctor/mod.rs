@@ -68,7 +68,7 @@ struct Finding {
     check: Check,
     resource: String,
     found: String,
-    /// Says what messages suffer if nobody fixes it.
+    /// Says what happens to messages or alarms if nobody fixes it.
     consequence: &'static str,
     fix: String,
 }
@@ -105,7 +105,7 @@ struct Findings {
     all: Vec<Finding>,
     /// Resources, each with the reason why something about it was not checked.
     not_checked: Vec<(String, String)>,
-    /// Resources, each with something that stops messages or alarms but may be intended or temporary.
+    /// Resources, each with a state that stops messages or alarms, but that may be intended or temporary.
     notes: Vec<(String, String)>,
     resource: String,
 }

@@ -101,7 +101,8 @@ pub(super) fn arn_of_target(function: &Function, target: &str) -> Option<String>
     Some(format!("arn:{partition}:sqs:{region}:{account}:{name}"))
 }
 
-/// Asks IAM whether the role may do everything that it needs to. If IAM doesn't answer, that isn't a finding.
+/// Asks IAM whether the role may do everything that it needs to. If IAM doesn't answer, notes that the permissions were not
+/// checked.
 pub(super) async fn check(
     account: &Account,
     function: &Function,

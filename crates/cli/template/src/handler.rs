@@ -98,7 +98,7 @@ pub async fn consumer(
 pub enum Gateway {
     /// Writes to the log. Put your own in its place.
     Log,
-    /// Of a test that kills the handler.
+    /// The system in a test that kills the handler.
     #[cfg(test)]
     Ledger(Ledger),
 }

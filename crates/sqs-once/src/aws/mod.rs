@@ -63,8 +63,8 @@ pub async fn config() -> SdkConfig {
 /// The SDK's default time limit for connecting.
 const CONNECT_TIMEOUT_OF_SDK: Duration = Duration::from_millis(3100);
 
-/// Adds what the SDK's defaults lack and [`config`] has: time limits, quick retries, and the HTTP client that drops rested
-/// connections. Keeps what the configuration sets itself.
+/// Completes a configuration with what [`config`] has and the SDK's defaults lack: time limits, quick retries, and the HTTP
+/// client that drops rested connections. Keeps whatever the configuration itself sets.
 pub(crate) fn completed(config: SdkConfig) -> SdkConfig {
     let limits = timeouts();
     let set = config

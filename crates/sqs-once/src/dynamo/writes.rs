@@ -73,7 +73,7 @@ impl Writes {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Rejected`] if there are events but no outbox.
+    /// Returns [`StoreError::Rejected`] if there are events but no outbox.
     pub(crate) fn puts(
         &self,
         swap: &Swap,

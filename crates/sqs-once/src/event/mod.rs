@@ -20,8 +20,8 @@ pub(crate) const MAX_BODY_BYTES: usize = 255 * 1024;
 /// Maximum number of events that one handler may publish. A DynamoDB transaction has room for fewer.
 const MAX_EVENTS: usize = 1000;
 
-/// An event that a handler publishes with its writes (`Done::publish`, and `InTransaction::publish` of the
-/// crate `sqs-once-postgres`).
+/// An event that a handler publishes with its writes (`Done::publish`, and `InTransaction::publish` from
+/// `sqs-once-postgres`).
 ///
 /// The transaction that records the operation also writes the event, as one more item or row. So the event is
 /// published if and only if the operation is recorded. The relay then sends it at least once, to the target

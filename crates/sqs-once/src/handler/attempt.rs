@@ -173,7 +173,7 @@ impl Attempt {
         &self.delivery.facts().message_id
     }
 
-    /// Returns how often the message was received, this time included (`ApproximateReceiveCount`).
+    /// Returns how many times the message was received, this time included (`ApproximateReceiveCount`).
     #[must_use]
     pub fn receive_count(&self) -> u32 {
         self.delivery.facts().receive_count
@@ -199,8 +199,8 @@ impl Attempt {
         self.delivery.facts()
     }
 
-    /// Returns how often this operation was claimed before, since its record was created. Always 0 in an
-    /// `Inbox` and in `ItemMode`, which make no claims.
+    /// Returns how many times this operation was claimed before, since its record was created. Always 0 in an `Inbox` and in
+    /// `ItemMode`, which make no claims.
     #[must_use]
     pub fn earlier_claims(&self) -> u64 {
         self.history.attempts

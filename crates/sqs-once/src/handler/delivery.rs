@@ -15,14 +15,14 @@ pub struct Delivery(Arc<DeliveryMetadata>);
 pub struct DeliveryMetadata {
     /// The message id.
     pub message_id: String,
-    /// How often the message was received, this time included (`ApproximateReceiveCount`).
+    /// How many times the message was received, this time included (`ApproximateReceiveCount`).
     pub receive_count: u32,
     /// Message attributes by name.
     pub attributes: HashMap<String, Attribute>,
     /// The ARN of the queue that the message was received from (`eventSourceARN`).
     pub queue_arn: Option<String>,
-    /// The message group (`MessageGroupId`). On a FIFO queue, the messages of a group run in order. On a standard queue
-    /// with fair queues, the message group is the tenant (*Amazon SQS Developer Guide*, "Amazon SQS fair queues").
+    /// The message group (`MessageGroupId`). On a FIFO queue, the messages of a group run in order. On a standard queue, SQS
+    /// fair queues treat the message group as the tenant (*Amazon SQS Developer Guide*, "Amazon SQS fair queues").
     pub group_id: Option<String>,
     /// The deduplication id of a message from a FIFO queue (`MessageDeduplicationId`).
     pub deduplication_id: Option<String>,
@@ -136,7 +136,7 @@ impl Delivery {
         })
     }
 
-    /// Sets how often the message was received, this time included.
+    /// Sets how many times the message was received, this time included.
     #[must_use]
     pub fn receive_count(mut self, receive_count: u32) -> Self {
         self.facts_mut().receive_count = receive_count;

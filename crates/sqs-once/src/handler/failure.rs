@@ -60,8 +60,8 @@ pub enum FailureKind {
     /// Every attempt with this message would fail, for example because the called system refuses its data. This attempt, or
     /// an earlier one, may have had its effect.
     Permanent,
-    /// Every attempt with this message would fail, and this one certainly had no effect, for example a
-    /// validation error before the request.
+    /// Every attempt with this message would fail, and this one certainly had no effect, for example because validation
+    /// failed before the request.
     PermanentNoEffect,
     /// The called system has answered that it did nothing for this [call key](crate::Attempt::call_key) and never will,
     /// for example because the card was declined.
@@ -174,9 +174,9 @@ impl Failure {
         }
     }
 
-    /// Says that the called system refuses everybody until the wait of [`retry_after`](Self::retry_after) is over, as after a 429
-    /// for the whole account. Until then, but no longer than the backoff's cap, this process claims no messages, not even at
-    /// their first receive: the circuit breaker is open.
+    /// Says that the called system refuses all requests until the wait of [`retry_after`](Self::retry_after) is over, as
+    /// after a 429 for the whole account. Until then, but no longer than the backoff's cap, this process claims no messages,
+    /// not even at their first receive: the circuit breaker is open.
     ///
     /// The messages of all tenants wait, so don't use it if only one tenant has reached a limit. It has no effect without
     /// [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.
@@ -197,7 +197,7 @@ impl Failure {
         }
     }
 
-    /// Returns whether the called system refuses everybody ([`for_all`](Self::for_all)).
+    /// Returns whether the called system refuses all requests ([`for_all`](Self::for_all)).
     #[must_use]
     pub const fn is_for_all(&self) -> bool {
         self.is_for_all

@@ -12,7 +12,7 @@ pub struct History {
     pub attempts: u64,
     /// The open attempts, which may have had their effect without a record of it.
     pub prior: Option<PriorAttempt>,
-    /// How often the called system declined.
+    /// How many times the called system declined.
     pub generation: u64,
 }
 
@@ -21,7 +21,7 @@ pub struct History {
 pub struct PriorAttempt {
     /// Claim time of the earliest open attempt; `None` if unknown.
     pub first_claimed_at: Option<Timestamp>,
-    /// How the last attempt ended; `None` if unknown, as after a crash.
+    /// How the last handler that ran ended; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
     /// True if one of them may have had another payload. A lookup asks only about this message's payload.
     pub other_payload: bool,
@@ -49,8 +49,8 @@ impl History {
         self.prior.is_some()
     }
 
-    /// Returns whether the last attempt ended in a crash, in a panic or at the deadline, and not with a failure
-    /// that the handler returned.
+    /// Returns whether an attempt is open and the last handler that ran crashed, panicked or was cut off at the deadline,
+    /// rather than returned a failure.
     pub fn is_takeover(&self) -> bool {
         let returned = [
             Some(AttemptEnd::Retryable),

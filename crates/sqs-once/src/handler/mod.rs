@@ -186,10 +186,10 @@ impl<O> Stored<O> {
     ///
     /// # Errors
     ///
-    /// [`Failure::no_effect`] if the output is in S3 and cannot be read: S3 does not respond or denies access,
-    /// or the object is lost or altered. With `?`, [`on_duplicate`](crate::Consumer::on_duplicate) sends the message
-    /// back to the queue. The operation stays completed, so the failure is never permanent. Handle the error
-    /// if you can do without the output.
+    /// Returns a [`Failure::no_effect`] if the output is in S3 and cannot be read: S3 does not respond or denies access, or
+    /// the object is lost or altered. With `?`, [`on_duplicate`](crate::Consumer::on_duplicate) sends the message back to
+    /// the queue. The operation stays completed, so the failure is never permanent. Handle the error if you can do without
+    /// the output.
     pub async fn json(&self) -> Result<Option<Cow<'_, str>>, Failure> {
         match &self.result {
             StoredResult::Json(json) => Ok(Some(json.into())),
@@ -206,9 +206,9 @@ impl<O> Stored<O> {
     ///
     /// # Errors
     ///
-    /// The errors of [`json`](Self::json), and a permanent failure if the stored JSON does not have this
-    /// type, for example because you changed the type. If [`on_duplicate`](crate::Consumer::on_duplicate) returns
-    /// that failure, the message goes to the dead-letter queue although its operation is completed.
+    /// Returns the errors of [`json`](Self::json), or a permanent failure if the stored JSON does not have this type, for
+    /// example because you changed the type. If [`on_duplicate`](crate::Consumer::on_duplicate) returns that failure, the
+    /// message goes to the dead-letter queue although its operation is completed.
     pub async fn output(&self) -> Result<Option<O>, Failure>
     where
         O: DeserializeOwned,

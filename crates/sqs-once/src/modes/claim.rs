@@ -40,9 +40,10 @@ struct SentSwap {
 impl<S: Store, L: Lease> Once<S, L> {
     /// Runs one operation: claims it, runs `work`, and records its end.
     ///
-    /// Does not run `work` if the operation is completed, has failed permanently, or is claimed by another
-    /// worker. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches
-    /// panics of `work`, except in a build with `panic = "abort"`.
+    /// Doesn't run `work` if the operation is completed or claimed by another worker, or if the record holds a permanent
+    /// failure of the same payload that isn't older than this message. If the delivery has no send time, only a failure of
+    /// the same message id stops `work`. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero.
+    /// Catches panics of `work`, except in a build with `panic = "abort"`.
     ///
     /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
     /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it. An
@@ -68,11 +69,12 @@ impl<S: Store, L: Lease> Once<S, L> {
         run_work(self, turns, operation, work).await
     }
 
-    /// Reads the record of a message that may have one. Writes nothing, because only the end is written.
+    /// Reads the record of a message that may have one. Writes nothing yet: this mode writes only when the attempt ends.
     async fn opened(&self, operation: &Operation) -> Claimed<Held> {
         let claim = self.records.claim(operation, self.records.now(), None);
         let mut found = None;
-        // At its first receive, a message probably has no record. The swap at its end finds out.
+        // At its first receive, a message probably has no record, so we don't read. If it has one, the swap at the attempt's
+        // end finds it.
         if operation.delivery.facts().expects_record() {
             found = match self.records.read(operation).await {
                 Ok(found) => found,
@@ -114,7 +116,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ) -> Result<Claimed<Held>, Outcome> {
         let (key, deadline) = (&operation.key, operation.deadline);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-        // At its first receive, a message probably has no record. The swap finds out.
+        // At its first receive, a message probably has no record, so we don't read. If it has one, the swap finds it.
         let mut found = if start == Start::Alone || operation.delivery.facts().expects_record() {
             let read = || self.records.store.get(key, &context);
             let answered = repeat(Patience::Claim, &context, "read", key, read).await;
@@ -160,7 +162,8 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
-                    // Undo the claim now. Otherwise the next receive waits for its lease, and hears of an attempt that never began.
+                    // Undo the claim now. Otherwise the next receive waits for its lease, and is told of an attempt that
+                    // never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }
@@ -281,7 +284,7 @@ impl<S: Store, L: Lease> Once<S, L> {
         let nothing = S::With::default();
         let answer = if is_counted {
             // Without this undo, it looks as if the process died while the message ran alone, and the message waits for a long
-            // time. But no other handler of the process runs while we retry.
+            // time. We limit the retries, because no other handler of the process runs meanwhile.
             let end = until.min(system::instant() + LONGEST_UNDO);
             let context = RequestContext::until(end, meter);
             let send = || self.records.store.swap(undo, &nothing, &context);

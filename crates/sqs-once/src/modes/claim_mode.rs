@@ -121,8 +121,8 @@ impl<S: Store> Once<S> {
     ///
     /// A handler that ends its process (out of memory, stack overflow, blocked past Lambda's timeout) takes down the other
     /// messages of the process. So if nobody recorded how a message's last attempt ended, its handler runs only while no other
-    /// handler of this value and its clones is running. After one such death more than there are waits, the outcome is
-    /// [`Outcome::Crashed`](super::Outcome::Crashed).
+    /// handler of this value and its clones is running. If the process dies in this way once more than there are waits, the
+    /// outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
     ///
     /// ```
     /// use std::time::Duration;

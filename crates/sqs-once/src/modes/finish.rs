@@ -341,7 +341,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                 Err(Decision::Rejected(rejection)) => {
                     return Settled::Recorded(rejected(rejection, operation));
                 }
-                // The record is this attempt's own.
+                // Only `Decision::Mine` is left. We don't reach it, because a swap that finds our own record returns below.
                 Err(_) => return Settled::Applied,
             };
             let send = || self.records.store.swap(&swap, with, &context);

@@ -90,7 +90,7 @@ impl HeldClaim {
         replaced.map_or(0, |record| record.exclusive_attempts)
     }
 
-    /// Returns when the earliest open attempt began, if at `end` that is longer ago than `lifetime`.
+    /// Returns when the earliest open attempt began, if that will be longer ago than `lifetime` at `end`.
     pub(super) fn open_too_long(
         &self,
         lifetime: Option<Duration>,
@@ -105,8 +105,8 @@ impl HeldClaim {
     }
 }
 
-/// Returns when the earliest open attempt of `record` began, if at `now` that is longer ago than `lifetime`. The called system
-/// may have forgotten the call key by then.
+/// Returns when the earliest open attempt of `record` began, if that is longer ago than `lifetime` at `now`. The called
+/// system may have forgotten the call key by then.
 pub fn open_too_long(
     record: &Record,
     lifetime: Option<Duration>,

@@ -11,9 +11,8 @@ use crate::{
 
 /// A mode: a way to process operations once, for handlers that return an `O`.
 ///
-/// The modes are [`Once`](crate::Once), `Inbox` and `ItemMode`,
-/// and `PostgresMode` of the crate `sqs-once-postgres`. A `Consumer` accepts each of them. It claims, calls the
-/// handler and finishes. Only this project implements the trait.
+/// The modes are [`Once`](crate::Once), `Inbox`, `ItemMode`, and `PostgresMode` from `sqs-once-postgres`. A `Consumer`
+/// accepts any of them. It claims, calls the handler and finishes. Only this project implements the trait.
 ///
 /// Dropping a mode's future, or never calling [`finish`](Self::finish), is like a crash.
 #[diagnostic::on_unimplemented(
@@ -70,8 +69,9 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         Results::inline()
     }
 
-    /// Returns whether this mode records permanent failures. A message with a recorded failure
-    /// never runs again.
+    /// Returns whether this mode records permanent failures. While the record is kept, a message with a recorded failure
+    /// doesn't run again, unless a changed setting gives it another key or fingerprint. A redriven message may run, because
+    /// SQS gives it a later send time.
     fn records_failures(&self) -> bool {
         true
     }
@@ -99,7 +99,7 @@ pub enum Claimed<C> {
 }
 
 impl<C> Claimed<C> {
-    /// Lets the handler run beside others.
+    /// Lets the handler run alongside other handlers.
     pub const fn run(claim: C, history: History) -> Self {
         Self::Run {
             claim,
@@ -170,6 +170,6 @@ macro_rules! explain_wrong_output {
 /// Seals [`Mode`]: only this project implements it.
 #[doc(hidden)]
 pub(crate) mod sealed {
-    /// Implemented beside each mode.
+    /// Each mode implements this in its own module.
     pub trait Sealed {}
 }

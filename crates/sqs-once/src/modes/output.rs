@@ -11,7 +11,7 @@ use crate::{
 
 /// Says whether a claim is written before the handler runs: [`Leased`] or [`Unleased`].
 pub trait Lease: Send + Sync + 'static {
-    /// True if it is written first.
+    /// True if the claim is written before the handler runs.
     #[doc(hidden)]
     const IS_WRITTEN: bool;
 }

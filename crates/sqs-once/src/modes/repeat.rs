@@ -1,6 +1,6 @@
 //! The loop that retries failed requests: claims, and the writes that follow a claim.
 //!
-//! | kind of failure | how often a claim is retried | how often a write that follows is retried |
+//! | kind of failure | how many times a claim is retried | how many times a write that follows is retried |
 //! | --- | --- | --- |
 //! | contended | three times, for at most two seconds or a tenth of the time left | until its time limit |
 //! | denied | once, after a moment | after an effect, for at most a minute; without one, once |
@@ -19,13 +19,14 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// How long and how often a contended claim is retried. Even if throttling lasts, this at most quadruples the number of claims.
+/// How long and how many times a contended claim is retried. Even if throttling lasts, this at most quadruples the number of
+/// claims.
 const MAX_CLAIM_TIME: Duration = Duration::from_secs(2);
 const CONTENDED_REPETITIONS: u32 = 3;
-/// How often an unanswered claim is retried.
+/// How many times an unanswered claim is retried.
 const CLAIM_REPETITIONS: u32 = 2;
-/// How often a denied request is retried if there was no effect. A process that was frozen may sign one request
-/// with an old clock or old credentials.
+/// How many times a denied request is retried if there was no effect. A process that was frozen may sign one request with an
+/// old clock or old credentials.
 const DENIED_REPETITIONS: u32 = 1;
 /// How long a denied write is retried after an effect. New credentials and permissions take seconds.
 const MAX_DENIED: Duration = Duration::from_secs(60);
@@ -83,12 +84,13 @@ impl Patience {
         }
     }
 
-    /// Returns how often a contended request is retried, and how long after the first contention. `None` means until the limit.
+    /// Returns how many times a contended request is retried, and for how long after the first contention. `None` means
+    /// until the limit.
     fn contended(self, left: Duration) -> Option<(u32, Duration)> {
         (self == Self::Claim).then(|| (CONTENDED_REPETITIONS, MAX_CLAIM_TIME.min(left / 10)))
     }
 
-    /// Returns how often a denied request is retried, and for how long.
+    /// Returns how many times a denied request is retried, and for how long.
     fn denied(self, left: Duration) -> (u32, Duration) {
         if self == Self::AfterEffect {
             // If we cut off a copy before its response arrives, we cannot know whether it was applied.
@@ -99,7 +101,7 @@ impl Patience {
         }
     }
 
-    /// Returns how often an unanswered request is retried. `None` means until the limit.
+    /// Returns how many times an unanswered request is retried. `None` means until the limit.
     fn unanswered(self) -> Option<u32> {
         match self {
             Self::Claim => Some(CLAIM_REPETITIONS),
@@ -113,7 +115,7 @@ impl Patience {
 ///
 /// # Errors
 ///
-/// [`GivenUp`] if retrying can't help, or when the patience ends.
+/// Returns [`GivenUp`] if retrying can't help, or when the patience ends.
 pub(crate) async fn repeat<T, F>(
     patience: Patience,
     context: &RequestContext,

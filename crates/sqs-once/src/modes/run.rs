@@ -16,7 +16,7 @@ tokio::task_local! {
     static RUNNING: Vec<(Turns, Key)>;
 }
 
-/// Runs one operation outside a batch, beside all others.
+/// Runs one operation outside a batch, alongside all others.
 pub async fn run_here<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     operation: Operation,
@@ -28,8 +28,9 @@ where
     run_work(mode, &Turns::default(), operation, work).await
 }
 
-/// Runs one operation outside a batch, in its turn. It doesn't start inside another operation of the same turns, because it
-/// would wait for itself.
+/// Runs one operation outside a batch. It claims before it waits for its turn, so that an operation whose record already
+/// answers it waits for nobody. It doesn't start inside another operation of the same turns, because it would wait for
+/// itself.
 pub(super) async fn run_work<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
@@ -59,7 +60,7 @@ where
     Box::pin(run).await
 }
 
-/// Runs a handler for one message outside a batch, beside all others, after the lookup if there is one.
+/// Runs a handler for one message outside a batch, alongside all others. If there is a lookup, it runs first.
 pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
     mode: &M,
     called: (&H, Option<&dyn AnyLookUp<H>>),
@@ -76,8 +77,8 @@ pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
     .await
 }
 
-/// Claims an operation, runs `work` and records its end. `work` gets the attempt, and whether only the lookup
-/// may run.
+/// Claims an operation, waits for its turn, runs `work` and records its end. `work` gets the attempt, and whether only the
+/// lookup may run.
 async fn run<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,

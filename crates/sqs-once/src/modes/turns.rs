@@ -26,13 +26,13 @@ impl Turns {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Returns a turn beside others, unless a suspect has its turn or waits for it.
+    /// Returns a turn alongside other handlers, unless a suspect has its turn or waits for it.
     pub(crate) fn shared_now(&self) -> Option<Turn> {
         let turn = Arc::clone(&self.0).try_read_owned();
         turn.ok().map(Guard::Shared).map(Turn)
     }
 
-    /// Waits for a turn beside others, at most until `latest`.
+    /// Waits for a turn alongside other handlers, at most until `latest`.
     pub(crate) async fn shared(&self, latest: Instant) -> Option<Turn> {
         if let Some(turn) = self.shared_now() {
             return Some(turn);

@@ -54,7 +54,7 @@ pub enum Called {
     Failed,
     /// It panicked, which says nothing about the called system.
     Panicked,
-    /// It failed because the called system refuses everybody for this long.
+    /// It failed because the called system refuses all requests for this long.
     Refused(Duration),
 }
 
@@ -63,7 +63,7 @@ pub enum Called {
 pub enum CircuitChange {
     /// The circuit opened.
     Opened,
-    /// The called system refuses everybody for this long.
+    /// The called system refuses all requests for this long.
     Refused(Duration),
     /// The called system works again.
     Closed,
@@ -152,7 +152,7 @@ impl Circuit {
         }
     }
 
-    /// Returns when the called system's refusal ends. `None` if it doesn't refuse now.
+    /// Returns the time until which the called system refuses all requests. `None` if it doesn't refuse them now.
     fn refused_until(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Open {

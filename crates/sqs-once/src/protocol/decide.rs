@@ -29,8 +29,8 @@ pub struct Claim {
     pub lease_until: Timestamp,
     /// End of the record's retention, in seconds since the epoch.
     pub expires_at: u64,
-    /// How long after its lease an earlier attempt's request may still have its effect (margin plus quarantine). `None` if
-    /// there is no lookup.
+    /// How long after its lease an earlier attempt's request may still have its effect (lease margin plus quarantine).
+    /// `None` if there is no lookup. For `decide_without_body`, the modes pass the quarantine without the margin.
     pub quarantine: Option<Duration>,
 }
 
@@ -56,7 +56,7 @@ pub enum Rejection {
         result: StoredResult,
         /// The queue of the message that completed it, if this one comes from another queue.
         other_source: Option<String>,
-        /// How often it was claimed.
+        /// How many times it was claimed.
         attempts: u64,
         /// The generation of the call key under which it was completed.
         generation: u64,

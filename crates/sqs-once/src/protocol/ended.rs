@@ -67,15 +67,18 @@ impl Record {
     /// | end | the record becomes | the next delivery |
     /// | --- | --- | --- |
     /// | completed | `COMPLETED`, without history | is a duplicate |
-    /// | failed | `FAILED`; open attempts stay open, including this one | a later message is told of them |
-    /// | failed without effect | the same, but this attempt is not open | is told of earlier attempts only |
-    /// | failed without a call | the same, and `last_end` is that of the attempt before | is told of earlier attempts only |
-    /// | declined | the same, no attempt is open, and `generation` grows | is told of nothing, and has a new call key |
+    /// | failed | `FAILED`; open attempts stay open, including this one | ends as failed before; a later message runs, and is told of them |
+    /// | failed without effect | the same, but this attempt is not open | the same, but a later message is told of earlier attempts only |
+    /// | failed without a call | the same, and `last_end` is that of the attempt before | the same |
+    /// | declined | the same, no attempt is open, and `generation` grows | the same, but a later message is told of nothing, and has a new call key |
     /// | open | the lease ends now | is told of it |
     /// | undone | as before the claim, except for stamp, times and `attempts` | is told of attempts before this one only |
     ///
-    /// The lease ends at the worker's current time and not at 0, because the quarantine starts there. No record is deleted: if
-    /// there was none before the claim, one with an ended lease and no open attempt stays.
+    /// A message is *later* if it was sent after the failure, or has another payload. Without a send time, it is later if it
+    /// has another message id.
+    ///
+    /// The lease ends at the worker's current time and not at 0, because the quarantine starts there. No record is deleted:
+    /// if there was none before the claim, one with an ended lease and no open attempt stays.
     #[must_use]
     pub fn ended(&self, replaced: Option<&Self>, end: &End, version: u64, now: Timestamp) -> Self {
         let mut record = Self {

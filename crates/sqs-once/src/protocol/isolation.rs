@@ -51,7 +51,7 @@ impl CrashWaits {
         Self(Some(waits.into_iter().collect()))
     }
 
-    /// Turns isolation off: every message runs beside others, and no message becomes `crashed`.
+    /// Turns isolation off: every message runs alongside others, and no message becomes `crashed`.
     #[must_use]
     pub const fn off() -> Self {
         Self(None)
@@ -75,7 +75,7 @@ impl CrashWaits {
 /// How a claim's handler may run, given the record that the claim replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The handler runs beside others.
+    /// The handler runs alongside others.
     Clear,
     /// An earlier attempt may have ended its process, so the handler runs alone.
     Suspect {

@@ -30,7 +30,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// [`KeyError::NamespaceLength`] if `name` is empty or longer.
+    /// Returns [`KeyError::NamespaceLength`] if `name` is empty or longer.
     pub fn new(name: impl Into<String>) -> Result<Self, KeyError> {
         let name = name.into();
         if (1..=MAX_NAMESPACE_BYTES).contains(&name.len()) {
@@ -185,7 +185,7 @@ pub(crate) struct KeyBuilder {
     id: String,
     namespace_end: usize,
     parts: usize,
-    /// The hash of all parts, once they are too long for a key.
+    /// The hash of all parts. `None` until they are too long for a key.
     hash: Option<Sha256>,
 }
 

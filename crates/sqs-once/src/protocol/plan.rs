@@ -10,7 +10,7 @@ use crate::flawed::flawed;
 /// How a claim's handler would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Beside other handlers. A suspect isn't claimed then.
+    /// Alongside other handlers. A suspect isn't claimed then.
     Beside,
     /// In a turn of its own. The claim of a suspect counts the attempt.
     Alone,
@@ -52,7 +52,7 @@ pub enum Runs {
 
 /// Plans the next swap of a claim. `version` is the highest version of its earlier swaps.
 ///
-/// | [`decide`] | [`standing`] | beside others | alone |
+/// | [`decide`] | [`standing`] | alongside others | alone |
 /// | --- | --- | --- | --- |
 /// | rejected | | reject | reject |
 /// | mine | | mine | mine |

@@ -11,8 +11,8 @@ use crate::{
 
 /// The store that the environment selects. On AWS it is never [`Memory`](Self::Memory).
 ///
-/// With records in memory, a handler cannot return DynamoDB writes ([`Done`](crate::Done)): the operation
-/// fails, and the error names the missing table.
+/// With records in memory, a handler cannot return DynamoDB writes ([`Done`](crate::Done)): the operation fails, and the
+/// error says to set `IDEMPOTENCY_TABLE_NAME`.
 ///
 /// ```
 /// use sqs_once::{Once, store::{AnyStore, MemoryStore}};

@@ -135,7 +135,7 @@ impl<H: Handler> Consumer<Once<AnyStore>, H>
 where
     Once<AnyStore>: Mode<H::Output>,
 {
-    /// Creates a consumer in the mode [`Once`] from environment variables: see [`Settings`].
+    /// Creates a consumer in [`Once`] mode from environment variables: see [`Settings`].
     ///
     /// # Errors
     ///

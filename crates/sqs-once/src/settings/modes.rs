@@ -20,9 +20,8 @@ use crate::{
 const WARM_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Settings {
-    /// Creates a consumer in the mode [`Once`]. `handler` is the handler, or an error in its variables. Reads
-    /// the table once, and logs if that [read](Self::warm_up) fails. Records are in the table, or [in
-    /// memory](Self::in_memory).
+    /// Creates a consumer in [`Once`] mode. `handler` is the handler, or an error in its variables. Reads the table once,
+    /// and logs if that [read](Self::warm_up) fails. Records are in the table, or [in memory](Self::in_memory).
     ///
     /// # Errors
     ///
@@ -82,7 +81,7 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`Once`] with records in your own [`Store`] or in PostgreSQL. Otherwise it is like
+    /// Creates a consumer in [`Once`] mode with records in your own [`Store`] or in PostgreSQL. Otherwise it is like
     /// [`once`](Self::once), but it reads neither `IDEMPOTENCY_TABLE_NAME` nor the other variables of the table.
     ///
     /// # Errors
@@ -111,7 +110,7 @@ impl Settings {
         Ok(shared.consumer(once, handler, concurrency, &config))
     }
 
-    /// Creates a consumer in the mode [`Inbox`]. Otherwise it is like [`once`](Self::once).
+    /// Creates a consumer in [`Inbox`] mode. Otherwise it is like [`once`](Self::once).
     ///
     /// # Errors
     ///
@@ -143,7 +142,7 @@ impl Settings {
         Ok(while_reading(to_read, build).await)
     }
 
-    /// Creates a consumer in the mode [`ItemMode`]. Otherwise it is like [`once`](Self::once), but needs no table of records.
+    /// Creates a consumer in [`ItemMode`]. Otherwise it is like [`once`](Self::once), but needs no table of records.
     ///
     /// # Errors
     ///

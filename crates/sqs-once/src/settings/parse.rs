@@ -45,7 +45,8 @@ pub(crate) fn backoff(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses a value that has an effect only with the feature `s3`. Without the feature, any value that isn't empty is an error.
+/// Parses a value that has an effect only with the `s3` feature. Without the feature, any value that isn't empty is an
+/// error.
 pub(crate) fn of_s3<T: Default>(
     parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> impl FnOnce(&str) -> Result<T, String> {

@@ -43,8 +43,8 @@ const NAMED: usize = 100;
 /// nearly as long as the invocation could starve it.
 const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
 
-/// The messages of one invocation, and how far each has come. A message's task returns how the message ended. It can see
-/// nothing of the others, except whether a suspect waits.
+/// The messages of one invocation, and how far each has come. A message's task returns how the message ended. The task sees
+/// nothing of the other messages, except whether a suspect waits.
 ///
 /// 1. The chains run in parallel. A chain that meets a suspect stops there.
 /// 2. The suspects run alone, one after the other. The rest of their chains then starts again at step 1.

@@ -30,7 +30,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// The message's outcome, if S3 did not return the body or memory did not become free in time.
+    /// Returns the message's outcome if S3 did not return the body, or memory did not become free in time.
     pub(super) async fn body(
         &self,
         message: &Message,

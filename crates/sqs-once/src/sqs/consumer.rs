@@ -169,7 +169,8 @@ impl<M, H> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError::MinTimeToStart`], if the setting is so long that a late invocation can't explain it.
+    /// Returns [`BatchError::MinTimeToStart`] if the setting exceeds the longest time that any invocation has had by more
+    /// than a late start can explain.
     pub(super) fn check_min_time(&self, deadline: Deadline) -> Result<Deadline, BatchError>
     where
         M: Mode<H::Output>,

@@ -149,8 +149,8 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Lets the consumer read bodies that the Amazon SQS Extended Client stored in S3. Pass an `S3Bodies`, from the feature `s3`.
-    /// By default, a message with a pointer to such a body is a permanent failure.
+    /// Lets the consumer read bodies that the Amazon SQS Extended Client stored in S3. Pass an `S3Bodies`, from the `s3`
+    /// feature. By default, a message with a pointer to such a body fails permanently.
     #[must_use]
     pub fn s3_bodies(mut self, s3_bodies: impl ReadBodies + 'static) -> Self {
         self.options.s3_bodies = Some(Arc::new(s3_bodies));

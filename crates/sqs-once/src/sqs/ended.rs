@@ -85,8 +85,8 @@ impl Ended {
         self.of_operation().is_some_and(Outcome::is_permanent)
     }
 
-    /// Returns whether this message failed permanently and never runs again, because a record says so. `mode_records` says
-    /// whether the mode records permanent failures.
+    /// Returns whether this message failed permanently and a record keeps it from running again. `mode_records` says whether
+    /// the mode records permanent failures.
     pub(super) fn is_recorded_failure(&self, mode_records: bool) -> bool {
         // A message without key or body has no record: another setting or build may run it.
         let has_record = self.handler.is_some() || !matches!(self.outcome, Outcome::Invalid(_));

@@ -53,7 +53,7 @@ impl FingerprintSource {
     const MAX_SCHEME_BYTES: usize = 64;
 
     /// Returns the fingerprint of a message. If it covers the whole body, we hash `whole`. `warned` remembers
-    /// whether this process has already warned of pointers that find nothing.
+    /// whether this process has already warned about pointers that find nothing.
     pub(super) fn of(&self, body: &str, whole: &str, warned: &Once) -> Option<Fingerprint> {
         let hash = Fingerprint::of_hash(self.hash(body, without_bom(whole), warned)?);
         Some(hash.with_scheme(self.scheme()))

@@ -25,7 +25,7 @@ pub(crate) struct IdentitySources<'a> {
     pub(crate) namespace: &'a Namespace,
     pub(crate) key: &'a KeySource,
     pub(crate) fingerprint: &'a FingerprintSource,
-    /// Makes this process warn only once of fingerprint pointers that find nothing.
+    /// Makes this process warn only once about fingerprint pointers that find nothing.
     pub(crate) warned: &'a Once,
 }
 

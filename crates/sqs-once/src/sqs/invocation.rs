@@ -37,8 +37,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError::NoMessageId`] if a message has no id, and the errors of [`check`](Self::check); nothing
-    /// was processed then. [`BatchError::StoreUnavailable`] if every message failed because of the store.
+    /// Before it processes anything, returns [`BatchError::NoMessageId`] if a message has no id, or an error of
+    /// [`check`](Self::check). Afterwards, returns [`BatchError::StoreUnavailable`] if every message failed because of the
+    /// store.
     pub async fn process(
         &self,
         event: SqsEvent,

@@ -265,7 +265,8 @@ impl KeySource {
             };
         }
         if value.starts_with(|c: char| c == '-' || c.is_ascii_digit()) {
-            // We parse the number by its digits, so that it isn't rounded.
+            // We parse it as a `Number`, not an `f64`, so that a 64-bit integer keeps all its digits. The next line rejects
+            // anything else.
             let number = serde_json::from_str::<Number>(&value).ok();
             return match number.filter(|number| number.is_i64() || number.is_u64()) {
                 Some(number) => Ok(KeyPart::Json(number.to_string())),
@@ -302,7 +303,8 @@ impl KeySource {
 
 /// Returns the producer's deduplication id. `None` for messages of standard queues.
 ///
-/// In a dead-letter queue, the message's own deduplication id differs, whether SQS moved the message or the consumer copied it.
+/// In a dead-letter queue, the message itself has a different deduplication id, whether SQS moved it or the consumer copied
+/// it.
 fn deduplication_id(delivery: &DeliveryMetadata) -> Option<&str> {
     let current = delivery.deduplication_id.as_deref()?;
     let original = delivery.attribute(ORIGINAL_DEDUPLICATION_ID);

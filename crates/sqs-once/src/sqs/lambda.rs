@@ -21,7 +21,7 @@ use crate::{handler::Handler, modes::Mode, protocol::Timestamp, telemetry};
 ///
 /// # Errors
 ///
-/// The errors of [`check`](Consumer::check), and one if the Lambda Runtime API can't be reached.
+/// Returns the errors of [`check`](Consumer::check), or an error if the Lambda Runtime API can't be reached.
 ///
 /// # Panics
 ///
@@ -59,7 +59,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// The errors of [`process`](Self::process), and [`BatchError::MinTimeToStart`].
+    /// Returns the errors of [`process`](Self::process), or [`BatchError::MinTimeToStart`].
     pub async fn invoke(
         &self,
         event: LambdaEvent<SqsEvent>,
@@ -79,7 +79,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`BatchError::KeyChangesOnRedrive`] and [`BatchError::KeySetTwice`].
+    /// Returns [`BatchError::KeyChangesOnRedrive`] or [`BatchError::KeySetTwice`].
     pub fn check(&self) -> Result<(), BatchError> {
         self.warn_once();
         self.check_key()
@@ -336,7 +336,7 @@ mod tests {
         }
     }
 
-    /// Returns the ids that the response to this event names, and how often the handler ran.
+    /// Returns the ids that the response to this event names, and how many times the handler ran.
     async fn failed(payload: &serde_json::Value) -> Result<(Vec<String>, usize), BatchError> {
         let consumer = consumer();
         let response = consumer.clone().oneshot(event(payload)).await?;

@@ -30,7 +30,7 @@ pub struct MessageOutcome<'a> {
     pub outcome: &'a Outcome,
     /// True if SQS confirmed the copy in the dead-letter queue.
     pub dead_lettered: bool,
-    /// How often the message was received, this time included.
+    /// How many times the message was received, this time included.
     pub receive_count: u32,
     /// When the message was sent, if the event says so (`SentTimestamp`).
     pub sent_at: Option<Timestamp>,

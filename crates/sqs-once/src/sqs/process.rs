@@ -35,7 +35,7 @@ pub(super) struct Process {
     s3_bodies: Arc<Semaphore>,
     /// Makes the process warn about its build only once.
     pub(super) has_warned: Once,
-    /// Makes the process warn only once of fingerprint pointers that find nothing.
+    /// Makes the process warn only once about fingerprint pointers that find nothing.
     pub(super) has_named_pointers: Once,
     /// The longest time that an invocation has had, in seconds. As far as the process knows, this is the function's timeout.
     longest: AtomicU64,
@@ -107,7 +107,7 @@ impl CircuitBreaker {
     ///
     /// # Errors
     ///
-    /// The time of the next probe, if the message must not run.
+    /// Returns the time of the next probe if the message must not run.
     pub(super) fn admit(
         &self,
         clock: impl Fn() -> Timestamp,

@@ -23,8 +23,8 @@ impl<M, H> Consumer<M, H> {
     ///
     /// # Errors
     ///
-    /// [`Outcome::Invalid`] for a message without an id, or with a body that is not a `T`; [`Outcome::Ignored`]
-    /// for a test event of S3.
+    /// Returns [`Outcome::Invalid`] if the message has no id or its body isn't a `T`, and [`Outcome::Ignored`] for a test
+    /// event from S3.
     pub(crate) fn read_message<T: FromMessage>(
         &self,
         sqs: SqsMessage,

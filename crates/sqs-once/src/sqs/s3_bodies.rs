@@ -71,8 +71,8 @@ impl S3Bodies {
         }
     }
 
-    /// Sets the longest body in bytes, 2 MiB by default. A longer one is a permanent failure, and the consumer
-    /// stops reading at the limit.
+    /// Sets the longest body in bytes, 2 MiB by default. A longer body fails permanently, and the consumer stops reading at
+    /// the limit.
     ///
     /// Each message in progress may hold a body of this size, and what the handler makes of it.
     ///

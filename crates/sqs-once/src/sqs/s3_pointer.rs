@@ -14,7 +14,7 @@ use crate::{
 /// Message attribute that the extended clients add: its newer and its older name.
 const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"];
 
-/// Reads the bodies that pointers name. `S3Bodies` of the feature `s3` implements it.
+/// Reads the bodies that pointers name. `S3Bodies`, from the `s3` feature, implements it.
 pub trait ReadBodies: Debug + Send + Sync {
     /// Returns how many bytes a body may have. Before it reads one, the consumer waits for that much memory, or for all
     /// of its 20 MiB if that is less.
@@ -24,7 +24,7 @@ pub trait ReadBodies: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The message's outcome. Its text should not contain payload.
+    /// Returns the message's outcome. Its text should not contain payload.
     fn read<'a>(&'a self, pointer: &'a S3Pointer)
     -> BoxFuture<'a, Result<Option<String>, Outcome>>;
 }

@@ -251,8 +251,9 @@ pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
     );
 }
 
-/// Checks that what commits with a record is applied together with it, once, or not at all. `with` makes something that
-/// the store applies, `refused` something that it refuses, and `applied` counts how often it was applied.
+/// Checks that the writes that commit with a record are applied together with it, once, or not at all. `with` makes
+/// something that the store applies, `refused` something that it refuses, and `applied` counts how many times it was
+/// applied.
 ///
 /// # Panics
 ///

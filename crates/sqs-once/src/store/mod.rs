@@ -65,7 +65,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A [`StoreError`]. An item that is not a valid record is [`StoreError::Unreadable`], and doesn't look like a missing record.
+    /// Returns a [`StoreError`]. If the item is not a valid record, this is [`StoreError::Unreadable`], not `Ok(None)`.
     fn get(
         &self,
         key: &Key,
@@ -77,7 +77,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// A [`StoreError`]. The swap may still have been applied: see [`may_have_been_applied`](StoreError::may_have_been_applied).
+    /// Returns a [`StoreError`]. The swap may still have been applied: see
+    /// [`may_have_been_applied`](StoreError::may_have_been_applied).
     fn swap(
         &self,
         swap: &Swap,

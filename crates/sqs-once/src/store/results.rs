@@ -132,7 +132,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// A text that says what failed and what to do. It contains no part of the output.
+    /// Returns a text that says what failed and what to do. It contains no part of the output.
     pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
         self.read_within(MAX_READ_TIME, pointer).await
     }
@@ -141,7 +141,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// A text that says what failed and what to do. It contains no part of the output.
+    /// Returns a text that says what failed and what to do. It contains no part of the output.
     #[doc(hidden)]
     pub async fn read_within(
         &self,

@@ -128,7 +128,7 @@ pub(crate) fn warn_of_other_subscriber() {
 /// The fields by which the runbook's queries find lines. An instrumented function's argument of the same name doesn't replace them.
 const KEPT: [&str; 4] = ["key", "message_id", "receive_count", "requestId"];
 
-/// Gives each span the fields of the spans around it.
+/// Gives each span the fields of the spans around it, except for spans whose target starts with `sqs_once::`.
 struct InheritFields;
 
 impl<S> Layer<S> for InheritFields
@@ -136,7 +136,7 @@ where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        // Skips the consumer's own spans: they have all that they need, and there is one per message.
+        // The consumer's own spans already have every field that they need, and there is one for each message.
         if attributes.metadata().target().starts_with("sqs_once::") {
             return;
         }
@@ -194,7 +194,7 @@ fn info() -> Targets {
     without_notices(Targets::new().with_default(LevelFilter::INFO))
 }
 
-/// Leaves out the texts of NOTICE and WARNING, except at `trace`, because they may show payload.
+/// Drops PostgreSQL's notices unless the filter enables them at `trace`. A notice may quote payload.
 fn without_notices(filter: Targets) -> Targets {
     if filter.would_enable(NOTICES, &Level::TRACE) {
         filter

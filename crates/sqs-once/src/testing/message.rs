@@ -60,7 +60,7 @@ impl Message {
         self
     }
 
-    /// Sets how often the message was received, including this time: `ApproximateReceiveCount`.
+    /// Sets how many times the message was received, this time included (`ApproximateReceiveCount`).
     pub fn receive_count(self, receive_count: u32) -> Self {
         self.system("ApproximateReceiveCount", receive_count.to_string())
     }

@@ -104,7 +104,7 @@ pub async fn process<M: Mode<H::Output>, H: Handler>(
 ///
 /// # Errors
 ///
-/// [`KeyError::EmptyPart`] if `key` is empty.
+/// Returns [`KeyError::EmptyPart`] if `key` is empty.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, Handler, handler_fn};

@@ -82,7 +82,8 @@ impl Plans {
         self.state().writes.clone()
     }
 
-    /// Makes the condition of the next write with the label `name` fail. A write without a label goes by its table.
+    /// Makes the condition of the next write with the label `name` fail. If a write has no label, `name` is the name of its
+    /// table.
     pub fn fail_condition(&self, name: String, item: Option<Item>) {
         self.state().failing.push_back((name, item));
     }

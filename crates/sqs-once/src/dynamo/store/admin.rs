@@ -66,7 +66,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the request failed. The record may have been replaced nevertheless.
+    /// Returns a [`StoreError`] if the request failed. The record may have been replaced anyway.
     pub async fn replace(&self, shown: &StoredRecord, to: Record) -> Result<bool, StoreError> {
         let Ok(record) = &shown.record else {
             return Ok(false);
@@ -83,7 +83,7 @@ impl DynamoStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the request failed. The record may have been deleted nevertheless.
+    /// Returns a [`StoreError`] if the request failed. The record may have been deleted anyway.
     pub async fn delete_record(&self, shown: &StoredRecord) -> Result<bool, StoreError> {
         let item = &shown.item;
         let mut delete = self

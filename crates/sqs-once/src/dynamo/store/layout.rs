@@ -99,7 +99,8 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if you name any other attribute, or if a new name is empty, longer than 255 bytes, or already in use.
+    /// Returns [`InvalidValue`] if you name any other attribute, or if a new name is empty, longer than 255 bytes, or
+    /// already in use.
     pub fn rename<N: Into<String>>(
         mut self,
         names: impl IntoIterator<Item = (impl AsRef<str>, N)>,
@@ -126,7 +127,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// [`InvalidValue`] if
+    /// Returns [`InvalidValue`] if:
     ///
     /// - `name` is empty, longer than 255 bytes, or the name of another attribute;
     /// - `partition` is empty or longer than 2048 bytes.

@@ -225,9 +225,9 @@ impl<O: Serialize> Change<O> {
 
     /// Sets what to do after a failed condition check. By default, the operation fails permanently.
     ///
-    /// `decide` returns a failure, or a replacement that updates or modifies the same item. Changing another
-    /// item is a permanent failure, because the next delivery begins with the first change, and looks for its
-    /// key only on the item of that change. The condition of a [`modify`](Self::modify) never fails.
+    /// `decide` returns a failure, or a replacement that updates or modifies the same item. A replacement that changes
+    /// another item fails permanently, because the next delivery begins with the first change, and looks for its key only on
+    /// the item of that change. The condition of a [`modify`](Self::modify) never fails.
     ///
     /// When the worker calls `decide`, nothing has been written. The function must have no effect, because a
     /// later delivery may call it again.

@@ -81,7 +81,7 @@ use crate::{
 /// # Limits
 ///
 /// An item has at most 400 KB, including the processed keys: about 8,000 keys of 36 bytes within the retention.
-/// A change beyond this limit is a permanent failure.
+/// A change beyond this limit fails permanently.
 ///
 /// The role needs `dynamodb:PutItem` for a create, `UpdateItem` for an update, and `GetItem` and `PutItem` for a
 /// modify.

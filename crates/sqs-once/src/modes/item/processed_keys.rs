@@ -13,7 +13,7 @@ use crate::{
     protocol::{Key, Timestamp},
 };
 
-/// List of the item's changes, the oldest first. Each is the time in epoch seconds, and then the key.
+/// List of the item's changes, the oldest first. Each change has two entries: its time in epoch seconds, then its key.
 const EVENTS: &str = "processed_events";
 
 /// An update removes old keys once the oldest is this long past its retention, so a busy item needs the second
@@ -117,7 +117,7 @@ impl ProcessedKeys<'_> {
         update.raw_value(":sqs_once_events", self.after(Some(found)))
     }
 
-    /// Returns a time in epoch seconds. Older changes have outlived their retention by `slack`.
+    /// Returns the time, in epoch seconds, before which a change is past its retention by more than `slack`.
     fn kept_since(&self, slack: Duration) -> u64 {
         let kept = if flawed("an item forgets its keys") {
             0

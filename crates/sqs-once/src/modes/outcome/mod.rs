@@ -69,8 +69,8 @@ pub enum Outcome {
     Contended(String),
     /// The handler returned a permanent failure.
     PermanentFailure(String),
-    /// The message failed permanently in an earlier attempt. Holds the recorded error. The handler did not
-    /// run.
+    /// An earlier attempt with this payload failed permanently, after this message was sent. Holds the recorded error. The
+    /// handler did not run.
     FailedBefore(String),
     /// The process died every time this message ran alone, once more often than
     /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the
@@ -92,7 +92,7 @@ pub enum Outcome {
     /// not run.
     BehindFailure,
     /// The circuit breaker is open: the last handlers of this process failed one after the other, or the called system
-    /// refuses everybody. The message was not claimed, and the handler did not run.
+    /// refuses all requests. The message was not claimed, and the handler did not run.
     CircuitOpen {
         /// Earliest time at which a message can show whether handlers succeed again.
         next_probe: Timestamp,

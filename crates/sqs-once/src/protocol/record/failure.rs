@@ -12,7 +12,8 @@ const MAX_EARLIER_ERROR_BYTES: usize = 200;
 /// Maximum number of payloads whose failures a record keeps.
 const MOST_PAYLOADS: usize = 4;
 
-/// A permanent failure under a key. It answers every message with the same payload that was sent at or before its time.
+/// A permanent failure under a key. It answers every message with the same payload that was sent at or before its time. If a
+/// message has no send time, only a failure of its own message id answers it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedFailure {
     /// When the failure happened, or the `SentTimestamp` of its message if that is later.
@@ -27,9 +28,10 @@ pub struct RecordedFailure {
 }
 
 impl RecordedFailure {
-    /// Puts this failure in front of the others. It replaces an earlier one with the same fingerprint, and answers that one's
-    /// messages too. Up to three others stay, even if we can't compare them, because they may be for other payloads. The oldest of
-    /// four then stands for all older ones: it answers every payload.
+    /// Puts this failure in front of the others. It replaces an earlier one with the same fingerprint and takes over its
+    /// time if that is later, so that it also answers the earlier one's messages. The earlier one's message id is lost, so a
+    /// message without a send time may run again. Up to three others stay, even if we can't compare them, because they may
+    /// be for other payloads. The oldest of four then stands for all older ones: it answers every payload.
     pub(crate) fn added_to(mut self, failures: &[Self]) -> Vec<Self> {
         cut(&mut self.error, MAX_ERROR_BYTES);
         let mut all = vec![self];

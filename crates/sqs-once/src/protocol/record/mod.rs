@@ -57,7 +57,7 @@ pub enum AttemptEnd {
     Deadline,
     /// The handler returned a permanent failure.
     Permanent,
-    /// The handler had no effect, or no attempt was ever open.
+    /// The handler had no effect, or the claim was undone before any handler began.
     NoEffect,
 }
 
@@ -110,13 +110,14 @@ pub struct Record {
     pub attempts: u64,
     /// Claim time of the earliest open attempt. `None` if no attempt is open.
     pub first_claimed_at: Option<Timestamp>,
-    /// How the last attempt ended. `None` if nobody knows, for example after a crash.
+    /// How the last handler that ran ended. `None` if nobody knows, for example after a crash.
     pub last_end: Option<AttemptEnd>,
     /// Number of attempts in a row that ran alone and have no recorded end.
     pub exclusive_attempts: u64,
-    /// The permanent failures, one for each payload, the latest first. A record in progress keeps them.
+    /// The permanent failures, the latest first: one for each payload, except that the fourth stands for all older ones too.
+    /// A record in progress keeps them.
     pub failures: Vec<RecordedFailure>,
-    /// How often the called system declined. The call key is made from the key and this number.
+    /// How many times the called system declined. The call key is made from the key and this number.
     pub generation: u64,
     /// True if an open attempt may have had a different payload than the record's.
     pub open_other: bool,

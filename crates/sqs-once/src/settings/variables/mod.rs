@@ -24,8 +24,9 @@ use table::{SETTINGS, Setting};
 /// [`Settings`](crate::Settings) reads its variables from here, and your own settings can too. An empty variable is treated as if
 /// it were not set.
 ///
-/// This library trims white space from both ends of its own settings, and a line break inside one is an error. Your
-/// variables stay as they are, because a certificate has line breaks, unless you [`trim`](Self::trim) them.
+/// This library trims white space from both ends of its own settings, and a line break inside one is an error. Your own
+/// variables are left untouched unless you [`trim`](Self::trim) them, because a value such as a certificate may contain line
+/// breaks.
 ///
 /// ```
 /// use sqs_once::Variables;

@@ -48,11 +48,11 @@ struct KnownQueue {
 /// The latest read of a queue's attributes.
 #[derive(Debug)]
 enum Read {
-    /// The first one is in flight.
+    /// The first read is in flight.
     First,
-    /// A later one is in flight.
+    /// A later read is in flight.
     Again,
-    /// It has ended. The next one begins after the pause, if there is one.
+    /// The read has ended. The next one begins after the pause, if there is one.
     Ended(Option<Pause>),
 }
 

@@ -43,8 +43,8 @@ impl Default for Backoff {
 
 impl Backoff {
     /// Returns the wait in whole seconds, as SQS counts: `base` after the first receive, doubled at each later
-    /// one, up to `cap`. Half of it is fixed, and the rest is jitter. The fixed half decides how long an outage
-    /// every message survives.
+    /// one, up to `cap`. Half of it is fixed, and the rest is jitter. Only the fixed half counts towards the outage that
+    /// every message is sure to survive.
     fn seconds(self, receive_count: u32, jitter: impl FnOnce(u64) -> u64) -> u64 {
         let doubled = 1_u32
             .checked_shl(receive_count.saturating_sub(1))
@@ -59,7 +59,8 @@ impl Backoff {
 #[doc(hidden)]
 pub const LEAST_OUTAGE: Duration = Duration::from_secs(12 * 3600);
 
-/// Returns how long an outage every message of a queue survives: the shortest time from its first receive to its last.
+/// Returns the longest outage that every message of a queue survives: the shortest time from a message's first receive to
+/// its last.
 ///
 /// `backoff` holds the first wait and the longest. A failed message waits for at least half of its backoff, and one whose worker
 /// dies waits for the queue's visibility timeout. A message that isn't started at its first receive is visible again at once.

@@ -44,9 +44,8 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// a half, the consumer does not call it again for five minutes of wall-clock time.
 ///
 /// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout. It reads
-/// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer
-/// warns once of a queue without a dead-letter queue, and of a queue whose messages don't survive an outage of
-/// twelve hours.
+/// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer warns once if
+/// a queue has no dead-letter queue, or if its messages don't survive an outage of twelve hours.
 ///
 /// The role needs `sqs:ChangeMessageVisibility`, and also `sqs:GetQueueUrl` and `sqs:GetQueueAttributes`, which the consumer rarely
 /// calls. A queue in another account must allow them. For a queue in another Region, the consumer calls SQS there.
@@ -89,8 +88,9 @@ impl Visibility {
     /// and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half of each wait is
     /// fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// Every message survives an outage that lasts half as long as all waits between its receives together. The
-    /// number of waits is one less than the queue's `maxReceiveCount`.
+    /// Every message survives an outage that lasts half as long as the sum of its waits, without the wait after the first
+    /// receive: a message that isn't started at its first receive is visible again at once. The number of waits is one less
+    /// than the queue's `maxReceiveCount`.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Visibility {
     }
 
     /// Sets how long records are kept (see [`Once::retention`](crate::Once::retention)), so that the consumer
-    /// can warn of a queue that keeps its messages longer.
+    /// can warn about a queue that keeps its messages longer.
     ///
     /// ```no_run
     /// # use sqs_once::sqs::Visibility;
@@ -136,13 +136,19 @@ impl Visibility {
     /// | `SqsOnceKey` | the idempotency key, if there is one; its SHA-256 if it has characters that SQS rejects |
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
-    /// If the consumer can't make a copy, it reports the message as failed, as with `false`. That happens if the queue has no
-    /// dead-letter queue or we don't know it, if the role may not send to it, if the batch has another message with the same id and
-    /// different content, or if there was no time. If the copy would have more than ten attributes or more bytes than the queue
-    /// takes, the consumer shortens `SqsOnceError`, then leaves out the error, the key and the reason, in this order. It makes no
-    /// copy only if the key is made from `SqsOnceDeduplicationId` and even that does not fit. The metric `DeadLettersNotSent`
-    /// counts messages without a copy, and a process warns once of a missing queue or permission. After a crash between copy and
-    /// acknowledgement, the dead-letter queue gets the message twice, but never loses it.
+    /// If the copy would have more than ten attributes or more bytes than the queue takes, the consumer shortens
+    /// `SqsOnceError`, then leaves out the error, the key and the reason, in this order.
+    ///
+    /// If the consumer can't make a copy, it reports the message as failed, as with `false`. This happens if:
+    /// - the queue has no dead-letter queue, or we don't know it;
+    /// - the role may not send to the dead-letter queue;
+    /// - the batch has another message with the same id and different content;
+    /// - keys are made from deduplication ids, and `SqsOnceDeduplicationId` doesn't fit into the copy;
+    /// - there was no time.
+    ///
+    /// The metric `DeadLettersNotSent` counts messages without a copy, and a process warns once about a missing queue or
+    /// permission. If the process crashes between copy and acknowledgement, the dead-letter queue gets the message twice,
+    /// but no message is lost.
     ///
     /// The role needs `sqs:GetQueueUrl` and `sqs:SendMessage` on the dead-letter queue. To move copies back
     /// with `StartMessageMoveTask` or the console, name the source queue as the destination.
@@ -224,8 +230,8 @@ impl Visibility {
         ids.len() - confirmed.len()
     }
 
-    /// Changes the visibility timeouts of a batch while there is time until `answer`, except for messages that
-    /// are in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
+    /// Changes the visibility timeouts of a batch's messages, for two seconds at most and not past `answer`. Skips messages
+    /// that are already in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
     /// invocation began at `begun`.
     pub(super) async fn apply(
         &self,

@@ -73,7 +73,7 @@ impl QueueValues {
         (1..self.receives).map(wait).sum()
     }
 
-    /// Returns how long an outage every message survives, in seconds, as the consumer's warning and `doctor` report it.
+    /// Returns the longest outage that every message survives, in seconds, as the consumer's warning and `doctor` report it.
     fn survived(&self) -> u64 {
         let visibility_timeout = Duration::from_secs(self.visibility_timeout);
         let Backoff { base, cap } = self.backoff;

@@ -184,7 +184,7 @@ struct Director<'a, F> {
     rest: Duration,
     id: &'static str,
     sent: Timestamp,
-    /// How often this message was received.
+    /// How many times this message was received.
     receives: u32,
 }
 

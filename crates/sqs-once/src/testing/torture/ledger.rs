@@ -33,7 +33,7 @@ impl Ledger {
     ///
     /// # Errors
     ///
-    /// [`NoAnswer`] if the answer is lost, although the effect has happened. `?` turns it into a retryable failure.
+    /// Returns [`NoAnswer`] if the answer is lost although the effect has happened. `?` turns it into a retryable failure.
     ///
     /// # Panics
     ///

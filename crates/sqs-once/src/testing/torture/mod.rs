@@ -77,7 +77,7 @@ pub struct Survived {
     pub runs: usize,
     /// How many deliveries there were in all runs.
     pub receives: usize,
-    /// How often another worker took over because the one that held the claim was frozen.
+    /// How many times another worker took over because the one that held the claim was frozen.
     pub takeovers: usize,
 }
 

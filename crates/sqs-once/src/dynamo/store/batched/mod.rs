@@ -28,12 +28,13 @@ use crate::{
 /// - A call waits for one turn of the runtime and shares a request with the calls of that turn. If there are
 ///   no others, it goes out as an ordinary request.
 /// - Claims and completions have separate batches. While four requests of a kind are in flight, a batch that is not full waits
-///   for more calls, but at most 100 ms. With less than 400 ms left, a call goes alone.
+///   for more calls, but at most 100 ms. With less than 400 ms left, a call is sent on its own.
 /// - A call waits for its batch for at most half of the time that it has left. If a batch gets no response, it goes out once
 ///   more as a batch, and after that its calls go out as ordinary requests.
-/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`. The store logs a warning and sends only ordinary
-///   requests for an hour if DynamoDB denies access, sends a response of an unknown form, or refuses three batches or
-///   statements in a row but accepts their ordinary requests.
+/// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`.
+/// - For an hour, the store sends only ordinary requests after DynamoDB has denied access, sent a response of an unknown
+///   form, or refused three batches or statements in a row but accepted their ordinary requests. It logs a warning each
+///   time.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};

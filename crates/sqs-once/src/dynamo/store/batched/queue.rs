@@ -52,7 +52,7 @@ const MAX_STATEMENTS: usize = 25;
 const PERMITS: usize = 4;
 /// They wait no longer than this, because the requests in flight may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
-/// With less time left, a call goes alone.
+/// With less time left, a call is sent on its own.
 const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
 /// Longest time that a call waits for its batch. The client of `aws::config` gives up earlier.
 const MAX_WAIT: Duration = Duration::from_secs(6);
@@ -227,7 +227,7 @@ impl BatcherState {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether batching is paused, so that each write goes alone.
+    /// Returns whether batching is paused, so that each write is sent on its own.
     fn rests(&self) -> bool {
         self.standing().is_pause(Timestamp::now())
     }

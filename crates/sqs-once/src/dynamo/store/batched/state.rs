@@ -18,7 +18,7 @@ pub(super) struct BatchingState {
     silent_since: Option<Instant>,
     rest: Option<Pause>,
     end: Option<Pause>,
-    /// True until the metrics have reported the end.
+    /// True from the end of batching until the metrics have reported it.
     is_unreported: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum BatchingEnd {
 }
 
 impl BatchingState {
-    /// Returns whether each write goes alone.
+    /// Returns whether each write is sent on its own.
     pub(super) fn is_pause(&self, now: Timestamp) -> bool {
         self.is_end(now) || is_on(self.rest, now)
     }
