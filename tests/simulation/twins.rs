@@ -14,7 +14,7 @@ use simulation::{
 use crate::SEEDS;
 
 /// The flaw, the first seed that finds it, and the check that fails.
-const FOUND: [(&str, u64, &str); 83] = [
+const FOUND: [(&str, u64, &str); 85] = [
     (
         "a body that S3 refuses is invalid",
         10,
@@ -24,6 +24,11 @@ const FOUND: [(&str, u64, &str); 83] = [
         "a change drops the keys of another",
         328,
         "an item keeps its keys",
+    ),
+    (
+        "a claim does not know its own record",
+        5,
+        "P7 no worker waits for its own claim",
     ),
     (
         "a claim forgets the failures",
@@ -124,6 +129,11 @@ const FOUND: [(&str, u64, &str); 83] = [
     (
         "a failure has no time",
         2,
+        "P2 message sent before a failure is never claimed",
+    ),
+    (
+        "a fifth payload makes a failure forgotten",
+        50,
         "P2 message sent before a failure is never claimed",
     ),
     (

@@ -178,16 +178,21 @@ impl Progress {
             return;
         };
         let is_once = batch.messages.iter().filter(|id| *id == message).count() == 1;
-        let own = self.claims.get(&key).filter(|(of, id, since)| {
-            is_once && *of == worker && id == message && *since >= began
-        });
+        let own = self
+            .claims
+            .get(&key)
+            .filter(|(of, id, since)| is_once && *of == worker && id == message && *since >= began);
         let is_own = own.is_some();
         drop(at_work);
         bench.check(
             "P7 no worker waits for its own claim",
             !is_own,
             &[&key, message],
-            || format!("worker {worker} answered {message} with a conflict, and holds {key} itself"),
+            || {
+                format!(
+                    "worker {worker} answered {message} with a conflict, and holds {key} itself"
+                )
+            },
         );
     }
 

@@ -273,8 +273,8 @@ impl State {
                 false
             }
             ("FAILED", Some(error)) => {
-                // Without a run, the library's own failure had no effect, unless it gave up a message that ends its process.
-                if end.is_none() && !has_crashed(&error) {
+                // Without a run, the library's own failure had no effect.
+                if end.is_none() {
                     self.now.open_since = claim.replaced.open_since;
                 }
                 if end == Some("declined") {
@@ -287,6 +287,7 @@ impl State {
                     content: tells_payloads_apart.then_some(content),
                     at,
                 });
+                merge(&mut self.failures);
                 false
             }
             _ => matches!(end, None | Some("no effect")),
@@ -363,6 +364,22 @@ impl State {
 impl Held {
     fn is_in_the_way_of(&self, message: &Message) -> bool {
         self.is_in_progress && self.payload.is_some_and(|of| of != message.content())
+    }
+}
+
+/// Of more than four payloads, the record keeps the last three apart.
+fn merge(failures: &mut [Failure]) {
+    let mut contents = Vec::new();
+    for failure in failures.iter().rev() {
+        if !contents.contains(&failure.content) {
+            contents.push(failure.content);
+        }
+    }
+    if contents.len() > 4 {
+        for failure in failures {
+            let is_apart = contents[..3].contains(&failure.content);
+            failure.content = failure.content.filter(|_| is_apart);
+        }
     }
 }
 

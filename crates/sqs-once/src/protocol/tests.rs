@@ -661,6 +661,8 @@ fn oldest_of_four_failures_answers_for_all_older_ones() {
     assert_eq!(times, [5, 4, 3, 2].map(|minutes| MINUTE * minutes));
     let sizes: Vec<_> = failures.iter().map(|one| one.error.len()).collect();
     assert_eq!(sizes, [4096, 200, 200, 200]);
+    let of_many = "more than four payloads failed under this key, one with: éé";
+    assert!(failures[3].error.starts_with(of_many));
 }
 
 #[test]

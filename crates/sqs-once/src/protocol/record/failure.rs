@@ -11,6 +11,8 @@ pub const MAX_ERROR_BYTES: usize = 4 * 1024;
 const MAX_EARLIER_ERROR_BYTES: usize = 200;
 /// Maximum number of payloads whose failures a record keeps.
 const MOST_PAYLOADS: usize = 4;
+/// Begins the text of a failure that stands for older ones.
+const OF_MANY: &str = "more than four payloads failed under this key, one with: ";
 
 /// A permanent failure under a key. It answers every message with the same payload that was sent at or before its time. If a
 /// message has no send time, only a failure of its own message id answers it.
@@ -47,7 +49,10 @@ impl RecordedFailure {
                 && !flawed("a fifth payload makes a failure forgotten")
             {
                 oldest.at = oldest.at.max(earlier.at);
-                oldest.fingerprint = None;
+                if oldest.fingerprint.take().is_some() {
+                    oldest.error.insert_str(0, OF_MANY);
+                    cut(&mut oldest.error, MAX_EARLIER_ERROR_BYTES);
+                }
             }
         }
         all
