@@ -1,4 +1,4 @@
-//! The list of docs/testing.md: each guarantee, and flaws against it that docs/flaws.md has.
+//! The table of docs/testing.md: each guarantee, and flaws against it that docs/flaws.md has.
 
 const TESTING: &str = include_str!("../../docs/testing.md");
 const GUARANTEES: &str = include_str!("../../docs/concepts.md");
@@ -11,7 +11,7 @@ fn guarantees() -> impl Iterator<Item = String> {
         let (number, rest) = line.split_once(". **")?;
         let (name, _) = rest.split_once(".**")?;
         number.parse::<usize>().ok()?;
-        Some(format!("{number}. {name}: "))
+        Some(format!("| {number}. {name} | "))
     })
 }
 
@@ -19,11 +19,13 @@ fn guarantees() -> impl Iterator<Item = String> {
 fn each_guarantee_names_flaws_against_it() {
     assert_eq!(guarantees().count(), 7);
     for guarantee in guarantees() {
-        let item = TESTING
+        let row = TESTING
             .lines()
             .find_map(|line| line.strip_prefix(&guarantee));
-        let flaws = item.unwrap_or_else(|| panic!("no item {guarantee}"));
-        for flaw in flaws.split("; ") {
+        let row = row.unwrap_or_else(|| panic!("no row {guarantee}"));
+        let flaws: Vec<_> = row.split('`').skip(1).step_by(2).collect();
+        assert!(!flaws.is_empty(), "{guarantee}");
+        for flaw in flaws {
             assert!(FLAWS.contains(&format!("\n| {flaw} | ")), "{flaw}");
         }
     }
