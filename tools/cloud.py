@@ -61,9 +61,7 @@ class Cloud:
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         )
-        # All calls go through this method, those of waiters and paginators too.
-        client._make_api_call = _whole(client._make_api_call)
-        return client
+        return with_whole_calls(client)
 
     def environment(self) -> dict[str, str]:
         """The environment of this process, with the endpoint and credentials of this cloud."""
@@ -249,7 +247,8 @@ def unwind_on_signals() -> None:
 
     def leave(number: int, _frame: FrameType | None) -> None:
         global _stopped_by
-        if not _calls:
+        # The second signal waits for nothing.
+        if not _calls or _stopped_by is not None:
             sys.exit(128 + number)
         _stopped_by = number
 
@@ -257,12 +256,15 @@ def unwind_on_signals() -> None:
         signal.signal(number, leave)
 
 
-def _whole(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call, which a signal doesn't interrupt: the process leaves at its end.
+def with_whole_calls(client: Any) -> Any:
+    """The client, whose calls a signal doesn't interrupt: the process leaves at the end of its call.
 
     A SystemExit raised inside the AWS client is now and then swallowed, or leaves a lock that the client's own
     clean-up waits for: 5 of 653 signals did not end their process.
     """
+
+    # All calls go through this method, those of waiters and paginators too.
+    call: Callable[..., Any] = client._make_api_call
 
     def made(*arguments: Any) -> Any:
         global _calls, _stopped_by
@@ -277,7 +279,8 @@ def _whole(call: Callable[..., Any]) -> Callable[..., Any]:
                 number, _stopped_by = _stopped_by, None
                 sys.exit(128 + number)
 
-    return made
+    client._make_api_call = made
+    return client
 
 
 @contextlib.contextmanager

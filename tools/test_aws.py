@@ -26,7 +26,7 @@ import cloud as local_cloud
 import demo
 import deployment
 from botocore.exceptions import BotoCoreError, ClientError
-from cloud import ROOT, STATE, Cloud, MiniStack, Unavailable, uninterrupted, unwind_on_signals
+from cloud import ROOT, STATE, Cloud, MiniStack, Unavailable, uninterrupted, unwind_on_signals, with_whole_calls
 from deployment import Failed, say
 
 EMULATED = "0" * 12
@@ -47,7 +47,7 @@ class Aws(Cloud):
     session: Any
 
     def client(self, service: str) -> Any:
-        return self.session.client(service)
+        return with_whole_calls(self.session.client(service))
 
     def environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}

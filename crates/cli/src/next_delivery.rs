@@ -34,7 +34,8 @@ impl Rules {
 
     /// Returns whether an invocation that begins now may end after the lifetime of the record's call key.
     fn are_too_late(&self, record: &Record, now: Timestamp) -> bool {
-        open_too_long(record, self.call_key_lifetime(), now + self.0.timeout).is_some()
+        let end = now + self.0.timeout + Duration::from_secs(1);
+        open_too_long(record, self.call_key_lifetime(), end).is_some()
     }
 
     fn crash_waits(&self) -> CrashWaits {

@@ -6,10 +6,13 @@ use std::{
     time::Duration,
 };
 
+use sqs_once::protocol::Timestamp;
+
 use super::Bench;
 use crate::{
     ledger::{Event, Run, Worker},
     plan::{Kind, Message, Mode},
+    world::EPOCH,
 };
 
 /// Most receives of a good message in which nothing goes wrong: it may be behind others, wait for a lease, or be
@@ -31,7 +34,7 @@ pub(super) struct Progress {
     declined: BTreeSet<String>,
     /// Batches of each message.
     batches: BTreeMap<String, Vec<usize>>,
-    /// Live claims by key: the worker, the message, and since when.
+    /// Live claims by key: the worker, the message, and when it was made.
     claims: HashMap<String, (Worker, String, Duration)>,
 }
 
@@ -90,9 +93,11 @@ impl Progress {
                 key,
                 worker,
                 message,
+                made_ms,
                 ..
             } => {
-                let claim = (*worker, message.clone(), at);
+                let made = EPOCH.until(Timestamp::from_millis(*made_ms));
+                let claim = (*worker, message.clone(), made);
                 self.claims.insert(key.clone(), claim);
             }
             Event::Settled { key, .. }
@@ -178,10 +183,10 @@ impl Progress {
             return;
         };
         let is_once = batch.messages.iter().filter(|id| *id == message).count() == 1;
-        let own = self
-            .claims
-            .get(&key)
-            .filter(|(of, id, since)| is_once && *of == worker && id == message && *since >= began);
+        // A late copy of a claim may be of an invocation before.
+        let own = self.claims.get(&key).filter(|(of, id, made)| {
+            is_once && *of == worker && id == message && *made >= began + bench.skew()
+        });
         let is_own = own.is_some();
         drop(at_work);
         bench.check(

@@ -102,9 +102,9 @@ impl Records {
                     }
                 }
             }
-            Event::GatewayRefused { run } => self.asked(*run),
+            Event::GatewayRefused { run } => self.asked(at, *run, bench),
             Event::Charged { run, key, taken } => {
-                self.asked(*run);
+                self.asked(at, *run, bench);
                 if *taken {
                     self.charged(at, *run, key, bench);
                 }
@@ -117,9 +117,16 @@ impl Records {
         self.keys.entry(key.to_owned()).or_default()
     }
 
-    fn asked(&mut self, run: Run) {
-        let key = self.runs.get(&run).map(|of| &of.key);
-        let of_key = key.and_then(|key| self.keys.get_mut(key));
+    fn asked(&mut self, at: Duration, run: Run, bench: &mut Bench<'_>) {
+        let Some(of_run) = self.runs.get(&run) else {
+            return;
+        };
+        let (key, worker) = (of_run.key.clone(), of_run.worker);
+        let rates = &bench.plan.rates;
+        if rates.late == 0.0 && rates.doubled == 0.0 {
+            self.not_too_old(at, run, &key, worker, bench);
+        }
+        let of_key = self.keys.get_mut(&key);
         if let Some(asked) = of_key.and_then(|of_key| of_key.open.get_mut(&run)) {
             *asked = true;
         }
@@ -368,7 +375,10 @@ impl Records {
         };
         let of_key = self.keys.get(key);
         // Runs are numbered in the order of their starts.
-        let open = of_key.and_then(|of_key| of_key.open.iter().find(|(_, asked)| **asked));
+        let open = of_key.and_then(|of_key| {
+            let mut open = of_key.open.iter();
+            open.find(|(other, asked)| **asked && **other != run)
+        });
         let Some((earliest, _)) = open else {
             return;
         };

@@ -25,9 +25,6 @@ struct OfClaim {
     message: String,
     worker: Worker,
     made_ms: u64,
-    was: &'static str,
-    /// It failed without a run. If it was given up as crashed, it is open, and otherwise not.
-    is_unclear: bool,
 }
 
 impl History {
@@ -53,8 +50,6 @@ impl History {
                     message: message.clone(),
                     worker: *worker,
                     made_ms: *made_ms,
-                    was,
-                    is_unclear: false,
                 });
             }
             Event::Settled { key, is, .. } => {
@@ -110,7 +105,7 @@ impl OfKey {
         if std::mem::replace(&mut self.is_settled, true) {
             return;
         }
-        let Some(claim) = self.claims.last_mut() else {
+        let Some(claim) = self.claims.last() else {
             return;
         };
         let run = self.runs.get(&(claim.worker, claim.made_ms));
@@ -119,7 +114,6 @@ impl OfKey {
             (Some("declined"), "FAILED") => {
                 self.claims.clear();
             }
-            (None, "FAILED") if claim.was == "IN_PROGRESS" => claim.is_unclear = true,
             (None | Some("no effect"), _) => drop(self.claims.pop()),
             _ => {}
         }
@@ -138,21 +132,15 @@ impl OfKey {
         let id = (worker, claim.made_ms);
         self.runs.insert(id, (run, "running"));
         // The earliest by the clocks of their workers.
-        let times = |is_unclear| {
-            let claims = earlier.iter().filter(move |of| of.is_unclear == is_unclear);
-            claims.map(|claim| claim.made_ms)
-        };
-        let open = times(false).min();
+        let open = earlier.iter().map(|claim| claim.made_ms).min();
         match told {
             Some(told) => {
                 let since = told.since_ms;
                 let check = "P3 told of open attempts only";
-                bench.check(check, !earlier.is_empty(), &[key], || {
+                bench.check(check, open.is_some(), &[key], || {
                     format!("run {run} of {key} was told of an attempt since {since:?}, and none is open")
                 });
-                let mut unclear = times(true).filter(|at| open.is_none_or(|open| *at < open));
-                let is_earliest =
-                    earlier.is_empty() || since == open || unclear.any(|at| since == Some(at));
+                let is_earliest = open.is_none() || since == open;
                 let check = "P3 told of the earliest open attempt";
                 bench.check(check, is_earliest, &[key], || {
                     format!("run {run} of {key} was told of {since:?} in place of {open:?}")

@@ -10,7 +10,8 @@ use serde_json::Value;
 use sqs_once::internal::{
     LEAST_OUTAGE, survived_outage,
     table::{
-        CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_VISIBILITY, IDEMPOTENCY_RETENTION,
+        CONSUMER_BACKOFF_BASE, CONSUMER_BACKOFF_CAP, CONSUMER_CALL_KEY_LIFETIME,
+        CONSUMER_VISIBILITY, IDEMPOTENCY_RETENTION,
     },
 };
 
@@ -184,6 +185,7 @@ async fn queue(
         );
     }
     record_retention(function, longest, findings);
+    call_key_lifetime(function, findings);
     Ok(needed)
 }
 
@@ -238,6 +240,28 @@ fn record_retention(function: &Function, longest: Duration, findings: &mut Findi
             ),
             "a message that is redriven after its record expired runs a second time",
             format!("set IDEMPOTENCY_RETENTION to {}d or more", longest.as_secs().div_ceil(86_400)),
+        );
+    }
+}
+
+fn call_key_lifetime(function: &Function, findings: &mut Findings) {
+    let setting = &CONSUMER_CALL_KEY_LIFETIME;
+    if !function.is_on(setting.name) {
+        return;
+    }
+    let lifetime = function.span(setting);
+    // A lifetime of 1 ms means at most once.
+    if lifetime > Duration::from_millis(1) && lifetime <= function.timeout {
+        findings.add(
+            Check::CallKeyLifetime,
+            format!(
+                "{} is {}, and an invocation may last {}",
+                setting.name,
+                in_words(lifetime),
+                in_words(function.timeout)
+            ),
+            "every retry fails permanently with `too old to repeat`, because its call key may expire before its invocation ends",
+            "set a function timeout that is well below the time for which the downstream system remembers a call key",
         );
     }
 }

@@ -42,6 +42,8 @@ enum Check {
     DeadLetterRetention,
     /// Records are kept for a shorter time than messages.
     RecordRetention,
+    /// Every retry is too old to repeat.
+    CallKeyLifetime,
     /// A table is missing, or has a different primary key.
     KeySchema,
     /// TTL is off, or on a different attribute.

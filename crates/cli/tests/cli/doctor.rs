@@ -495,6 +495,11 @@ async fn each_seeded_fault_is_the_one_finding() {
             "record-retention",
         ),
         (
+            &variable("CONSUMER_CALL_KEY_LIFETIME"),
+            json!("20s"),
+            "call-key-lifetime",
+        ),
+        (
             "/queues/orders/RedrivePolicy",
             none.clone(),
             "dead-letter-queue",

@@ -131,8 +131,8 @@ async fn show_explains_lease_history_and_next_message() {
 async fn show_knows_what_is_too_old_to_repeat() {
     let world = World::new().await;
     let open = [
-        ("lease_until", before(3700)),
-        ("first_claimed_at", before(3700)),
+        ("lease_until", before(2800)),
+        ("first_claimed_at", before(2800)),
         ("last_end", s("deadline")),
     ];
     world.put(KEY, "IN_PROGRESS", &open).await;
@@ -148,6 +148,7 @@ async fn show_knows_what_is_too_old_to_repeat() {
 
     let configuration = json!({
         "FunctionName": "charge-cards",
+        "Timeout": 900,
         "Environment": {"Variables": {"CONSUMER_CALL_KEY_LIFETIME": "1h"}},
     });
     let lambda = Router::new().route(

@@ -206,12 +206,16 @@ impl Claim {
         Fingerprint::may_be_same(&record.fingerprint, &self.fingerprint)
     }
 
-    /// Returns the recorded failure that answers this message. Without a send time, the message's id must match.
+    /// Returns the recorded failure that answers this message. Without a send time, the message's id must match, and the failure
+    /// must not stand for other payloads.
     fn failure_in<'a>(&self, record: &'a Record) -> Option<&'a RecordedFailure> {
         let is_answer = |failure: &&RecordedFailure| {
             let is_earlier = match self.sent_at {
                 Some(sent_at) => sent_at <= failure.at,
-                None => self.message_id == failure.message_id,
+                None => {
+                    self.message_id == failure.message_id
+                        && (failure.fingerprint.is_some() || self.fingerprint.is_none())
+                }
             };
             is_earlier
                 && (Fingerprint::may_be_same(&failure.fingerprint, &self.fingerprint)

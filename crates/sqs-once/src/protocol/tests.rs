@@ -254,7 +254,7 @@ fn message_sent_at_or_before_a_failure_has_failed() {
         ..claim()
     };
     assert_eq!(rejected(&both, &no_fingerprint), expired);
-    // If nobody knows when the message was sent, its id decides.
+    // If nobody knows when the message was sent, its id decides, but not for the payloads that one failure stands for.
     let unknown = Claim {
         sent_at: None,
         ..claim()
@@ -265,6 +265,10 @@ fn message_sent_at_or_before_a_failure_has_failed() {
         ..unknown
     };
     assert_eq!(rejected(&failed(NOW), &same), before);
+    let mut of_many = failed(NOW);
+    of_many.failures[0].fingerprint = None;
+    assert_eq!(decide(Some(&of_many), &same), Decision::Over);
+    assert_eq!(rejected(&of_many, &claim()), before);
 }
 
 #[test]
