@@ -52,7 +52,7 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawVa
 }
 
 /// Returns the one spelling of a decimal number's exact value, without exponent or superfluous zeros: `99.90` and `9.99e1`
-/// are both `99.9`. `None` if that has more than 40 digits, or if `number` isn't a decimal number.
+/// are both `99.9`. Returns `None` if the spelling has more than 40 digits, or if `number` isn't a decimal number.
 pub(crate) fn plain(number: &str) -> Option<String> {
     const MOST_DIGITS: usize = 40;
     let (sign, number) = match number.strip_prefix('-') {

@@ -53,9 +53,9 @@ where
                 code if code.contains("AccessDenied") => {
                     format!("; grant {permission} to these credentials")
                 }
-                // CloudFormation's code for a missing stack.
                 code if code.contains("NonExistent")
                     || code.contains("NotFound")
+                    // CloudFormation reports a missing stack as `ValidationError`.
                     || code == "ValidationError" =>
                 {
                     "; check the name, the account and AWS_REGION".to_owned()

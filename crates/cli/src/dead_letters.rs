@@ -68,7 +68,7 @@ impl NamedQueue {
         })
     }
 
-    /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Doesn't check whether a URL exists.
+    /// Finds a queue by its URL, ARN or name. Returns `None` if it does not exist. Doesn't check whether a URL exists.
     pub(crate) async fn find_existing(
         config: &SdkConfig,
         name: &str,
@@ -262,7 +262,7 @@ impl DeadLetter {
         }
     }
 
-    /// Returns the key that the consumer gave the message. `None` if the message has none, or only its hash.
+    /// Returns the key that the consumer gave the message, or `None` if the message has none, or only its hash.
     pub(crate) fn key(&self) -> Option<&str> {
         self.key.as_deref().filter(|key| key.contains('#'))
     }

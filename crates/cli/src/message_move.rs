@@ -179,7 +179,7 @@ impl Move<'_> {
         }
     }
 
-    /// Reads the progress. `None` if SQS does not return this move.
+    /// Reads the progress. Returns `None` if SQS does not list this move.
     async fn task(&self) -> Result<Option<Task>, Error> {
         let task = newest(self.from, &self.at_start.arn).await?;
         Ok(task.filter(|task| Some(task.started_timestamp()) != self.before))

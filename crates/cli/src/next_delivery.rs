@@ -77,7 +77,7 @@ pub(crate) enum NextDelivery {
     Waits,
     /// The operation is completed. The message is acknowledged, and the handler does not run.
     Duplicate,
-    /// The message ends with the stored failure, and the handler does not run.
+    /// The message fails again with the stored error, and the handler does not run.
     StoredFailure,
     /// The record is unreadable.
     Unknown,

@@ -42,10 +42,10 @@ const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 /// | target rejects the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
 /// | dead-letter queue did not confirm the event | the same as if the target is not reachable |
 ///
-/// Events behind the first failure are sent again with it, so a target gets an event at least once. If the first
-/// failure is in a record with several events, this process does not resend the events before it. The target
-/// recognizes a duplicate by the id: message attribute `idempotencyKey`, deduplication id on FIFO, member
-/// `metadata.idempotencyKey` on EventBridge.
+/// Events behind the first failure are sent again with it, so a target gets an event at least once. If the first failure is
+/// in a record with several events, this process does not resend the events before it. The target recognizes a duplicate by
+/// the event's id. The id is in the message attribute `idempotencyKey`, on FIFO also in the deduplication id, and on
+/// EventBridge in `metadata.idempotencyKey`.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), lambda_runtime::Error> {

@@ -43,7 +43,7 @@ struct Member {
 }
 
 impl Image {
-    /// Returns the events in order. `None` if the item is incomplete.
+    /// Returns the events in order, or `None` if the item is incomplete.
     fn into_members(self) -> Option<Vec<Member>> {
         match self.events {
             Some(events) => (!events.is_empty()).then_some(events),

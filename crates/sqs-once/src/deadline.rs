@@ -52,8 +52,8 @@ pub(crate) const LEAST_MEMORY: u32 = 128;
 /// its memory to be freed. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
 const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 
-/// Time that each message needs after the cutoff in a function with this much memory. More than one vCPU does not
-/// help, because a single thread does this work.
+/// Returns the time that each message needs after the cutoff in a function with this much memory. More than one vCPU does
+/// not help, because a single thread does this work.
 pub(crate) fn reserve_per_message(memory_mb: u32) -> Duration {
     WORK_PER_MESSAGE * MEMORY_OF_A_VCPU / memory_mb.clamp(LEAST_MEMORY, MEMORY_OF_A_VCPU)
 }

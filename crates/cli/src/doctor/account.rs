@@ -236,7 +236,7 @@ impl Account {
             })
     }
 
-    /// Reads the attributes of the queue with this ARN. `None` if there is no such queue.
+    /// Reads the attributes of the queue with this ARN, or returns `None` if it does not exist.
     pub(super) async fn queue(&self, arn: &str) -> Result<Option<QueueAttributes>, Error> {
         let Some(queue) = NamedQueue::find_existing(&self.config, arn).await? else {
             return Ok(None);
@@ -253,7 +253,7 @@ impl Account {
         Ok(Some(QueueAttributes(read.attributes.unwrap_or_default())))
     }
 
-    /// Reads a table. `None` if there is no such table.
+    /// Reads a table. Returns `None` if it does not exist.
     pub(super) async fn table(&self, name: &str) -> Result<Option<TableDescription>, Error> {
         match self.dynamodb.describe_table().table_name(name).send().await {
             Ok(described) => Ok(described.table),
@@ -265,7 +265,7 @@ impl Account {
         }
     }
 
-    /// Returns a table's TTL attribute. `None` if TTL is off.
+    /// Returns a table's TTL attribute, or `None` if TTL is off.
     pub(super) async fn ttl(&self, table: &str) -> Result<Option<String>, Error> {
         let request = self.dynamodb.describe_time_to_live().table_name(table);
         let read = request.send().await.map_err(|error| {

@@ -36,8 +36,8 @@ pub struct TransactionConnection {
 /// How long a request without a time limit waits for a connection.
 const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
-/// How long requests on a used connection may take, so that we replace one that went silent in a freeze. A new
-/// connection has no prepared statements yet, and needs two round trips for each.
+/// How long a request on a used connection may take. After that we replace the connection, because it may have gone silent
+/// in a freeze. A new connection has no prepared statements yet, and needs two round trips for each.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 impl TransactionConnection {

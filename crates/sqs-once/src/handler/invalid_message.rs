@@ -59,7 +59,7 @@ impl InvalidMessage {
         })
     }
 
-    /// Returns the error for a body that is a JSON string with JSON inside. `None` for other bodies.
+    /// Returns the error for a body that is a JSON string with JSON inside, or `None` for other bodies.
     pub(crate) fn encoded_twice(body: &str) -> Option<Self> {
         let json = without_bom(body);
         if !json.trim_start().starts_with('"') {

@@ -52,8 +52,8 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         end: HandlerEnd<O>,
     ) -> impl Future<Output = Outcome> + Send;
 
-    /// Returns what the record says about a message whose body is gone, and claims nothing. `None` if the mode has no records,
-    /// or if the record doesn't say.
+    /// Returns what the record says about a message whose body is gone, and claims nothing. Returns `None` if the mode has
+    /// no records, or if the record doesn't say.
     #[doc(hidden)]
     fn without_body(&self, operation: &Operation) -> impl Future<Output = Option<Outcome>> + Send {
         let _no_records = operation;

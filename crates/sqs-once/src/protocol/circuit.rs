@@ -152,7 +152,7 @@ impl Circuit {
         }
     }
 
-    /// Returns the time until which the called system refuses all requests. `None` if it doesn't refuse them now.
+    /// Returns the time until which the called system refuses all requests, or `None` if it doesn't refuse them now.
     fn refused_until(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Open {

@@ -148,8 +148,8 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
     })
 }
 
-/// Returns what a record says about a message whose body is gone, so that nobody knows its payload. `None` if the record
-/// doesn't say whether the message was processed. The caller must not claim the key in either case.
+/// Returns what a record says about a message whose body is gone, or `None` if the record doesn't say whether the message
+/// was processed. Nobody knows the payload of such a message. The caller must not claim the key in either case.
 ///
 /// | found | answer |
 /// | --- | --- |
@@ -238,7 +238,7 @@ impl Record {
         self.source.clone().filter(|_| other && is_told)
     }
 
-    /// Returns the record that a claim writes. `replaced` is the previous record, or `None` if that has expired.
+    /// Returns the record that a claim writes. `replaced` is the previous record, or `None` if it has expired.
     ///
     /// With `alone`, the handler runs alone. The same write counts the attempt and sets a longer lease, so that the message
     /// rests if the process dies.

@@ -61,8 +61,8 @@ impl End {
 }
 
 impl Record {
-    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, or `None` if
-    /// that had expired.
+    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, or `None`
+    /// if it had expired.
     ///
     /// | end | the record becomes | the next delivery |
     /// | --- | --- | --- |

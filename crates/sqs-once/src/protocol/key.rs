@@ -338,7 +338,7 @@ impl Fingerprint {
         self.0.split_once(':').map_or(&self.0, |(digits, _)| digits)
     }
 
-    /// Returns the scheme: what was hashed, and how. `None` if unknown.
+    /// Returns the scheme, which says what was hashed and how, or `None` if it is unknown.
     #[must_use]
     pub fn scheme(&self) -> Option<&str> {
         self.0.split_once(':').map(|(_, scheme)| scheme)

@@ -111,7 +111,7 @@ pub(crate) fn isolation(text: &str) -> Result<CrashWaits, &'static str> {
     })
 }
 
-/// Takes any text. `None` if it is empty.
+/// Takes any text. Returns `None` if it is empty.
 pub(crate) fn text(text: &str) -> Result<Option<String>, Infallible> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }

@@ -68,7 +68,7 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     not_started_lines: usize,
 }
 
-/// A message that runs or waits to run alone.
+/// A message that is running, or that is waiting to run alone.
 struct Running {
     started: Instant,
     /// The messages behind it.

@@ -16,7 +16,7 @@ pub(super) enum Body {
 }
 
 impl Body {
-    /// Returns the text. `None` if the message has no body.
+    /// Returns the text, or `None` if the message has no body.
     pub(super) fn text<'a>(&'a self, message: &'a Message) -> Option<&'a str> {
         match self {
             Self::OfMessage => message.body(),
@@ -26,7 +26,7 @@ impl Body {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Returns the body of a message. If the body is in S3, waits for memory and reads it. `None` if S3 no longer has it.
+    /// Returns the body of a message. If the body is in S3, waits for memory and reads it. Returns `None` if S3 no longer has it.
     ///
     /// # Errors
     ///

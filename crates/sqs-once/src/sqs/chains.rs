@@ -44,10 +44,11 @@ impl FromStr for FifoAfterPermanent {
     }
 }
 
-/// Messages that run one after the other, by their place in the batch: a message group of a FIFO queue, or the
-/// deliveries of one key. If a message neither succeeds nor fails permanently, those behind it do not run.
+/// Messages that run one after the other: a FIFO message group, or the deliveries of one key. If a message neither succeeds
+/// nor fails permanently, those behind it do not run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Chain {
+    /// Indexes into the batch.
     pub(super) messages: VecDeque<usize>,
     pub(super) is_fifo_group: bool,
     /// True if an earlier message of the group waits for an attempt with another payload to end.

@@ -72,7 +72,7 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of the operation. `None` if only its `on_duplicate` failed.
+    /// Returns the outcome of the operation, or `None` if only its `on_duplicate` failed.
     fn of_operation(&self) -> Option<&Outcome> {
         (!self.of_duplicate).then_some(&self.outcome)
     }

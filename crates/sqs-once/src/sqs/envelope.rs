@@ -128,7 +128,7 @@ impl FromStr for Envelope {
     }
 }
 
-/// Removes the envelopes around the innermost message. `None` if there are none.
+/// Removes the envelopes around the innermost message. Returns `None` if there are none.
 pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
     let _turn = one_at_a_time();
     let mut opened: Option<Content> = None;

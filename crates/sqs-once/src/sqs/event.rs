@@ -23,7 +23,7 @@ struct MappingEvent<'a> {
     records: Vec<&'a RawValue>,
 }
 
-/// The same event, if all its messages have the shape that SQS sends. Then we parse it only once.
+/// The same event, if all its messages have the shape that SQS sends. Such an event is parsed only once.
 #[derive(Deserialize)]
 struct OrdinaryEvent {
     #[serde(rename = "Records")]
@@ -149,7 +149,7 @@ fn readable(members: &Members<'_>) -> SqsMessage {
     sqs
 }
 
-/// Parses those members of message attributes that SQS uses. `None` if the value of an attribute can't be read.
+/// Parses those members of message attributes that SQS uses. Returns `None` if the value of an attribute can't be read.
 fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAttribute>> {
     let attributes: Option<Members<'_>> = parsed(attributes)?;
     let attribute = |(Name(name), attribute): (Name, &RawValue)| {

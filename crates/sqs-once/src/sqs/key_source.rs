@@ -301,7 +301,7 @@ impl KeySource {
     }
 }
 
-/// Returns the producer's deduplication id. `None` for messages of standard queues.
+/// Returns the producer's deduplication id, or `None` for messages of standard queues.
 ///
 /// In a dead-letter queue, the message itself has a different deduplication id, whether SQS moved it or the consumer copied
 /// it.
@@ -543,7 +543,7 @@ mod tests {
         }
     }
 
-    /// A message of a FIFO queue.
+    /// Returns the metadata of a message of a FIFO queue.
     fn fifo(group: &str, deduplication_id: &str) -> DeliveryMetadata {
         DeliveryMetadata {
             group_id: Some(group.into()),

@@ -76,7 +76,7 @@ impl MessageId {
 }
 
 impl Message {
-    /// Creates a message as SQS delivered it. `None` if it has no id.
+    /// Creates a message as SQS delivered it, or returns `None` if it has no id.
     pub(crate) fn new(sqs: SqsMessage) -> Option<Self> {
         let id = sqs.message_id.filter(|id| !id.is_empty())?;
         let mut system = sqs.attributes;
@@ -193,7 +193,7 @@ impl Message {
             .filter(|_| queue.ends_with(".fifo"))
     }
 
-    /// Returns queue and receipt handle. `None` if the event lacks one of them.
+    /// Returns the queue and the receipt handle, or `None` if the event lacks one of them.
     pub(crate) fn receipt(&self) -> Option<Receipt<'_>> {
         Some(Receipt {
             queue_arn: self.delivery.facts().queue_arn.as_deref()?,
@@ -220,7 +220,7 @@ impl Message {
         sources.identity(body, whole, self.delivery.facts())
     }
 
-    /// Makes the key of a message whose body is gone. `None` if the key needs it.
+    /// Makes the key of a message whose body is gone. Returns `None` if the key needs the body.
     pub(super) fn identify_without_body(
         &self,
         sources: &IdentitySources<'_>,
@@ -325,7 +325,7 @@ fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Att
         .collect()
 }
 
-/// Converts an attribute, with the value of its declared type. `None` if that value is missing.
+/// Converts an attribute, with the value of its declared type. Returns `None` if that value is missing.
 fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
     let data_type = attribute.data_type.unwrap_or_default();
     let value = match data_type.split('.').next() {

@@ -77,7 +77,7 @@ impl Process {
         Duration::from_secs(before.max(seconds))
     }
 
-    /// Waits for the memory of a body of at most `bytes`. `None` if it isn't free by `latest`.
+    /// Waits for the memory of a body of at most `bytes`. Returns `None` if it isn't free by `latest`.
     pub(super) async fn memory_of_body(&self, bytes: u32, latest: Instant) -> Option<BodyMemory> {
         let permits = bytes.min(S3_BODIES).div_ceil(PERMIT);
         let acquired = Arc::clone(&self.s3_bodies).acquire_many_owned(permits);

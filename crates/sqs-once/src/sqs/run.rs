@@ -135,7 +135,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         start: Start,
         notes: &mut Notes,
     ) -> Result<Outcome, Stop> {
-        // The messages of all invocations wait for a suspect.
+        // While a suspect runs alone, every invocation waits for it, so it gets less time to read its body.
         let latest = match start {
             Start::Beside => deadline.start_by(),
             Start::Alone => deadline.start_by().min(system::instant() + S3_ALONE),
@@ -374,7 +374,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 }
 
 impl OfBatch {
-    /// Returns the same for the message at `index`.
+    /// Returns a copy for the message at `index`.
     pub(super) fn at(&self, index: usize) -> Self {
         Self {
             index,

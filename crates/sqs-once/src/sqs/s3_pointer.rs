@@ -20,7 +20,7 @@ pub trait ReadBodies: Debug + Send + Sync {
     /// of its 20 MiB if that is less.
     fn max_bytes(&self) -> u32;
 
-    /// Reads the body behind a pointer. `None` if S3 has no such object.
+    /// Reads the body behind a pointer. Returns `None` if S3 has no such object.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ enum PointerClass {
 }
 
 impl S3Pointer {
-    /// Parses a body that is a pointer. `None` for other bodies.
+    /// Parses a body that is a pointer. Returns `None` for other bodies.
     ///
     /// With the class name, we require no attribute, because services drop attributes on the way.
     pub(super) fn find(
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// The attributes of a message with a body in S3.
+    /// Returns the attributes of a message with a body in S3.
     fn size(name: &str) -> HashMap<String, Attribute> {
         let size = Attribute {
             data_type: "Number".to_owned(),

@@ -23,7 +23,7 @@ fn owner(name: &str) -> Owner {
     Owner::from_stored(name.to_owned())
 }
 
-/// A record with few attributes.
+/// Returns a record with few attributes.
 fn sparse(version: u64) -> Record {
     Record {
         stamp: Stamp {
@@ -46,7 +46,7 @@ fn sparse(version: u64) -> Record {
     }
 }
 
-/// A record with every attribute that a record in progress may have.
+/// Returns a record with every attribute that a record in progress may have.
 fn full(version: u64) -> Record {
     Record {
         state: State::InProgress {

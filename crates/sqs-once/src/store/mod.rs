@@ -313,7 +313,7 @@ impl StoreError {
         matches!(self.kind(), Some(RequestErrorKind::Contended))
     }
 
-    /// Returns the kind of a failed request. `None` if no retry can help.
+    /// Returns the kind of a failed request, or `None` if the error is not `Unavailable`.
     pub(crate) const fn kind(&self) -> Option<RequestErrorKind> {
         match self {
             Self::Unavailable { kind, .. } => Some(*kind),

@@ -126,8 +126,8 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
     Ok(Attempt::first(key, "m-1", deadline()))
 }
 
-/// Returns the output of an operation that is completed, now or earlier. `None` for every other outcome, and
-/// for an output that was not kept, is in S3, or is not a `T`.
+/// Returns the output of an operation that is completed, now or earlier. Returns `None` for every other outcome, and for an
+/// output that was not kept, is in S3, or is not a `T`.
 ///
 /// [`DryRun`] shows it in use.
 #[must_use]

@@ -32,8 +32,8 @@ pub struct UnreadableRecord {
 }
 
 impl StoredRecord {
-    /// Returns the call key of the current or next attempt. `None` if the record cannot be read, or if the table has only a
-    /// hash of its key.
+    /// Returns the call key of the current or next attempt, or `None` if the record cannot be read, or if the table has
+    /// only a hash of its key.
     #[must_use]
     pub fn call_key(&self) -> Option<String> {
         let record = self.record.as_ref().ok()?;

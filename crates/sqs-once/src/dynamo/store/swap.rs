@@ -48,7 +48,7 @@ impl<'a> Difference<'a> {
     }
 }
 
-/// The attributes by which a swap finds the record that it expects.
+/// Returns the attributes by which a swap finds the record that it expects.
 fn stamp(stamp: &Stamp) -> [(&'static str, RecordValue<'_>); 2] {
     [
         ("owner", RecordValue::Text(stamp.owner.as_str().into())),

@@ -72,9 +72,9 @@ pub enum Outcome {
     /// An earlier attempt with this payload failed permanently, after this message was sent. Holds the recorded error. The
     /// handler did not run.
     FailedBefore(String),
-    /// The process died every time this message ran alone, once more often than
-    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the
-    /// failure is recorded. An earlier attempt may have had its effect.
+    /// The process died every time this message ran alone, one time more than
+    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the failure is
+    /// recorded. An earlier attempt may have had its effect.
     Crashed(String),
     /// The key was used earlier for a different payload. The handler did not run, and the record is
     /// unchanged.

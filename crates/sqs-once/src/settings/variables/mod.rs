@@ -263,7 +263,7 @@ impl Variables {
         self.optional(name, default, positive)
     }
 
-    /// Reads a variable as text. `None` if it is not set and has no default.
+    /// Reads a variable as text. Returns `None` if it is not set and has no default.
     ///
     /// An empty variable is treated as if it were not set, because that is how a template passes an empty
     /// parameter. So is a setting with a line break inside, and its error stays in the list.

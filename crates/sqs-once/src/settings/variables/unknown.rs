@@ -58,8 +58,7 @@ fn suffix(name: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
 }
 
-/// Returns the edit distance of two names without their prefixes. `None` if more than a third of the
-/// characters differ.
+/// Returns the edit distance of two names without their prefixes, or `None` if more than a third of the characters differ.
 fn distance_between(name: &str, known: &str) -> Option<usize> {
     let (name, known) = (suffix(name)?, suffix(known)?);
     let distance = strsim::levenshtein(name, known);

@@ -79,7 +79,7 @@ pub(super) struct Facts {
     /// The longest message that the queue accepts, in bytes. A dead-letter queue rarely has a lower limit.
     pub(super) max_bytes: Option<usize>,
     retention: Option<Duration>,
-    /// Receives after which SQS moves a message to the dead-letter queue.
+    /// How many receives SQS allows before it moves a message to the dead-letter queue.
     max_receives: Option<u32>,
     visibility_timeout: Option<Duration>,
 }

@@ -350,7 +350,7 @@ fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
 }
 
-/// Converts an attribute exactly as it was sent, with the same type.
+/// Builds the SDK's attribute, with the value and the type that the producer sent.
 fn value(Attribute { data_type, value }: Attribute) -> Option<MessageAttributeValue> {
     let builder = MessageAttributeValue::builder().data_type(data_type);
     let builder = match value {

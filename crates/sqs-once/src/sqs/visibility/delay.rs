@@ -90,7 +90,7 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// How long the failed message before it in its chain waits, if that message is still in the queue.
+    /// The wait of the failed message ahead of this one in the chain, if that message is still in the queue.
     ahead: Option<u16>,
     /// True if messages behind it in its message group did not run because of it.
     stops_group: bool,

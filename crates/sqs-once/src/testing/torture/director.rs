@@ -44,7 +44,7 @@ pub(super) struct RunEnd {
 }
 
 /// Returns the body that the producer sends the second time. It has the same key and fingerprint, but something else has
-/// changed. The test may have `chosen` it. `None` if nothing can change.
+/// changed. The test may have `chosen` it. Returns `None` if nothing can change.
 ///
 /// # Errors
 ///
@@ -117,9 +117,9 @@ fn deadline() -> Deadline {
     Deadline::after(clock(), INVOCATION, Duration::from_secs(1))
 }
 
-/// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing goes wrong. `again` is
-/// the body that the producer sends the second time. `places` says where effects happen without faults. It is empty in the
-/// first run, which finds them.
+/// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing goes wrong. `again`
+/// is the body that the producer sends the second time. `places` says where effects happen without faults. The first run
+/// gets an empty list, and finds the places.
 pub(super) fn execute<H: Handler>(
     script: &[usize],
     (body, again): (&str, Option<&str>),
