@@ -109,8 +109,8 @@ fn looks_like_base64(text: &str) -> bool {
     letters.len() >= MIN_BASE64 && text.len() - letters.len() <= 2 && letters.chars().all(is_letter)
 }
 
-/// Returns serde's text about an unknown variant, without the variant's name if that may be payload. `None`
-/// for other texts. The names after "expected" are those of the handler's type.
+/// Returns serde's text about an unknown variant, or `None` for other texts. Leaves out the variant's name if it may be
+/// payload. The names after "expected" are those of the handler's type.
 fn unknown_variant(text: &str) -> Option<String> {
     let (name, expected) = text
         .strip_prefix("unknown variant `")?

@@ -50,8 +50,9 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// [`Inbox`](super::Inbox) has no claim, so nothing stays and nobody waits.
     ///
     /// With claims, `work` must not call `run` on the same `Once` or a clone of it. Such a call ends as
-    /// [`Outcome::NotStarted`](super::Outcome::NotStarted), with an error in the log. We can't see that in a task that `work`
-    /// spawns: the call may then wait for its own caller's turn until no time is left. `work` may call `run` on another `Once`.
+    /// [`Outcome::NotStarted`](super::Outcome::NotStarted), with an error in the log. We can't see such a call in a task
+    /// that `work` spawns. It may wait for its own caller's turn until no time is left. `work` may call `run` on another
+    /// `Once`.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
@@ -162,8 +163,8 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
-                    // Undo the claim now. Otherwise the next receive waits for its lease, and is told of an attempt that
-                    // never began.
+                    // Undo the claim now. Otherwise the message waits for the lease at its next receive, and the handler is
+                    // told of an attempt that never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }

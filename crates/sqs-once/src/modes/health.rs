@@ -12,9 +12,9 @@ const MOST_UNANSWERED: u32 = 20;
 /// Counts the claims in a row that got no response, and decides when a batch stops claiming. The next batch tries again.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Claims in a row that ended without a response.
+    /// How many claims in a row got no response.
     unanswered: AtomicU32,
-    /// The batch with the latest of these claims. We identify it by its cutoff time.
+    /// The cutoff time of the batch with the latest of these claims.
     batch: Mutex<Option<Instant>>,
 }
 

@@ -64,13 +64,13 @@ impl<M, H> Consumer<M, H> {
     /// Calls `on_duplicate` for each duplicate (a message whose operation is already completed), for example to
     /// send a reply again. By default the consumer only acknowledges the message.
     ///
-    /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key under
-    /// which the operation was completed. If the message can't be decoded, for example by a newer build, it is still a duplicate.
-    /// The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
+    /// `on_duplicate` gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with
+    /// the call key under which the operation was completed. If the message can't be decoded, for example by a newer build,
+    /// it is still a duplicate. The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
     ///
-    /// It runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to the queue,
-    /// the record stays unchanged, and messages behind it in its message group or under its key do not run. It is cut
-    /// off at the deadline, and isolation after a crash does not cover it.
+    /// `on_duplicate` runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to
+    /// the queue, the record stays unchanged, and messages behind it in its message group or under its key do not run. It
+    /// is cut off at the deadline, and isolation after a crash does not cover it.
     ///
     /// ```
     /// # use sqs_once::{Attempt, Consumer, Failure, Mode, Stored, Handler};
@@ -336,8 +336,8 @@ impl<M, H> Consumer<M, H> {
     /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you'll
     /// find it in the record. It contains the first 4 KB of an error's text.
     ///
-    /// `observe` must return soon, because the response waits for it. A panic in it is logged. If the process
-    /// ends before the response, `observe` is not called for the batch.
+    /// `observe` must return soon, because the response waits for it. The consumer logs a panic in `observe`. If the
+    /// process ends before the response, `observe` is not called for the batch.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};

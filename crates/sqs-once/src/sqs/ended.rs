@@ -24,7 +24,7 @@ pub(super) struct Ended {
     /// The whole text of a failure, until it is logged.
     pub(super) detail: Option<String>,
     pub(super) key: Option<Key>,
-    /// Time from the start of the message to its outcome.
+    /// How long the consumer worked on the message, up to its outcome.
     pub(super) duration: Duration,
     /// The handler's run, or its last run if another transaction got in the way of the earlier ones.
     pub(super) handler: Option<HandlerRun>,
@@ -114,7 +114,7 @@ impl Ended {
     /// Writes one log line, without payload.
     pub(super) fn log(&mut self, message: &Message) {
         let detail = self.detail.take();
-        // We log it only for an attempt that may have called another system.
+        // We log the call key only for an attempt that may have called another system.
         let call_key = || {
             let (run, key) = self.handler.as_ref().zip(self.key.as_ref())?;
             Some(key.call_key(run.history.generation))

@@ -68,11 +68,11 @@ pub enum Envelope {
 /// Why a body has no message for a handler.
 #[derive(Debug)]
 pub(super) enum NoMessage {
-    /// S3 sent it to test its notifications.
+    /// S3 sent the message to test its notifications.
     S3Test,
     /// SNS asks to confirm a subscription or its end.
     Confirmation(InvalidMessage),
-    /// Its envelope can't be removed.
+    /// The envelope can't be removed.
     Invalid(InvalidMessage),
 }
 

@@ -30,8 +30,8 @@ struct OrdinaryEvent {
     records: Vec<Ordinary>,
 }
 
-/// A message of the shape that SQS sends. `None` if it has no id. Rejects a list, because serde would take the list's elements
-/// for the members of a struct.
+/// A message of the shape that SQS sends, or `None` if it has no id. Rejects a list, because serde would take the list's
+/// elements for the members of a struct.
 struct Ordinary(Option<Message>);
 
 impl<'de> Deserialize<'de> for Ordinary {

@@ -54,7 +54,7 @@ impl IdentitySources<'_> {
 ///
 /// # Errors
 ///
-/// Why the message has no key.
+/// Returns why the message has no key.
 pub fn key_of(
     source: &KeySource,
     namespace: &Namespace,

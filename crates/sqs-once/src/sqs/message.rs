@@ -51,7 +51,8 @@ enum Opened {
     Bare,
     /// An envelope that the handler gets as it is. The field is the innermost message.
     Envelope(String),
-    /// An envelope that was removed. The delivery has both its attributes and those that were sent to the queue.
+    /// An envelope that was removed. The delivery has the attributes from inside the envelope and those that were sent to
+    /// the queue.
     Removed {
         inside: String,
         sent_attributes: HashMap<String, Attribute>,
@@ -212,7 +213,7 @@ impl Message {
         sources: &IdentitySources<'_>,
     ) -> Result<Identity, NoKey> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
-        // An envelope gets a new id and time whenever the message is published, so it isn't part of the fingerprint.
+        // An envelope gets a new id and time whenever the message is published, so the envelope isn't part of the fingerprint.
         let whole = match &self.opened {
             Opened::Envelope(inside) => inside,
             Opened::Bare | Opened::Removed { .. } => body,

@@ -232,7 +232,7 @@ pub async fn all<S: Store>(store: &S) {
 ///
 /// # Panics
 ///
-/// Panics if the store accepts a claim that doesn't.
+/// Panics if the store accepts a claim that leaves no room.
 pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
     let swap = Swap {
         key: key("room"),
@@ -252,8 +252,8 @@ pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
 }
 
 /// Checks that the writes that commit with a record are applied together with it, once, or not at all. `with` makes
-/// something that the store applies, `refused` something that it refuses, and `applied` counts how many times it was
-/// applied.
+/// something that the store applies, and `applied` counts how many times it did. `refused` makes something that the store
+/// refuses.
 ///
 /// # Panics
 ///

@@ -16,8 +16,8 @@ use crate::{
 /// List of the item's changes, the oldest first. Each change has two entries: its time in epoch seconds, then its key.
 const EVENTS: &str = "processed_events";
 
-/// An update removes old keys once the oldest is this long past its retention, so a busy item needs the second
-/// request for that at most once an hour.
+/// An update removes old keys once the oldest is this long past its retention. The removal takes a second request, so a
+/// busy item needs one at most once an hour.
 const SLACK: Duration = Duration::from_secs(3600);
 
 /// Reads and writes the processed keys of an item for one operation.

@@ -116,15 +116,15 @@ pub(super) struct Rule {
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a lookup. A failed message that came back before its end would only conflict and
-    /// use up a receive.
+    /// Quarantine of a handler with a lookup. A failed message that came back before the quarantine's end would only
+    /// conflict and use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
 }
 
 impl Rule {
-    /// Returns the visibility timeout in seconds. `None` leaves it to the queue.
+    /// Returns the visibility timeout in seconds, or `None` to leave it to the queue.
     pub(super) fn seconds(&self, outcome: &Outcome, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         let seconds = match outcome.retry() {
@@ -147,15 +147,16 @@ impl Rule {
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
-                // By then, a plain duplicate finds the result. But if a key's handler fails, its many copies
-                // would come back after each lease, and use up their receives within an hour.
+                // By then, a plain duplicate finds the result. But if the handler fails, the key's many copies would come
+                // back after each lease, and use up their receives within an hour.
                 if receive.count <= 1 {
                     after_lease
                 } else {
                     after_lease.max(backoff())
                 }
             }
-            // Capped, because a system that asks for an hour may recover sooner, and SQS hides a message for 12 hours at most.
+            // We cap the wait, because a system that asks for an hour may recover sooner, and SQS hides a message for 12
+            // hours at most.
             Retry::BackoffAtLeast(wanted) => backoff()
                 .max(ceil(wanted.min(self.backoff.cap)))
                 .max(self.after_quarantine()),

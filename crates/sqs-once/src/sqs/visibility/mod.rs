@@ -38,10 +38,10 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// timeout applies to all of them. The table of timeouts is in
 /// [docs/operations.md](https://github.com/sqs-once/sqs-once/blob/main/docs/operations.md).
 ///
-/// This is best effort. It happens after the outcomes are recorded, takes at most two seconds, and ends before
-/// the response is due. If a timeout can't be changed, the consumer logs that, and the message comes back after
-/// the queue's own visibility timeout. If an endpoint can't be reached or does not respond within a second and
-/// a half, the consumer does not call it again for five minutes of wall-clock time.
+/// This is best effort: the consumer does it after the outcomes are recorded, for at most two seconds, and before the
+/// response is due. If a timeout can't be changed, the consumer logs that, and the message comes back after the queue's own
+/// visibility timeout. If an endpoint can't be reached or does not respond within a second and a half, the consumer does
+/// not call it again for five minutes of wall-clock time.
 ///
 /// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout. It reads
 /// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer warns once if
@@ -190,10 +190,9 @@ impl Visibility {
         }
     }
 
-    /// Sends messages that failed permanently to their dead-letter queues, if that is switched on, and marks
-    /// those whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until
-    /// `answer`. If keys are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the
-    /// message's own.
+    /// Sends messages that failed permanently to their dead-letter queues, if direct dead-lettering is on, and marks those
+    /// whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until `answer`. If keys
+    /// are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the message's own.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],

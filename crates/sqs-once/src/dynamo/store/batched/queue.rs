@@ -50,9 +50,9 @@ use crate::{
 const MAX_STATEMENTS: usize = 25;
 /// While this many requests of one kind are in flight, new calls of that kind wait until they fill a batch.
 const PERMITS: usize = 4;
-/// They wait no longer than this, because the requests in flight may never get a response.
+/// The longest time that a call waits for requests in flight, which may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
-/// With less time left, a call is sent on its own.
+/// A call with less time left than this is sent on its own.
 const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
 /// Longest time that a call waits for its batch. The client of `aws::config` gives up earlier.
 const MAX_WAIT: Duration = Duration::from_secs(6);
@@ -81,7 +81,7 @@ struct Lane {
     kind: Request,
     queue: Mutex<WaitingCalls>,
     permits: Arc<Semaphore>,
-    /// How many statements in a row DynamoDB refused although it accepted their ordinary requests.
+    /// How many batches or statements DynamoDB refused in a row, but accepted as ordinary requests.
     refused: AtomicU32,
 }
 
