@@ -35,7 +35,7 @@ const HIDE_EACH: Duration = Duration::from_millis(250);
 const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);
 
 /// Returns how long a command that receives up to `max` messages hides each of them, so that none arrives twice. If the
-/// command is killed, they stay hidden for this long; otherwise it makes them visible again.
+/// command is killed, the messages stay hidden for this long. Otherwise it makes them visible again.
 pub(crate) fn hide(shortest: Duration, max: u32) -> Duration {
     (HIDE_EACH * max).clamp(shortest, LONGEST_HIDE)
 }
@@ -171,7 +171,7 @@ impl NamedQueue {
         })
     }
 
-    /// Makes messages visible again. If that fails for one, it comes back when its visibility timeout ends.
+    /// Makes messages visible again. If that fails, the messages come back when their visibility timeout ends.
     pub(crate) async fn show_again(&self, dead_letters: impl Iterator<Item = &DeadLetter>) {
         let dead_letters: Vec<_> = dead_letters.collect();
         for batch in dead_letters.chunks(BATCH) {

@@ -65,13 +65,13 @@ impl Rules {
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and sees a prior attempt that may have had its effect. If it has a lookup, the
-    /// quarantine must end first. The record does not say how long that lasts.
+    /// The handler runs, and sees a prior attempt that may have had its effect. If the handler has a lookup, the quarantine
+    /// must end first. The record does not say how long the quarantine lasts.
     RunsWithPriorAttempt,
     /// The handler does not run, because its process died too often while it ran alone.
     Crashed,
-    /// The handler does not run, because the called system may have forgotten an earlier attempt's call key. If the
-    /// handler has a lookup, that decides instead, but the settings don't say whether it has one.
+    /// The handler does not run, because the called system may have forgotten an earlier attempt's call key. If the handler
+    /// has a lookup, the lookup decides instead, but the settings don't say whether it has one.
     TooOld,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,

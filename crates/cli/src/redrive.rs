@@ -37,7 +37,7 @@ use crate::{
 const MAX_ATTRIBUTES: usize = 10;
 /// Messages that stay are hidden for at least this long if the command is killed.
 const HIDE: Duration = Duration::from_secs(600);
-/// How long a command that only looks hides them in that case.
+/// Messages are hidden for at least this long if a command that only looks is killed.
 const HIDE_FROM_PREVIEW: Duration = Duration::from_secs(60);
 /// Pauses before a throttled message is sent again, in milliseconds.
 const PAUSES: [u64; 5] = [500, 1000, 2000, 4000, 8000];
@@ -83,7 +83,7 @@ pub(crate) struct Redrive {
     preview: Preview,
 }
 
-/// How a selected message ended.
+/// What became of a selected message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     /// A dry run would move it.
@@ -128,7 +128,7 @@ impl Fate {
     }
 }
 
-/// A selected message: its key, what it will do, and how it ended.
+/// A selected message: its key, what it will do, and what became of it.
 struct Selected {
     key: Option<String>,
     next: Option<Next>,
@@ -562,7 +562,7 @@ impl OneRedrive<'_> {
         })
     }
 
-    /// Counts the messages by how they ended.
+    /// Counts the messages by their fate.
     fn counts(&self) -> BTreeMap<Fate, usize> {
         let mut counts = BTreeMap::new();
         for of in self.selected.values() {

@@ -31,7 +31,7 @@ const EARLIER_SILENCE: &str = "the target did not respond to an earlier call of 
 /// Error codes if KMS throttles requests for a target's key: one from SNS, and one from each of the two protocols of SQS.
 const KMS_THROTTLING: [&str; 3] = ["KMSThrottling", "KMS.ThrottlingException", "KmsThrottled"];
 
-/// How one event ended in this batch.
+/// The fate of one event in this batch.
 enum EventEnd {
     Sent,
     DeadLettered(String),
@@ -116,7 +116,7 @@ impl Relay {
         unsent
     }
 
-    /// Sends the first event of each group. Returns how each ended, in the order of the groups.
+    /// Sends the first event of each group. Returns what became of each, in the order of the groups.
     async fn send_first_of_each(&self, groups: &[Group], run: &mut Rounds) -> Vec<EventEnd> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
         let mut sent = self.send(&heads, run).await;
@@ -219,7 +219,7 @@ fn is_throttled(code: &str) -> bool {
     is_contended(code) || KMS_THROTTLING.contains(&code)
 }
 
-/// Reports how a group's first event ended. Returns whether the next event may be sent.
+/// Reports what became of a group's first event. Returns whether the next event may be sent.
 fn settle(group: &Group, end: EventEnd, report: &mut RelayReport) -> bool {
     let Some(first) = group.front() else {
         return true;

@@ -270,8 +270,8 @@ fn detail(event: &Published) -> String {
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
 }
 
-/// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or
-/// topic we leave that out, because fair queues would treat each event as a tenant.
+/// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or topic we
+/// leave the id out, because fair queues would treat each event as a tenant.
 fn message_group(event: &Published, fifo: bool) -> Option<String> {
     (fifo || event.group != event.id).then(|| event.group.clone())
 }

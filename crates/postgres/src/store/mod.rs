@@ -49,8 +49,8 @@ use sqs_once::{
 ///
 /// # Retention
 ///
-/// After its first completion, and after every 50 more, a process deletes at most 100 expired records, which is twice as
-/// many as it has made since the last time. Claims treat an expired record as absent, whether or not it is deleted.
+/// After its first completion, and after every 50 more, a process deletes at most 100 expired records. Claims treat an
+/// expired record as absent, whether or not it is deleted.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     connections: Connections,
@@ -155,8 +155,8 @@ impl PostgresStore {
         TransactionConnection::run(&self.connections, time_left, requests).await
     }
 
-    /// Counts a completion. After every [`DELETION_PERIOD`] of them, deletes expired records. That may take up to a second,
-    /// or a quarter of `time_left` if that is less. Logs failures.
+    /// Counts a completion. After every [`DELETION_PERIOD`] of them, deletes expired records. The deletion may take up to a
+    /// second, or a quarter of `time_left` if that is less. Logs failures.
     pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
         let completed = self.completions.fetch_add(1, Relaxed);
         if !completed.is_multiple_of(DELETION_PERIOD) {

@@ -60,8 +60,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Takes a connection from the pool and opens a transaction. If the server has closed this connection,
-    /// tries the next one, which is safe because nothing was sent before `BEGIN`.
+    /// Takes a connection from the pool and opens a transaction. If the server has closed this connection, tries the next
+    /// one. This is safe, because nothing was sent before `BEGIN`.
     pub(crate) async fn begin(
         connections: &Connections,
         limits: Limits,

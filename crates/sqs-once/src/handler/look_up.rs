@@ -213,10 +213,10 @@ where
     }
 }
 
-/// A consumer's lookup, for the handler `H`.
+/// A consumer's lookup.
 ///
-/// Its parameter is the handler `H`, not the handler's two types. Otherwise, to see that a consumer of a closure is `Send`, the
-/// compiler would have to know what the closure returns.
+/// The parameter is the handler `H`, not the handler's two types. Otherwise the compiler would have to know what a closure
+/// returns, to see that a consumer of the closure is `Send`.
 pub trait AnyLookUp<H>: Send + Sync {
     /// Calls the lookup. None of the application's code runs before the first poll.
     fn ask<'a>(

@@ -13,7 +13,7 @@ use crate::flawed::flawed;
 pub const FAILURES_TO_OPEN: usize = 20;
 /// How many different keys those handlers must have. With fewer keys, the messages themselves may be bad.
 pub(crate) const KEYS_TO_OPEN: usize = 10;
-/// How long the circuit stays open before the first probe. Each probe doubles it.
+/// How long the circuit stays open before the first probe. Each probe doubles the wait.
 pub const FIRST_WAIT: Duration = Duration::from_secs(5);
 /// The longest time between two probes.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -48,13 +48,13 @@ pub enum Circuit {
 /// How a call of the handler ended, as the circuit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Called {
-    /// It succeeded or failed permanently, so the called system works.
+    /// The handler succeeded or failed permanently, so the called system works.
     Answered,
-    /// It returned a retryable failure, a failure without an effect, or was cut off.
+    /// The handler returned a retryable failure or a failure without an effect, or was cut off.
     Failed,
-    /// It panicked, which says nothing about the called system.
+    /// The handler panicked, which says nothing about the called system.
     Panicked,
-    /// It failed because the called system refuses all requests for this long.
+    /// The handler failed because the called system refuses all requests for this long.
     Refused(Duration),
 }
 
@@ -181,7 +181,7 @@ mod tests {
         Key::new(&Namespace::new("ns").unwrap(), [name.to_string().as_str()]).unwrap()
     }
 
-    /// Ends this many handlers at `NOW`, each with a key of its own.
+    /// Records the end of this many handlers at `NOW`, each with a key of its own.
     fn end(circuit: &mut Circuit, handlers: usize, end: Called) -> Option<CircuitChange> {
         let ends = (0..handlers).map(|n| circuit.called(NOW, &key(n), end));
         ends.last().flatten()

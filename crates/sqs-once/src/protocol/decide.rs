@@ -41,7 +41,7 @@ pub enum Decision {
     First,
     /// The claim replaces the record, and keeps its history.
     Over,
-    /// This claim wrote the record, but its response was lost.
+    /// This claim wrote the record, but the response was lost.
     Mine,
     /// The handler must not run.
     Rejected(Rejection),
@@ -54,13 +54,13 @@ pub enum Rejection {
     Duplicate {
         /// The stored result.
         result: StoredResult,
-        /// The queue of the message that completed it, if this one comes from another queue.
+        /// The queue of the message that completed the operation, if this message comes from another queue.
         other_source: Option<String>,
-        /// How many times it was claimed.
+        /// How many times the operation was claimed.
         attempts: u64,
-        /// The generation of the call key under which it was completed.
+        /// The generation of the call key under which the operation was completed.
         generation: u64,
-        /// How long ago it was completed.
+        /// How long ago the operation was completed.
         age: Duration,
     },
     /// The key was used earlier for a different payload. The record stays unchanged.

@@ -89,7 +89,7 @@ pub enum Standing {
     },
 }
 
-/// Decides how a claim's handler runs. It's a suspect if the claim replaces an `IN_PROGRESS` record without `last_end`.
+/// Decides how a claim's handler runs. The message is a suspect if the claim replaces an `IN_PROGRESS` record without `last_end`.
 #[must_use]
 pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
     let Some(Record {

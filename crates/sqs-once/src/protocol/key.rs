@@ -87,7 +87,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// The same as for [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub fn of_parts<'a>(
         namespace: &Namespace,
         parts: impl IntoIterator<Item = KeyPart<'a>>,
@@ -316,7 +316,7 @@ impl Fingerprint {
         Self(text)
     }
 
-    /// Sets the scheme: what was hashed, and how. `None` removes it.
+    /// Sets the scheme, which says what was hashed and how. `None` removes the scheme.
     #[must_use]
     pub fn with_scheme(self, scheme: impl Into<Option<String>>) -> Self {
         let digits = self.digits();

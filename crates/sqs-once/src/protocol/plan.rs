@@ -30,7 +30,7 @@ pub enum Plan {
     },
     /// The claim is written.
     Write {
-        /// The record that it writes.
+        /// The record that the claim writes.
         to: Box<Record>,
         /// False if the new record keeps nothing of the one that the claim found.
         keeps: bool,

@@ -80,7 +80,7 @@ impl Settings {
         Ok((handler?, shared?))
     }
 
-    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless that is only the default.
+    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless dead-lettering is only on by default.
     fn calls_sqs_to_copy(&mut self, values: Values) -> Result<Values, SettingsError> {
         let name = CONSUMER_DIRECT_DEAD_LETTERING.name;
         if values.dead_letter && !values.visibility && self.value(name).is_some() {

@@ -73,7 +73,7 @@ struct Running {
     started: Instant,
     /// The messages behind it.
     chain: Chain,
-    /// Kept here so that it is given back when the batch responds, even if a handler still blocks its thread.
+    /// Kept here so that the turn is given back when the batch responds, even if a handler still blocks its thread.
     _turn: Option<Turn>,
     began: Option<Began>,
 }
@@ -292,7 +292,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// Notes that a message has ended or is a suspect.
     fn note(&mut self, joined: Result<(usize, Ran), JoinError>) {
         self.note_began();
-        // If its task was cut off, `close` ends the message.
+        // If a message's task was cut off, `close` ends the message.
         let Ok((index, ran)) = joined else { return };
         let Some(running) = self.running.remove(&index) else {
             return;

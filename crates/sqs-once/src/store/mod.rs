@@ -46,8 +46,8 @@ use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// Writes that this store can commit together with a record: `()` if there are none. A store that wraps another uses its
-    /// type and passes `with` on.
+    /// Writes that this store can commit together with a record: `()` if there are none. A store that wraps another uses
+    /// the other's type, and passes `with` on.
     type With: With;
 
     /// Sets the outbox table (`OUTBOX_TABLE_NAME`) in a store that publishes events, unless the store already has one.
@@ -291,8 +291,8 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the store may have applied the failed request. True for an unreadable answer too, because a write may
-    /// have been applied.
+    /// Returns whether the store may have applied the failed request. Also true for an unreadable answer, because a write
+    /// may have been applied.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         matches!(self, Self::Unreadable { .. }) || self.is_unanswered()

@@ -103,13 +103,13 @@ pub fn sleep(duration: Duration) -> Sleep {
     tokio::time::sleep(duration)
 }
 
-/// Drops `future` if it has not ended after `duration`.
+/// Runs `future`, and drops it if it has not ended after `duration`.
 #[cfg(not(feature = "simulation"))]
 pub fn timeout<F: Future>(duration: Duration, future: F) -> Timeout<F> {
     tokio::time::timeout(duration, future)
 }
 
-/// Drops `future` if it has not ended at `end`.
+/// Runs `future`, and drops it if it has not ended at `end`.
 #[cfg(not(feature = "simulation"))]
 pub fn timeout_at<F: Future>(end: Instant, future: F) -> Timeout<F> {
     tokio::time::timeout_at(end, future)

@@ -68,8 +68,8 @@ impl DryRun {
     /// Runs `handler` for `message`, as a [`Consumer`](crate::Consumer) does in the namespace `test` with
     /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](crate::Consumer::on_duplicate).
     ///
-    /// If the body can't be decoded as the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
-    /// panics, it is [`Outcome::Panicked`].
+    /// If the body can't be decoded as the handler's type, the outcome is [`Outcome::Invalid`]. If the handler panics, the
+    /// outcome is [`Outcome::Panicked`].
     pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
     where
         Self: Mode<H::Output>,
@@ -208,7 +208,7 @@ impl DryRun {
         self.plans.fail_condition(name.into(), None);
     }
 
-    /// Like [`fail_condition`](Self::fail_condition), and the handler finds `item` in
+    /// Does the same as [`fail_condition`](Self::fail_condition), and the handler finds `item` in
     /// [`FailedWrite::item`](crate::FailedWrite::item).
     ///
     /// # Panics

@@ -174,8 +174,8 @@ impl Record {
         record
     }
 
-    /// Returns the record after an operator has looked for the effects of the open attempts by hand and found none. `None`
-    /// if the operation is completed, or its lease has not ended.
+    /// Returns the record after an operator has looked for the effects of the open attempts by hand and found none. Returns
+    /// `None` if the operation is completed, or its lease has not ended.
     ///
     /// The record has a new owner, and the next attempt gets a call key that the called system has never seen. No attempt
     /// is open, so the next one may have any payload.
@@ -221,8 +221,8 @@ impl Record {
 pub enum Expect {
     /// There is no record.
     Absent,
-    /// The record has this one's stamp. Its other attributes are then the same too, except `lease_until`, which an operator may
-    /// have changed.
+    /// The record has this one's stamp. Then its other attributes are also the same, except `lease_until`, which an
+    /// operator may have changed.
     Unchanged(Record),
 }
 

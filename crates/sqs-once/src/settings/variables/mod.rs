@@ -265,8 +265,8 @@ impl Variables {
 
     /// Reads a variable as text. Returns `None` if it is not set and has no default.
     ///
-    /// An empty variable is treated as if it were not set, because that is how a template passes an empty
-    /// parameter. So is a setting with a line break inside, and its error stays in the list.
+    /// An empty variable is treated as if it were not set, because that is how a template passes an empty parameter. A
+    /// setting with a line break inside is treated in the same way, and its error stays in the list.
     pub fn value(&mut self, name: &str) -> Option<String> {
         self.checked_value(name).ok().flatten()
     }

@@ -11,7 +11,7 @@ const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownVariable {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
     /// The setting with the most similar name.
     pub nearest: Option<String>,

@@ -16,7 +16,7 @@ pub struct Ledger {
     attempt: usize,
 }
 
-/// The called system did not answer. It may have had the effect.
+/// The called system did not answer. The effect may have happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoAnswer;
 

@@ -100,7 +100,7 @@ impl Torture {
     ///
     /// By default, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
     /// members are in another order. If the fingerprint covers the whole body, only order and white space differ. With a
-    /// `message-id` key it would be another operation, so the message is not sent again.
+    /// `message-id` key, the second message would be another operation, so it is not sent.
     ///
     /// # Panics
     ///
