@@ -200,7 +200,6 @@ impl NamedQueue {
         }
     }
 
-    /// Deletes a message.
     pub(crate) async fn delete(&self, dead_letter: &DeadLetter) -> Result<(), Error> {
         self.client
             .delete_message()

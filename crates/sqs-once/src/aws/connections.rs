@@ -75,7 +75,7 @@ impl Watched {
 
 impl HttpConnector for Watched {
     fn call(&self, mut request: HttpRequest) -> HttpConnectorFuture {
-        // The SDK's connection-poisoning interceptor has normally attached a capture to the request already; we reuse it.
+        // The SDK's connection-poisoning interceptor has normally attached a capture to the request already, which we reuse.
         let captured = request.extension::<CaptureSmithyConnection>().cloned();
         let used = captured.unwrap_or_else(|| {
             let capture = CaptureSmithyConnection::new();

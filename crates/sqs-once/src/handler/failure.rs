@@ -21,9 +21,9 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 ///
 /// An error type of your own keeps its kinds if it implements [`Classify`].
 ///
-/// The text of the error and its causes is logged. If the failure is permanent, the record stores the text
-/// too. Keep payload out of it. The error texts of `serde_json` quote the JSON that it can't read, so a `Failure`
-/// replaces them, as [`InvalidMessage::json`] does.
+/// The text of the error and its causes is logged. If the failure is permanent, the record also stores the text. Keep
+/// payload out of it. The error texts of `serde_json` quote the JSON that it can't read, so a `Failure` replaces them, as
+/// [`InvalidMessage::json`] does.
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};

@@ -38,9 +38,9 @@ impl InvalidMessage {
 
     /// Creates the error for a body that is not the JSON that the handler takes.
     ///
-    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field, where they quote
-    /// the handler's type. A path would quote payload too, because the keys of a map are payload. The only value that we quote is
-    /// the name of an unknown variant, if it looks like a name.
+    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field, where they
+    /// quote the handler's type. A path would also quote payload, because the keys of a map are payload. The only value
+    /// that we quote is the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
         Self(format!(
             "the body can't be read: {}",

@@ -19,8 +19,8 @@ use super::{Attempt, Failure, Handler};
 /// | `Ok(`[`LookedUp::NotFound`]`)` | calls the handler |
 /// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt calls the lookup again |
 ///
-/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have killed its process,
-/// its lookup runs alone too.
+/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have killed its process, its
+/// lookup also runs alone.
 ///
 /// Only the claim mode, [`Once`](crate::Once), has a lookup. The other modes need none, because their effects commit
 /// together with the record.

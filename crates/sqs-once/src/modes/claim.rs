@@ -40,10 +40,11 @@ struct SentSwap {
 impl<S: Store, L: Lease> Once<S, L> {
     /// Runs one operation: claims it, runs `work`, and records its end.
     ///
-    /// Doesn't run `work` if the operation is completed or claimed by another worker, or if the record holds a permanent
-    /// failure of the same payload that isn't older than this message. If the delivery has no send time, only a failure of
-    /// the same message id stops `work`. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero.
-    /// Catches panics of `work`, except in a build with `panic = "abort"`.
+    /// Doesn't run `work` if the operation is completed, or if another worker holds the claim. A recorded failure also
+    /// stops `work` if it is permanent, has the same payload and isn't older than this message. If the delivery has no send
+    /// time, only a failure of the same message id stops `work`. Cuts `work` off when
+    /// [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches panics of `work`, except in a build with
+    /// `panic = "abort"`.
     ///
     /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
     /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it. An

@@ -122,9 +122,9 @@ impl Claimed<()> {
 
 /// An output that no handler can return.
 ///
-/// rustc explains a wrong output with the notes of [`Mode`] only if a mode implements it more than once.
-/// Otherwise it says that two types differ. So a mode for a single kind of output implements
-/// `Mode<Unsupported>` too, by [`explain_wrong_output`](crate::explain_wrong_output).
+/// rustc explains a wrong output with the notes of [`Mode`] only if a mode implements it more than once. Otherwise it says
+/// that two types differ. So a mode for a single kind of output also implements `Mode<Unsupported>`, by
+/// [`explain_wrong_output`](crate::explain_wrong_output).
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Unsupported {}

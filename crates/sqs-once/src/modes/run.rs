@@ -51,7 +51,7 @@ where
     running.push((turns.clone(), operation.key.clone()));
     let (clock, deadline) = (|| mode.now(), operation.deadline);
     let run = run(mode, turns, operation, |attempt, _| {
-        // Creating the future runs application code too.
+        // Creating the future also runs application code.
         let work = RUNNING.scope(running, async { work(attempt).await });
         guard(clock, deadline, work)
     });

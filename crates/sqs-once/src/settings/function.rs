@@ -112,9 +112,8 @@ impl Settings {
 
     /// Returns whether this is the function that `cargo lambda watch` runs when an invocation names no function.
     ///
-    /// cargo-lambda calls it `_`, which is a valid name on AWS too. But cargo-lambda's Runtime API is a URL
-    /// that ends with this name. On AWS it is a host and a port, and `AWS_LAMBDA_INITIALIZATION_TYPE` is always
-    /// set.
+    /// cargo-lambda calls it `_`, which is also a valid name on AWS. But cargo-lambda's Runtime API is a URL that ends with
+    /// this name. On AWS it is a host and a port, and `AWS_LAMBDA_INITIALIZATION_TYPE` is always set.
     fn is_unnamed_under_watch(&mut self) -> bool {
         let name = self.value("AWS_LAMBDA_FUNCTION_NAME");
         let runtime_api = self.value("AWS_LAMBDA_RUNTIME_API").unwrap_or_default();

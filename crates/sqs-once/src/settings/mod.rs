@@ -182,9 +182,9 @@ impl Settings {
         }
     }
 
-    /// Sets the configuration for calls to AWS. By default, it is [`aws::config`], which also supplies the time limits, retries
-    /// and HTTP client that yours doesn't set. If yours has its own HTTP client, connect timeout or read timeout, we keep that
-    /// and log a warning: connections that died while Lambda had the process frozen then stay in use.
+    /// Sets the configuration for calls to AWS. By default, it is [`aws::config`], which also supplies the time limits,
+    /// retries and HTTP client that yours doesn't set. If yours has its own HTTP client, connect timeout or read timeout,
+    /// we keep it and log a warning. Connections that died while Lambda had the process frozen then stay in use.
     ///
     /// ```no_run
     /// # async fn main_() {

@@ -8,7 +8,6 @@ use std::{
 
 use crate::{entries::entries, protocol::isolation::CrashWaits, sqs::Visibility};
 
-/// Parses `on` or `off`.
 pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),

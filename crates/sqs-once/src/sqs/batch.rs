@@ -89,8 +89,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
     /// Runs the messages until all have ended or it is time to respond. Returns how each ended, in the order of the
     /// event.
     ///
-    /// Boxed here: to prove that a future which holds a batch is `Send`, the compiler would need the type that the
-    /// handler returns, and it can't find that for an async closure.
+    /// Boxed here. To prove that a future which holds a batch is `Send`, the compiler would need the type that the handler
+    /// returns, and can't find it for an async closure.
     pub(super) fn run(
         consumer: Arc<Consumer<M, H>>,
         messages: Arc<[Message]>,

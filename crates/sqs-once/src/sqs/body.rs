@@ -9,9 +9,7 @@ use crate::{
 
 #[derive(Debug)]
 pub(super) enum Body {
-    /// In the message itself.
     OfMessage,
-    /// Read from S3.
     OfS3 { text: String, _memory: BodyMemory },
 }
 

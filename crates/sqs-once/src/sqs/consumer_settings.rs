@@ -211,8 +211,8 @@ impl<M, H> Consumer<M, H> {
     /// Reserves additional time for each message of a batch. The default of 140 µs is what the smallest
     /// function needs. [`Settings`](crate::Settings) derives it from the function's memory.
     ///
-    /// Each message adds to the response, to the metrics and to the memory that must be freed, and the function
-    /// may have only a share of a vCPU for that work.
+    /// Each message adds to the response, to the metrics and to the memory that must be freed. The function may have only a
+    /// share of a vCPU for that work.
     ///
     /// ```
     /// use std::time::Duration;
@@ -261,10 +261,10 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Fails the invocation if every message of the batch failed because the store could not be reached, denied
-    /// access or has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so
-    /// that Lambda's Errors metric shows it. On by default. Throttling alone does not fail an invocation. The
-    /// consumer sets the visibility timeouts first, so the messages don't come back any sooner or later.
+    /// Fails the invocation if every message of the batch failed because the store could not be reached, denied access or
+    /// has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)). Lambda's Errors metric
+    /// then shows the outage. On by default. Throttling alone does not fail an invocation. The consumer sets the visibility
+    /// timeouts first, so the messages don't come back any sooner or later.
     ///
     /// ```
     /// # use sqs_once::{Consumer, Handler, Mode};
@@ -333,8 +333,8 @@ impl<M, H> Consumer<M, H> {
     /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before the
     /// response. By default the consumer calls nothing.
     ///
-    /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you'll
-    /// find it in the record. It contains the first 4 KB of an error's text.
+    /// The outcome does not contain the output, because a batch does not keep its outputs in memory. The record has the
+    /// output. It contains the first 4 KB of an error's text.
     ///
     /// `observe` must return soon, because the response waits for it. The consumer logs a panic in `observe`. If the
     /// process ends before the response, `observe` is not called for the batch.

@@ -108,7 +108,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Opens the messages. Makes keys only during the first half of the time; later messages get their keys when they run.
+    /// Opens the messages. Makes keys only during the first half of the time. Later messages get their keys when they run.
     async fn read(
         &self,
         mut messages: Vec<Message>,

@@ -56,8 +56,8 @@ impl From<InvalidMessage> for NoKey {
 ///
 /// # Deduplication ids
 ///
-/// The key contains the message group too, because a queue's `DeduplicationScope` can be the message group.
-/// With this setting, messages of a standard queue fail permanently, because they have no deduplication id.
+/// The key also contains the message group, because a queue's `DeduplicationScope` can be the message group. With this
+/// setting, messages of a standard queue fail permanently, because they have no deduplication id.
 ///
 /// - Within its deduplication interval, SQS drops a message whose deduplication id it has already accepted.
 ///   After that interval, the record deduplicates. So a producer must send the same id when it repeats an

@@ -266,8 +266,8 @@ impl Message {
         })
     }
 
-    /// Creates the span in which the message runs. The handler's log lines have its fields too. Our default span is enabled at
-    /// every log level, and names the request id as the Lambda runtime's span does.
+    /// Creates the span in which the message runs. The handler's log lines also have the span's fields. Our default span is
+    /// enabled at every log level, and names the request id as the Lambda runtime's span does.
     pub(crate) fn span(&self, make_span: Option<&Callback<MakeSpan>>) -> Span {
         let made = make_span.and_then(|span| span.call(|make| make(self.delivery.facts())));
         if let Some(span) = made {

@@ -25,7 +25,7 @@ const S3_BODIES: u32 = 20 << 20;
 /// How many bytes a permit stands for.
 const PERMIT: u32 = 1 << 10;
 
-/// State that the invocations of a process share. Clones of a consumer share it too.
+/// State that the invocations of a process share. Clones of a consumer also share it.
 #[derive(Debug)]
 pub(super) struct Process {
     /// The handlers' turns: either they run in parallel, or a suspect runs alone.

@@ -222,7 +222,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return self.mode.finish(operation, claim, end).await;
         };
         notes.begins(operation, &history, began);
-        // Decoding is part of the attempt, because user code may kill the process there too.
+        // Decoding is part of the attempt, because user code may also kill the process there.
         let (mut invalid, mut called) = (None, None);
         let decoded = guard_now(|| Ok(message.parse(body.text(message))));
         let end = match decoded {
@@ -460,7 +460,7 @@ impl Suspect {
     }
 }
 
-/// Catches a panic. A key function is user code too.
+/// Catches a panic. A key function is also user code.
 ///
 /// This is not an `async fn`, whose future would hold `run` twice.
 fn caught(

@@ -259,8 +259,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Denied, action, key, store, reason)
     }
 
-    /// Creates the error of a request that is not valid. It was not applied, and a retry would fail too. The
-    /// arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that is not valid. It was not applied, and a retry would also fail. The arguments are
+    /// those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn invalid(
         action: &'static str,

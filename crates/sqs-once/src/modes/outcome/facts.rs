@@ -89,7 +89,7 @@ impl Outcome {
         )
     }
 
-    /// Returns whether every later attempt with this message would fail too.
+    /// Returns whether every later attempt with this message would also fail.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(self.retry(), Retry::Never) && !self.is_success()

@@ -114,8 +114,8 @@ pub struct Record {
     pub last_end: Option<AttemptEnd>,
     /// Number of attempts in a row that ran alone and have no recorded end.
     pub exclusive_attempts: u64,
-    /// The permanent failures, the latest first: one for each payload, except that the fourth stands for all older ones too.
-    /// A record in progress keeps them.
+    /// The permanent failures, the latest first. Each is for one payload, but the fourth may stand for all older ones. A
+    /// record in progress keeps them.
     pub failures: Vec<RecordedFailure>,
     /// How many times the called system declined. The call key is made from the key and this number.
     pub generation: u64,

@@ -21,8 +21,8 @@ use table::{SETTINGS, Setting};
 
 /// Environment variables, and the errors found in them so far.
 ///
-/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can too. An empty variable is treated as if
-/// it were not set.
+/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can do the same. An empty variable is
+/// treated as if it were not set.
 ///
 /// This library trims white space from both ends of its own settings, and a line break inside one is an error. Your own
 /// variables are left untouched unless you [`trim`](Self::trim) them, because a value such as a certificate may contain line

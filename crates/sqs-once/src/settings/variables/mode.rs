@@ -11,7 +11,7 @@ pub trait ModeSettings: Sized {
     fn with_settings(self, options: ModeOptions) -> impl Future<Output = Self> + Send;
 }
 
-/// The consumer's settings that its mode needs too.
+/// The consumer's settings that its mode also needs.
 #[derive(Clone, Debug)]
 pub struct ModeOptions {
     /// `IDEMPOTENCY_RETENTION`: how long a record is kept.

@@ -255,7 +255,7 @@ impl<'a> MessageCopy<'a> {
         let mut entry = Entry::builder()
             .message_body(body)
             .set_message_attributes(Some(values));
-        // SQS does the same when it moves a message. A standard queue has message groups too, for fairness.
+        // SQS does the same when it moves a message. A standard queue also has message groups, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
             entry = entry.message_deduplication_id(message.id.as_str());

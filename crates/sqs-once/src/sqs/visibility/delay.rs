@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// The longest timeout at the start of an invocation. SQS hides a message for at most 12 hours from its
-/// *receive*, and rejects a longer timeout. The event doesn't say when a redelivered message was received, but
-/// before the invocation it may have waited for a batching window of up to 5 minutes and for a free function.
+/// *receive*, and rejects a longer timeout. The event doesn't say when a redelivered message was received. Before the
+/// invocation, it may have waited for a batching window of up to 5 minutes and for a free function.
 pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
 
 /// Seconds to add to another worker's lease, because the next worker's clock may be behind ours.
@@ -80,8 +80,8 @@ pub fn survived_outage(
 /// Up to this receive, a permanently failed message is visible again at once if it can go to a dead-letter
 /// queue. After that it waits, because each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
-/// Longest wait after those receives on a FIFO queue, in seconds. It is short, because the message group waits too. After a
-/// retryable failure, the wait is a [`Backoff`] instead.
+/// Longest wait after those receives on a FIFO queue, in seconds. It is short, because the message group also waits. After
+/// a retryable failure, the wait is a [`Backoff`] instead.
 const LONGEST_AFTER_PERMANENT_ON_FIFO: u64 = 30;
 
 /// One receive of a message, and its queue.
@@ -129,7 +129,7 @@ impl Rule {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         let seconds = match outcome.retry() {
             Retry::Never if outcome.is_success() => return None,
-            // The messages behind it use up receives too, and a short wait would soon dead-letter them with it.
+            // The messages behind it also use up receives, and a short wait would soon dead-letter them with it.
             Retry::Never if receive.stops_group => backoff(),
             Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
             Retry::Never if receive.fifo => backoff().min(LONGEST_AFTER_PERMANENT_ON_FIFO),
@@ -453,7 +453,7 @@ mod tests {
         }
     }
 
-    /// Messages behind it use up receives too, so a short wait would dead-letter them with it.
+    /// Messages behind it also use up receives, so a short wait would dead-letter them with it.
     #[test]
     fn permanent_failure_that_stops_its_group_backs_off() {
         for (count, least, most) in [(1, 2, 4), (3, 8, 16), (40, 30, 60)] {

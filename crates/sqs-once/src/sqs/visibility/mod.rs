@@ -88,8 +88,8 @@ impl Visibility {
     /// and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half of each wait is
     /// fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// Every message survives an outage that lasts half as long as the sum of its waits, without the wait after the first
-    /// receive: a message that isn't started at its first receive is visible again at once. The number of waits is one less
+    /// Every message survives an outage that lasts half as long as the sum of its waits. The wait after the first receive
+    /// doesn't count, because a message that isn't started then is visible again at once. The number of waits is one less
     /// than the queue's `maxReceiveCount`.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
@@ -137,7 +137,7 @@ impl Visibility {
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
     /// If the copy would have more than ten attributes or more bytes than the queue takes, the consumer shortens
-    /// `SqsOnceError`, then leaves out the error, the key and the reason, in this order.
+    /// `SqsOnceError`. If that isn't enough, it leaves out the error, then the key, then the reason.
     ///
     /// If the consumer can't make a copy, it reports the message as failed, as with `false`. This happens if:
     /// - the queue has no dead-letter queue, or we don't know it;

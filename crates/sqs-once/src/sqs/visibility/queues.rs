@@ -144,7 +144,7 @@ impl Queues {
         let (region, account, name) = parse(arn)
             .ok_or_else(|| CallError::Refused("this is not the ARN of a queue".into()))?;
         let config = self.client.config();
-        // The Region determines the partition too.
+        // The Region also determines the partition.
         let client = if config.region().is_some_and(|own| own.as_ref() == region) {
             self.client.clone()
         } else {

@@ -32,7 +32,6 @@ const REST: Duration = Duration::from_secs(120);
 /// After this many deliveries, we give up on a message.
 const MOST_RECEIVES: usize = 20;
 
-/// The result of a run.
 pub(super) struct RunEnd {
     /// The faults that were possible at each place that a worker came to.
     pub(super) taken: Vec<&'static [Fault]>,

@@ -57,7 +57,6 @@ pub(super) enum Place {
     Redelivery,
 }
 
-/// A fault at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,

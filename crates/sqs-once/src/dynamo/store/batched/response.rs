@@ -20,7 +20,6 @@ use crate::{
     protocol::RequestErrorKind,
 };
 
-/// The result of one call in a batch.
 pub(super) enum BatchResult {
     Applied,
     /// The condition check failed on this item.
