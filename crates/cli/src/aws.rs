@@ -12,10 +12,6 @@ use aws_sdk_sqs::{
 use crate::output::Error;
 
 /// Returns the Region, credentials and endpoint that the SDK finds, with timeouts that suit a person who waits.
-///
-/// # Errors
-///
-/// Returns an error if no Region is set.
 pub(crate) async fn config() -> Result<SdkConfig, Error> {
     let config = sqs_once::aws::config().await;
     if config.region().is_none() {

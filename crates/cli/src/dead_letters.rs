@@ -55,10 +55,6 @@ pub(crate) struct NamedQueue {
 
 impl NamedQueue {
     /// Finds a queue by its URL, ARN or name.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if there is no such queue, or SQS did not respond.
     pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
         let found = Self::find_existing(config, name).await?;
         found.ok_or_else(|| {

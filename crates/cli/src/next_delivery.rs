@@ -209,7 +209,6 @@ mod tests {
         assert_eq!(of(&died, LATER), NextDelivery::Crashed);
     }
 
-    /// An attempt that has been open for a day. By then, a gateway may have forgotten its key.
     #[test]
     fn message_behind_an_old_attempt_is_too_old_to_repeat() {
         let hours = |hours: u64| NOW + Duration::from_secs(hours * 3600);

@@ -156,10 +156,6 @@ pub(crate) fn can_ask() -> Result<(), Error> {
 }
 
 /// Asks for confirmation on the terminal, unless `yes` is set.
-///
-/// # Errors
-///
-/// Returns an error if there is no terminal to ask on, or the answer is not `yes` or `y`.
 pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
     if yes {
         return Ok(());

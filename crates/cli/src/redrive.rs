@@ -83,7 +83,7 @@ pub(crate) struct Redrive {
     preview: Preview,
 }
 
-/// What became of a selected message.
+/// The fate of a selected message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     /// A dry run would move it.

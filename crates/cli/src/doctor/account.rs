@@ -324,10 +324,6 @@ impl Account {
 
     /// Returns the actions that a role is denied on a resource, each with the condition keys whose values the
     /// simulation did not know.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if IAM did not respond, or the caller may not ask.
     pub(super) async fn denied(
         &self,
         role: &str,

@@ -393,7 +393,7 @@ mod tests {
         })
     }
 
-    /// Returns a JSON number with this value, whose decimal point is moved by `shift` digits.
+    /// Returns a JSON number with this value, its decimal point moved by `shift` digits.
     fn spelled(mantissa: i64, exponent: i64, shift: usize, zeros: usize) -> String {
         let sign = if mantissa < 0 { "-" } else { "" };
         let digits = format!(

@@ -168,7 +168,7 @@ mod tests {
         let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
         assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
         assert_eq!(scheme("off"), None);
-        // A body that is not JSON has it too, so that it differs from a body that is.
+        // A body that is not JSON also has the scheme, so that it differs from a body that is.
         let print = identity_by(&facts(), "text", &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
         assert_eq!(print.scheme(), Some("body;3"));

@@ -543,7 +543,6 @@ mod tests {
         }
     }
 
-    /// Returns the metadata of a message of a FIFO queue.
     fn fifo(group: &str, deduplication_id: &str) -> DeliveryMetadata {
         DeliveryMetadata {
             group_id: Some(group.into()),

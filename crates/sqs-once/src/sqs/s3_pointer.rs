@@ -151,7 +151,6 @@ mod tests {
         }
     }
 
-    /// Returns the attributes of a message with a body in S3.
     fn size(name: &str) -> HashMap<String, Attribute> {
         let size = Attribute {
             data_type: "Number".to_owned(),

@@ -129,10 +129,6 @@ impl Results {
     }
 
     /// Reads an output from S3.
-    ///
-    /// # Errors
-    ///
-    /// Returns a text that says what failed and what to do. It contains no part of the output.
     pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
         self.read_within(MAX_READ_TIME, pointer).await
     }

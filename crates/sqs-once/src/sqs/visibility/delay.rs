@@ -453,7 +453,6 @@ mod tests {
         }
     }
 
-    /// Messages behind it also use up receives, so a short wait would dead-letter them with it.
     #[test]
     fn permanent_failure_that_stops_its_group_backs_off() {
         for (count, least, most) in [(1, 2, 4), (3, 8, 16), (40, 30, 60)] {
@@ -648,7 +647,6 @@ mod tests {
         assert_eq!(wait, Some(LONGEST));
     }
 
-    /// SQS rejects a timeout that ends more than 12 hours after the receive.
     #[test]
     fn longest_wait_counts_from_the_invocation() {
         let at = |minutes: u64| NOW + Duration::from_secs(60 * minutes);

@@ -176,14 +176,12 @@ struct Director<'a, F> {
     make: &'a F,
     arrived: UnboundedReceiver<Arrival>,
     taken: Vec<&'static [Fault]>,
-    /// Deliveries so far.
     attempts: usize,
     freezes: Vec<bool>,
     /// How long after a lease the message is delivered again.
     rest: Duration,
     id: &'static str,
     sent: Timestamp,
-    /// How many times this message was received.
     receives: u32,
 }
 

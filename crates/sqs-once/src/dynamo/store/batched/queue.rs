@@ -89,7 +89,6 @@ struct Lane {
 #[derive(Default)]
 struct WaitingCalls {
     calls: Vec<QueuedStatement>,
-    /// Number of the last call.
     last: u64,
 }
 
