@@ -426,7 +426,7 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays. If we moved it
+    /// Returns whether the message has failed again after this command moved it. Such a message stays. If we moved it
     /// again, and the consumer is faster than we are, this command would never end. If the message had no room for the dead
     /// letter's id, we go by its send time.
     fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {

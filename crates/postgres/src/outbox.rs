@@ -10,8 +10,8 @@ use sqs_once::{internal::Published, protocol::Timestamp};
 
 /// Locks the groups, and inserts the events in order.
 ///
-/// All transactions lock groups in the same order, so that no two of them deadlock. The join needs the number
-/// of locks, which isn't known before the last lock is taken, so no row gets its number before that.
+/// All transactions lock groups in the same order, so that no two of them deadlock. The join needs the number of locks,
+/// which is known only when the last lock is taken. So no row gets its number earlier.
 ///
 /// Groups share 256 locks, because a server's lock table has room for only a few thousand across all sessions.
 /// The number of the first lock keeps them apart from the application's own locks.

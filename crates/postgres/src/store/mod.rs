@@ -155,8 +155,8 @@ impl PostgresStore {
         TransactionConnection::run(&self.connections, time_left, requests).await
     }
 
-    /// Counts a completion. After every [`DELETION_PERIOD`] of them, deletes expired records. The deletion may take up to a
-    /// second, or a quarter of `time_left` if that is less. Logs failures.
+    /// Counts a completion. After every [`DELETION_PERIOD`] completions, deletes expired records. The deletion may take up
+    /// to a second, or a quarter of `time_left` if that is less. Logs failures.
     pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
         let completed = self.completions.fetch_add(1, Relaxed);
         if !completed.is_multiple_of(DELETION_PERIOD) {

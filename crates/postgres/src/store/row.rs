@@ -173,7 +173,7 @@ pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// PostgreSQL's text can't contain U+0000. This control character marks escaped ones.
+/// PostgreSQL's text can't contain U+0000. This control character marks an escaped one.
 const ESCAPE: char = '\u{1}';
 
 /// Returns a text as we store it: unchanged, unless it contains U+0000 or [`ESCAPE`].

@@ -20,7 +20,7 @@ use super::{connections::Connections, explain::is_connection_lost};
 pub use limits::Limits;
 pub(crate) use tries::Tries;
 
-/// A connection from a pool. Dropping it closes it, unless the server has responded to the last request.
+/// A connection from a pool. Dropping it closes the connection, unless the server has responded to the last request.
 ///
 /// A dropped future may leave a request on the wire. sqlx would keep that connection, even after a cancelled
 /// `begin()` whose transaction is still open (sqlx issues 4385 and 4393). We close it, which ends the

@@ -24,7 +24,7 @@ use crate::{
     system::{self, timeout_at},
 };
 
-/// How many swaps a claim or a commit tries, each over the record that the last one found.
+/// How many swaps a claim or a commit tries. Each replaces the record that the last one found.
 pub(super) const MOST_SWAPS: usize = 4;
 /// How long we try to undo the claim of a message that would run alone.
 const LONGEST_UNDO: Duration = Duration::from_secs(30);

@@ -141,8 +141,8 @@ impl<S: Store> Once<S> {
     /// 20 hours suits gateways that forget after 24.
     ///
     /// If the earliest open attempt will be older when the invocation ends, the handler does not run, because the called
-    /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the handler has a
-    /// [lookup](crate::LookUp), the consumer calls that instead.
+    /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the
+    /// handler has a [lookup](crate::LookUp), the consumer calls the lookup instead.
     ///
     /// ```
     /// use sqs_once::{Once, store::MemoryStore};

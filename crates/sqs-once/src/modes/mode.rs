@@ -28,7 +28,7 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     type Claim: Send + 'static;
 
-    /// Claims an operation. Its handler may run only after that.
+    /// Claims an operation. The handler may run only after that.
     #[doc(hidden)]
     fn claim(
         &self,

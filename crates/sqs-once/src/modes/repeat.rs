@@ -38,9 +38,9 @@ const NO_LIMIT: Duration = Duration::from_secs(900);
 const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The same for a contended claim, which gets only a few pauses.
+/// The limits for a contended claim, which gets only a few pauses.
 const CLAIM_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The same after a denied request.
+/// The limits after a denied request.
 const LONG_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// A response, with what is known about earlier copies of the request.

@@ -39,8 +39,8 @@ pub enum Circuit {
     Open {
         /// No probe starts before this pause ends.
         pause: Pause,
-        /// True if the called system asked for the pause. Until it ends, first receives don't run either, and a success doesn't
-        /// close the circuit.
+        /// True if the called system asked for the pause. Until the pause ends, first receives don't run either, and a
+        /// success doesn't close the circuit.
         is_asked: bool,
     },
 }

@@ -173,7 +173,7 @@ impl From<u64> for KeyPart<'_> {
     }
 }
 
-/// The same as for `u64`.
+/// Works like the conversion from `u64`.
 impl From<i64> for KeyPart<'_> {
     fn from(number: i64) -> Self {
         Self::Json(number.to_string())

@@ -15,7 +15,7 @@ use crate::{
     telemetry::millis,
 };
 
-/// How far a process may underestimate its function's timeout, because its first invocation can reach it late.
+/// How far a process may underestimate its function's timeout, because the first invocation can reach the process late.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Processes batches of SQS messages, each message once.

@@ -141,7 +141,7 @@ fn readable(members: &Members<'_>) -> SqsMessage {
         Some(attributes) => all_attributes(attributes),
         None => Some(HashMap::new()),
     };
-    // A copy that lacks an attribute would be a different message, so we drop the body too: without a body, no copy is sent.
+    // A copy that lacks an attribute would be a different message, so we also drop the body. Without a body, no copy is sent.
     if let Some(attributes) = attributes {
         sqs.message_attributes = attributes;
         sqs.body = text("body");

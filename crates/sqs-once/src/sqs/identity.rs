@@ -75,8 +75,8 @@ pub fn key_of(
     })
 }
 
-/// Returns whether a message, or the one inside its envelopes, has the same payload as a record, or `None` if the record's
-/// scheme does not say what was hashed.
+/// Returns whether a message, or the one inside its envelopes, has the same payload as a record. Returns `None` if the
+/// record's scheme does not say what was hashed.
 #[must_use]
 pub fn has_payload(body: &str, recorded: &Fingerprint) -> Option<bool> {
     let (source, _) = recorded.scheme()?.rsplit_once(';')?;

@@ -158,10 +158,9 @@ impl KeySource {
     /// `#[serde(flatten)]` or tagged enums here, because they keep everything that they read. Only one body is decoded at a time.
     /// The function returns the parts of the key in order, by the rules of [`from_fn`](Self::from_fn).
     ///
-    /// A message fails permanently if its body doesn't decode to that type or has a member twice, or if a part of
-    /// the key is empty. If you change the key or its source, every message in the queue becomes a new operation. If
-    /// `key.order_id` is a `String` or `u64`, it makes the same key as `body:/orderId`; a number that you turn into text
-    /// does not.
+    /// A message fails permanently if its body doesn't decode to that type or has a member twice, or if a part of the key
+    /// is empty. If you change the key or its source, every message in the queue becomes a new operation. If `key.order_id`
+    /// is a `String` or `u64`, it makes the same key as `body:/orderId`. A number that you turn into text does not.
     ///
     /// ```
     /// use serde::Deserialize;

@@ -55,7 +55,7 @@ impl Default for Process {
     }
 }
 
-/// Memory for a body from S3. Dropping this gives the memory back.
+/// Memory for a body from S3. Dropping the value frees the memory.
 #[derive(Debug)]
 pub(super) struct BodyMemory(OwnedSemaphorePermit);
 

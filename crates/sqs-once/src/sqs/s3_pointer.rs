@@ -16,7 +16,7 @@ const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"
 
 /// Reads the bodies that pointers name. `S3Bodies`, from the `s3` feature, implements it.
 pub trait ReadBodies: Debug + Send + Sync {
-    /// Returns how many bytes a body may have. Before it reads one, the consumer waits for that much memory, or for all
+    /// Returns how many bytes a body may have. Before the consumer reads a body, it waits for that much memory, or for all
     /// of its 20 MiB if that is less.
     fn max_bytes(&self) -> u32;
 

@@ -83,8 +83,8 @@ impl DryRun {
         }
     }
 
-    /// Runs a message in `consumer`, but with this dry run in place of its mode. It uses the consumer's key, fingerprint,
-    /// envelope and lookup, so a test sees which messages are the same operation.
+    /// Runs a message in `consumer`, but with this dry run in place of its mode. The dry run uses the consumer's key,
+    /// fingerprint, envelope and lookup, so a test sees which messages are the same operation.
     ///
     /// # Panics
     ///

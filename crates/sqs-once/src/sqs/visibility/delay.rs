@@ -147,8 +147,8 @@ impl Rule {
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
-                // By then, a plain duplicate finds the result. But if the handler fails, the key's many copies would come
-                // back after each lease, and use up their receives within an hour.
+                // When the lease ends, a plain duplicate finds the result. But if the handler fails, the key's many copies
+                // would come back after each lease, and use up their receives within an hour.
                 if receive.count <= 1 {
                     after_lease
                 } else {

@@ -192,7 +192,7 @@ impl Visibility {
 
     /// Sends messages that failed permanently to their dead-letter queues, if direct dead-lettering is on, and marks those
     /// whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until `answer`. If keys
-    /// are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the message's own.
+    /// are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the message's own id.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],

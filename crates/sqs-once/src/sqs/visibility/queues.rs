@@ -108,7 +108,7 @@ impl Queues {
         }
     }
 
-    /// Returns queues with the same client and this clock, none of them called yet.
+    /// Returns queues with the same client and this clock, before any call.
     pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
         Self {
             clock,

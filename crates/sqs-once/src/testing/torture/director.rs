@@ -63,7 +63,7 @@ where
         let read = consumer.read_message::<Text>(message, deadline());
         read.map(|(operation, _)| operation)
     };
-    // The run without faults will say why it has no key.
+    // The run without faults will say why the message has no key.
     let Ok(first) = operation("m-1", body) else {
         return Ok(None);
     };
